@@ -1,0 +1,42 @@
+# Every target sets up .venv by itself; `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+ARGS ?=
+
+# weft starts processes by the command `python`; let it be the one of .venv.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help demo test check bench
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+demo: $(READY)  ## train a small GPT, split over two processes, for about two minutes
+	weft run -n 2 examples/gpt_demo.py $(ARGS)
+
+test: $(READY)  ## run all tests; ARGS="tests/unit -k mesh" for some
+	$(BIN)/pytest --numprocesses 3 --dist loadfile $(ARGS)
+
+check: $(READY)  ## lint, formatting, types, spelling
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/codespell
+
+bench: $(READY)  ## run the benchmarks; each one's README explains its table
+	$(BIN)/python -m benchmarks.pipeline
+	$(BIN)/python -m benchmarks.schedules
+	$(BIN)/python -m benchmarks.balance
+	$(BIN)/python -m benchmarks.simulator
+	$(BIN)/python -m benchmarks.overhead
+
+# torch first and pinned: left to the rest it may come as another, larger build.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install "$$(grep '^torch==' constraints.txt)" -c constraints.txt
+	$(PIP) install -c constraints.txt -e ".[dev]"
+	touch $@

@@ -1,0 +1,64 @@
+"""Step times as weft predicts them: traced costs, measured link, simulated step. No step is run for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from weft import schedule
+from weft.partition.auto import Option, Placed, search
+from weft.torch import state
+from weft.torch.automatic import links_of, stage_costs
+from weft.torch.choose import choose
+from weft.torch.collective import agree_on
+from weft.torch.intercept import install
+from weft.torch.measured_link import measure_link
+from weft.torch.model import DistributedModel
+from weft.torch.partition import _trace
+from weft.torch.slicing import prepare
+from weft.torch.step import Step
+from weft.torch.tree import Tree
+
+
+def predictions(
+    model: DistributedModel, step: Step, inputs: Sequence[Any], schedules: Sequence[str]
+) -> dict[str, float]:
+    """The predicted step time of each schedule, in seconds; collective over the ranks of the pipeline.
+
+    `model` is one that no step has split yet, `step(model, *inputs)` would train it.
+    """
+    session = state.session()
+    settings = session.settings
+    install()
+    batch = prepare(step.function, (model, *inputs), {}, step.cut, settings.microbatches)
+    link = measure_link(session)
+
+    def place(tree: Tree, layout: Sequence[int]) -> Placed:
+        choice = choose(tree, settings, layout)
+        return Placed(stage_costs(choice, len(layout)), placement=choice)
+
+    def decide() -> str:
+        session.tracing = True
+        try:
+            tree = Tree(model.module, _trace(session, model, step.function, batch))
+        finally:
+            session.tracing = False
+        found = search(
+            settings.partitions,
+            settings.microbatches,
+            lambda layout: place(tree, layout),
+            links_of(tree, link),
+            tried=[Option(name, chunks=chunks_of(name, settings.chunks)) for name in schedules],
+        )
+        faults = [f"{one.option}: {one.fault}" for one in found if one.fault]
+        if faults:
+            raise RuntimeError("; ".join(faults))
+        return json.dumps({one.option.schedule: one.step_s for one in found})
+
+    return json.loads(agree_on(session, decide))
+
+
+def chunks_of(name: str, chunks: int) -> int | None:
+    """`chunks` where the schedule leaves their number free."""
+    return chunks if schedule.CHUNKS[name][1] is None else None

@@ -1,0 +1,173 @@
+"""Starts the contenders' processes, lets them run in turns, and checks that all compute the same gradients.
+
+    driver --- pipe --- rank 0 of gpipe   --+
+       |                                    +-- socket pair: all leave each meeting together
+       +------ pipe --- rank 1 of gpipe   --+
+       +------ pipe --- rank 0 of 1f1b ...
+
+All processes live through the whole run and sleep while others have their turn, so drift of the
+machine meets all contenders alike, and no contender's heap or threads meet another's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+
+import torch
+
+from benchmarks import machine
+from benchmarks.turns.contender import Task
+from benchmarks.turns.samples import Record, Step, together
+
+ROUNDING = 1e-5
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class RankDied(RuntimeError):
+    """A contender's process ended while the driver waited for it."""
+
+
+class Job:
+    """The processes of one contender."""
+
+    def __init__(self, name: str, task: Task) -> None:
+        self.name = name
+        module = type(task).__module__
+        contender = sys.modules[module].CONTENDERS[name](task)
+        count, self.warm_up = contender.ranks, contender.warm_up
+        lines = [socket.socketpair() for _ in range(count - 1)]
+        port = _free_port()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.pipes: list[Connection] = []
+        for rank in range(count):
+            ours, theirs = Pipe()
+            ends = [line[0] for line in lines] if rank == 0 else [lines[rank - 1][1]]
+            meeting = [end.fileno() for end in ends]
+            command = [sys.executable, "-m", "benchmarks.turns.rank", module, name, task.to_text()]
+            self.processes.append(
+                subprocess.Popen(
+                    [*command, str(theirs.fileno()), ",".join(map(str, meeting))],
+                    env=_environment(rank, count, port),
+                    cwd=REPOSITORY,
+                    pass_fds=[theirs.fileno(), *meeting],
+                )
+            )
+            theirs.close()
+            self.pipes.append(ours)
+        for line in lines:
+            for end in line:
+                end.close()
+
+    def ask(self, command: str, *arguments: object) -> list:
+        """Give every rank the command, then collect every rank's reply."""
+        try:
+            for pipe in self.pipes:
+                pipe.send((command, arguments))
+            return [pipe.recv() for pipe in self.pipes]
+        except (EOFError, OSError) as error:
+            raise RankDied(f"{self.name}: a rank ended during '{command}', see its output") from error
+
+    def run(self, count: int) -> list[Step]:
+        return [together(ranks) for ranks in zip(*self.ask("steps", count), strict=True)]
+
+    def gradients(self, folder: Path) -> dict[str, torch.Tensor]:
+        for index, pipe in enumerate(self.pipes):
+            pipe.send(("gradients", (str(folder / f"{self.name}-{index}.pt"),)))
+        for pipe in self.pipes:
+            pipe.recv()
+        parts = [torch.load(folder / f"{self.name}-{index}.pt") for index in range(len(self.pipes))]
+        return {name: gradient for part in parts for name, gradient in part.items()}
+
+    def stop(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _environment(rank: int, count: int, port: int) -> dict[str, str]:
+    """torchrun's variables, one thread, equal malloc settings."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ours = {name: str(value) for name, value in {**place, **store, "OMP_NUM_THREADS": 1}.items()}
+    return {**os.environ, **machine.MALLOC_SETTINGS, **ours}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def started(names: list[str], task: Task) -> Iterator[list[Job]]:
+    jobs: list[Job] = []
+    try:
+        for name in names:
+            jobs.append(Job(name, task))
+            jobs[-1].ask("start")
+        yield jobs
+        for job in jobs:
+            job.ask("stop")
+    finally:
+        for job in jobs:
+            job.stop()
+
+
+def compare(
+    names: list[str],
+    task: Task,
+    rounds: int,
+    steps: int,
+    patience_s: float,
+    after_round: Callable[[], None] = lambda: None,
+) -> list[Record]:
+    """`rounds` times: each contender in turn runs `steps` steps. The first name is the yardstick."""
+    with started(names, task) as jobs, tempfile.TemporaryDirectory() as folder:
+        records = []
+        expected: dict[str, torch.Tensor] = {}
+        for job in jobs:
+            machine.wait_until_quiet(patience_s)
+            record = Record(job.name, first=job.run(1)[0])
+            found = job.gradients(Path(folder))
+            expected = expected or found
+            record.gradient_difference = largest_difference(found, expected)
+            job.run(job.warm_up)
+            records.append(record)
+        for turn in range(rounds):
+            for job, record in zip(jobs, records, strict=True):
+                machine.wait_until_quiet(patience_s)
+                record.steps += job.run(steps)
+            after_round()
+            kept = min(sum(step.quiet for step in record.steps) for record in records)
+            print(f"round {turn + 1} of {rounds}: at least {kept} quiet steps each", file=sys.stderr)
+        for job, record in zip(jobs, records, strict=True):
+            record.memory = job.ask("memory")
+    return records
+
+
+def largest_difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """The largest |found - expected| / |expected| over the parameters (Euclidean norms).
+
+    A gradient that is zero but for rounding (as that of a key's bias) is compared with the largest one instead:
+    |expected| counts as at least `ROUNDING` of that.
+    """
+    if found.keys() != expected.keys():
+        raise ValueError(f"gradients of other parameters: {sorted(found.keys() ^ expected.keys())}")
+    norms = {name: float(wanted.norm()) for name, wanted in expected.items()}
+    least = ROUNDING * max(norms.values())
+    return max(
+        float((found[name] - wanted).norm()) / max(norms[name], least) for name, wanted in expected.items()
+    )

@@ -1,0 +1,61 @@
+"""From the steps that were measured to the figures of a table: medians of the quiet steps, ratios, their errors."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable
+from statistics import median, stdev
+
+from benchmarks.turns.samples import Record
+
+GRADIENT_TOLERANCE = 1e-5
+MIB = 1 << 20
+
+
+def figures(record: Record, yardstick: Record) -> dict[str, object]:
+    wall_s, cpu_s = (median(seconds(record, name)) for name in ("wall_s", "cpu_s"))
+    step_ratio, error = ratio(record, yardstick)
+    return {
+        "contender": record.name,
+        "step_ms": wall_s * 1e3,
+        "step_ratio": step_ratio,
+        "step_ratio_error": error,
+        "cpu_ms": cpu_s * 1e3,
+        "cpu_ratio": cpu_s / median(seconds(yardstick, "cpu_s")),
+        "memory_mib": [rank.above_model_bytes / MIB for rank in record.memory],
+        "parameters_mib": [rank.parameter_bytes / MIB for rank in record.memory],
+        "first_step_ms": record.first.wall_s * 1e3,
+        "first_step_quiet": record.first.quiet,
+        "gradient_difference": record.gradient_difference,
+        "kept": sum(step.quiet for step in record.steps),
+        "steps": len(record.steps),
+    }
+
+
+def seconds(record: Record, field: str = "wall_s") -> list[float]:
+    """That field of the quiet steps; of all steps where none was quiet (the table then says that 0 were kept)."""
+    kept = [step for step in record.steps if step.quiet] or record.steps
+    return [getattr(step, field) for step in kept]
+
+
+def ratio(record: Record, base: Record, draws: int = 400) -> tuple[float, float]:
+    """The ratio of two median step times, and its standard error.
+
+    The error is by bootstrap: both samples drawn anew, many times.
+    """
+    chance = random.Random(0)
+    found, expected = seconds(record), seconds(base)
+    drawn = [
+        median(chance.choices(found, k=len(found))) / median(chance.choices(expected, k=len(expected)))
+        for _ in range(draws)
+    ]
+    return median(found) / median(expected), stdev(drawn)
+
+
+def wrong_gradients(rows: Iterable[dict]) -> bool:
+    """Whether a contender computed other gradients than one process; says which."""
+    wrong = [row for row in rows if not row["gradient_difference"] <= GRADIENT_TOLERANCE]
+    for row in wrong:
+        print(f"{row['contender']}: gradients differ by {row['gradient_difference']:.1e}", file=sys.stderr)
+    return bool(wrong)

@@ -1,0 +1,202 @@
+"""A save appears whole or not at all: written under a temporary name, flushed, renamed, and named last.
+
+    begin     the place is locked, what dead jobs left is removed, the folder to write into is made
+    (each rank writes and flushes its own file there)
+    commit    index.json, DONE, the folder: flushed; renamed; `newest` replaced; old saves removed
+    abandon   the folder is removed; nothing else has been touched
+
+A process that dies anywhere leaves the earlier saves as they were, and at most a folder that the next save removes.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from weft.checkpoint.find import Found, saves
+from weft.checkpoint.index import Index
+from weft.checkpoint.names import DONE, INDEX, LOCK, NEWEST, SAVING, folder_name
+from weft.errors import CheckpointError
+
+_UNSUPPORTED = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL)
+
+
+class Lock:
+    """The right to write checkpoints into a folder, until :meth:`close` or the end of the process."""
+
+    def __init__(self, root: Path) -> None:
+        self.exclusive = True
+        self._descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:
+                self.exclusive = False
+                return
+            owner = os.read(self._descriptor, 200).decode(errors="replace").strip() or "unknown"
+            self.close()
+            raise CheckpointError(
+                f"{root} is written by another job ({owner}): end that job, or give this one a path of its own"
+            ) from error
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class Writer:
+    """The one rank that makes a save appear.
+
+    Args:
+        root: Where the checkpoints are.
+        tag: The save's name.
+        keep: How many saves may stay, or None for all.
+        reached: Told the name of each phase right before it begins.
+    """
+
+    def __init__(self, root: Path, tag: str, keep: int | None, reached: Callable[[str], None]) -> None:
+        self.root = root
+        self.tag = tag
+        self.keep = keep
+        self.reached = reached
+        self.number = 0
+        self.name = f"{SAVING}{tag}-{secrets.token_hex(8)}"
+        self.folder = root / self.name
+
+    def begin(self, locks: dict[Path, Lock]) -> None:
+        """Make the folder to write into. ``locks``: those that the job holds; one is added if needed."""
+        self.reached("mkdir")
+        self.root.mkdir(parents=True, exist_ok=True)
+        place = self.root.resolve()
+        if place not in locks:
+            locks[place] = Lock(self.root)
+        if locks[place].exclusive:
+            for stale in self.root.glob(f"{SAVING}*"):
+                shutil.rmtree(stale, ignore_errors=True)
+        self.number = 1 + max((found.number for found in saves(self.root)), default=0)
+        self.folder.mkdir()
+
+    def commit(self, index: Index) -> Path:
+        """Make the save appear; its folder."""
+        self.reached("index")
+        content = index.to_json().encode()
+        write_flushed(self.folder / INDEX, content)
+        done = {"index_bytes": len(content), "index_sha256": hashlib.sha256(content).hexdigest()}
+        write_flushed(self.folder / DONE, json.dumps(done).encode())
+        self.reached("folder")
+        flush_folder(self.folder)
+        self.reached("rename")
+        final = self._rename()
+        self.reached("parent")
+        flush_folder(self.root)
+        self.reached("newest")
+        name_newest(self.root, self.tag)
+        self.reached("prune")
+        with suppress(OSError):  # the save is complete; what could not be removed is removed after the next
+            self._prune()
+        return final
+
+    def _rename(self) -> Path:
+        for repeat in range(1, 1_000_000):
+            final = self.root / folder_name(self.tag, repeat)
+            if final.exists() or final.is_symlink():
+                continue
+            try:
+                os.rename(self.folder, final)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                continue
+            return final
+        raise CheckpointError(f"{self.root} has a million saves of the tag {self.tag}: remove some")
+
+    def _prune(self) -> None:
+        """Remove earlier saves of the same tag, and those beyond the number to keep."""
+        whole = [found for found in saves(self.root) if found.index is not None]
+        old = [found for found in whole if found.tag == self.tag and found.number < self.number]
+        rest = [found for found in whole if found not in old]
+        if self.keep is not None:
+            old += [found for found in rest[self.keep :] if found.number < self.number]
+        for found in old:
+            self._remove(found)
+
+    def _remove(self, found: Found) -> None:
+        gone = self.root / f"{SAVING}old-{secrets.token_hex(8)}"
+        os.rename(found.folder, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def abandon(self) -> None:
+        """Remove what was written so far."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def write_flushed(path: Path, content: bytes) -> None:
+    """A new file whose bytes are on the disk when this returns."""
+    with open(path, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_flushed(path: Path, content: bytes) -> None:
+    """A file's new content, which is seen as a whole or not at all."""
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    try:
+        write_flushed(temporary, content)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    flush_folder(path.parent)
+
+
+def name_newest(root: Path, tag: str) -> None:
+    """Let ``newest`` say this tag."""
+    replace_flushed(root / NEWEST, f"{tag}\n".encode())
+
+
+def flush_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flush_folder(path: Path) -> None:
+    """New names in ``path`` are on the disk when this returns."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def explain(error: BaseException, root: Path) -> str:
+    """Why something could not be written, and what to do."""
+    text = str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in text or "StorageFull" in text:
+        free = ""
+        with suppress(OSError):
+            free = f" ({shutil.disk_usage(_existing(root)).free / 2**20:.0f} MiB are free)"
+        return f"the disk of {root} is full{free}: free some space, or keep fewer checkpoints"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{text}: let this user (id {os.getuid()}) write there, or save to another path"
+    return text if isinstance(error, CheckpointError) else f"{type(error).__name__}: {text}"
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,175 @@
+"""Ranks that save together meet in the job's store, not in a collective: nobody can be left waiting in one.
+
+Every rank of the first pipeline has to come; ranks of its copies may. A rank that does not come is noticed by
+what it does instead: it has ended, it is steps ahead, or it waits for somebody else and gets nowhere. The first
+rank leads: it says who takes part, collects what each one reports, and tells all of them how it ended.
+
+The keys of a meeting carry the step and how often the rank has met in it, so a rank that skips a meeting is in
+time for the next one. A meeting uses a connection of its own and may go on in a thread beside the training.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from weft.errors import StallError, UsageError
+from weft.runtime.heartbeat import Sign, State
+
+_PAUSE_S = 0.02
+_LOOK_S = 0.5
+STUCK_S = 10.0
+"""A rank that waits so long for somebody else, without any progress, waits for a rank of this meeting."""
+
+
+class Meeting:
+    """One save, as one rank sees it.
+
+    Args:
+        store: The job's store: ``set(key, text)``, ``get(key)``, ``check([key])``, ``delete_key(key)``.
+        name: The same on all ranks, for this meeting only.
+        rank: This rank.
+        required: The ranks that have to come, the leader first.
+        optional: The ranks that may come.
+        step: How many steps this rank has run.
+        signs: What every rank shows of itself, as far as this one can see.
+        what: The call, for messages.
+        timeout_s: After how long without any news a wait ends.
+    """
+
+    def __init__(
+        self, store: Any, name: str, rank: int, required: Sequence[int], optional: Sequence[int], step: int,
+        signs: Callable[[], Mapping[int, Sign]], what: str, timeout_s: float,
+    ) -> None:  # fmt: skip
+        self.store, self.name, self.rank = store, name, rank
+        self.required, self.optional = list(required), list(optional)
+        self.step, self.signs, self.what, self.timeout_s = step, signs, what, timeout_s
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == self.required[0]
+
+    def arrive(self, text: str) -> dict[int, str]:
+        """Say what this rank came with. The leader gets what all said, the others what the leader said."""
+        self.store.set(self._key("here", self.rank), text)
+        if not self.leads:
+            return {self.required[0]: self._wait(self._key("begin"), self.required[0])}
+        missing, came = [*self.required, *self.optional], {}
+        watch = {rank: _Absent(self.step) for rank in missing}
+        last_look = started = time.monotonic()
+        while missing:
+            for rank in [rank for rank in missing if self._has("here", rank)]:
+                came[rank] = self._text("here", rank)
+                missing.remove(rank)
+            now = time.monotonic()
+            if missing and now - last_look > _LOOK_S:
+                last_look = now
+                missing = self._without_absent(missing, watch, now)
+                if now - started > self.timeout_s and missing:
+                    self._miss(
+                        {rank: f"was not heard of for {self.timeout_s:g} s" for rank in missing}, list(came)
+                    )
+            if missing:
+                time.sleep(_PAUSE_S)
+        return came
+
+    def _without_absent(self, missing: list[int], watch: dict[int, _Absent], now: float) -> list[int]:
+        seen = self.signs()
+        away = {rank: why for rank in missing if (why := watch[rank].judge(seen.get(rank), now))}
+        away = {rank: why for rank, why in away.items() if not self._has("here", rank)}
+        needed = {rank: why for rank, why in away.items() if rank in self.required}
+        if needed:
+            came = [rank for rank in (*self.required, *self.optional) if self._has("here", rank)]
+            self._miss(needed, came)
+        return [rank for rank in missing if rank not in away]
+
+    def _miss(self, absent: Mapping[int, str], came: Sequence[int]) -> None:
+        whom = ", ".join(f"rank {rank} {why}" for rank, why in absent.items())
+        by = "rank " + ", ".join(map(str, sorted(came)))
+        text = (
+            f"{self.what} was called by {by} only: {whom}. Call it on every rank, or on every rank with "
+            "weft.rdp_rank() == 0, and not on one rank of a pipeline alone"
+        )
+        if self.leads:
+            self.store.set(self._key("begin"), json.dumps({"error": text}))
+        raise UsageError(text)
+
+    def begin(self, content: Mapping[str, Any]) -> None:
+        """The leader tells all what they need to begin."""
+        self.store.set(self._key("begin"), json.dumps(content))
+
+    def report(self, text: str) -> None:
+        """What this rank did."""
+        self.store.set(self._key("report", self.rank), text)
+
+    def reports(self, ranks: Sequence[int]) -> dict[int, str]:
+        """What each of ``ranks`` did; the leader waits for them."""
+        return {rank: self._wait(self._key("report", rank), rank, leaving=False) for rank in ranks}
+
+    def end(self, content: Mapping[str, Any]) -> None:
+        """The leader tells all how it ended."""
+        self.store.set(self._key("end"), json.dumps(content))
+
+    def ended(self) -> dict[str, Any]:
+        """How it ended."""
+        found: dict[str, Any] = json.loads(self._wait(self._key("end"), self.required[0], leaving=False))
+        return found
+
+    def forget(self) -> None:
+        """Remove the reports, the large part of what the store holds of a meeting; the leader may."""
+        for rank in (*self.required, *self.optional):
+            self.store.delete_key(self._key("report", rank))
+
+    def _wait(self, key: str, peer: int, leaving: bool = True) -> str:
+        """The text of a key that ``peer`` sets. ``leaving``: whether the peer may turn out not to come at all."""
+        started = last_look = time.monotonic()
+        watch = _Absent(self.step)
+        while not self.store.check([key]):
+            now = time.monotonic()
+            if now - last_look > _LOOK_S:
+                last_look = now
+                why = (
+                    watch.judge(self.signs().get(peer), now)
+                    if leaving and not self._has("here", peer)
+                    else ""
+                )
+                if why and not self._has("here", peer):
+                    came = [rank for rank in (*self.required, *self.optional) if self._has("here", rank)]
+                    self._miss({peer: why}, came)
+                if now - started > self.timeout_s:
+                    raise StallError(f"rank {peer} did not answer in {self.what} for {self.timeout_s:g} s")
+            time.sleep(_PAUSE_S)
+        return bytes(self.store.get(key)).decode()
+
+    def _has(self, kind: str, rank: int) -> bool:
+        return bool(self.store.check([self._key(kind, rank)]))
+
+    def _text(self, kind: str, rank: int) -> str:
+        return bytes(self.store.get(self._key(kind, rank))).decode()
+
+    def _key(self, kind: str, rank: int | None = None) -> str:
+        return f"checkpoint/{self.name}/{kind}" + ("" if rank is None else f"/{rank}")
+
+
+class _Absent:
+    """Whether a rank that has not come will not come: from its signs, one after the other."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.notes = -1
+        self.since = 0.0
+
+    def judge(self, sign: Sign | None, now: float) -> str:
+        """Why it does not come; empty as long as it may."""
+        if sign is None or sign.state is State.ABSENT:
+            return ""
+        if sign.state is not State.RUNNING:
+            return "has come to its end without it"
+        if sign.step is not None and sign.step > self.step:
+            return f"went on without it ({sign.where()})"
+        if not sign.waiting or sign.notes != self.notes:
+            self.notes, self.since = sign.notes, now
+            return ""
+        return f"waits for others without it ({sign.where()})" if now - self.since > STUCK_S else ""

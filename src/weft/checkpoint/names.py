@@ -1,0 +1,103 @@
+"""Names that may become files: nothing that an index or a tag says may lead out of its folder."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from pathlib import Path
+
+from weft.errors import CheckpointError, UsageError
+
+NEWEST = "newest"
+LOCK = ".lock"
+SAVING = ".saving-"
+INDEX = "index.json"
+DONE = "DONE"
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+def check_tag(tag: object) -> str:
+    """The tag, if it can be part of a file's name.
+
+    >>> check_tag("../up")
+    Traceback (most recent call last):
+    weft.errors.UsageError: the tag is '../up': write 1 to 100 letters, digits, "_", "." or "-", no "." or "-" first
+    """
+    if not isinstance(tag, str) or not _TAG.fullmatch(tag) or tag == NEWEST:
+        wrong = (
+            "that name is taken"
+            if tag == NEWEST
+            else 'write 1 to 100 letters, digits, "_", "." or "-", no "." or "-" first'
+        )
+        raise UsageError(f"the tag is {tag!r}: {wrong}")
+    return tag
+
+
+def is_safe(name: object) -> bool:
+    """Whether a name stays inside its folder.
+
+    >>> [is_safe(name) for name in ("rank-0000.safetensors", "../x", "/etc/passwd", "..", "a/b")]
+    [True, False, False, False, False]
+    """
+    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and name not in (".", "..")
+
+
+def folder_name(tag: str, repeat: int = 1) -> str:
+    """The folder of the ``repeat``-th save of a tag.
+
+    >>> folder_name("step10"), folder_name("step10", 2)
+    ('step10_partial', 'step10_partial-2')
+    """
+    return f"{tag}_partial" if repeat == 1 else f"{tag}_partial-{repeat}"
+
+
+def shard_name(rank: int) -> str:
+    return f"rank-{rank:04d}.safetensors"
+
+
+def open_inside(folder: Path, name: str) -> int:
+    """A descriptor of the regular file ``name`` in ``folder``; no link is followed."""
+    if not is_safe(name):
+        raise CheckpointError(
+            f"{folder}: {name!r} is no name of a file in this folder: do not use this checkpoint"
+        )
+    path = folder / name
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise CheckpointError(f"{path} {_reason(error)}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{path} is no regular file: do not use this checkpoint")
+    return descriptor
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.ENOENT:
+        return "is missing"
+    if error.errno == errno.ELOOP:
+        return "is a link, which checkpoints do not have: do not use this checkpoint"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return (
+            f"cannot be read by this user (id {os.getuid()}): give it the right to read, or run as its owner"
+        )
+    return f"cannot be read: {error.strerror}"
+
+
+def read_text(folder: Path, name: str, limit_bytes: int) -> str:
+    """The text of a small file in ``folder``."""
+    descriptor = open_inside(folder, name)
+    with os.fdopen(descriptor, "rb") as file:
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise CheckpointError(
+            f"{folder / name} has more than {limit_bytes} bytes: it is no file of a checkpoint"
+        )
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{folder / name} is altered: {error}") from error

@@ -1,0 +1,1 @@
+"""The `weft` command: one subcommand a file."""

@@ -1,0 +1,25 @@
+"""Reading the graph that `weft partition` and `weft simulate` are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.errors import FormatError
+from weft.graph import Graph, read_profile
+
+
+def read_graph(path: str) -> Graph:
+    """The graph in a file: weft's JSON if it begins with a brace or bracket, else a profile.
+
+    Raises:
+        FormatError: If there is no such file, or it is neither.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise FormatError(f'"{path}" cannot be read: {why}') from error
+    try:
+        return Graph.from_json(text) if text.lstrip()[:1] in ("{", "[") else read_profile(text)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from error

@@ -1,0 +1,32 @@
+"""What the commands are told of the machine, as text: memory, speeds, links."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TypeVar
+
+from weft.errors import ConfigError
+from weft.simulate import FREE, Links
+from weft.topology.cluster import Cluster, Link
+
+T = TypeVar("T")
+
+
+def each(text: str, count: int, option: str, parse: Callable[[str], T]) -> list[T]:
+    """One value for each partition: as many as there are, or one for all."""
+    values = [parse(part) for part in text.split(",")]
+    if len(values) not in (1, count):
+        raise ConfigError(f"{option} has {len(values)} values for {count} partitions: give one, or {count}")
+    return values * (count // len(values))
+
+
+def links(options: argparse.Namespace) -> Links:
+    """Inside and between hosts, from `--link`, `--inter-link` and `--ranks-per-host`."""
+    if options.link is None and options.inter_link is None:
+        return FREE
+    inside = Link() if options.link is None else Link.parse(options.link)
+    outside = inside if options.inter_link is None else Link.parse(options.inter_link)
+    size = options.ranks_per_host or options.partitions
+    whole, rest = divmod(options.partitions, size)
+    return Links(Cluster((size,) * whole + (rest,) * (rest > 0), inside, outside).link)

@@ -1,0 +1,34 @@
+"""The entry of the `weft` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import weft
+from weft.cli import draw, partition, run, simulate, trace
+from weft.errors import WeftError
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a subcommand and returns its exit code."""
+    parser = _Parser(prog="weft", description="Trains one model on many devices.")
+    parser.add_argument("--version", action="version", version=f"weft {weft.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for command in (run, trace, partition, simulate, draw):
+        command.add_parser(commands)
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.handler(options))
+    except WeftError as error:
+        print(f"weft {options.command}: error: {error}", file=sys.stderr)
+        return 2

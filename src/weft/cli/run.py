@@ -1,0 +1,168 @@
+"""`weft run`: a script on several processes of this machine, or of several hosts by mpirun."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from weft import config
+from weft.compat import launch_environ
+from weft.errors import LaunchError
+from weft.launch import mpirun
+from weft.launch.local import RANK_DEFAULTS, Job, run
+
+_EXAMPLES = """\
+examples:
+  weft run -n 2 train.py --lr 0.001
+  weft run -n 4 --config job.json --set microbatches=8 train.py
+  weft run -n 2 -m package.train
+  weft run -n 2 --record recording train.py
+  weft run -n 2 --device cpu --smdistributed train_gpt.py
+  weft run -n 4 --engine mpirun --mpi-options "-H node1:2,node2:2" train.py
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "run",
+        help="start a script on several processes",
+        description="Starts a script on several processes and ends them all if one fails.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="weft run [-h] [-n RANKS] [options] [-m] script ...",
+    )
+    parser.add_argument("-n", "--ranks", type=int, default=1, help="how many processes (default: 1)")
+    parser.add_argument("--config", metavar="JSON", help="settings: JSON text, or the path of a JSON file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting; wins over all others"
+    )
+    for name, meaning in (("heartbeat", "a rank counts as frozen"), ("wait", "a waiting job is ended")):
+        parser.add_argument(
+            f"--timeout-{name}", type=float, metavar="SECONDS", help=f"after how many seconds {meaning}"
+        )
+    parser.add_argument(
+        "--prefix",
+        choices=("all", "others", "none"),
+        help="whose lines start with [rank n] (default: others, than rank 0)",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("local", "mpirun"),
+        default="local",
+        help="who starts the processes: weft, on this machine, or Open MPI's mpirun (default: local)",
+    )
+    parser.add_argument(
+        "--mpi-options", metavar="OPTIONS", help="for mpirun, in one piece: hosts, --mca, --bind-to, ..."
+    )
+    parser.add_argument(
+        "-x",
+        dest="variables",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="a variable for the ranks, on all hosts",
+    )
+    parser.add_argument(
+        "--record", metavar="FOLDER", help="each rank records there what it runs when; weft draw shows it"
+    )
+    parser.add_argument(
+        "--smdistributed",
+        action="store_true",
+        help="scripts written for smdistributed run unchanged; see docs/migration.md",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="cpu: hide the GPUs; with --smdistributed, calls for CUDA mean the CPU then (default: GPUs if there are)",
+    )
+    parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
+    parser.set_defaults(handler=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    if options.ranks < 1:
+        raise LaunchError(f"-n is {options.ranks}: it must be at least 1, for example -n 2")
+    environ = {**os.environ, **_variables(options.variables), **_settings(options)}
+    settings = config.resolve(None, environ, options.ranks)
+    added = _compatible(options, environ, settings.partitions)
+    environ |= added
+    if options.engine == "mpirun":
+        return _by_mpirun(options, environ, list(added))
+    if options.mpi_options is not None:
+        raise LaunchError("--mpi-options is for mpirun: add --engine mpirun, or leave it out")
+    return run(Job(_command(options), options.ranks, environ, options.prefix or "others"))
+
+
+def _compatible(options: argparse.Namespace, environ: Mapping[str, str], partitions: int) -> dict[str, str]:
+    """The variables behind `--device` and `--smdistributed`."""
+    added = {"CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {}
+    if options.smdistributed:
+        told = partitions if partitions > 1 else options.ranks
+        added |= launch_environ(environ, options.script, told, options.device)
+    return added
+
+
+def _by_mpirun(options: argparse.Namespace, environ: Mapping[str, str], added: list[str]) -> int:
+    """This process becomes mpirun, so that signals and exit codes are its own."""
+    if options.prefix is not None:
+        raise LaunchError('--prefix is not for mpirun: use --mpi-options="--tag-output"')
+    environ = {**RANK_DEFAULTS, **environ}
+    exported = [*(text.partition("=")[0] for text in options.variables), *added]
+    command = mpirun.command(_command(options), options.ranks, environ, exported, options.mpi_options or "")
+    path = shutil.which("mpirun", path=environ.get("PATH"))
+    if path is None:
+        raise LaunchError(
+            "mpirun is not installed: install Open MPI (Debian: openmpi-bin) or leave out --engine"
+        )
+    sys.stdout.flush()
+    os.execve(path, command, environ)
+
+
+def _variables(texts: Sequence[str]) -> dict[str, str]:
+    """The variables of `-x`; a name alone stands for the value it has."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or (not equals and name not in os.environ):
+            raise LaunchError(
+                f"-x {text}: there is no such variable, give it a value with -x {name or 'NAME'}=VALUE"
+            )
+        found[name] = value if equals else os.environ[name]
+    return found
+
+
+def _settings(options: argparse.Namespace) -> dict[str, str]:
+    """The variables that hand the settings to the ranks."""
+    values = config.parse_assignments(options.set)
+    for name, value in (
+        ("heartbeat_timeout", options.timeout_heartbeat),
+        ("wait_timeout", options.timeout_wait),
+    ):
+        if value is not None:
+            values[name] = value
+    if options.record is not None:
+        values["record"] = os.path.abspath(options.record)
+    environ = {}
+    if options.config:
+        environ["WEFT_CONFIG"] = options.config
+    if values:
+        environ["WEFT_SET"] = json.dumps(values)
+    return environ
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    script, *arguments = options.script[1:] if options.script[:1] == ["--"] else options.script or [""]
+    if not script:
+        raise LaunchError("no script is given: weft run -n 2 train.py")
+    if options.module:
+        return [sys.executable, "-m", script, *arguments]
+    if not Path(script).is_file():
+        raise LaunchError(f'there is no file "{script}": give a script, or -m and the name of a module')
+    return [sys.executable, script, *arguments]

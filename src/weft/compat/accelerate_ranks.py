@@ -1,0 +1,85 @@
+"""Hugging Face's accelerate sees the replicas of a split model: as many processes as there are different batches.
+
+Its own detection counts every rank, so that ranks of one pipeline would read different batches, or none, so that
+replicas would all read the same.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any
+
+from weft.compat.session import state
+
+
+def install(accelerator: ModuleType) -> None:
+    """Change ``accelerate.accelerator``, as far as ``smp.init()`` has been called when it is used."""
+    from accelerate.state import PartialState  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    prepare_backend = PartialState._prepare_backend
+
+    def backend_of(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = prepare_backend(self, *args, **kwargs)
+        if not state.initialized:
+            return found
+        return None, accelerator.DistributedType.NO
+
+    PartialState._prepare_backend = backend_of
+    made = PartialState.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        hidden = os.environ.pop("LOCAL_RANK", None) if state.initialized else None
+        try:
+            made(self, *args, **kwargs)
+        finally:
+            if hidden is not None:
+                os.environ["LOCAL_RANK"] = hidden
+
+    PartialState.__init__ = init
+    cls = accelerator.Accelerator
+    for name, ours in (("num_processes", _dp_size), ("process_index", _dp_rank)):
+        setattr(cls, name, property(_either(ours, getattr(cls, name).fget)))
+    gather = cls.gather
+
+    def gather_replicas(self: Any, tensor: Any) -> Any:
+        if not state.initialized or _dp_size() == 1:
+            return gather(self, tensor)
+        return _gathered(tensor)
+
+    cls.gather = gather_replicas
+
+
+def _either(ours: Any, theirs: Any) -> Any:
+    def get(self: Any) -> Any:
+        return ours() if state.initialized else theirs(self)
+
+    return get
+
+
+def _dp_size() -> int:
+    from weft.torch.ranks import dp_size
+
+    return dp_size()
+
+
+def _dp_rank() -> int:
+    from weft.torch.ranks import dp_rank
+
+    return dp_rank()
+
+
+def _gathered(tree: Any) -> Any:
+    """The tensors of all replicas after one another along dim 0, in a structure of the same form."""
+    import torch
+
+    from weft.compat.later import later
+    from weft.torch.structure import replace
+
+    allgather, groups = later("allgather"), later("CommGroup")
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        parts = allgather(tensor.reshape(1) if tensor.dim() == 0 else tensor, groups.DP_GROUP)
+        return torch.cat([part.to(tensor.device) for part in parts])
+
+    return replace(tree, one)

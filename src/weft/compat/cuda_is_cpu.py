@@ -1,0 +1,210 @@
+"""Scripts that call for CUDA run on a machine without it: their calls mean the CPU.
+
+    torch.device("cuda:1"), "cuda" as a device anywhere, .cuda()      the CPU
+    torch.cuda.set_device, synchronize, empty_cache, ...              nothing
+    pin_memory                                                        the tensor as it is
+    torch.cuda.amp.autocast, torch.autocast("cuda")                   autocast on the CPU, in bfloat16 unless told
+    init_process_group(backend="nccl")                                gloo
+
+``torch.cuda.is_available()`` stays False. Functions are replaced in ``torch`` after weft has taken them for itself,
+so what happens inside of a step is as always.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._device import _device_constructors
+from torch.utils.data import DataLoader
+
+CPU = torch.device("cpu")
+_Device = torch.device
+_installed = False
+
+_NOTHING = (
+    "set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated",
+    "reset_max_memory_cached", "reset_accumulated_memory_stats", "ipc_collect", "init", "manual_seed",
+    "manual_seed_all", "set_per_process_memory_fraction",
+)  # fmt: skip
+_ZERO = (
+    "current_device", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
+    "memory_cached", "max_memory_cached",
+)  # fmt: skip
+
+
+def install() -> None:
+    """Put the meanings in place, once for the process; only where there is no CUDA."""
+    global _installed
+    if _installed or torch.cuda.is_available():
+        return
+    _installed = True
+    import weft.torch  # noqa: F401  # it compares functions by identity, so it needs the originals
+
+    _set(torch, device=_DeviceName)
+    for name in _NOTHING:
+        setattr(torch.cuda, name, _constant(name))
+    for name in _ZERO:
+        setattr(torch.cuda, name, _constant(name, 0))
+    _set(torch.cuda, device=lambda device=None: nullcontext(), set_rng_state=_constant("set_rng_state"))
+    _set(torch.cuda, get_rng_state=lambda device="cuda": torch.get_rng_state())
+    for name in ("range_push", "range_pop", "mark"):
+        setattr(torch.cuda.nvtx, name, _constant(name))
+    _replace_tensor_methods()
+    _replace_constructors()
+    _replace_autocast()
+    _replace_loading()
+
+
+def _set(holder: Any, **values: Any) -> None:
+    for name, value in values.items():
+        setattr(holder, name, value)
+
+
+def _constant(name: str, value: Any = None) -> Callable[..., Any]:
+    """A function of its own for each name: the compiler tells PyTorch's functions apart by identity."""
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return value
+
+    answer.__name__ = name
+    return answer
+
+
+def _itself(name: str) -> Callable[..., Any]:
+    """A method that gives the object as it is."""
+
+    def same(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self
+
+    same.__name__ = name
+    return same
+
+
+def is_cuda(device: Any) -> bool:
+    """Whether a device, given in any way, means CUDA: a name, a number, a ``torch.device``."""
+    if isinstance(device, bool):
+        return False
+    if isinstance(device, str):
+        return device == "cuda" or device.startswith("cuda:")
+    return isinstance(device, (int, _Device)) and (isinstance(device, int) or device.type == "cuda")
+
+
+class _Meta(type):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        first = kwargs.get("type", kwargs.get("device", args[0] if args else None))
+        return CPU if is_cuda(first) else _Device(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _Device)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, _Device)
+
+
+class _DeviceName(metaclass=_Meta):
+    """Stands for ``torch.device``: makes real ones, the CPU for CUDA."""
+
+
+def _replace_tensor_methods() -> None:
+    to, module_to = Tensor.to, nn.Module.to
+
+    @functools.wraps(to)
+    def tensor_to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return to(self, *_without_cuda(args), **_without_cuda_names(kwargs))
+
+    @functools.wraps(module_to)
+    def moved(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        return module_to(self, *_without_cuda(args), **_without_cuda_names(kwargs))
+
+    _set(Tensor, to=tensor_to, cuda=_itself("cuda"), pin_memory=_itself("pin_memory"))
+    _set(nn.Module, to=moved, cuda=_itself("cuda"))
+    made = DataLoader.__init__
+
+    @functools.wraps(made)
+    def without_pinning(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.pin_memory = False
+
+    _set(DataLoader, __init__=without_pinning)
+
+
+def _without_cuda(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (CPU, *args[1:]) if args and is_cuda(args[0]) else args
+
+
+def _without_cuda_names(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**kwargs, "device": CPU} if is_cuda(kwargs.get("device")) else kwargs
+
+
+def _replace_constructors() -> None:
+    """Functions that make tensors, where they are told a device."""
+
+    def replaced(original: Any) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            return original(*args, **_without_cuda_names(kwargs))
+
+        return make
+
+    for function in _device_constructors():
+        name = getattr(function, "__name__", "")
+        if getattr(torch, name, None) is function:
+            setattr(torch, name, replaced(function))
+    for name in ("new_tensor", "new_zeros", "new_ones", "new_empty", "new_full"):
+        setattr(Tensor, name, replaced(getattr(Tensor, name)))
+
+
+def _replace_autocast() -> None:
+    made = torch.autocast.__init__
+
+    @functools.wraps(made)
+    def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        made(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    _set(torch.autocast, __init__=init)
+
+    class autocast(torch.autocast):  # the name that scripts write
+        """``torch.cuda.amp.autocast``, on the CPU."""
+
+        def __init__(
+            self, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool = True
+        ) -> None:
+            super().__init__("cpu", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+
+    _set(torch.cuda.amp, autocast=autocast)
+    _set(torch.cuda.amp.autocast_mode, autocast=autocast)
+
+    class GradScaler(torch.amp.GradScaler):
+        """``torch.cuda.amp.GradScaler``, on the CPU."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__("cpu", *args, **kwargs)
+
+    _set(torch.cuda.amp, GradScaler=GradScaler)
+
+
+def _replace_loading() -> None:
+    load, begin = torch.load, dist.init_process_group
+
+    @functools.wraps(load)
+    def load_here(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return load(
+            f, CPU if map_location is None or is_cuda(map_location) else map_location, *args, **kwargs
+        )
+
+    @functools.wraps(begin)
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if backend == "nccl":
+            warnings.warn("there is no CUDA here: the backend nccl means gloo", stacklevel=2)
+            backend = "gloo"
+        return begin(backend, *args, **kwargs)
+
+    _set(torch, load=load_here)
+    _set(dist, init_process_group=init_process_group)

@@ -1,0 +1,137 @@
+"""Turns the names on: for this process, or for a process to be started.
+
+The names are ordinary files in the folder ``path``, so that ``importlib.util.find_spec("smdistributed")`` gives an
+ordinary spec. A process that is started with the folder in ``PYTHONPATH`` also finds the ``sitecustomize`` there, which
+calls :func:`enable` before the script begins.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from weft.compat.when_imported import when_imported
+from weft.errors import ConfigError
+
+FOLDER = Path(__file__).parent / "path"
+DEVICE = "WEFT_DEVICE"
+"""Variable: ``cpu`` means that a script's CUDA calls mean the CPU; ``cuda`` that they never do; else as it is here."""
+DEFAULTS = "WEFT_SMDISTRIBUTED_DEFAULTS"
+"""Variable: set if ``SM_HP_MP_PARAMETERS`` was made by weft, so that the script's own settings win over it."""
+PARAMETERS = "SM_HP_MP_PARAMETERS"
+FRAMEWORK = "SM_FRAMEWORK_PARAMS"
+
+_enabled = False
+
+
+def enable() -> None:
+    """Make ``import smdistributed.modelparallel.torch as smp`` and its like work in this process; harmless twice.
+
+    Call it before the script imports ``transformers``, which looks for the names at its own import.
+    """
+    global _enabled
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+        importlib.invalidate_caches()
+    if not _enabled:
+        _enabled = True
+        when_imported("torch", _torch_is_there)
+        when_imported("accelerate.accelerator", _accelerate_is_there)
+        when_imported("transformers.trainer", _trainer_is_there)
+
+
+def _torch_is_there(torch: ModuleType) -> None:
+    from weft.compat import clipping, cuda_is_cpu, smddp
+
+    wanted = os.environ.get(DEVICE, "")
+    if wanted == "cpu" or (wanted != "cuda" and not torch.cuda.is_available()):
+        cuda_is_cpu.install()
+    clipping.install()
+    smddp.install()
+
+
+def _accelerate_is_there(accelerator: ModuleType) -> None:
+    from weft.compat import accelerate_ranks
+
+    accelerate_ranks.install(accelerator)
+
+
+def _trainer_is_there(module: ModuleType) -> None:
+    from weft.compat import trainer
+
+    trainer.install(module)
+
+
+def launch_environ(
+    environ: Mapping[str, str],
+    arguments: Sequence[str] = (),
+    partitions: int | None = None,
+    device: str | None = None,
+) -> dict[str, str]:
+    """What to add to the environment of a process that is to find the names.
+
+    Args:
+        environ: The environment that it would get otherwise.
+        arguments: The script's arguments; ``--mp_parameters k=v,k=v`` among them become ``SM_HP_MP_PARAMETERS``.
+        partitions: What the script is told if neither it nor its environment says how many partitions there are.
+        device: ``cpu`` to hide all GPUs and let calls for CUDA mean the CPU.
+    """
+    paths = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    added = {"PYTHONPATH": os.pathsep.join([str(FOLDER), *(part for part in paths if part != str(FOLDER))])}
+    if device is not None:
+        added[DEVICE] = device
+    if device == "cpu":
+        added["CUDA_VISIBLE_DEVICES"] = ""
+    given = mp_parameters(arguments)
+    framework = _framework(environ)
+    if PARAMETERS not in environ and given:
+        added[PARAMETERS] = json.dumps(given)
+    elif PARAMETERS not in environ and partitions and not framework.get(DATA_PARALLEL):
+        added[PARAMETERS] = json.dumps({"partitions": partitions})
+        added[DEFAULTS] = "1"
+    if (PARAMETERS in environ or PARAMETERS in added) and not framework.get(DATA_PARALLEL):
+        added[FRAMEWORK] = json.dumps({"sagemaker_mpi_enabled": True, **framework})
+    return added
+
+
+DATA_PARALLEL = "sagemaker_distributed_dataparallel_enabled"
+
+
+def _framework(environ: Mapping[str, str]) -> dict[str, Any]:
+    text = environ.get(FRAMEWORK, "").strip() or "{}"
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{FRAMEWORK} is not JSON: {error}; leave it out, or write an object") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{FRAMEWORK} holds {text[:60]}: leave it out, or write an object")
+    return content
+
+
+def mp_parameters(arguments: Sequence[str]) -> dict[str, Any]:
+    """What ``--mp_parameters partitions=2,microbatches=4`` among a script's arguments says."""
+    text = ""
+    for number, argument in enumerate(arguments):
+        if argument == "--mp_parameters" and number + 1 < len(arguments):
+            text = arguments[number + 1]
+        elif argument.startswith("--mp_parameters="):
+            text = argument.partition("=")[2]
+    result: dict[str, Any] = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(
+                f'--mp_parameters has "{pair}": write name=value pairs with commas, for example '
+                "partitions=2,microbatches=4"
+            )
+        try:
+            result[name] = json.loads(value.lower() if value in ("True", "False") else value)
+        except ValueError:
+            result[name] = value
+    return result

@@ -1,0 +1,27 @@
+"""Parts of ``weft.torch`` that the names need only when a script uses them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+PLACES = {
+    **dict.fromkeys(
+        ("CommGroup", "RankType", "allgather", "barrier", "broadcast", "dp_barrier", "mp_barrier", "recv_from", "send"),
+        "weft.torch.objects",
+    ),
+    **dict.fromkeys(("load", "resume_from_checkpoint", "save", "save_checkpoint"), "weft.torch"),
+    "GradScaler": "weft.torch.amp",
+}  # fmt: skip
+"""Where a name is."""
+
+
+def later(name: str) -> Any:
+    """A part by its name.
+
+    Raises :class:`AttributeError` if this version of weft does not have it.
+    """
+    try:
+        return getattr(importlib.import_module(PLACES[name]), name)
+    except (ImportError, KeyError, AttributeError) as error:
+        raise AttributeError(f"weft has no {name}: {error}") from error

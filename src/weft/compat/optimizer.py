@@ -1,0 +1,197 @@
+"""``smp.DistributedOptimizer``: weft's, and with ``fp16`` or ``bf16`` one that steps on 32-bit copies.
+
+The weights that the model computes with have 16 bits. Each rank keeps a 32-bit *master* of each of its own, updates
+that, and rounds it into the model, as in Micikevicius et al., Mixed Precision Training (arXiv 1710.03740), section 3.
+With ``fp16`` the loss is multiplied by a scale before the backward pass and gradients are divided by it; a step whose
+gradients are not finite on any rank of the pipeline is left out on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from weft.compat.loss_scale import LossScale
+from weft.compat.session import state
+from weft.torch import optimizer as weft_optimizer
+from weft.torch import state as session_of
+from weft.torch.optimizer import clip_grad_norm_, is_local
+from weft.torch.recording import recorded
+
+MASTERS, SCALE = "fp32_masters", "loss_scale"
+
+
+class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
+    """Wraps a ``torch.optim`` optimizer of the model's parameters.
+
+    ``static_loss_scale``: what the loss is multiplied by with ``fp16``; ``dynamic_loss_scale``: find it, see
+    :class:`LossScale`, whose arguments may be given as keywords or in a dict ``dynamic_loss_args``. Without ``fp16``
+    and ``bf16`` these change nothing.
+    """
+
+    def __new__(cls, optimizer: Any, *args: Any, **kwargs: Any) -> DistributedOptimizer:
+        if cls is DistributedOptimizer and (state.cfg.fp16 or state.cfg.bf16):
+            cls = MasterOptimizer
+        return object.__new__(cls)
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        static_loss_scale: float | None = 1.0,
+        dynamic_loss_scale: bool = False,
+        dynamic_loss_args: Mapping[str, Any] | None = None,
+        **more_loss_args: Any,
+    ) -> None:
+        super().__init__(optimizer)
+        arguments = {**(dynamic_loss_args or {}), **more_loss_args}
+        scales = bool(state.cfg.fp16)
+        self.loss_scaler = LossScale.of(scales, static_loss_scale, dynamic_loss_scale, arguments)
+        self.overflow = False
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by before the backward pass."""
+        return self.loss_scaler.loss_scale
+
+    def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
+        """This rank's part of the state, with the key ``_smp_is_partial``."""
+        content = super().local_state_dict()
+        content["_smp_is_partial"] = True
+        return content
+
+    def orig_state_dict(self) -> dict[str, Any]:
+        """The state of the wrapped optimizer, as it is on this rank."""
+        return self.optimizer.state_dict()
+
+    def clip_master_grads(self, max_norm: float) -> Any:
+        """Scale this pipeline's gradients so that their norm is at most ``max_norm``; returns the norm before."""
+        return clip_grad_norm_([p for group in self.param_groups for p in group["params"]], max_norm)
+
+
+class MasterOptimizer(DistributedOptimizer):
+    """The same, with 32-bit masters; see the module. ``param_groups`` hold the masters from the first step on."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self._ready = False
+
+    @property
+    def fp16_groups(self) -> list[list[nn.Parameter]]:
+        """The 16-bit parameters of this rank, in one group."""
+        return [[low for low, _ in self._masters()]]
+
+    def _masters(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Each local 16-bit parameter with its master; made from the parameters' values at the first use."""
+        if not self._pairs:
+            for group in self.optimizer.param_groups:
+                for at, low in enumerate(group["params"]):
+                    if is_local(low) and low.dtype in (torch.float16, torch.bfloat16):
+                        master = nn.Parameter(low.detach().float().clone(), requires_grad=low.requires_grad)
+                        group["params"][at] = master
+                        self._pairs.append((low, master))
+                        if low in self.optimizer.state:
+                            self.optimizer.state[master] = self.optimizer.state.pop(low)
+        return self._pairs
+
+    def forget_masters(self) -> None:
+        """The model's weights were loaded: masters follow them."""
+        with torch.no_grad():
+            for low, master in self._pairs:
+                master.copy_(low)
+
+    def _unscale(self) -> None:
+        """Gradients into the masters, divided by the scale; notices on every rank of the pipeline if some are not
+        finite."""
+        if self._ready:
+            return
+        pairs = self._masters()
+        bad = torch.zeros(())
+        for low, master in pairs:
+            master.grad = None if low.grad is None else low.grad.float() / self.loss_scale
+            if master.grad is not None and not torch.isfinite(master.grad).all():
+                bad.fill_(1.0)
+        for group in self.optimizer.param_groups:
+            for other in group["params"]:
+                if is_local(other) and other.grad is not None and not torch.isfinite(other.grad).all():
+                    bad.fill_(1.0)
+        session = session_of.session()
+        if session.pipeline is not None:
+            with session.doing("the check for overflow"):
+                dist.all_reduce(bad, dist.ReduceOp.MAX, group=session.group("pp"))
+        self.overflow = bool(bad)
+        self._ready = True
+
+    def clip_master_grads(self, max_norm: float) -> Any:
+        """Scale the masters' gradients so that their norm over the pipeline is at most ``max_norm``.
+
+        Returns the norm before, or -1 if this step overflows. Every rank calls it, before ``step``.
+        """
+        self._unscale()
+        if self.overflow:
+            return -1.0
+        return super().clip_master_grads(max_norm)
+
+    def step(self, closure: Any = None) -> Any:
+        """Update the masters and round them into the model, unless gradients overflowed."""
+        self._unscale()
+        self._ready = False
+        self.loss_scaler.update(self.overflow)
+        if self.overflow:
+            return None
+        result = super().step(closure)
+        with torch.no_grad(), recorded(session_of.session(), "optimizer"):
+            for low, master in self._pairs:
+                low.copy_(master)
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget this rank's gradients, of the model and of the masters."""
+        super().zero_grad(set_to_none)
+        for low, _ in self._pairs:
+            if set_to_none:
+                low.grad = None
+            elif low.grad is not None:
+                low.grad.zero_()
+        self._ready = False
+
+    def _with_masters(self, content: dict[str, Any]) -> dict[str, Any]:
+        numbers = {
+            id(p): n for n, p in enumerate(p for g in self.optimizer.param_groups for p in g["params"])
+        }
+        content[MASTERS] = {numbers[id(master)]: master.detach() for _, master in self._masters()}
+        content[SCALE] = self.loss_scaler.state_dict()
+        return content
+
+    def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
+        """This rank's part of the state, its masters and the loss scale."""
+        self._masters()
+        return self._with_masters(super().local_state_dict(gather_if_shard))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state of the wrapped optimizer, this rank's masters and the loss scale; collective over the
+        pipeline."""
+        self._masters()
+        return self._with_masters(super().state_dict())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take this rank's part of a state, with its masters and the loss scale if it has them."""
+        content = dict(state_dict)
+        masters, scale = content.pop(MASTERS, {}), content.pop(SCALE, None)
+        self._masters()
+        super().load_state_dict(content)
+        numbers = [p for group in self.optimizer.param_groups for p in group["params"]]
+        with torch.no_grad():
+            for low, master in self._pairs:
+                at = next(n for n, p in enumerate(numbers) if p is master)
+                value = masters.get(at)
+                if isinstance(value, Tensor):
+                    master.copy_(value)
+                    low.copy_(value)
+        if scale is not None:
+            self.loss_scaler.load_state_dict(scale)

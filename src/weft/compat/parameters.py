@@ -1,0 +1,160 @@
+"""The settings of the original: which mean one of weft's, which are taken over, which change nothing here.
+
+Where from, the later winning: the dict that the script gives to ``init``, ``SM_HP_MP_PARAMETERS``, then what weft's own
+launch says (``WEFT_CONFIG``, ``weft run --config`` and ``--set``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from weft.compat.enable import DEFAULTS, PARAMETERS
+from weft.config import Settings
+from weft.errors import ConfigError
+
+ALIASES = {"pipeline_parallel_degree": "partitions"}
+
+OWN = {setting.name for setting in fields(Settings)}
+
+KEPT: dict[str, Any] = {
+    "fp16": False, "bf16": False, "fp16_params": False, "shard_optimizer_state": False,
+    "offload_activations": False, "activation_loading_horizon": 4, "prescaled_batch": False, "skip_tracing": False,
+    "sharded_data_parallel_degree": 1, "horovod": False, "deterministic_server": False,
+    "delayed_parameter_initialization": False,
+}  # fmt: skip
+"""Settings beside weft's own that ``smp.state.cfg`` shows, with their defaults."""
+
+IGNORED = {
+    "activation_loading_horizon": "activations are not offloaded",
+    "checkpoint_attentions": "call set_activation_checkpointing on the attention modules",
+    "contiguous": "it is for TensorFlow",
+    "ddp_dist_backend": "PyTorch's own backends are used",
+    "ddp_port": "the ranks find a port by themselves",
+    "delayed_parameter_initialization": "use delay_param_initialization()",
+    "deterministic_server": "the order is always the same on all ranks",
+    "fast_mode": "there is no server whose messages could be saved",
+    "fork": "it is for TensorFlow",
+    "load_partition": "give the partition in the script, see set_partition",
+    "partition_file": "give the partition in the script, see set_partition",
+    "prescaled_batch": "it tells tensor-parallel ranks apart, of which there is one",
+    "sdp_gradient_clipping": "sharded data parallelism is not supported",
+    "sdp_hierarchical_allgather": "sharded data parallelism is not supported",
+    "sdp_max_live_parameters": "sharded data parallelism is not supported",
+    "sdp_param_persistence_threshold": "sharded data parallelism is not supported",
+    "sdp_reduce_bucket_size": "sharded data parallelism is not supported",
+    "skip_tracing": "the first step is always traced",
+    "static_mode": "the order is always static",
+    "tensor_parallel_seed": "no tensor is split",
+    "xla": "it is for TensorFlow",
+    "_fp32_grad_accumulation": "gradients have their parameters' dtype",
+    "_match_weights": "it is for tests of the original",
+}
+"""Settings that are accepted and change nothing, with the reason."""
+
+
+@dataclass
+class Parameters:
+    """What a script and its launch asked for. ``own``: weft's settings; ``kept``: the others of :data:`KEPT`."""
+
+    own: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=lambda: dict(KEPT))
+
+
+def read(given: Mapping[str, Any], environ: Mapping[str, str]) -> Parameters:
+    """The settings from the script's dict and the environment.
+
+    Raises :class:`ConfigError` for what cannot be done; warns of settings that nobody knows.
+    """
+    launch = canonical(_launched(environ), PARAMETERS)
+    script = canonical(given, "the dict given to init")
+    merged = {**launch, **script} if environ.get(DEFAULTS) else {**script, **launch}
+    if merged.get("pipeline") == "_only_forward":
+        merged["pipeline"] = "simple"
+    unknown = sorted(name for name in merged if name not in OWN and name not in KEPT and name not in IGNORED)
+    if unknown:
+        warnings.warn(
+            f"unknown settings are ignored: {', '.join(unknown)}; docs/migration.md lists the known ones",
+            stacklevel=5,
+        )
+    _refuse(merged)
+    return Parameters(
+        {name: value for name, value in merged.items() if name in OWN},
+        {**KEPT, **{name: value for name, value in merged.items() if name in KEPT}},
+    )
+
+
+def canonical(source: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """``source`` with the other names of settings replaced."""
+    result: dict[str, Any] = {}
+    for key, value in source.items():
+        name = ALIASES.get(str(key), str(key))
+        if name in result and result[name] != value:
+            raise ConfigError(
+                f'"{name}" and its other name ({where}) have the values {result[name]!r} and {value!r}: leave one out'
+            )
+        result[name] = value
+    return result
+
+
+def _launched(environ: Mapping[str, str]) -> dict[str, Any]:
+    text = environ.get(PARAMETERS, "").strip()
+    if not text:
+        return {}
+    try:
+        if not text.startswith(("{", "[", '"')) and os.path.exists(text):
+            text = Path(text).read_text(encoding="utf-8")
+        content = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f'{PARAMETERS} is not JSON: {error}; write it as {{"partitions": 2}}') from None
+    if not isinstance(content, dict):
+        raise ConfigError(f'{PARAMETERS} holds {text[:60]}: write an object, for example {{"partitions": 2}}')
+    return content
+
+
+def _refuse(merged: Mapping[str, Any]) -> None:
+    faults = []
+    for name in ("fp16", "bf16", "shard_optimizer_state", "offload_activations"):
+        if not isinstance(merged.get(name, False), bool):
+            faults.append(f'{name} is {merged[name]!r}: write "{name}": true or false')
+    if merged.get("fp16") is True and merged.get("bf16") is True:
+        faults.append("fp16 and bf16 are both on: leave one out")
+    if merged.get("horovod") is True and merged.get("ddp") is True:
+        faults.append("ddp and horovod exclude each other: leave horovod out")
+    degree = merged.get("sharded_data_parallel_degree", 1)
+    if degree != 1:
+        faults.append(
+            f"sharded_data_parallel_degree is {degree!r}, but sharded data parallelism is not supported yet: write 1, "
+            "and split the model over partitions instead"
+        )
+    for name, instead in (
+        ("offload_activations", "checkpoint activations instead: set_activation_checkpointing(module)"),
+        (
+            "shard_optimizer_state",
+            "leave it out: each rank keeps the state of its own part of the model only",
+        ),
+    ):
+        if merged.get(name) is True:
+            faults.append(f"{name} is not supported yet: {instead}")
+    if faults:
+        raise ConfigError("; ".join(faults))
+
+
+class Config:
+    """``smp.state.cfg``: every setting as an attribute."""
+
+    def __init__(self, parameters: Parameters, settings: Settings) -> None:
+        self.__dict__.update(parameters.kept)
+        self.__dict__.update({setting.name: getattr(settings, setting.name) for setting in fields(settings)})
+        self.pipeline_parallel_degree = settings.partitions
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"there is no setting {name}")
+
+    def __repr__(self) -> str:
+        return f"Config({self.__dict__})"

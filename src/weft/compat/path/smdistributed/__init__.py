@@ -1,0 +1,1 @@
+"""The names of the original, made of weft's parts."""

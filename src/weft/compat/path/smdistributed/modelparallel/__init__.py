@@ -1,0 +1,3 @@
+"""Model parallelism under the name that existing scripts import."""
+
+__version__ = "1.15.0"

@@ -1,0 +1,26 @@
+"""``smp.nn``: layers."""
+
+from weft.compat.layers import FlashAttentionLayer, FusedLayerNorm
+from weft.compat.tensor_parallel import (
+    DistributedAttentionLayer,
+    DistributedEmbedding,
+    DistributedLinear,
+    DistributedModule,
+    DistributedTransformer,
+    DistributedTransformerLayer,
+    DistributedTransformerLMHead,
+    DistributedTransformerOutputLayer,
+)
+
+__all__ = [
+    "DistributedAttentionLayer",
+    "DistributedEmbedding",
+    "DistributedLinear",
+    "DistributedModule",
+    "DistributedTransformer",
+    "DistributedTransformerLMHead",
+    "DistributedTransformerLayer",
+    "DistributedTransformerOutputLayer",
+    "FlashAttentionLayer",
+    "FusedLayerNorm",
+]

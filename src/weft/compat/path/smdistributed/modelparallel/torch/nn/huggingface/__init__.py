@@ -1,0 +1,1 @@
+"""Translations between names of states: with nothing split they change nothing."""

@@ -1,0 +1,5 @@
+"""``smp.patches.checkpoint``."""
+
+from smdistributed.modelparallel.torch.patches import checkpoint
+
+__all__ = ["checkpoint"]

@@ -1,0 +1,75 @@
+"""``smp.init`` and what scripts read of the state: ``smp.state.cfg`` and ``smp.state.module_manager``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.compat.parameters import Config, canonical, read
+from weft.config import resolve
+from weft.errors import ConfigError, UsageError
+from weft.torch import state as session_of
+
+Translate = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+
+
+@dataclass
+class ModuleManager:
+    """``translate_functions``: how names of a state change between a model and its tensor-parallel form: never."""
+
+    translate_functions: list[Translate] = field(default_factory=list)
+
+
+class State:
+    """``smp.state``."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+        self.module_manager = ModuleManager()
+        self._cfg: Config | None = None
+
+    @property
+    def initialized(self) -> bool:
+        return session_of.is_initialized()
+
+    @property
+    def cfg(self) -> Config:
+        """The settings by name, those of the original that weft ignores included."""
+        if self._cfg is None or not session_of.is_initialized():
+            raise UsageError("smp.state.cfg is known after smp.init()")
+        return self._cfg
+
+    def init(self, config: Mapping[str, Any] | None = None) -> None:
+        """Join the job. Harmless when repeated: a setting that is not given stays as it was.
+
+        ``config``: settings by name; those of the launch (``SM_HP_MP_PARAMETERS``) win over it.
+        """
+        if config is not None and not isinstance(config, Mapping):
+            raise ConfigError(
+                f"the argument of init is of type {type(config).__name__}: write a dict, "
+                'for example {"partitions": 2, "microbatches": 4}'
+            )
+        given = {**self.given, **canonical(config or {}, "the dict given to init")}
+        parameters = read(given, os.environ)
+        parameters.own.setdefault("inputs", "any")
+        if session_of.is_initialized():
+            present = session_of.session()
+            wanted = resolve(parameters.own, os.environ, present.place.world_size)
+            meshes = [(s.partitions, s.placement_strategy) for s in (present.settings, wanted)]
+            if meshes[0] != meshes[1] and not present.models:
+                session_of.shutdown()  # nothing was made for the old mesh
+        session_of.init(parameters.own)
+        self.given = given
+        self._cfg = Config(parameters, session_of.session().settings)
+
+
+state = State()
+
+
+def init(config: Mapping[str, Any] | None = None) -> None:
+    state.init(config)
+
+
+init.__doc__ = State.init.__doc__

@@ -1,0 +1,91 @@
+"""Tensor parallelism is not here yet: its names import, and with a degree of 1 they change nothing.
+
+``init`` refuses a degree above 1, so nothing here has to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from torch import nn
+
+from weft.errors import UsageError
+
+
+@contextmanager
+def tensor_parallelism(enabled: bool = True, **config: Any) -> Iterator[None]:
+    """Modules built inside may be split over ranks; of one rank nothing is split."""
+    yield
+
+
+def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **config: Any) -> None:
+    """``module`` may be split over ranks; of one rank nothing is split."""
+
+
+def tp_register(dist_module: type, *hooks: Any, **named: Any) -> Callable[[type], type]:
+    """A decorator that says what a module is replaced by when it is split: it leaves the module as it is."""
+    return lambda module: module
+
+
+def tp_register_with_module(module_cls: type, dist_module: type, *hooks: Any, **named: Any) -> None:
+    """Says what a module is replaced by when it is split: it is not."""
+
+
+class DistributedModule(nn.Module):
+    """The base of modules that know how to be split."""
+
+
+class DistributedLinear(nn.Linear):
+    """``nn.Linear``."""
+
+
+class DistributedEmbedding(nn.Embedding):
+    """``nn.Embedding``; weights are drawn from a normal distribution with the deviation ``initializer_range``."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, *args: Any, **kwargs: Any) -> None:
+        deviation = kwargs.pop("initializer_range", 0.02)
+        for name in ("_skip_allgather", "_skip_scatter_and_merge"):
+            kwargs.pop(name, None)
+        super().__init__(num_embeddings, embedding_dim, *args, **kwargs)
+        if kwargs.get("_weight") is None:
+            nn.init.normal_(self.weight, std=deviation)
+
+
+class _Missing(DistributedModule):
+    """A module of the original that weft does not have."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise UsageError(
+            f"{type(self).__name__} is for tensor parallelism, which is not supported yet: build the layer "
+            "from torch.nn"
+        )
+
+
+class DistributedTransformerLMHead(_Missing):
+    """Not supported yet."""
+
+
+class DistributedTransformer(_Missing):
+    """Not supported yet."""
+
+
+class DistributedTransformerLayer(_Missing):
+    """Not supported yet."""
+
+
+class DistributedAttentionLayer(_Missing):
+    """Not supported yet."""
+
+
+class DistributedTransformerOutputLayer(_Missing):
+    """Not supported yet."""
+
+
+def same_state_dict(state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+    """A state with the names of Hugging Face's model: they are never changed."""
+    return state_dict

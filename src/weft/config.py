@@ -1,0 +1,337 @@
+"""Every setting of weft: its type, its default, what it allows and what it means.
+
+Settings come from the argument of `init`, from `WEFT_CONFIG` (the launch configuration, which wins over the
+argument) and from `WEFT_SET` (single values given to `weft run --set`, which win over both), key by
+key. This module is handed the environment and reads none itself. All faults are found before it raises.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from weft.checks import Check, Choice, Flag, Number, Text, Whole
+from weft.errors import ConfigError
+
+ALIASES = {"pipeline_parallel_degree": "partitions"}
+"""Other names that existing scripts use for a setting."""
+
+PLACEMENTS = {"cluster": "DPT", "spread": "TPD"} | {
+    letters: letters for letters in map("".join, itertools.permutations("DPT"))
+}
+"""Placement strategies: the axes D (`rdp`), P (`pp`) and T (`tp`) from the slowest to the fastest."""
+
+
+def _setting(default: object, check: Check, meaning: str, derived: str | None = None) -> Any:
+    """A field; `derived` says in words what a default of None becomes."""
+    return field(default=default, metadata={"check": check, "meaning": meaning, "derived": derived})
+
+
+PIPELINES = (
+    "interleaved", "simple", "looped", "looped_bfs", "zb_h1", "zb_v", "v_half", "v_min", "list", "file", "auto",
+)  # fmt: skip
+"""The schedules that a job may ask for by name; `list` and `auto` follow from measured costs."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a job, checked and complete: no value is left open.
+
+    >>> settings = Settings(partitions=2, optimize="speed")
+    >>> settings.active_microbatches, settings.memory_weight
+    (4, 0.2)
+    """
+
+    partitions: int = _setting(1, Whole(1), "into how many partitions the model is split")
+    microbatches: int = _setting(1, Whole(1), "into how many microbatches a mini-batch is cut")
+    pipeline: str = _setting("interleaved", Choice(PIPELINES), "the schedule, see docs/schedules.md")
+    memory_limit: float = _setting(
+        0.0,
+        Number(0),
+        "GiB that a rank may take, for `auto` and `list`; 0: what its GPU has, any amount on a CPU",
+    )
+    schedule_file: str = _setting("", Text(), "the CSV file of `file`; the deciding rank reads it")
+    chunks: int = _setting(2, Whole(2), "how many stages a rank has with `looped` and `looped_bfs`")
+    optimize: Literal["memory", "speed"] = _setting(
+        "memory", Choice(("memory", "speed")), "what the automatic split balances first"
+    )
+    memory_weight: float = _setting(
+        None,
+        Number(0, 1),
+        "weight of memory against time in the automatic split",
+        '0 if pipeline is "auto" or "list", else 0.8 if optimize is "memory", 0.2 if "speed"',
+    )
+    auto_partition: bool = _setting(True, Flag(), "split the model by itself; false: as the script says")
+    default_partition: int = _setting(0, Whole(0), "the partition of what the script did not place")
+    active_microbatches: int = _setting(
+        None, Whole(1), "how many microbatches a rank may hold at once", "partitions + 2"
+    )
+    placement_strategy: str = _setting(
+        "cluster",
+        Choice(tuple(PLACEMENTS)),
+        "which ranks make one pipeline; the right-most letter varies fastest",
+    )
+    ddp: bool = _setting(False, Flag(), "copies of the model train on different data")
+    all_reduce: str = _setting(
+        "auto",
+        Choice(("auto", "direct", "shared", "hierarchical")),
+        "how copies of the model add up gradients, see docs/reduction.md",
+    )
+    compression: str = _setting(
+        "", Text(), 'how gradients travel between copies of the model ("int8", say); empty: as they are'
+    )
+    tensor_parallel_degree: int = _setting(
+        1, Whole(1), "over how many ranks a tensor is split; only 1 so far"
+    )
+    heartbeat_timeout: float = _setting(
+        30.0, Number(0, open_below=True), "seconds without a sign of life after which a rank counts as frozen"
+    )
+    wait_timeout: float = _setting(
+        600.0,
+        Number(0, open_below=True),
+        "seconds a rank waits for another one's tensor before the job is ended",
+    )
+    checked: Literal["first", "always"] = _setting(
+        "first",
+        Choice(("first", "always")),
+        "compare the values of what ranks are fed in the first step, or in all (shapes: always)",
+    )
+    inputs: Literal["equal", "first", "any"] = _setting(
+        "equal",
+        Choice(("equal", "first", "any")),
+        "ranks of a pipeline read equal batches; first: the model gets the first rank's; any: as step 1 shows",
+    )
+    record: str = _setting("", Text(), "a folder where each rank records what it runs when; empty: nowhere")
+
+    def __post_init__(self) -> None:
+        given = {setting.name: getattr(self, setting.name) for setting in fields(self)}
+        _raise(_value_faults(given, {}))
+        for name, value in _complete(given).items():
+            object.__setattr__(self, name, value)
+
+    def to_json(self) -> str:
+        """Stable text: equal settings give equal text on every rank."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def digest(self) -> str:
+        """A short fingerprint of `to_json`, to compare ranks with."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+
+class Row(NamedTuple):
+    """A setting as the documentation shows it."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+
+
+def describe() -> list[Row]:
+    """All settings, in the order of `Settings`."""
+    return [
+        Row(
+            setting.name,
+            setting.metadata["check"].name,
+            setting.metadata["derived"] or json.dumps(setting.default),
+            setting.metadata["meaning"],
+        )
+        for setting in fields(Settings)
+    ]
+
+
+def resolve(
+    argument: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    world_size: int | None = None,
+) -> Settings:
+    """The settings of a job from all their sources.
+
+    Args:
+        argument: What the script gave to `init`.
+        environ: The environment; its `WEFT_CONFIG` (JSON text, or the path of a JSON file) wins over the
+            argument key by key, and its `WEFT_SET` (JSON text) over both.
+        world_size: How many processes the job has, if known; the partitions must divide it.
+
+    >>> resolve({"partitions": 2}, {"WEFT_CONFIG": '{"partitions": 4}'}).partitions
+    4
+    """
+    environ = environ or {}
+    faults: list[str] = []
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    sources = (
+        ("the argument of init", _from_argument(argument, faults)),
+        ("WEFT_CONFIG", _from_text("WEFT_CONFIG", environ.get("WEFT_CONFIG", ""), faults)),
+        ("WEFT_SET", _from_text("WEFT_SET", environ.get("WEFT_SET", ""), faults, may_be_path=False)),
+    )
+    for origin, source in sources:
+        for name, value in _canonical(source, origin, faults).items():
+            values[name], origins[name] = value, origin
+    faults += _value_faults(values, origins)
+    if not faults and world_size is not None:
+        faults += _world_faults(values.get("partitions", 1), world_size)
+    _raise(faults)
+    return Settings(**values)
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """`key=value` as given to `--set`: the value is JSON, or else the text itself.
+
+    >>> parse_assignments(["partitions=2", "pipeline=simple", "ddp=true"])
+    {'partitions': 2, 'pipeline': 'simple', 'ddp': True}
+    """
+    result: dict[str, Any] = {}
+    faults = []
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            faults.append(f'"{text}" sets nothing: write it as key=value, for example partitions=2')
+            continue
+        try:
+            result[key.strip()] = json.loads(value)
+        except ValueError:
+            result[key.strip()] = value
+    _raise(faults)
+    return result
+
+
+def _from_argument(argument: Mapping[str, Any] | None, faults: list[str]) -> Mapping[str, Any]:
+    if argument is None or isinstance(argument, Mapping):
+        return argument or {}
+    faults.append(
+        f"the argument of init is of type {type(argument).__name__}: "
+        'write a dict, for example {"partitions": 2}'
+    )
+    return {}
+
+
+def _from_text(origin: str, text: str, faults: list[str], may_be_path: bool = True) -> Mapping[str, Any]:
+    """The object in a variable, which holds JSON text or the path of a file with it."""
+    text = text.strip()
+    if not text:
+        return {}
+    where = origin
+    try:
+        if may_be_path and not text.startswith(("{", "[", '"')):
+            where = f'{origin} (the file "{text}")'
+            text = Path(text).read_text(encoding="utf-8")
+        value = json.loads(text)
+    except OSError as error:
+        reason = error.strerror or error
+        faults.append(f"{where} cannot be read: {reason}; give JSON text or the path of a JSON file")
+    except ValueError as error:
+        faults.append(f'{where} is not JSON: {error}; write it as {{"partitions": 2}}')
+    else:
+        if isinstance(value, dict):
+            return value
+        faults.append(
+            f'{where} holds {json.dumps(value)[:60]}: write an object, for example {{"partitions": 2}}'
+        )
+    return {}
+
+
+def _canonical(source: Mapping[str, Any], origin: str, faults: list[str]) -> dict[str, Any]:
+    """`source` with aliases replaced and unknown keys reported."""
+    known = [setting.name for setting in fields(Settings)]
+    result: dict[str, Any] = {}
+    for key, value in source.items():
+        name = ALIASES.get(key, key)
+        if name not in known:
+            close = difflib.get_close_matches(str(key), [*known, *ALIASES], n=1)
+            hint = f'did you mean "{close[0]}"?' if close else f"the settings are {', '.join(known)}"
+            faults.append(f'there is no setting "{key}" ({origin}): {hint}')
+        elif name in result and result[name] != value:
+            alias = next(other for other, meant in ALIASES.items() if meant == name)
+            faults.append(
+                f'"{name}" and "{alias}" ({origin}) are the same setting but have the values '
+                f"{source[name]!r} and {source[alias]!r}: leave one out"
+            )
+        else:
+            result[name] = value
+    return result
+
+
+def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    """What is wrong with the values, each for itself and together."""
+    faults = []
+    for setting in fields(Settings):
+        check: Check = setting.metadata["check"]
+        value = values.get(setting.name, setting.default)
+        if check.accepts(value) or (value is None and setting.default is None):
+            continue
+        origin = f" ({origins[setting.name]})" if setting.name in origins else ""
+        faults.append(f"{setting.name} is {value!r}{origin}, it must be {check}: {_advice(setting, value)}")
+    if faults:
+        return faults
+    complete = _complete(values)
+    if complete["default_partition"] >= complete["partitions"]:
+        faults.append(
+            f"default_partition is {complete['default_partition']}, but {complete['partitions']} partitions "
+            f"are counted from 0: write a number up to {complete['partitions'] - 1}"
+        )
+    if complete["tensor_parallel_degree"] > 1:
+        faults.append(
+            f"tensor_parallel_degree is {complete['tensor_parallel_degree']}, but tensor parallelism is not "
+            'supported yet: write "tensor_parallel_degree": 1 and split over "partitions" instead'
+        )
+    return faults
+
+
+def _advice(setting: Field[Any], value: object) -> str:
+    """What to type instead: what the text meant, if that can be told, or else the default."""
+    check: Check = setting.metadata["check"]
+    meant = _meant(value.lower(), check) if isinstance(value, str) else None
+    if not check.accepts(meant):
+        meant = setting.default
+    if meant is None:
+        return f"leave it out for {setting.metadata['derived']}"
+    return f'write "{setting.name}": {json.dumps(meant)}'
+
+
+def _meant(text: str, check: Check) -> object:
+    if isinstance(check, Choice):
+        return next(iter(difflib.get_close_matches(text, check.words, n=1)), None)
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _complete(values: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings by name: defaults filled in, open values derived, numbers of the declared type."""
+    result = {setting.name: values.get(setting.name, setting.default) for setting in fields(Settings)}
+    if result["memory_weight"] is None:
+        balanced = 0.8 if result["optimize"] == "memory" else 0.2
+        result["memory_weight"] = 0.0 if result["pipeline"] in ("auto", "list") else balanced
+    if result["active_microbatches"] is None:
+        result["active_microbatches"] = result["partitions"] + 2
+    for setting in fields(Settings):
+        if isinstance(setting.metadata["check"], Number):
+            result[setting.name] = float(result[setting.name])
+    return result
+
+
+def _world_faults(partitions: int, world_size: int) -> list[str]:
+    if world_size % partitions == 0:
+        return []
+    divisors = [str(n) for n in range(1, world_size + 1) if world_size % n == 0]
+    return [
+        f"partitions is {partitions}, but the job has {world_size} processes, which it does not divide: "
+        f"start a multiple of {partitions} processes (weft run -n {partitions}), "
+        f'or write "partitions": {" or ".join(divisors)}'
+    ]
+
+
+def _raise(faults: list[str]) -> None:
+    if len(faults) == 1:
+        raise ConfigError(faults[0])
+    if faults:
+        listed = "".join(f"\n  {number}. {fault}" for number, fault in enumerate(faults, 1))
+        raise ConfigError(f"{len(faults)} settings are wrong:{listed}")

@@ -1,0 +1,85 @@
+"""Every exception that weft raises on purpose.
+
+    WeftError
+    +-- ConfigError      (ValueError)  a setting is unknown, of the wrong type, or contradicts another
+    +-- FormatError      (ValueError)  a text, a file or a record cannot be read as what it should be
+    +-- SplitError       (ValueError)  a mini-batch cannot be cut into microbatches
+    +-- PlacementError   (ValueError)  units cannot be put on the partitions that were asked for
+    +-- ScheduleError    (ValueError)  a list of actions is not legal
+    +-- UsageError                     a function was called in the wrong place or order
+    +-- LaunchError                    the processes of a job could not be started
+    +-- TransportError                 a tensor could not be moved
+    +-- CheckpointError                a checkpoint cannot be written, or none that is whole can be read
+    +-- DivergenceError                ranks run different programs, settings, models or inputs
+    +-- PeerError                      another rank failed
+    +-- StallError                     a rank waited too long for another one
+
+`except WeftError` catches them all. Errors in the user's values are ValueErrors too.
+"""
+
+from __future__ import annotations
+
+
+class WeftError(Exception):
+    """The root of the tree."""
+
+
+class ConfigError(WeftError, ValueError):
+    """A setting is unknown, of the wrong type or out of range, or contradicts another one."""
+
+
+class FormatError(WeftError, ValueError):
+    """A text, a file or a record cannot be read as what it should be."""
+
+
+class SplitError(WeftError, ValueError):
+    """A mini-batch cannot be cut into microbatches."""
+
+
+class PlacementError(WeftError, ValueError):
+    """Units cannot be put on the partitions that were asked for."""
+
+
+class ScheduleError(WeftError, ValueError):
+    """A list of actions is not legal."""
+
+
+class UsageError(WeftError):
+    """A function was called in the wrong place or in the wrong order."""
+
+
+class LaunchError(WeftError):
+    """The processes of a job could not be started."""
+
+
+class TransportError(WeftError):
+    """A tensor could not be moved from one rank to another."""
+
+
+class CheckpointError(WeftError):
+    """A checkpoint cannot be written, or what was found is incomplete, altered or not to be trusted."""
+
+
+class DivergenceError(WeftError):
+    """The ranks ran different programs, or were started with different settings, models or inputs."""
+
+
+class PeerError(WeftError):
+    """Another rank failed.
+
+    Attributes:
+        rank: The rank that failed.
+        text: What that rank reported.
+    """
+
+    def __init__(self, rank: int, text: str) -> None:
+        super().__init__(rank, text)
+        self.rank = rank
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} failed: {self.text}"
+
+
+class StallError(WeftError):
+    """A rank waited longer than it was told to for another one."""

@@ -1,0 +1,1 @@
+"""A job: which processes it has, how they find each other, and who ends them."""

@@ -1,0 +1,107 @@
+"""Which rank made a job fail, and how to say it. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from weft.runtime.failure import Failure, root_cause
+from weft.runtime.heartbeat import Sign, State
+from weft.runtime.judge import Verdict, leaving_text
+
+
+@dataclass(frozen=True)
+class End:
+    """How the process of a rank ended.
+
+    Attributes:
+        code: Its exit code, or minus the number of the signal that killed it.
+        time: When the launcher saw it, in seconds on the monotonic clock.
+        ordered: The launcher itself told it to end.
+    """
+
+    rank: int
+    pid: int
+    code: int
+    time: float
+    ordered: bool = False
+
+
+@dataclass(frozen=True)
+class Blame:
+    """What to tell of a failed job, and with which code the launcher exits."""
+
+    rank: int
+    headline: str
+    details: str
+    code: int
+
+
+def is_failure(end: End, sign: Sign) -> bool:
+    """Whether a process ended as it should not have: it failed, or left while it was still at work."""
+    return not end.ordered and (end.code != 0 or sign.state is State.RUNNING)
+
+
+def blame(
+    ends: Sequence[End], failures: Sequence[Failure], signs: Mapping[int, Sign], host: str
+) -> Blame | None:
+    """The rank that failed first and not only because another one did; None if all ended well."""
+    reported = {failure.rank: failure for failure in failures}
+    ended = {end.rank: end for end in ends if is_failure(end, signs[end.rank])}
+    candidates = [reported.get(rank) or _silent(end, signs[rank], host) for rank, end in ended.items()]
+    cause = root_cause(candidates)
+    if cause is None:
+        return None
+    end = ended[cause.rank]
+    code = end.code if end.code > 0 else 128 - end.code if end.code < 0 else 1
+    if cause.rank in reported:
+        return Blame(cause.rank, cause.headline(), cause.traceback.rstrip(), code)
+    others = {
+        rank: sign for rank, sign in signs.items() if sign.state is State.RUNNING and rank != cause.rank
+    }
+    return Blame(cause.rank, _headline(end, signs[cause.rank], host, others), "", code)
+
+
+def judged(verdict: Verdict, ends: Sequence[End]) -> Blame:
+    """The same for a job that was ended because of a verdict."""
+    rank = verdict.ranks[0]
+    code = next((end.code for end in ends if end.rank == rank and end.code > 0), 1)
+    return Blame(rank, verdict.text, "", code)
+
+
+def victims_text(failures: Sequence[Failure], culprit: int) -> str:
+    """Who else failed, one line each; empty if nobody did."""
+    others = [failure for failure in failures if failure.rank != culprit]
+    return "\n".join(
+        f"rank {failure.rank} then lost its connection" + (f" in {failure.where}" if failure.where else "")
+        if failure.victim
+        else f"also, {failure.headline()}"
+        for failure in sorted(others, key=lambda failure: failure.time)
+    )
+
+
+def _silent(end: End, sign: Sign, host: str) -> Failure:
+    """The failure of a rank that could not report one."""
+    return Failure(end.rank, host, end.pid, "exit", "", where=sign.where(), time=end.time)
+
+
+def _headline(end: End, sign: Sign, host: str, others: Mapping[int, Sign]) -> str:
+    where = f" in {sign.where()}" if sign.where() else ""
+    who = f"rank {end.rank} on {host} (pid {end.pid})"
+    if end.code == 0:
+        if others:
+            return leaving_text(end.rank, sign, others)
+        return f"{who} ended{where} without coming to the end of its script"
+    if end.code > 0:
+        return f"{who} ended with exit code {end.code}{where}"
+    hint = " (by hand, or because the machine ran out of memory)" if -end.code == signal.SIGKILL else ""
+    return f"{who} was killed by {signal_name(-end.code)}{where}{hint}"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; the number itself where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

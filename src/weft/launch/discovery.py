@@ -1,0 +1,270 @@
+"""Which rank of which job this process is, read from the variables that its launcher set.
+
+    source     rank, world size, local rank, local size                        leader
+    weft       RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE + WEFT_SHARED_FD     (the launcher hands it over)
+    torchrun   RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE                      MASTER_ADDR MASTER_PORT
+    openmpi    OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}                host of OMPI_MCA_orte_hnp_uri
+    mpich      PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS                WEFT_LEADER
+    slurm      SLURM_PROCID SLURM_NTASKS SLURM_LOCALID (inside a step only)     first of SLURM_STEP_NODELIST
+    single     none of these                                                    none
+
+`WEFT_LEADER=host:port` says where rank 0 listens, whatever the source. This module is handed the
+environment and reads none itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from weft.errors import LaunchError
+
+SHARED_FD = "WEFT_SHARED_FD"
+"""The variable with the number of the file descriptor that `weft run` shares with its ranks."""
+
+PORTS = range(20000, 40000)
+"""Where a port is derived from a job's number, it is one of these."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process of a job.
+
+    Attributes:
+        source: Who started it: weft, torchrun, openmpi, mpich, slurm or single.
+        leader: The host of rank 0, where the launcher tells it.
+        port: The port that rank 0 (or torchrun's agent) listens on, where the launcher tells it.
+        job: What tells this job from any other one, its restarts included.
+        agent: A store of the launcher's own listens at `leader` and `port`.
+        shared_fd: The file descriptor of the memory that `weft run` shares with its ranks.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    source: str = "single"
+    leader: str | None = None
+    port: int | None = None
+    job: str = ""
+    agent: bool = False
+    shared_fd: int | None = None
+
+    @property
+    def one_host(self) -> bool:
+        return self.local_size == self.world_size
+
+    @property
+    def launched(self) -> bool:
+        """The parent process is a launcher, so that this process should end with it."""
+        return self.source not in ("single", "torchrun") or self.agent
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The variables of one launcher; `needs` must be set for the others to count."""
+
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_size: str
+    needs: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.rank, self.world_size, self.local_rank, self.local_size)
+
+
+_EXPLICIT = _Source("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_OPENMPI = _Source(
+    "openmpi", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+)
+_MPICH = _Source("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_SLURM = _Source(
+    "slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_ID"
+)
+_SOURCES = (_EXPLICIT, _OPENMPI, _MPICH, _SLURM)
+
+
+def discover(environ: Mapping[str, str]) -> Place:
+    """The place of this process in its job; the first complete set of variables counts.
+
+    Raises:
+        LaunchError: Two launchers disagree, a set is incomplete, or a value makes no sense.
+
+    >>> discover({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}).rank
+    1
+    """
+    complete = []
+    incomplete = []
+    for source in _SOURCES:
+        present = [name for name in source.names if environ.get(name)]
+        if source.needs is not None and not environ.get(source.needs):
+            continue
+        if len(present) == len(source.names):
+            complete.append((source, _numbers(source, environ)))
+        elif present:
+            missing = [name for name in source.names if name not in present]
+            incomplete.append(f"{' and '.join(present)} set, but not {' and '.join(missing)}")
+    if not complete:
+        if incomplete:
+            raise LaunchError(
+                f"the launcher's variables are incomplete: {'; '.join(incomplete)}. Start the script with "
+                "`weft run -n N`, torchrun, mpirun or srun, or unset them for a single process"
+            )
+        return Place()
+    _refuse_rivals(complete, environ)
+    source, place = complete[0]
+    shared = environ.get(SHARED_FD, "")
+    if source is _EXPLICIT and shared:
+        if not shared.isdigit():
+            raise LaunchError(f'{SHARED_FD} is "{shared}": it must be a whole number')
+        return replace(place, source="weft", shared_fd=int(shared))
+    return _with_leader(replace(place, source=source.name), environ)
+
+
+def _numbers(source: _Source, environ: Mapping[str, str]) -> Place:
+    def whole(name: str) -> int:
+        text = environ[name]
+        if name == _SLURM.local_size:
+            return _slurm_local_size(text, environ.get("SLURM_NODEID", "0"))
+        try:
+            return int(text)
+        except ValueError:
+            raise LaunchError(f'{name} is "{text}": it must be a whole number') from None
+
+    rank, world_size, local_rank, local_size = (whole(name) for name in source.names)
+    for name, number, limit_name, limit in (
+        (source.rank, rank, source.world_size, world_size),
+        (source.local_rank, local_rank, source.local_size, local_size),
+        (source.local_size, local_size - 1, source.world_size, world_size),
+    ):
+        if not 0 <= number < limit:
+            raise LaunchError(f"{name}={environ[name]} does not fit {limit_name}={environ[limit_name]}")
+    return Place(rank, world_size, local_rank, local_size)
+
+
+def _refuse_rivals(complete: list[tuple[_Source, Place]], environ: Mapping[str, str]) -> None:
+    """Two sets of variables that disagree are an error, unless one launcher plainly started the other one."""
+    (first, place), *rest = complete
+    if first is _EXPLICIT and (environ.get(SHARED_FD) or environ.get("TORCHELASTIC_RUN_ID")):
+        return
+    for other, rival in rest:
+        if (place.rank, place.world_size) == (rival.rank, rival.world_size):
+            continue
+        if other is _SLURM and first is not _EXPLICIT and rival.world_size <= place.world_size:
+            continue  # mpirun starts its daemons, not its ranks, as tasks of a Slurm step
+        raise LaunchError(
+            f"two launchers disagree: {first.name} says rank {place.rank} of {place.world_size} "
+            f"({first.rank}, {first.world_size}), {other.name} says rank {rival.rank} of {rival.world_size} "
+            f"({other.rank}, {other.world_size}); unset the variables of the one that did not start this"
+        )
+
+
+def _with_leader(place: Place, environ: Mapping[str, str]) -> Place:
+    """`place` with what is known of its job and of where rank 0 listens."""
+    finders = {"torchrun": _torchrun, "openmpi": _openmpi, "mpich": _mpich, "slurm": _slurm}
+    if place.source in finders:
+        place = finders[place.source](place, environ)
+    told = environ.get("WEFT_LEADER")
+    if told:
+        host, colon, port = told.rpartition(":")
+        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise LaunchError(f'WEFT_LEADER is "{told}": write it as host:port, for example 10.0.0.1:29500')
+        place = replace(place, leader=host.strip("[]"), port=int(port), agent=False)
+    if place.world_size > 1 and not place.one_host and (place.leader is None or place.port is None):
+        raise LaunchError(
+            f"{place.source} does not tell where rank 0 runs, and this job spans hosts: "
+            "set WEFT_LEADER=host:port, for example WEFT_LEADER=10.0.0.1:29500, on all ranks"
+        )
+    return place
+
+
+def _torchrun(place: Place, environ: Mapping[str, str]) -> Place:
+    port = environ.get("MASTER_PORT", "")
+    if port and not port.isdigit():
+        raise LaunchError(f'MASTER_PORT is "{port}": it must be a whole number')
+    parts = [environ.get("TORCHELASTIC_RUN_ID", ""), environ.get("TORCHELASTIC_RESTART_COUNT", "0")]
+    return replace(
+        place,
+        leader=environ.get("MASTER_ADDR") or None,
+        port=int(port) if port else None,
+        job=":".join([*parts, environ.get("MASTER_ADDR", ""), port]),
+        agent=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _openmpi(place: Place, environ: Mapping[str, str]) -> Place:
+    """Open MPI gives each job a number, a random key, and the address of mpirun: `job.0;tcp://ip[,ip]:port`."""
+    uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
+    found = re.match(r"[^;]*;(?:tcp://([0-9.]+)|tcp6://\[([0-9A-Fa-f:.]+))[],:]", uri)
+    names = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "OMPI_MCA_orte_precondition_transports")
+    job = ":".join([uri, *(environ.get(name, "") for name in names)])
+    return replace(
+        place, leader=found and (found[1] or found[2]), port=_port(job) if found else None, job=job
+    )
+
+
+def _mpich(place: Place, environ: Mapping[str, str]) -> Place:
+    names = ("PMI_PORT", "PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    return replace(place, job=":".join(environ.get(name, "") for name in names))
+
+
+def _slurm(place: Place, environ: Mapping[str, str]) -> Place:
+    number, step = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")
+    hosts = expand_hosts(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST") or "")
+    if not (number.isdigit() and step.isdigit()):
+        raise LaunchError(f'SLURM_JOB_ID is "{number}", SLURM_STEP_ID "{step}": they must be whole numbers')
+    port = PORTS.start + (int(number) + int(step)) % len(PORTS)
+    return replace(place, leader=hosts[0] if hosts else None, port=port, job=f"{number}.{step}")
+
+
+def _port(job: str) -> int:
+    return PORTS.start + int(hashlib.sha256(job.encode()).hexdigest()[:8], 16) % len(PORTS)
+
+
+def _slurm_local_size(text: str, node: str) -> int:
+    """How many tasks this node has, from counts such as `4(x3),2`."""
+    counts: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if found is None:
+            raise LaunchError(f'SLURM_STEP_TASKS_PER_NODE is "{text}": it must look like 4(x3),2')
+        counts += [int(found[1])] * int(found[2] or 1)
+    if not node.isdigit() or int(node) >= len(counts):
+        raise LaunchError(f"SLURM_NODEID={node} does not fit SLURM_STEP_TASKS_PER_NODE={text}")
+    return counts[int(node)]
+
+
+def expand_hosts(text: str) -> list[str]:
+    """The hosts of a Slurm node list.
+
+    >>> expand_hosts("gpu[01-03,7],login")
+    ['gpu01', 'gpu02', 'gpu03', 'gpu7', 'login']
+    >>> expand_hosts("rack[1-2]n[0-1]")
+    ['rack1n0', 'rack1n1', 'rack2n0', 'rack2n1']
+    """
+    if not text:
+        return []
+    names = re.findall(r"(?:[^,\[\]]|\[[0-9,-]+\])+", text)
+    if ",".join(names) != text:
+        raise LaunchError(f'the node list "{text}" cannot be read: it must look like gpu[01-03,7],login')
+    return [host for name in names for host in _expand(name)]
+
+
+def _expand(name: str) -> list[str]:
+    found = re.search(r"\[([0-9,-]+)\]", name)
+    if found is None:
+        return [name]
+    hosts = []
+    for part in found[1].split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise LaunchError(f'the node list "{name}" cannot be read: "{part}" is no range')
+        for number in range(int(first), int(last or first) + 1):
+            head = f"{name[: found.start()]}{number:0{len(first)}d}"
+            hosts += [head + tail for tail in _expand(name[found.end() :])]
+    return hosts

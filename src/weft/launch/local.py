@@ -1,0 +1,309 @@
+"""Starts the ranks of a job on this machine, watches them, and ends them all as soon as one fails.
+
+start     one process a rank, in a process group of its own, that is killed when the launcher dies
+watch     their output, their ends and their signs, in one loop of one thread
+fail      a rank ended abnormally or was judged: wait a moment for what others report, end all, say why
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+from weft.errors import LaunchError
+from weft.launch.culprit import Blame, End, blame, is_failure, judged, signal_name, victims_text
+from weft.launch.discovery import SHARED_FD
+from weft.launch.output import Lines, Sink
+from weft.runtime.board import read_reports
+from weft.runtime.heartbeat import Page, Sign, State
+from weft.runtime.judge import Judge, Verdict
+from weft.runtime.process import die_with_parent, stack_signal
+
+TICK_SECONDS = 0.05
+SETTLE_SECONDS = 0.3
+"""How long the launcher waits, after the first failure, for what other ranks report."""
+STACKS_SECONDS = 0.5
+FAILURE_GRACE_SECONDS = 1.5
+STOP_GRACE_SECONDS = 5.0
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_KEPT_MEMORY = str(1 << 30)
+RANK_DEFAULTS = {
+    "MALLOC_MMAP_THRESHOLD_": _KEPT_MEMORY,
+    "MALLOC_TRIM_THRESHOLD_": _KEPT_MEMORY,
+    "PYTHONUNBUFFERED": "1",
+}
+"""Variables that every rank has, unless they are set."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run.
+
+    Attributes:
+        command: The program and its arguments.
+        ranks: How many processes.
+        environ: Their environment, but for what the launcher adds.
+        prefix: Whose lines start with `[rank n]`: "all", "others" (than rank 0) or "none".
+    """
+
+    command: Sequence[str]
+    ranks: int
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    prefix: str = "others"
+
+
+def rank_environ(environ: Mapping[str, str], rank: int, ranks: int, cores: int) -> dict[str, str]:
+    """The variables of one rank.
+
+    Threads share the cores. glibc keeps freed memory: giving large tensors back to the system and
+    taking them again costs several percent of a step. See ``weft.runtime.allocator``.
+    """
+    defaults = {"OMP_NUM_THREADS": str(max(1, cores // ranks)), **RANK_DEFAULTS}
+    own = {
+        "RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": ranks,
+        "GROUP_RANK": 0,
+    }
+    return {**defaults, **environ, **{name: str(value) for name, value in own.items()}}
+
+
+def usable_cores() -> int:
+    """How many processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run(job: Job) -> int:
+    """Runs a job to its end and returns the exit code for the launcher."""
+    with _Launcher(job) as launcher:
+        return launcher.run()
+
+
+class _Launcher:
+    """One running job. All of it happens in the main thread."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._page, self._shared = Page.create(job.ranks)
+        self._judge = Judge()
+        self._host = socket.gethostname()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._ends: dict[int, End] = {}
+        self._ordered = False
+        self._stopped_by: list[int] = []
+        self._selector = selectors.DefaultSelector()
+        self._lines: list[Lines] = []
+        self._out = Sink(sys.stdout.buffer)
+        self._err = Sink(sys.stderr.buffer)
+        if self._out.identity() is not None and self._out.identity() == self._err.identity():
+            self._out = self._err
+
+    def __enter__(self) -> _Launcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._signal_all(signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+        self._selector.close()
+        os.close(self._shared)
+
+    def run(self) -> int:
+        with self._signals():
+            try:
+                for rank in range(self._job.ranks):
+                    self._start(rank)
+                return self._watch()
+            except BrokenPipeError:  # nobody reads the output any more
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return 128 + signal.SIGPIPE
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Signals that end the job are kept in a list; the end of a child wakes the loop up."""
+        reading, writing = socket.socketpair()
+        reading.setblocking(False)
+        writing.setblocking(False)
+        self._selector.register(reading, selectors.EVENT_READ, lambda: reading.recv(4096))
+        before = {number: signal.signal(number, self._on_signal) for number in _STOPPING}
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._selector.unregister(reading)
+            reading.close()
+            writing.close()
+
+    def _on_signal(self, number: int, _: object) -> None:
+        self._stopped_by.append(number)
+
+    def _start(self, rank: int) -> None:
+        environ = rank_environ(self._job.environ, rank, self._job.ranks, usable_cores())
+        launcher = os.getpid()
+
+        def in_child() -> None:
+            os.setpgid(0, 0)
+            die_with_parent(launcher)
+
+        try:
+            process = subprocess.Popen(
+                self._job.command,
+                env={**environ, SHARED_FD: str(self._shared)},
+                stdin=None if rank == 0 and not os.isatty(0) else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[self._shared],
+                preexec_fn=in_child,
+            )
+        except OSError as error:
+            raise LaunchError(f"rank {rank} cannot be started: {self._job.command[0]}: {error}") from error
+        self._processes.append(process)
+        shown = self._job.prefix == "all" or (self._job.prefix == "others" and rank != 0)
+        prefix = f"[rank {rank}] ".encode() if shown else b""
+        for pipe, sink in ((process.stdout, self._out), (process.stderr, self._err)):
+            assert pipe is not None
+            self._read(pipe, sink, prefix, live=rank == 0 and not shown)
+
+    def _read(self, pipe: IO[bytes], sink: Sink, prefix: bytes, live: bool) -> None:
+        writer = object()
+        lines = Lines(lambda data: sink.write(writer, data), prefix, live)
+        self._lines.append(lines)
+
+        def ready() -> None:
+            data = os.read(pipe.fileno(), 1 << 16)
+            lines.feed(data)
+            if not data:
+                self._selector.unregister(pipe)
+                lines.close()
+
+        self._selector.register(pipe, selectors.EVENT_READ, ready)
+
+    def _watch(self) -> int:
+        """Until all ranks ended well, one did not, or the launcher is told to stop."""
+        while len(self._ends) < self._job.ranks:
+            self._turn()
+            if self._stopped_by:
+                return self._stop()
+            if self._failed():
+                return self._fail(None)
+            verdict = self._judge.observe(time.monotonic(), self._living_signs())
+            if verdict is not None:
+                return self._fail(verdict)
+        self._drain()
+        return 0
+
+    def _living_signs(self) -> dict[int, Sign]:
+        """A process that ended is judged by its end, not by its silence."""
+        signs = self._page.signs()
+        return {rank: sign for rank, sign in signs.items() if rank not in self._ends}
+
+    def _turn(self, seconds: float = TICK_SECONDS) -> None:
+        """Shows output and notices ends for a moment."""
+        events = self._selector.select(seconds)
+        for key, _ in events:
+            key.data()
+        if not events:
+            for lines in self._lines:
+                lines.flush()
+        for rank, process in enumerate(self._processes):
+            if rank not in self._ends and process.poll() is not None:
+                end = End(rank, process.pid, process.returncode, time.monotonic(), self._ordered)
+                self._ends[rank] = end
+
+    def _turn_until(self, deadline: float) -> None:
+        """Until the deadline, the end of all, or a further signal to stop."""
+        asked = len(self._stopped_by)
+        while (
+            (left := deadline - time.monotonic()) > 0
+            and len(self._ends) < self._job.ranks
+            and len(self._stopped_by) == asked
+        ):
+            self._turn(min(left, TICK_SECONDS))
+
+    def _failed(self) -> bool:
+        return any(is_failure(end, self._page.sign(end.rank)) for end in self._ends.values())
+
+    def _fail(self, verdict: Verdict | None) -> int:
+        """Finds out who is to blame, says so, and ends the rest."""
+        self._page.end()
+        self._turn_until(time.monotonic() + SETTLE_SECONDS)
+        failures = read_reports(self._page)
+        ends = list(self._ends.values())
+        found = judged(verdict, ends) if verdict else blame(ends, failures, self._page.signs(), self._host)
+        assert found is not None
+        self._drain()
+        self._report(found, victims_text(failures, found.rank))
+        if verdict is not None and verdict.kind != "left":
+            self._show_stacks()
+        if verdict is not None and verdict.kind == "frozen":
+            self._signal(verdict.ranks, signal.SIGKILL)  # it would not hear anything less
+        self._end_all(FAILURE_GRACE_SECONDS)
+        return found.code
+
+    def _report(self, found: Blame, victims: str) -> None:
+        parts = [f"weft: {found.headline}", found.details, victims]
+        text = "\n".join(part for part in parts if part)
+        self._err.write(self, f"{text}\n".encode(errors="replace"))
+
+    def _show_stacks(self) -> None:
+        """Asks the ranks that still answer for the stacks of their threads; they come as output."""
+        self._err.write(self, b"weft: stacks of the ranks that answer:\n")
+        for rank, sign in self._page.signs().items():
+            if sign.state is not State.ABSENT and rank not in self._ends:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(sign.pid, stack_signal())
+        self._turn_until(time.monotonic() + STACKS_SECONDS)
+
+    def _stop(self) -> int:
+        """Somebody ended the launcher; a second time means at once."""
+        number = self._stopped_by[0]
+        text = f"weft: {signal_name(number)}: ending {self._job.ranks - len(self._ends)} ranks\n"
+        with contextlib.suppress(OSError):
+            self._err.write(self, text.encode())
+        self._end_all(STOP_GRACE_SECONDS)
+        return 128 + number
+
+    def _end_all(self, grace: float) -> None:
+        """Asks all ranks to end, and kills those that did not after `grace` seconds."""
+        self._ordered = True
+        self._page.end()
+        self._signal_all(signal.SIGTERM)
+        self._turn_until(time.monotonic() + grace)
+        self._signal_all(signal.SIGKILL)
+        self._turn_until(time.monotonic() + 1.0)
+        self._drain()
+
+    def _signal_all(self, number: int) -> None:
+        self._signal(range(len(self._processes)), number)
+
+    def _signal(self, ranks: Iterable[int], number: int) -> None:
+        """To a rank's whole process group: its own children must not outlive it."""
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._processes[rank].pid, number)
+
+    def _drain(self) -> None:
+        """What the ranks that ended wrote; a pipe that a grandchild keeps open is not waited for."""
+        while any(key.data() is None for key, _ in self._selector.select(0)):
+            pass
+        for lines in self._lines:
+            lines.close()

@@ -1,0 +1,1 @@
+"""Records what happened, at a cost that does not change it."""

@@ -1,0 +1,150 @@
+"""Reads recordings: what is whole becomes a timeline, what is not is told."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.errors import FormatError
+from weft.profiler.format import CONTENTS, HEADER_BYTES, KIND_CODES, MARK, RECORD, Header
+from weft.profiler.recorder import SUFFIX
+from weft.timeline import Span, Timeline
+
+_NAME = re.compile(rf"rank(\d+){re.escape(SUFFIX)}")
+_KINDS = tuple(KIND_CODES)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a job recorded.
+
+    Attributes:
+        timeline: The spans of all ranks on one clock, which begins with the first span.
+        warnings: What is missing or damaged, a sentence each.
+    """
+
+    timeline: Timeline
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _File:
+    header: Header
+    spans: list[Span]
+    warnings: list[str]
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a folder that ``weft run --record`` wrote, or the file of one rank.
+
+    Ranks that are missing, files that end in the middle of a record and damaged records are left out, with a
+    warning each. Raises :class:`FormatError` if nothing can be read.
+    """
+    files, warnings = [], []
+    for name in _names(path):
+        try:
+            files.append(_read(name))
+        except FormatError as error:
+            if name == path:
+                raise
+            warnings.append(f"{error}; this rank is left out")
+    if not files:
+        raise FormatError(f"{path} holds no recording that can be read: {' '.join(warnings)}")
+    files.sort(key=lambda file: file.header.rank)
+    warnings += [warning for file in files for warning in file.warnings]
+    if path.is_dir():
+        warnings += _missing(path, [file.header for file in files])
+    offsets: dict[bytes, float] = {}
+    spans: list[Span] = []
+    for file in files:
+        offset_s = offsets.setdefault(file.header.clock, file.header.offset_s)
+        later_s = offset_s - files[0].header.offset_s
+        spans += Timeline(file.spans).shifted(later_s).spans if later_s else file.spans
+    if not spans:
+        told = "".join(f"; {warning}" for warning in warnings)
+        raise FormatError(f"{path} holds no spans: the job ended before its first step did{told}")
+    timeline = Timeline(spans)
+    return Recording(timeline.shifted(-timeline.start_s), tuple(warnings))
+
+
+def _names(path: Path) -> list[Path]:
+    if not path.exists():
+        raise FormatError(f"there is no file or folder {path}: name what weft run --record wrote")
+    if not path.is_dir():
+        return [path]
+    names = sorted(name for name in path.iterdir() if _NAME.fullmatch(name.name))
+    if not names:
+        raise FormatError(
+            f"the folder {path} holds no recording (rank0{SUFFIX} and so on): "
+            f"write one with weft run --record {path}"
+        )
+    return names
+
+
+def _read(path: Path) -> _File:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FormatError(f"{path} cannot be read: {error.strerror}") from error
+    header = Header.unpack(content, str(path))
+    body = memoryview(content)[HEADER_BYTES:]
+    warnings = []
+    left = len(body) % RECORD.size
+    if left:
+        warnings.append(f"{path} ends in the middle of a record: the rank died, or the file was cut")
+    spans, damaged = [], []
+    for number, record in enumerate(RECORD.iter_unpack(body[: len(body) - left])):
+        span = _span(header.rank, record)
+        if span is None:
+            damaged.append(number)
+        else:
+            spans.append(span)
+    if damaged:
+        warnings.append(
+            f"{path}: {len(damaged)} of {len(damaged) + len(spans)} records are damaged and left out, "
+            f"the first is number {damaged[0]}"
+        )
+    return _File(header, spans, warnings)
+
+
+def _span(rank: int, record: tuple[float, float, int, int, int, int, int, int, int]) -> Span | None:
+    """The span of a record, or nothing if the record cannot be one."""
+    start_s, end_s, step, microbatch, stage, peer, kind, what, mark = record
+    whole = mark == MARK and kind < len(_KINDS) and what < len(CONTENTS)
+    if not whole or not math.isfinite(start_s) or not math.isfinite(end_s) or end_s < start_s:
+        return None
+    return Span(
+        rank,
+        _KINDS[kind],
+        microbatch,
+        start_s,
+        end_s,
+        stage,
+        _label(_KINDS[kind], peer, CONTENTS[what]),
+        step,
+    )
+
+
+def _label(kind: str, peer: int, what: str) -> str:
+    if peer < 0:
+        return what
+    where = f"{'to' if kind == 'send' else 'from' if kind == 'recv' else 'for'} rank {peer}"
+    return f"{what} {where}" if what else where
+
+
+def _missing(folder: Path, headers: list[Header]) -> list[str]:
+    """Ranks without a file, and files of another job."""
+    warnings = []
+    sizes = {header.ranks for header in headers}
+    if len(sizes) > 1:
+        warnings.append(
+            f"{folder} holds files of jobs with {' and '.join(map(str, sorted(sizes)))} ranks: "
+            "they do not belong together; record into an empty folder"
+        )
+    missing = sorted(set(range(max(sizes))) - {header.rank for header in headers})
+    if missing:
+        shown = ", ".join(map(str, missing[:8])) + (" and others" if len(missing) > 8 else "")
+        warnings.append(f"{folder} has no readable file of rank {shown}")
+    return warnings

@@ -1,0 +1,85 @@
+"""What algorithms and compressors ask of a process group beyond a sum: pieces from all ranks, pieces to all ranks."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import UsageError
+from weft.reduce.collective import Collective, Direct
+
+# PyTorch 2.13 renamed them, and warns of the old names.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def gather_rows(flat: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """``flat`` of every rank of a group, in the order of the ranks: shape (ranks, numel)."""
+    found = flat.new_empty(group.size() * flat.numel())
+    _gather(found, flat.contiguous(), group=group)
+    return found.view(-1, flat.numel())
+
+
+def sum_of_own_shard(flat: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The sum over a group of this rank's of equal shards of ``flat``."""
+    found = flat.new_empty(flat.numel() // group.size())
+    _scatter(found, flat, group=group)
+    return found
+
+
+@runtime_checkable
+class Exchange(Collective, Protocol):
+    """A collective whose ranks can also swap pieces; these calls return when the result is there (on CUDA: queued)."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's place among ``size``."""
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group below."""
+
+    def all_gather(self, flat: torch.Tensor) -> torch.Tensor:
+        """``flat`` of every rank, in the order of the ranks: shape (size, numel)."""
+
+    def all_to_all(self, flat: torch.Tensor) -> torch.Tensor:
+        """Row i of ``flat``, shape (size, ...), goes to rank i: what came from each rank, in the same shape."""
+
+
+class GroupExchange(Direct):
+    """``Exchange`` over a process group."""
+
+    @property
+    def size(self) -> int:
+        return self.group.size()
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank()
+
+    def all_gather(self, flat: torch.Tensor) -> torch.Tensor:
+        return gather_rows(flat, self.group)
+
+    def all_to_all(self, flat: torch.Tensor) -> torch.Tensor:
+        found = torch.empty_like(flat)
+        dist.all_to_all_single(found, flat, group=self.group)
+        return found
+
+
+def exchange(collective: Collective) -> Exchange:
+    """The collective itself if it can exchange, else an exchange over its process group.
+
+    Raises:
+        UsageError: It can do neither.
+    """
+    if isinstance(collective, Exchange):
+        return collective
+    group = getattr(collective, "group", None)
+    if group is None:
+        raise UsageError(
+            f"{type(collective).__name__} has no process group, and this compression needs one: "
+            "make it with weft.reduce.choice.choose"
+        )
+    return GroupExchange(group)

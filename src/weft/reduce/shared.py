@@ -1,0 +1,319 @@
+"""Sums between CPU processes of one host through memory that they share.
+
+A tensor is cut into one shard a rank, a shard into parts that fit a slot, and all ranks go through the parts in
+rounds. In round k, with n ranks, rank r
+
+    1. copies the k-th part of the other ranks' shards from its tensor into its slot      (contribute)
+    2. adds up the k-th part of shard r from all slots and its own tensor, in the order
+       of the ranks, and writes the sum into its tensor and its slot                      (reduce)
+    3. copies the sums of the other shards from their owners' slots into its tensor       (gather)
+
+Three counters a rank say how many rounds it has contributed, reduced and gathered. There are two slots, so that step 1
+of the next round comes before step 3 of this one. Slots are small: what a rank writes, the others read from the cache.
+Bytes that each rank copies into shared memory: the tensor's, once. Every sum is made by one rank, so all ranks get the
+same bits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import DivergenceError, PeerError, StallError, TransportError, UsageError
+from weft.reduce import segment
+from weft.reduce.exchange import gather_rows
+from weft.reduce.segment import LINE, Segment
+from weft.reduce.shards import bounds
+from weft.reduce.worker import Job, Queued, Worker
+
+SLOT_BYTES = 1 << 20
+SLOTS = 2
+TIMEOUT = timedelta(minutes=30)
+_CONTRIBUTED, _REDUCED, _GATHERED = 0, LINE, 2 * LINE
+_NUMEL, _DTYPE = 3 * LINE, 3 * LINE + SLOTS
+_SPIN_S = 50e-6
+_LONGEST_NAP_S = 1e-3
+_LOOK_S = 0.05
+_DTYPES: tuple[torch.dtype, ...] = (
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+)
+_DTYPES += (torch.int16, torch.int8, torch.uint8, torch.complex64, torch.complex128)
+
+
+@dataclass
+class _Pass:
+    """One tensor on its way through the slots; ``slots[s][r]``: slot s of rank r, in the tensor's dtype."""
+
+    flat: torch.Tensor
+    shards: list[tuple[int, int]]
+    part: int
+    slots: list[list[torch.Tensor]]
+    first: int
+    scatter: bool
+    gather: bool
+
+    def rounds(self) -> int:
+        longest = max(stop - start for start, stop in self.shards)
+        return max(1, -(-longest // self.part))
+
+    def piece(self, round: int, rank: int) -> torch.Tensor:
+        """The round's part of a rank's shard in this rank's tensor; it may be empty."""
+        start, stop = self.shards[rank]
+        at = start + round * self.part
+        return self.flat[min(at, stop) : min(at + self.part, stop)]
+
+    def shared(self, round: int, owner: int, rank: int, like: torch.Tensor) -> torch.Tensor:
+        """Where the round's part of a rank's shard stands in the owner's slot."""
+        at = rank * self.part
+        return self.slots[(self.first + round) % SLOTS][owner][at : at + like.numel()]
+
+
+class HostMemory:
+    """Blocking reductions over the ranks ``members`` of a group, which share a host. CPU tensors only.
+
+    All members make the same calls in the same order.
+    """
+
+    def __init__(self, members: Sequence[int], own: int, segments: list[Segment], timeout: timedelta) -> None:
+        self.members = tuple(members)
+        self.rank = own
+        self._segments = segments
+        self._counters = [segment.counters for segment in segments]
+        self._others = [rank for rank in range(len(members)) if rank != own]
+        self._timeout_s = timeout.total_seconds()
+        self._slot_bytes = segments[own].size // SLOTS
+        self._rounds = 0
+        self._views: dict[torch.dtype, list[list[torch.Tensor]]] = {}
+
+    @classmethod
+    def connect(
+        cls,
+        group: dist.ProcessGroup,
+        members: Sequence[int] | None = None,
+        slot_bytes: int = SLOT_BYTES,
+        timeout: timedelta = TIMEOUT,
+    ) -> HostMemory:
+        """Map the memory of the members. Every rank of the group calls it, each with the members of its own host.
+
+        Args:
+            group: A group with a CPU backend (gloo).
+            members: The ranks in the group that share this rank's host, in ascending order; all of them if None.
+            slot_bytes: How much is in flight at once.
+            timeout: After which time another rank's silence is an error.
+
+        Raises:
+            TransportError: The members do not share a host, on every rank of the group.
+        """
+        size, rank = group.size(), group.rank()
+        members = list(range(size) if members is None else members)
+        own, address = (
+            Segment.create(SLOTS * slot_bytes) if segment.available() else (None, (os.getpid(), -1, 0, 0))
+        )
+        told = torch.tensor([*address, slot_bytes], dtype=torch.int64)
+        rows = gather_rows(told, group).tolist()
+        segments, fault = [], None
+        try:
+            for member in members:
+                mine = member == rank and own is not None
+                segments.append(own if mine else Segment.open(tuple(rows[member][:4]), SLOTS * slot_bytes))
+        except TransportError as error:
+            fault = error
+        faults = torch.tensor([int(fault is not None)])
+        dist.all_reduce(faults, group=group)
+        if faults.item():
+            for opened in segments:
+                opened.close()  # type: ignore[union-attr]
+            raise fault or TransportError(
+                "another rank could not map the memory of its host's ranks: see its error"
+            )
+        return cls(members, members.index(rank), segments, timeout)  # type: ignore[arg-type]
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    def shard(self, flat: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a flat tensor, as a view."""
+        start, stop = bounds(flat.numel(), self.size)[self.rank]
+        return flat[start:stop]
+
+    def all_reduce(self, flat: torch.Tensor) -> None:
+        """Replace ``flat`` (1-D, contiguous) by its sum over the members, in its own dtype."""
+        self._run(flat, scatter=True, gather=True)
+
+    def reduce_scatter(self, flat: torch.Tensor) -> None:
+        """Replace this rank's shard of ``flat`` by the sum over the members; the rest stays as it is."""
+        self._run(flat, scatter=True, gather=False)
+
+    def all_gather(self, flat: torch.Tensor) -> None:
+        """Replace the other ranks' shards of ``flat`` by those ranks' values."""
+        self._run(flat, scatter=False, gather=True)
+
+    def _run(self, flat: torch.Tensor, scatter: bool, gather: bool) -> None:
+        if self.size == 1:
+            return
+        itemsize = flat.dtype.itemsize
+        part = self._slot_bytes // self.size // 64 * 64 // itemsize
+        shards = bounds(flat.numel(), self.size)
+        run = _Pass(flat, shards, part, self._slots(flat.dtype), self._rounds, scatter, gather)
+        rounds = run.rounds()
+        self._contribute(run, 0)
+        for round in range(rounds):
+            self._reduce(run, round)
+            if round + 1 < rounds:
+                self._contribute(run, round + 1)
+            self._gather(run, round)
+        self._rounds += rounds
+
+    def _slots(self, dtype: torch.dtype) -> list[list[torch.Tensor]]:
+        if dtype not in self._views:
+            self._views[dtype] = [
+                [each.view(dtype, slot * self._slot_bytes, self._slot_bytes) for each in self._segments]
+                for slot in range(SLOTS)
+            ]
+        return self._views[dtype]
+
+    def _contribute(self, run: _Pass, round: int) -> None:
+        number = run.first + round
+        self._await(_GATHERED, number - SLOTS + 1)  # the slot is free
+        own = self._counters[self.rank]
+        if round == 0:
+            own[_NUMEL + number % SLOTS] = run.flat.numel()
+            own[_DTYPE + number % SLOTS] = _DTYPES.index(run.flat.dtype)
+        if run.scatter:
+            for rank in self._others:
+                piece = run.piece(round, rank)
+                run.shared(round, self.rank, rank, piece).copy_(piece)
+        own[_CONTRIBUTED] = number + 1
+
+    def _reduce(self, run: _Pass, round: int) -> None:
+        number = run.first + round
+        self._await(_CONTRIBUTED, number + 1)
+        if round == 0:
+            self._compare(run)
+        mine = run.piece(round, self.rank)
+        total = run.shared(round, self.rank, self.rank, mine)
+        if run.scatter:
+            parts = [
+                mine if rank == self.rank else run.shared(round, rank, self.rank, mine)
+                for rank in range(self.size)
+            ]
+            torch.add(parts[0], parts[1], out=total)
+            for part in parts[2:]:
+                total.add_(part)
+            mine.copy_(total)
+        else:
+            total.copy_(mine)
+        self._counters[self.rank][_REDUCED] = number + 1
+
+    def _gather(self, run: _Pass, round: int) -> None:
+        number = run.first + round
+        self._await(_REDUCED, number + 1)
+        if run.gather:
+            for rank in self._others:
+                piece = run.piece(round, rank)
+                piece.copy_(run.shared(round, rank, rank, piece))
+        self._counters[self.rank][_GATHERED] = number + 1
+
+    def _compare(self, run: _Pass) -> None:
+        slot = run.first % SLOTS
+        for rank in self._others:
+            numel, dtype = self._counters[rank][_NUMEL + slot], self._counters[rank][_DTYPE + slot]
+            if numel != run.flat.numel() or _DTYPES[dtype] != run.flat.dtype:
+                raise DivergenceError(
+                    f"rank {self.members[self.rank]} adds up {run.flat.numel()} values of {run.flat.dtype} where rank "
+                    f"{self.members[rank]} has {numel} of {_DTYPES[dtype]}: every rank must make the same calls"
+                )
+
+    def _await(self, counter: int, value: int) -> None:
+        """Wait until every other rank's counter has come to ``value``."""
+        for rank in self._others:
+            if self._counters[rank][counter] < value:
+                self._pause(rank, counter, value)
+
+    def _pause(self, rank: int, counter: int, value: int) -> None:
+        """Look again at once for a moment, then ever less often: a long wait costs no processor time."""
+        counters = self._counters[rank]
+        start = time.monotonic()
+        next_look = _LOOK_S
+        while counters[counter] < value:
+            waited = time.monotonic() - start
+            if waited < _SPIN_S:
+                os.sched_yield()
+                continue
+            if waited > next_look:
+                next_look = waited + _LOOK_S
+                self._look(rank, counter, value, waited)
+            time.sleep(min(waited / 8, _LONGEST_NAP_S))
+
+    def _look(self, rank: int, counter: int, value: int, waited: float) -> None:
+        lives = self._segments[rank].owner_lives()
+        if not lives and self._counters[rank][counter] < value:
+            raise PeerError(
+                self.members[rank], "its process ended before it had done its part of a sum in shared memory"
+            )
+        if waited > self._timeout_s:
+            raise StallError(
+                f"rank {self.members[self.rank]} waited {waited:.1f} s for rank {self.members[rank]} in a sum in "
+                "shared memory: see what that rank does, or raise the timeout"
+            )
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._views.clear()
+        self._counters.clear()
+        for each in self._segments:
+            each.close()
+        self._segments.clear()
+
+
+def check(flat: torch.Tensor) -> None:
+    """Raise UsageError unless shared memory can add up tensors like ``flat``."""
+    if flat.device.type != "cpu" or flat.dim() != 1 or not flat.is_contiguous() or flat.dtype not in _DTYPES:
+        raise UsageError(
+            f"shared memory adds up flat, contiguous CPU tensors of a number type, not {flat.dtype} of shape "
+            f'{tuple(flat.shape)} on {flat.device}: choose the algorithm "direct"'
+        )
+
+
+class SharedMemory:
+    """The collective over ``HostMemory``: sums in flight, done by a thread in the order of the calls.
+
+    Moves ``2 N (n - 1) / n`` bytes a rank through memory for N bytes and n ranks, none through the network. CPU tensors
+    only; ``benchmarks/all_reduce`` compares it with gloo.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, memory: HostMemory) -> None:
+        self.group = group
+        self.memory = memory
+        self._worker = Worker("weft-shared-memory")
+
+    @classmethod
+    def connect(cls, group: dist.ProcessGroup, timeout: timedelta = TIMEOUT) -> SharedMemory:
+        """Map the memory of all ranks of the group, which share a host; every rank calls it."""
+        return cls(group, HostMemory.connect(group, timeout=timeout))
+
+    @property
+    def size(self) -> int:
+        return self.memory.size
+
+    def all_reduce(self, flat: torch.Tensor) -> Job | Queued:
+        """Start to replace ``flat`` by its sum over the ranks; see ``Collective``."""
+        check(flat)
+        return self._worker.submit(lambda: self.memory.all_reduce(flat), flat)
+
+    def close(self) -> None:
+        """End the thread and give the memory back; nothing is in flight."""
+        self._worker.close()
+        self.memory.close()

@@ -1,0 +1,1 @@
+"""Findings to pages: tables and pictures."""

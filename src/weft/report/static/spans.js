@@ -1,0 +1,78 @@
+// The page's data: lanes of spans in which a moment is found by halving. Times are in nanoseconds.
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const KINDS = DATA.kinds, STEP = KINDS.length;
+const CODE = Object.fromEntries(KINDS.map((kind, code) => [kind.kind, code]));
+const WORK = new Set(["F", "B", "I", "W"].map((kind) => CODE[kind]));
+const FULL = new Set([...WORK, CODE.wait]);
+const LEFT = 74, RIGHT = 64, AXIS = 34, HEAD = 22, GAP = 4, NARROWEST = 50;
+const FONT = 'system-ui, "DejaVu Sans", Verdana, Helvetica, Arial, sans-serif';
+const $ = (id) => document.getElementById(id);
+const canvas = $("canvas"), chart = $("chart"), tip = $("tip");
+const context = canvas.getContext("2d", {alpha: false});
+const length = Math.max(1, ...DATA.timelines.map((timeline) => timeline.length));
+
+// --- the data, as typed arrays in which a time is found by halving -------------------------------------------
+
+// Index of the first element of `sorted` that is above `value`.
+function above(sorted, value) {
+  let low = 0, high = sorted.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] > value) high = middle; else low = middle + 1;
+  }
+  return low;
+}
+
+// Spans of one row of a lane. `reached[i]` is the latest end up to span i: it ascends even where spans overlap.
+function makeRow(rank, kinds) {
+  const spans = rank.spans, chosen = [];
+  spans.kind.forEach((kind, index) => { if (kinds(kind)) chosen.push(index); });
+  const start = Float64Array.from(chosen, (i) => spans.start[i]);
+  const end = Float64Array.from(chosen, (i) => spans.end[i]);
+  let latest = -1;
+  const reached = end.map((time) => (latest = Math.max(latest, time)));
+  return {rank, start, end, reached, index: chosen, kind: Uint8Array.from(chosen, (i) => spans.kind[i])};
+}
+
+// The time worked up to any moment: what overlaps counts once.
+function makeBusy(row) {
+  const from = [], to = [], before = [];
+  let sum = 0;
+  for (let i = 0; i < row.start.length; i++) {
+    if (!WORK.has(row.kind[i])) continue;
+    const last = to.length - 1;
+    if (last >= 0 && row.start[i] <= to[last]) {
+      if (row.end[i] > to[last]) { sum += row.end[i] - to[last]; to[last] = row.end[i]; }
+      continue;
+    }
+    from.push(row.start[i]); to.push(row.end[i]); before.push(sum);
+    sum += row.end[i] - row.start[i];
+  }
+  return (time) => {
+    const i = above(from, time) - 1;
+    return i < 0 ? 0 : before[i] + Math.min(time, to[i]) - from[i];
+  };
+}
+
+const talks = DATA.timelines.some((timeline) => timeline.ranks.some(
+  (rank) => rank.spans.kind.some((kind) => kind === CODE.send || kind === CODE.recv)));
+const lanes = [], steps = [];
+DATA.timelines.forEach((timeline, number) => {
+  lanes.push({title: timeline.name, timeline});
+  for (const rank of timeline.ranks) {
+    const work = makeRow(rank, (kind) => kind < STEP && kind !== CODE.send && kind !== CODE.recv);
+    const rows = [work];
+    if (talks) rows.push(makeRow(rank, (kind) => kind === CODE.send), makeRow(rank, (kind) => kind === CODE.recv));
+    lanes.push({rank, timeline, rows, busy: makeBusy(work)});
+    const spans = rank.spans;
+    if (number === DATA.timelines.length - 1) spans.kind.forEach((kind, i) => {
+      if (spans.step[i] < 0) return;
+      let step = steps[spans.step[i]];
+      if (!step) step = steps[spans.step[i]] = {step: spans.step[i], start: Infinity, end: 0};
+      step.start = Math.min(step.start, spans.start[i]);
+      step.end = Math.max(step.end, spans.end[i]);
+    });
+  }
+});
+const stepList = steps.filter(Boolean);
+const ranks = lanes.filter((lane) => lane.rank);

@@ -1,0 +1,319 @@
+"""One rank obeying its action list.
+
+The schedule's list gives each (phase, stage, microbatch) of this rank a position, and the most (stage, microbatch)
+it holds in flight. Whenever a microbatch must wait for a tensor, or enters another stage or its backward pass, the
+turn goes to the one that could run and stands first in the list; one enters a stage only below the limit. Weight
+gradients that the backward pass left for later are tasks of their own, with positions in the list too.
+So a static program follows the list exactly, and one whose control flow differs from what the
+list foresaw (a partition visited again, an early exit) still never deadlocks: every rank starts
+microbatches in ascending order, so the lowest unfinished one is started everywhere or next to start.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.errors import StallError
+from weft.runtime.microbatch import Microbatch, Worker
+from weft.schedule.action import Action
+from weft.timeline import Span
+from weft.transport.channel import Mailbox
+
+POLL_S = 1.0
+PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
+LAST = 1 << 59
+
+
+@dataclass(frozen=True)
+class Order:
+    """What an executor needs of a schedule for one rank.
+
+    ``position``: by (phase, stage, microbatch), with "B" for an I too; ``limit``: the most (stage, microbatch) in
+    flight; ``first``: the rank's first stage; ``splits``: the backward passes are I and W.
+    """
+
+    position: Mapping[tuple[str, int, int], int]
+    limit: int
+    first: int = 0
+    splits: bool = False
+
+    @classmethod
+    def of(cls, actions: Sequence[Action], limit: int, revisited: bool = False, ahead: int = 0) -> Order:
+        """From one rank's ``actions``; at most ``limit`` in flight, less where the list holds less.
+
+        ``ahead``: how many more than the list holds may be in flight, started while the rank would wait.
+
+        ``revisited``: microbatches come back to partitions that they left, which the list does not know. What it
+        holds in flight would keep the other ranks waiting then, so only ``limit`` counts.
+        """
+        position: dict[tuple[str, int, int], int] = {}
+        held: set[tuple[int, int]] = set()
+        peak = 0
+        for number, (stage, kind, microbatch) in enumerate(actions):
+            position.setdefault(("B" if kind == "I" else kind, stage, microbatch), number)
+            if kind == "F":
+                held.add((stage, microbatch))
+                peak = max(peak, len(held))
+            elif kind in ("B", "W"):
+                held.discard((stage, microbatch))
+        return cls(
+            position,
+            max(1, limit if revisited else min(limit, peak + ahead)),
+            min((action.stage for action in actions), default=0),
+            any(action.kind == "W" for action in actions),
+        )
+
+
+@dataclass
+class Hooks:
+    """What a frontend does around turns (random states, say), and whom it tells what the rank does.
+
+    ``note(phase, microbatch, peer)``: what it turns to; ``locate(error)``: an error was raised just now;
+    ``check()`` is called before every wait, and raises if the ranks have diverged. ``record(kind, microbatch, start_s,
+    end_s, peer, stage)`` is told every span, as far as one is set: work, waits (for ``peer``) and the whole step.
+    """
+
+    resume: Callable[[Microbatch], None] = lambda microbatch: None
+    pause: Callable[[Microbatch], None] = lambda microbatch: None
+    note: Callable[[str, int | None, int | None], None] = lambda phase, microbatch, peer: None
+    locate: Callable[[BaseException], None] = lambda error: None
+    check: Callable[[], None] = lambda: None
+    record: Callable[[str, int, float, float, int, int], None] | None = None
+
+
+@dataclass
+class Executor:
+    """Runs the microbatches of a step on this rank. ``mailbox`` is where their messages arrive.
+
+    ``wait_timeout_s``: how long nothing may arrive while every microbatch waits; then :class:`StallError`.
+    """
+
+    mailbox: Mailbox
+    rank: int = 0
+    wait_timeout_s: float = 600.0
+    hooks: Hooks = field(default_factory=Hooks)
+
+    def __post_init__(self) -> None:
+        self.spans: list[Span] = []
+        self._workers: list[Worker] = []
+        self._idle: list[Worker] = []
+        self._back = threading.Lock()
+        self._back.acquire()
+        self._active: list[Microbatch] = []
+        self._held: set[tuple[int, int]] = set()
+        self._tasks: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self._slice_start = 0.0
+        self._slice_phase, self._slice_stage = "F", 0
+
+    def run(self, bodies: Sequence[Callable[[Microbatch], Any]], order: Order) -> list[Any]:
+        """Run every body to its end; their results in order of microbatch.
+
+        The first error of a body is raised after the others were unwound; a failure of the
+        mailbox (a peer failed) likewise.
+        """
+        self.spans = []
+        self._order = order
+        self._held, self._tasks = set(), {}
+        everything: list[Microbatch] = []
+        for index, body in enumerate(bodies):
+            before = everything[-1] if everything else None
+            everything.append(Microbatch(index, body, order.first, before))
+        self._waiting = everything[::-1]
+        self._active = []
+        self._context = contextvars.copy_context()
+        began = time.perf_counter()
+        try:
+            while self._waiting or self._active or self._tasks:
+                seen = self.mailbox.arrivals
+                chosen = self._choose()
+                if chosen is None:
+                    self._sleep(seen)
+                    continue
+                if not isinstance(chosen, Microbatch):
+                    self._weights(*chosen)
+                    continue
+                self._resume(chosen)
+                try:
+                    self._back.acquire()
+                except (
+                    BaseException
+                ):  # an interrupt: whoever has the turn must give it back before others unwind
+                    chosen.cancelled = True
+                    self._back.acquire()
+                    raise
+                failed = next((m for m in everything if m.error is not None), None)
+                if failed is not None:
+                    failed.error.__weft_microbatch__ = failed.index  # type: ignore[union-attr]
+                    raise failed.error  # type: ignore[misc]
+        finally:
+            self._unwind()
+            self._record("step", -1, began)
+        return [microbatch.result for microbatch in everything]
+
+    def _choose(self) -> Microbatch | tuple[int, int] | None:
+        """Of those that could run, the one whose next action the list names first; (stage, microbatch) for a W."""
+        best: Microbatch | tuple[int, int] | None = None
+        best_position = LAST + 1
+        place = self._order.position.get
+        full = len(self._held) >= self._order.limit
+        for number, microbatch in enumerate(self._active):
+            if microbatch.entering and full and number:  # the lowest may always go on
+                continue
+            if microbatch.ready(self.mailbox):
+                position = place((microbatch.phase, microbatch.stage, microbatch.index), LAST)
+                if position < best_position:
+                    best, best_position = microbatch, position
+        if self._waiting and not (full and (self._active or self._tasks)):
+            new = self._waiting[-1]
+            position = place(("F", new.stage, new.index), LAST)
+            if position < best_position:
+                best, best_position = new, position
+        for stage, index in self._tasks:
+            position = place(("W", stage, index), LAST)
+            if position < best_position:
+                best, best_position = (stage, index), position
+        return best
+
+    def _weights(self, stage: int, index: int) -> None:
+        """W: the weight gradients that a backward pass has left for now."""
+        self.hooks.note(PHASES["W"], index, None)
+        start = time.perf_counter()
+        for task in self._tasks.pop((stage, index)):
+            task()
+        self._release(stage, index)
+        self._span("W", index, start, stage)
+
+    def _release(self, stage: int, index: int) -> None:
+        """The stage is done with the microbatch; the rank's first one only when its program has ended."""
+        if stage != self._order.first or all(microbatch.index != index for microbatch in self._active):
+            self._held.discard((stage, index))
+
+    def completed(self, microbatch: Microbatch, tasks: Sequence[Callable[[], None]]) -> None:
+        """The backward pass of the microbatch's present stage is done, but for ``tasks``."""
+        place = microbatch.stage, microbatch.index
+        if tasks:
+            self._tasks.setdefault(place, []).extend(tasks)
+        else:
+            self._release(*place)
+
+    def _resume(self, microbatch: Microbatch) -> None:
+        if microbatch.worker is None:
+            self._waiting.pop()
+            self._active.append(microbatch)
+            microbatch.executor = self
+            microbatch.worker = self._idle.pop() if self._idle else self._new_worker()
+            context = self._context.copy()
+            microbatch.worker.start(lambda: self._first(microbatch, context))
+        else:
+            self._begin_slice(microbatch)
+        microbatch.worker.go()
+
+    def _first(self, microbatch: Microbatch, context: contextvars.Context) -> None:
+        self._begin_slice(microbatch)
+        microbatch.run(context)
+
+    def _begin_slice(self, microbatch: Microbatch) -> None:
+        self.hooks.resume(microbatch)
+        if microbatch.entering:
+            microbatch.entering = False
+            self._held.add((microbatch.stage, microbatch.index))
+        self.hooks.note(PHASES[microbatch.phase], microbatch.index, None)
+        self._slice_phase = "I" if self._order.splits and microbatch.phase == "B" else microbatch.phase
+        self._slice_stage = microbatch.stage
+        self._slice_start = time.perf_counter()
+
+    def _end_slice(self, microbatch: Microbatch) -> None:
+        self.hooks.pause(microbatch)
+        self._span(self._slice_phase, microbatch.index, self._slice_start, self._slice_stage)
+
+    def _span(self, kind: str, microbatch: int, start_s: float, stage: int) -> None:
+        """A span of work that ends now."""
+        end_s = self._record(kind, microbatch, start_s, stage=stage)
+        self.spans.append(Span(self.rank, kind, microbatch, start_s, end_s, stage))
+
+    def _record(self, kind: str, microbatch: int, start_s: float, peer: int = -1, stage: int = -1) -> float:
+        """A span that ends now; when that is."""
+        end_s = time.perf_counter()
+        if self.hooks.record is not None:
+            self.hooks.record(kind, microbatch, start_s, end_s, peer, stage)
+        return end_s
+
+    def pause(self, microbatch: Microbatch) -> None:
+        """Give the turn away; returns when it comes back. Called on the microbatch's own thread."""
+        if microbatch.cancelled:
+            return
+        microbatch.waiting_since_s = time.perf_counter()
+        self._end_slice(microbatch)
+        if self.mailbox.failure is None and self._choose() is microbatch:
+            self._begin_slice(microbatch)
+            return
+        self._back.release()
+        assert microbatch.worker is not None
+        microbatch.worker.turn.acquire()
+
+    def finished(self, microbatch: Microbatch) -> None:
+        """The body has returned or raised; called on its thread as the last thing it does."""
+        if not microbatch.cancelled:
+            self._end_slice(microbatch)
+        self._active.remove(microbatch)
+        self._held -= {
+            place for place in self._held if place[1] == microbatch.index and place not in self._tasks
+        }
+        microbatch.kept = None
+        assert microbatch.worker is not None
+        self._idle.append(microbatch.worker)
+        self._back.release()
+
+    def _sleep(self, seen: int) -> None:
+        if self.mailbox.failure is not None:
+            raise self.mailbox.failure
+        waits = next((m for m in self._active if m.waiting is not None), None)
+        if waits is not None and waits.waiting is not None:
+            self.hooks.note("wait", waits.index, waits.waiting[0])
+        self.hooks.check()
+        before = time.perf_counter()
+        while self.mailbox.wait(seen, POLL_S) == seen:
+            if time.perf_counter() - before > self.wait_timeout_s:
+                raise StallError(self._stall_text())
+        if waits is not None and waits.waiting is not None:
+            self._record("wait", waits.index, before, waits.waiting[0])
+        if self.mailbox.failure is not None:
+            raise self.mailbox.failure
+
+    def _stall_text(self) -> str:
+        waits = "; ".join(
+            f"microbatch {m.index} for {m.waiting[1]} from "
+            + (f"pipeline rank {m.waiting[0]}" if m.waiting[0] >= 0 else f"replica {-1 - m.waiting[0]}")
+            + (f" ({m.what})" if m.what else "")
+            for m in self._active
+            if m.waiting is not None
+        )
+        return (
+            f"nothing arrived for {self.wait_timeout_s:g} s on pipeline rank {self.rank}, which waits: {waits}. "
+            'If a rank may take this long between two steps, raise "wait_timeout" (seconds).'
+        )
+
+    def _unwind(self) -> None:
+        """End microbatches that are still in flight: their ``finally`` blocks run, nothing else does."""
+        for microbatch in list(self._active):
+            microbatch.cancelled = True
+            assert microbatch.worker is not None
+            microbatch.worker.go()
+            self._back.acquire()
+        self._waiting = []
+        self._tasks = {}
+
+    def _new_worker(self) -> Worker:
+        worker = Worker(len(self._workers))
+        self._workers.append(worker)
+        return worker
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.end()
+        self._workers, self._idle = [], []

@@ -1,0 +1,131 @@
+"""What went wrong on a rank, so that the others and the launcher can say it.
+
+A failure of one rank breaks the connections of all others. A rank that only lost its connection is a
+victim: it is not blamed as long as somebody else can be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+
+from weft.errors import PeerError
+from weft.runtime.heartbeat import Sign
+
+_LOST = re.compile(
+    r"Connection (closed by|reset by|refused)|Broken pipe|pair closure|connection was (closed|aborted)"
+    r"|Socket closed|[Rr]emote process|recvValue failed|sendBytes failed|Timed out waiting",
+)
+_TRACEBACK_BYTES = 20_000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank failed.
+
+    Attributes:
+        kind: The exception's type, or a signal's name, or "exit".
+        text: The exception's message.
+        where: The step, microbatch, phase and module, in words.
+        time: Seconds on the monotonic clock of its host.
+        victim: It only failed because another rank went away.
+        peer: The rank that went away, if the victim knows.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    kind: str
+    text: str
+    traceback: str = ""
+    where: str = ""
+    time: float = 0.0
+    victim: bool = False
+    peer: int | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int, sign: Sign) -> Failure:
+        """The failure of this process; `sign` is what it did at that time."""
+        lost = next((cause for cause in chain(error) if is_lost_peer(cause)), None)
+        full = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        if len(full) > _TRACEBACK_BYTES:
+            full = f"...\n{full[-_TRACEBACK_BYTES:]}"
+        return cls(
+            rank=rank,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            kind=type(error).__name__,
+            text=clean(str(error))[:2000],
+            traceback=clean(full, keep="\n\t"),
+            where=sign.where(),
+            time=time.monotonic(),
+            victim=lost is not None,
+            peer=lost.rank if isinstance(lost, PeerError) else sign.peer if lost is not None else None,
+        )
+
+    def headline(self) -> str:
+        """Rank, host, pid, what and where in one line.
+
+        >>> Failure(1, "node7", 42, "ValueError", "no", where="step 3, forward of layers.0").headline()
+        'rank 1 on node7 (pid 42) failed in step 3, forward of layers.0: ValueError: no'
+        """
+        where = f" in {self.where}" if self.where else ""
+        text = f": {self.text.splitlines()[0]}" if self.text else ""
+        return f"rank {self.rank} on {self.host} (pid {self.pid}) failed{where}: {self.kind}{text}"
+
+    def to_json(self, limit: int = 1 << 20) -> str:
+        """JSON of at most `limit` bytes; the start of the traceback goes first."""
+        values = asdict(self)
+        while len(text := json.dumps(values)) > limit and values["traceback"]:
+            values["traceback"] = values["traceback"][len(values["traceback"]) // 2 + 1 :]
+        return text
+
+    @classmethod
+    def from_json(cls, text: str) -> Failure:
+        values = json.loads(text)
+        failure = cls(**{field.name: values[field.name] for field in fields(cls)})
+        return failure
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception and what caused it, the newest first."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an exception says that another process went away.
+
+    >>> is_lost_peer(RuntimeError("pair.cc:534] Connection closed by peer [127.0.0.1]:4711"))
+    True
+    """
+    if isinstance(error, (PeerError, ConnectionError)):
+        return True
+    return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+
+
+def root_cause(failures: Iterable[Failure]) -> Failure | None:
+    """The earliest failure that is not only a consequence; else the earliest."""
+    return min(failures, key=lambda failure: (failure.victim, failure.time), default=None)
+
+
+def clean(text: str, keep: str = "") -> str:
+    """`text` without what could steer a terminal, but for the characters to keep.
+
+    >>> clean("a\\x1b[2J\\nb", keep="\\n")
+    'a?[2J\\nb'
+    """
+    return "".join(
+        character if character.isprintable() or character in keep else " " if character == "\n" else "?"
+        for character in text
+    )

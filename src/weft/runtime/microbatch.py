@@ -1,0 +1,154 @@
+"""A microbatch in flight on this rank: a thread that runs only while it holds the turn.
+
+Threads, because autocast, grad mode and the current device are kept for each thread by the framework.
+The threads are few and reused: as many as microbatches were ever in flight at once on this rank.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weft.transport.channel import Key, Mailbox, Message
+
+_thread = threading.local()
+
+
+def present() -> Microbatch | None:
+    """The microbatch that runs on this thread."""
+    return getattr(_thread, "microbatch", None)
+
+
+class Cancelled(BaseException):
+    """Unwinds a microbatch whose step has failed elsewhere; never seen by users."""
+
+
+class Worker:
+    """A reusable thread; ``start`` gives it a function, ``go`` the turn."""
+
+    def __init__(self, number: int) -> None:
+        self.turn = threading.Lock()
+        self.turn.acquire()
+        self._job: Callable[[], None] | None = None
+        self._thread = threading.Thread(target=self._loop, name=f"weft-microbatch-{number}", daemon=True)
+        self._thread.start()
+
+    def start(self, job: Callable[[], None]) -> None:
+        self._job = job
+
+    def _loop(self) -> None:
+        while True:
+            self.turn.acquire()
+            job, self._job = self._job, None
+            if job is None:
+                return
+            job()
+            del job
+
+    def go(self) -> None:
+        self.turn.release()
+
+    def end(self) -> None:
+        """Let the thread return; call only while it has no job."""
+        self.turn.release()
+
+
+class Microbatch:
+    """State of one microbatch on this rank: what it does next, and what it waits for.
+
+    ``phase`` is "F" until the backward pass begins, then "B"; ``stage`` is where it is, and ``entering`` whether that
+    still has to be granted. ``waiting`` is the message it waits for, ``follows`` the
+    place (by name) and the number of times that ``before``, the microbatch before it, must have passed it.
+    """
+
+    def __init__(
+        self, index: int, body: Callable[[Microbatch], Any], stage: int = 0, before: Microbatch | None = None
+    ) -> None:
+        self.index = index
+        self.phase = "F"
+        self.stage = stage
+        self.entering = True
+        self.waiting: tuple[int, Key] | None = None
+        self.waiting_since_s = 0.0
+        self.follows: tuple[str, int] | None = None
+        self.before = before
+        self.times: dict[str, int] = {}
+        self.what: str = ""
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.cancelled = False
+        self.executor: Any = None
+        self.worker: Worker | None = None
+        self.kept: Any = None
+        self._body = body
+
+    def run(self, context: contextvars.Context) -> None:
+        """The body, in the context the step was called in; the executor's job on a worker thread."""
+        _thread.microbatch = self
+        try:
+            self.result = context.run(self._body, self)
+        except Cancelled:
+            pass
+        except BaseException as error:
+            self.executor.hooks.locate(error)
+            self.error = error
+        self.done = True
+        _thread.microbatch = None
+        del self._body
+        self.before = None
+        self.executor.finished(self)
+
+    def receive(self, peer: int, key: Key, what: str = "") -> Message:
+        """The message ``key`` from ``peer``; others have their turn until it is there."""
+        message = self.executor.mailbox.take(peer, key)
+        while message is None:
+            self.waiting, self.what = (peer, key), what
+            self._yield()
+            self.waiting = None
+            message = self.executor.mailbox.take(peer, key)
+        return message
+
+    def follow(self, place: str, least: int = 0) -> None:
+        """Wait until the microbatch before has passed ``place`` as often as this one will have, and ``least`` times; or
+        has ended its forward pass. So what is kept at the place sees them in order."""
+        self.follows = place, max(least, self.times.get(place, 0) + 1)
+        while not self._in_order():
+            self._yield()
+        self.follows = None
+
+    def passed(self, place: str) -> None:
+        self.times[place] = self.times.get(place, 0) + 1
+
+    def ready(self, mailbox: Mailbox) -> bool:
+        """Whether it could run now."""
+        return self._in_order() if self.waiting is None else mailbox.has(*self.waiting)
+
+    def _in_order(self) -> bool:
+        if self.follows is None or self.before is None:
+            return True
+        place, times = self.follows
+        return self.before.done or self.before.phase == "B" or self.before.times.get(place, 0) >= times
+
+    def enter(self, stage: int) -> None:
+        """Go to another stage of this rank; whoever the schedule puts first goes on."""
+        if stage != self.stage:
+            self.stage = stage
+            self.entering = self.phase == "F"
+            self._yield()
+
+    def completed(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """The backward pass of the present stage is done; ``tasks`` (weight gradients) may come later."""
+        self.executor.completed(self, tasks)
+
+    def begin(self, phase: str) -> None:
+        """Enter ``phase``; whoever the schedule puts first goes on."""
+        self.phase = phase
+        self._yield()
+
+    def _yield(self) -> None:
+        self.executor.pause(self)
+        if self.cancelled:
+            raise Cancelled

@@ -1,0 +1,63 @@
+"""What weft asks of the operating system about processes. Linux has all of it; elsewhere it does less."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+
+
+def stack_signal() -> int:
+    """The signal at which a rank writes the Python stacks of its threads to its standard error."""
+    return int(signal.SIGRTMIN) + 7 if hasattr(signal, "SIGRTMIN") else int(signal.SIGUSR2)
+
+
+def answer_with_stacks() -> None:
+    """Write all stacks at `stack_signal`, even while the interpreter is locked."""
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        faulthandler.register(stack_signal(), file=2, all_threads=True)
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Be killed as soon as the parent process is gone, however it went; `parent` is its expected id."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this host still runs; one that ended and was not waited for does not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except FileNotFoundError:
+        if os.path.exists("/proc/self/stat"):
+            return False
+    except OSError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def exit_now(code: int) -> NoReturn:
+    """End this process without waiting for threads or destructors, with everything written out."""
+    with contextlib.suppress(Exception):
+        logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)

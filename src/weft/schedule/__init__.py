@@ -1,0 +1,136 @@
+"""Stages to actions: pure generators, one a file, and one checker for all of them (`legal`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from weft.errors import ScheduleError
+from weft.schedule.action import Action, in_flight
+from weft.schedule.file import from_csv, to_csv
+from weft.schedule.greedy import ListCost, greedy
+from weft.schedule.interleaved import interleaved
+from weft.schedule.looped import looped
+from weft.schedule.looped_bfs import looped_bfs
+from weft.schedule.schedule import Schedule
+from weft.schedule.simple import simple
+from weft.schedule.v_half import v_half
+from weft.schedule.v_min import v_min
+from weft.schedule.zb_h1 import zb_h1
+from weft.schedule.zb_v import zb_v
+
+__all__ = [
+    "CHUNKS",
+    "NAMES",
+    "Action",
+    "Schedule",
+    "ListCost",
+    "from_csv",
+    "greedy",
+    "in_flight",
+    "interleaved",
+    "looped",
+    "looped_bfs",
+    "make",
+    "simple",
+    "to_csv",
+    "v_half",
+    "v_min",
+    "zb_h1",
+    "zb_v",
+]
+
+CHUNKS: Mapping[str, tuple[int, int | None]] = {
+    "simple": (1, 1),
+    "interleaved": (1, 1),
+    "looped": (2, None),
+    "looped_bfs": (2, None),
+    "zb_h1": (1, 1),
+    "zb_v": (2, 2),
+    "v_half": (2, 2),
+    "v_min": (2, 2),
+}
+"""The schedules that follow from the numbers alone, and how many chunks (stages a rank) each takes: least, most."""
+
+NAMES = (*CHUNKS, "list", "file")
+"""All schedules."""
+
+
+def make(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    *,
+    active: int | None = None,
+    chunks: int | None = None,
+    costs: Sequence[ListCost] | None = None,
+    memory_bytes: Sequence[int] | None = None,
+    text: str | None = None,
+) -> Schedule:
+    """The schedule called `name`.
+
+    Args:
+        name: One of `NAMES`.
+        ranks: How many ranks there are.
+        microbatches: How many microbatches make the step.
+        active: How many microbatches a rank may hold at once. `interleaved` and `zb_h1` keep to it; what
+            the others hold is fixed by their pattern, or for `list` by `memory_bytes`.
+        chunks: How many stages a rank has; the least that the schedule takes if not given (`CHUNKS`).
+        costs: For `list`: what each stage costs, and its rank.
+        memory_bytes: For `list`: what the activations on each rank may take.
+        text: For `file`: the CSV text.
+
+    Raises:
+        ScheduleError: With everything that is wrong with the arguments.
+        FormatError: If `text` is no schedule.
+
+    >>> print(*make("looped", ranks=2, microbatches=2, chunks=2).ranks[0])
+    0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
+    """
+    counts = {"ranks": ranks, "microbatches": microbatches, "active": active, "chunks": chunks}
+    faults = [
+        f"{what} is {number}, it must be at least 1"
+        for what, number in counts.items()
+        if number is not None and number < 1
+    ]
+    if name not in NAMES:
+        faults.insert(0, f'there is no schedule "{name}", write one of {", ".join(NAMES)}')
+    faults += _misplaced(name, chunks, {"costs": costs, "memory_bytes": memory_bytes, "text": text})
+    if faults:
+        raise ScheduleError("; ".join(faults))
+    if name == "list":
+        assert costs is not None
+        return _as_asked(greedy(costs, microbatches, memory_bytes), ranks, microbatches)
+    if name == "file":
+        assert text is not None
+        return _as_asked(from_csv(text), ranks, microbatches)
+    if name in ("interleaved", "zb_h1"):
+        return (interleaved if name == "interleaved" else zb_h1)(ranks, microbatches, active)
+    if name in ("looped", "looped_bfs"):
+        return (looped if name == "looped" else looped_bfs)(ranks, microbatches, chunks or 2)
+    return {"simple": simple, "zb_v": zb_v, "v_half": v_half, "v_min": v_min}[name](ranks, microbatches)
+
+
+def _misplaced(name: str, chunks: int | None, given: Mapping[str, object]) -> list[str]:
+    """What the schedule does not take, or needs."""
+    faults = []
+    for what, owner in (("costs", "list"), ("memory_bytes", "list"), ("text", "file")):
+        if given[what] is not None and name != owner:
+            faults.append(f'{what} is for "{owner}" only')
+        if given[what] is None and name == owner and what != "memory_bytes":
+            faults.append(f'"{owner}" needs {what}')
+    if name in CHUNKS and chunks is not None and chunks >= 1:
+        least, most = CHUNKS[name]
+        if chunks < least or (most is not None and chunks > most):
+            takes = f"{least} chunks a rank or more" if most is None else f"{most} for each rank"
+            faults.append(f'chunks is {chunks}, "{name}" takes {takes}')
+    elif name in NAMES and chunks is not None and chunks >= 1:
+        faults.append(f'chunks is {chunks}, but "{name}" has the stages of its input')
+    return faults
+
+
+def _as_asked(schedule: Schedule, ranks: int, microbatches: int) -> Schedule:
+    """The schedule of an input that has its own numbers, which must be those that were asked for."""
+    if (len(schedule.ranks), schedule.microbatches) != (ranks, microbatches):
+        found = f"{len(schedule.ranks)} ranks and {schedule.microbatches} microbatches"
+        raise ScheduleError(f"the {schedule.name} is for {found}, but there are {ranks} and {microbatches}")
+    return schedule

@@ -1,0 +1,68 @@
+"""Peak memory by rank. It follows from the order of the actions alone, whatever they cost.
+
+    bytes(rank) = copies * parameters of its stages + the largest sum of what is kept
+
+    F(s)   keeps activation_bytes(s), from its start
+    B(s)   lets go of them, at its end
+    I(s)   lets go of all but weight_bytes(s), at its end
+    W(s)   lets go of these, at its end
+
+B(s) and I(s) take transient_bytes(s) besides while they run: what is computed anew. Whatever else an action
+needs only while it runs, and tensors on their way, are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.schedule.action import Action
+from weft.simulate.costs import StageCost
+
+COPIES = 4
+"""Parameters, gradients and the two moments of an Adam-like optimizer."""
+
+
+def kept_bytes(actions: Sequence[Action], costs: Sequence[StageCost]) -> int:
+    """The most that a rank keeps between its forward and backward passes, in bytes.
+
+    >>> text = "0F0 0F1 0I0 0F2 0W0 0B1 0B2"
+    >>> kept_bytes([Action.parse(one) for one in text.split()], [StageCost(activation_bytes=10, weight_bytes=4)])
+    24
+    """
+    taken = {
+        "F": [cost.activation_bytes for cost in costs],
+        "B": [-cost.activation_bytes for cost in costs],
+        "I": [cost.weight_bytes - cost.activation_bytes for cost in costs],
+        "W": [-cost.weight_bytes for cost in costs],
+    }
+    transient = [cost.transient_bytes for cost in costs]
+    kept = peak = 0
+    for stage, kind, _ in actions:
+        if kind in ("B", "I") and kept + transient[stage] > peak:
+            peak = kept + transient[stage]
+        kept += taken[kind][stage]
+        if kept > peak:
+            peak = kept
+    return peak
+
+
+def peak_bytes(
+    actions: Sequence[Sequence[Action]],
+    rank_of_stage: Sequence[int],
+    costs: Sequence[StageCost],
+    copies: int = COPIES,
+) -> tuple[int, ...]:
+    """The peak of each rank, in bytes.
+
+    Args:
+        actions: For each rank its list.
+        rank_of_stage: The rank that runs each stage.
+        costs: What each stage costs.
+        copies: How often the parameters count: themselves, gradients, optimizer state.
+    """
+    parameters = [0] * len(actions)
+    for rank, cost in zip(rank_of_stage, costs, strict=True):
+        parameters[rank] += cost.parameter_bytes
+    return tuple(
+        copies * own + kept_bytes(of_rank, costs) for own, of_rank in zip(parameters, actions, strict=True)
+    )

@@ -1,0 +1,171 @@
+"""What ran when, on which rank: recorded and simulated timelines are of one type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, replace
+from functools import cached_property
+from itertools import groupby
+
+from weft.document import Document
+from weft.errors import FormatError, UsageError
+
+VERSION = 1
+WORK = ("F", "B", "I", "W")
+KINDS = (*WORK, "send", "recv", "wait", "reduce", "optimizer", "step")
+
+
+@dataclass(frozen=True)
+class Span:
+    """One thing that a rank did, from `start_s` to `end_s` on a clock that all ranks share.
+
+    `kind` is F, B, I or W (work on a microbatch), send, recv, wait, reduce (the all-reduce of gradients),
+    optimizer, or step (the whole step).
+    `microbatch`, `stage` and `step` are -1 where they mean nothing or are not known.
+    """
+
+    rank: int
+    kind: str
+    microbatch: int
+    start_s: float
+    end_s: float
+    stage: int = -1
+    label: str = ""
+    step: int = -1
+
+    @property
+    def duration_s(self) -> float:
+        """How long it took."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Spans of all ranks, in the order of rank and start.
+
+    >>> timeline = Timeline([Span(0, "F", 0, 0.0, 1.0), Span(1, "F", 0, 1.0, 2.0)])
+    >>> timeline.duration_s, timeline.idle_share(0), timeline.bubble
+    (2.0, 0.5, 0.5)
+    """
+
+    spans: tuple[Span, ...]
+
+    def __init__(self, spans: Iterable[Span] = ()) -> None:
+        ordered = tuple(sorted(spans, key=lambda span: (span.rank, span.start_s, span.end_s)))
+        for span in ordered:
+            if span.kind not in KINDS:
+                raise FormatError(f'a span has the kind "{span.kind}", known are {", ".join(KINDS)}')
+            if not span.end_s >= span.start_s:
+                raise FormatError(f"a span ends before it starts: {span}")
+        object.__setattr__(self, "spans", ordered)
+
+    @cached_property
+    def _by_rank(self) -> dict[int, tuple[Span, ...]]:
+        return {rank: tuple(spans) for rank, spans in groupby(self.spans, key=lambda span: span.rank)}
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that did anything, ascending."""
+        return tuple(self._by_rank)
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """The numbers of the steps, ascending; none where spans do not tell."""
+        return tuple(sorted({span.step for span in self.spans if span.step >= 0}))
+
+    @cached_property
+    def start_s(self) -> float:
+        """When the first span began; 0 if there is none."""
+        return min((span.start_s for span in self.spans), default=0.0)
+
+    @cached_property
+    def end_s(self) -> float:
+        """When the last span ended; 0 if there is none."""
+        return max((span.end_s for span in self.spans), default=0.0)
+
+    @property
+    def duration_s(self) -> float:
+        """From the start of the first span to the end of the last one, over all ranks."""
+        return self.end_s - self.start_s
+
+    def of_rank(self, rank: int) -> tuple[Span, ...]:
+        """The spans of one rank, by start."""
+        if rank not in self.ranks:
+            raise UsageError(f"rank {rank} did nothing in this timeline, which has the ranks {self.ranks}")
+        return self._by_rank[rank]
+
+    def of_step(self, step: int) -> Timeline:
+        """The spans of one step; :class:`UsageError` if there is none of that number."""
+        if step not in self.steps:
+            found = _listed(self.steps)
+            raise UsageError(f"step {step} is not in this timeline, which has {found}")
+        return Timeline(span for span in self.spans if span.step == step)
+
+    def busy_s(self, rank: int) -> float:
+        """How long the rank worked (F, B, I, W); overlapping spans count once."""
+        busy, reached = 0.0, float("-inf")
+        for span in self.of_rank(rank):
+            if span.kind in WORK and span.end_s > reached:
+                busy += span.end_s - max(span.start_s, reached)
+                reached = span.end_s
+        return busy
+
+    def idle_share(self, rank: int) -> float:
+        """The share of the timeline's duration in which the rank ran no F, B, I or W."""
+        busy = self.busy_s(rank)
+        return 1.0 - busy / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def bubble(self) -> float:
+        """The share of all ranks' time without work: the mean of `idle_share`."""
+        if not self.ranks:
+            return 0.0
+        return sum(map(self.idle_share, self.ranks)) / len(self.ranks)
+
+    def merged(self, other: Timeline) -> Timeline:
+        """The spans of both."""
+        return Timeline(self.spans + other.spans)
+
+    def shifted(self, seconds: float) -> Timeline:
+        """The same, `seconds` later."""
+        return Timeline(
+            replace(span, start_s=span.start_s + seconds, end_s=span.end_s + seconds) for span in self.spans
+        )
+
+    def to_json(self) -> str:
+        """The timeline as text that `from_json` reads."""
+        return json.dumps({"weft": "timeline", "version": VERSION, "spans": [astuple(s) for s in self.spans]})
+
+    @classmethod
+    def from_json(cls, text: str) -> Timeline:
+        """Read what `to_json` wrote; a fault is named by its path."""
+        document = Document.parse(text, kind="timeline", version=VERSION)
+        return cls([_read_span(record) for record in document["spans"]])
+
+
+def _read_span(record: Document) -> Span:
+    fields = record.items()
+    if len(fields) not in (7, 8):
+        record.refuse("rank, kind, microbatch, start_s, end_s, stage, label and step")
+    rank, kind, microbatch, start_s, end_s, stage, label = fields[:7]
+    if kind.text() not in KINDS:
+        kind.refuse(f"one of {', '.join(KINDS)}")
+    return Span(
+        rank.whole(),
+        kind.text(),
+        microbatch.whole(),
+        start_s.number(),
+        end_s.number(),
+        stage.whole(),
+        label.text(),
+        fields[7].whole() if len(fields) == 8 else -1,
+    )
+
+
+def _listed(steps: tuple[int, ...]) -> str:
+    if not steps:
+        return "no steps"
+    if len(steps) > 1 and steps[-1] - steps[0] == len(steps) - 1:
+        return f"the steps {steps[0]} to {steps[-1]}"
+    return f"the steps {', '.join(map(str, steps))}" if len(steps) > 1 else f"step {steps[0]}"

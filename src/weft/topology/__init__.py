@@ -1,0 +1,1 @@
+"""The ranks and what connects them."""

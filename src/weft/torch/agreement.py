@@ -1,0 +1,161 @@
+"""Ranks that run different models, steps or inputs are told so, instead of waiting for each other.
+
+Before the partition all ranks compare their model, and the ranks of a pipeline their step and its arguments. From then
+on every rank tells its peers at the beginning of a step what it was called with; they look at it when they have
+nothing else to do, so that it costs no time, and before they could wait for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import DivergenceError, StallError
+from weft.launch.startup import first_difference
+from weft.torch.collective import gather_texts
+from weft.torch.slicing import MiniBatch, named_tensors
+from weft.torch.state import Session
+from weft.transport.channel import BEGIN, Channel, Key, Message
+
+log = logging.getLogger("weft")
+
+ADVICE = (
+    ". The ranks of one pipeline must read the same batches: seed, shuffle and shard the data by weft.dp_rank(), not "
+    "by weft.rank()"
+)
+
+
+def describe_model(module: nn.Module) -> str:
+    """Class, parameters and buffers of a model, as JSON."""
+    content = {"class": type(module).__qualname__}
+    for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        for name, tensor in named:
+            content[f"{kind} {name}"] = describe_tensor(tensor)
+    return json.dumps(content)
+
+
+def describe_tensor(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype)[6:]}{list(tensor.shape)}"
+
+
+def describe_call(name: str, batch: MiniBatch, values: bool) -> str:
+    """The step and its tensor arguments, as JSON; with ``values`` also a digest of what is in them."""
+    content = {"step": name}
+    for argument, value in [*zip(batch.names, batch.args, strict=True), *batch.kwargs.items()]:
+        for path, tensor in named_tensors(value, argument):
+            content[path] = describe_tensor(tensor)
+            if values and tensor.device.type != "meta":
+                content[f"the values in {path}"] = digest_of(tensor)
+    return json.dumps(content)
+
+
+def digest_of(tensor: Tensor) -> str:
+    """The same short text for the same values."""
+    content = tensor.detach().cpu().contiguous().view(-1)
+    return hashlib.blake2b(content.view(torch.uint8).numpy().tobytes(), digest_size=6).hexdigest()
+
+
+def described_inputs(name: str, batch: MiniBatch) -> str:
+    """The step and how many samples it has: what ranks must agree on if only the first one's tensors count."""
+    return json.dumps({"step": name, "samples": batch.size})
+
+
+def compare_start(session: Session, models: list[Any], call: str, outline: str) -> None:
+    """All ranks have the same models, those of a pipeline the same call; else :class:`DivergenceError` everywhere.
+
+    ``outline``: what of the call they have in common even if only the inputs of the pipeline's first rank count. Notes
+    in the session whether that is so.
+    """
+    shown = {f"model {number}": describe_model(m.module) for number, m in enumerate(models)}
+    _compare(shown, session.peers("world"), session.group("world"))
+    wanted = session.settings.inputs
+    if wanted == "any":
+        calls = gather_texts(call, session.group("mp"))
+        session.first_inputs = len(set(calls)) > 1
+        if session.first_inputs and session.position("pp") == 0:
+            log.info("the ranks of a pipeline have different inputs: the model gets those of the first rank")
+    else:
+        session.first_inputs = wanted == "first"
+    _compare({"input": outline if session.first_inputs else call}, session.peers("mp"), session.group("mp"))
+
+
+def _compare(shown: dict[str, str], ranks: tuple[int, ...], group: Any) -> None:
+    texts = gather_texts(json.dumps(shown), group)
+    difference = first_difference({rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)})
+    if difference:
+        difference = difference.replace("the ranks were started differently", "the ranks differ")
+        raise DivergenceError(difference + (ADVICE if "input" in shown else ""))
+
+
+@dataclass
+class StepCheck:
+    """What the peers said that they were called with in this step, and the seed of the first one, which all use."""
+
+    channel: Channel
+    ranks: tuple[int, ...]
+    me: int
+    step: int
+    call: str
+    timeout_s: float
+    waiting: list[int] = field(default_factory=list)
+
+    def begin(self, seed: int) -> int:
+        """Tell the peers what this rank was called with; the seed of the pipeline's first rank.
+
+        The others wait for it: they could not run before the first rank has begun anyway.
+        """
+        self.waiting = [peer for peer in range(len(self.ranks)) if peer != self.me]
+        text = json.dumps([seed, self.call])
+        for peer in self.waiting:
+            self.channel.send(peer, Message(self.key, text=text))
+        if self.me == 0:
+            return seed
+        message = self._first_message()
+        self.waiting.remove(0)
+        theirs, call = json.loads(message.text or "")
+        self._compare(0, call)
+        return int(theirs)
+
+    @property
+    def key(self) -> Key:
+        return Key(BEGIN, self.step, 0, 0)
+
+    def _first_message(self) -> Message:
+        mailbox = self.channel.mailbox
+        started = time.monotonic()
+        while True:
+            seen = mailbox.arrivals
+            message = mailbox.take(0, self.key)
+            if message is not None:
+                return message
+            if mailbox.failure is not None:
+                raise mailbox.failure
+            if time.monotonic() - started > self.timeout_s:
+                raise StallError(
+                    f"rank {self.ranks[self.me]} began step {self.step}, but rank {self.ranks[0]} did not for "
+                    f"{self.timeout_s:g} s: does it call the step less often, or wait in a collective of its own?"
+                )
+            mailbox.wait(seen, 1.0)
+
+    def look(self) -> None:
+        """Compare with what has arrived; :class:`DivergenceError` names the first difference."""
+        for peer in list(self.waiting):
+            message = self.channel.mailbox.take(peer, self.key)
+            if message is not None:
+                self.waiting.remove(peer)
+                self._compare(peer, json.loads(message.text or "")[1])
+
+    def _compare(self, peer: int, call: str) -> None:
+        if call == self.call:
+            return
+        mine, other = self.ranks[self.me], self.ranks[peer]
+        pair = dict(sorted({mine: {"input": self.call}, other: {"input": call}}.items()))
+        difference = first_difference(pair).partition(": ")[2]
+        raise DivergenceError(f"in step {self.step} the ranks were called differently: {difference}{ADVICE}")

@@ -1,0 +1,46 @@
+"""Mixed precision: ``torch.amp`` as it is, and a gradient scaler whose ranks agree.
+
+A rank sees only its own gradients. If one finds an overflow and skips its step while the others take theirs, the model
+falls apart; so all ranks skip when one of them must, those without parameters included, and their scales stay equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from weft.torch import state
+
+
+class GradScaler(torch.amp.GradScaler):
+    """``torch.amp.GradScaler`` with one decision for all ranks of the job.
+
+    Scale the loss inside the step (``model.backward(scaler.scale(loss))``), call ``unscale_``, ``step`` and ``update``
+    after it, on every rank. With replicas an overflow reaches all of them through the averaged gradients anyway; along
+    the pipeline, and over compressed gradients, this scaler carries it: one all-reduce of four bytes for each
+    optimizer and step. ``device``: "cuda" or "cpu"; if not given, that of this rank. The other arguments are
+    PyTorch's.
+    """
+
+    def __init__(self, device: str | None = None, *args: Any, **kwargs: Any) -> None:
+        super().__init__(device or state.session().device.type, *args, **kwargs)
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        """Where PyTorch looks for overflows, for ``unscale_`` and ``step`` alike: what all ranks found."""
+        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        found = found or {found_inf.device: found_inf}  # a rank without gradients must answer too
+        session = state.session()
+        group = session.group("world")
+        if group is not None:
+            anywhere = torch.stack([flag.cpu() for flag in found.values()]).amax()
+            with session.doing("GradScaler: looking for overflows"):
+                dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=group)
+            for flag in found.values():
+                flag.copy_(anywhere)
+        return found

@@ -1,0 +1,35 @@
+"""The hook by which a parameter says that its gradient has grown."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Arrival:
+    """Tells a reducer, as long as that exists, that the gradient of parameter ``number`` has grown."""
+
+    __slots__ = ("_number", "_reducer")
+
+    def __init__(self, reducer: Any, number: int) -> None:
+        self._reducer = weakref.ref(reducer)
+        self._number = number
+
+    def __call__(self, parameter: Tensor) -> None:
+        reducer = self._reducer()
+        if reducer is not None:
+            reducer.arrived(self._number)
+
+
+def only_arrivals(parameter: nn.Parameter) -> bool:
+    """Whether nobody but reducers looks at the gradient when it grows."""
+    hooks = parameter._post_accumulate_grad_hooks
+    return not hooks or all(type(hook) is Arrival for hook in hooks.values())
+
+
+def announce(parameter: nn.Parameter) -> None:
+    """Do what autograd does after it has added to a gradient, where autograd did not add it."""
+    for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
+        hook(parameter)

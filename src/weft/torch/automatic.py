@@ -1,0 +1,221 @@
+"""`auto`: the schedule and the split that take the least simulated step, from what the trace has measured.
+
+After some steps the prediction is compared with what they took. Then the search runs once more, with the times of
+the real stages, over the schedules that the present placement can run, and a better one takes over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from weft import schedule
+from weft.config import Settings
+from weft.errors import ConfigError
+from weft.partition.auto import Found, Option, Placed, explain, options, search
+from weft.schedule.legal import check
+from weft.simulate import Links, StageCost, simulate
+from weft.timeline import Span
+from weft.torch.choose import Choice, choose
+from weft.torch.collective import agree_on, gather_texts
+from weft.torch.measured_link import MeasuredLink
+from weft.torch.planned import Chosen
+from weft.torch.state import Session
+from weft.torch.tree import Tree
+
+log = logging.getLogger("weft")
+
+MEMORY_WEIGHT = 0.8
+"""Of a split that must fit a memory limit."""
+STEPS = 20
+"""After so many steps the prediction is compared with them."""
+BETTER = 0.95
+"""Another schedule takes over if its step is predicted to take less than this of the present one's."""
+
+
+def choose_automatically(
+    tree: Tree, settings: Settings, link: MeasuredLink, memory_bytes: float | None
+) -> tuple[Chosen, Choice]:
+    """The best schedule, and the placement on its stages."""
+
+    def placed(layout: Sequence[int], wanted: Settings) -> Placed:
+        choice = choose(tree, wanted, layout)
+        return Placed(stage_costs(choice, len(layout)), placement=choice)
+
+    place = functools.partial(placed, wanted=settings)
+    by_memory = dataclasses.replace(settings, memory_weight=MEMORY_WEIGHT)
+
+    links = links_of(tree, link)
+    if settings.pipeline == "file":
+        return _from_file(settings, place, links)
+    limits = None if memory_bytes is None else [int(memory_bytes)] * settings.partitions
+    found = search(
+        settings.partitions,
+        settings.microbatches,
+        place,
+        links,
+        memory_bytes=limits,
+        tried=sensible(settings, limits is not None),
+        within=lambda option: placed(option.layout(settings.partitions), by_memory),
+    )
+    best = found[0]
+    if best.fault or best.placed is None:
+        best = next(one for one in found if one.schedule is not None and one.placed is not None)
+        log.warning("no schedule fits the memory: %s", found[0].fault)
+    assert best.placed is not None
+    return Chosen.of(best, links, explain(found)), best.placed.placement
+
+
+def _from_file(
+    settings: Settings, place: Callable[[Sequence[int]], Placed], links: Links
+) -> tuple[Chosen, Choice]:
+    """The schedule that the user wrote, and the placement on its stages."""
+    try:
+        text = Path(settings.schedule_file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f'schedule_file is "{settings.schedule_file}", which cannot be read ({error.strerror}): '
+            "write the path of a CSV file that the first rank can read"
+        ) from None
+    made = schedule.make("file", settings.partitions, settings.microbatches, text=text)
+    check(made)
+    placed = place(made.rank_of_stage)
+    step = simulate(made.ranks, made.rank_of_stage, placed.stages, links)
+    found = Found(Option("file"), placed, made, step.step_s, step.bubble, step.peak_bytes)
+    return Chosen.of(found, links, explain([found])), placed.placement
+
+
+def sensible(settings: Settings, limited: bool) -> list[Option]:
+    """The options that may help: without a memory limit there is nothing to save."""
+    tried = options(settings.partitions, settings.microbatches)
+    if settings.pipeline == "list":
+        tried = [option for option in tried if option.schedule == "list"]
+    return tried if limited else [o for o in tried if not o.recompute and o.active is None]
+
+
+def links_of(tree: Tree, link: MeasuredLink) -> Links:
+    """The measured link between all ranks, for tensors as they flow between this model's units."""
+    sizes = [piece.output_bytes for piece in tree.pieces(set()) if not piece.floating]
+    return link.links(median(sizes) if sizes else 0.0)
+
+
+def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:
+    """What the pieces of each stage cost together."""
+    costs = []
+    for stage in range(stages):
+        pieces = [piece for piece, at in zip(choice.pieces, choice.stages, strict=True) if at == stage]
+        size = pieces[-1].output_bytes if pieces else 0
+        parameters = {number: p for piece in pieces for number, p in piece.parameters.items()}
+        saved = sum(piece.saved_bytes for piece in pieces)
+        costs.append(
+            StageCost(
+                forward_s=sum(piece.forward_s for piece in pieces),
+                backward_s=sum(piece.backward_s for piece in pieces),
+                input_s=sum(piece.input_s for piece in pieces),
+                weight_s=sum(piece.weight_s for piece in pieces),
+                forward_bytes=size,
+                backward_bytes=size,
+                activation_bytes=saved,
+                weight_bytes=saved // 2,
+                parameter_bytes=sum(p.numel() * p.element_size() for p in parameters.values()),
+            )
+        )
+    return tuple(costs)
+
+
+class Watch:
+    """Compares steps with the prediction; see the module."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[float, dict[str, float]]] = []
+        self.done = False
+
+    def add(self, session: Session, step_s: float, microbatches: int) -> None:
+        """After each step, on every rank. The same step is the last one everywhere."""
+        assert session.chosen is not None and session.executor is not None
+        spans = session.executor.spans
+        if self.done or microbatches != session.chosen.schedule.microbatches:
+            return
+        if not any(span.kind in ("B", "I") for span in spans):
+            return
+        self.steps.append((step_s, stage_times(spans, microbatches)))
+        if len(self.steps) > STEPS:
+            self.done = True
+            compare(session, self.steps[1:])
+
+
+def stage_times(spans: Sequence[Span], microbatches: int) -> dict[str, float]:
+    """Seconds of one microbatch by stage and kind, as `0F`."""
+    found: dict[str, float] = {}
+    for span in spans:
+        key = f"{span.stage}{span.kind}"
+        found[key] = found.get(key, 0.0) + (span.end_s - span.start_s) / microbatches
+    return found
+
+
+def compare(session: Session, steps: list[tuple[float, dict[str, float]]]) -> None:
+    """Tell how good the prediction was; collective over all ranks."""
+    own = {
+        "step_s": median(step_s for step_s, _ in steps),
+        "times": {key: median(times.get(key, 0.0) for _, times in steps) for key in steps[0][1]},
+    }
+    texts = gather_texts(json.dumps(own), session.group("pp"))
+    answer = agree_on(session, lambda: _answer(session, [json.loads(text) for text in texts]))
+    if answer.strip():
+        session.chosen = Chosen.from_json(answer)
+
+
+def _answer(session: Session, found: list[dict[str, Any]]) -> str:
+    """The new choice as JSON; empty to stay. On the rank that decides."""
+    chosen, settings = session.chosen, session.settings
+    assert chosen is not None
+    measured_s = max(one["step_s"] for one in found)
+    log.info(
+        "auto: %s was predicted to take %.1f ms a step, it takes %.1f ms (%+.1f %%)",
+        chosen.option, chosen.step_s * 1e3, measured_s * 1e3, 100 * (chosen.step_s / measured_s - 1),
+    )  # fmt: skip
+    times = {key: value for one in found for key, value in one["times"].items()}
+    stages = tuple(corrected(stage, number, times) for number, stage in enumerate(chosen.stages))
+    layout = chosen.schedule.rank_of_stage
+    tried = [option for option in sensible(settings, False) if option.layout(settings.partitions) == layout]
+    if settings.pipeline == "file":
+        return ""
+    again = search(
+        settings.partitions,
+        settings.microbatches,
+        lambda _: Placed(stages),
+        chosen.links,
+        tried=tried,
+    )
+    present = next(one for one in again if one.option == dataclasses.replace(chosen.option, recompute=False))
+    if chosen.option.recompute or again[0].step_s > BETTER * present.step_s:
+        return ""
+    better = Chosen.of(again[0], chosen.links, explain(again))
+    log.info(
+        "auto: with the measured times %s takes %.1f ms, %s %.1f ms: that runs from now on",
+        chosen.option, present.step_s * 1e3, better.option, better.step_s * 1e3,
+    )  # fmt: skip
+    return better.to_json()
+
+
+def corrected(stage: StageCost, number: int, times: dict[str, float]) -> StageCost:
+    """The costs with measured times; those of the kinds that did not run keep their proportion."""
+    forward_s = times.get(f"{number}F", stage.forward_s)
+    if f"{number}B" in times:
+        backward_s = times[f"{number}B"]
+        scale = backward_s / stage.backward_s if stage.backward_s else 1.0
+        input_s, weight_s = stage.input_s * scale, stage.weight_s * scale
+    else:
+        input_s = times.get(f"{number}I", stage.input_s)
+        weight_s = times.get(f"{number}W", stage.weight_s)
+        halves = stage.input_s + stage.weight_s
+        backward_s = stage.backward_s * (input_s + weight_s) / halves if halves else stage.backward_s
+    return dataclasses.replace(
+        stage, forward_s=forward_s, backward_s=backward_s, input_s=input_s, weight_s=weight_s
+    )

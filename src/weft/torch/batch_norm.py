@@ -1,0 +1,233 @@
+"""BatchNorm over all replicas, with exact gradients, that also works inside a pipeline's stages.
+
+BatchNorm of one replica normalises by the samples that this replica sees in one microbatch. ``SyncBatchNorm`` takes
+the same microbatch of all replicas together, as one process would with the whole:
+
+    forward     each replica: n, mean, M2 = sum (x - mean)^2    exchanged, then combined (Chan et al. 1979)
+    backward    each replica: sum dy, sum dy * x^               exchanged, then added
+                dx = w / sigma * (dy - (sum dy) / N - x^ * (sum dy * x^) / N)
+
+Replicas run their microbatches in an order of their own, so inside a step what is exchanged is addressed by module,
+step, microbatch and call, and a microbatch that waits for it lets others have their turn. PyTorch's own
+``SyncBatchNorm`` calls collectives in the order of execution, which needs the same order everywhere, and a GPU.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from weft.errors import UsageError
+from weft.runtime.microbatch import Microbatch, present
+from weft.torch import state
+from weft.torch.placement import MARK
+from weft.torch.slicing import MiniBatch
+from weft.transport.channel import STATISTICS, Key, Message
+
+_WARNED = "_weft_few_samples"
+LEAST_SAMPLES = 16
+"""Below that the statistics of one replica are too noisy (arXiv 1706.02677, section 2.3, uses 32)."""
+
+
+class SyncBatchNorm(_BatchNorm):
+    """``nn.BatchNorm1d``, ``2d`` or ``3d`` whose statistics in training are those of all replicas together.
+
+    Takes [N, C] or [N, C, ...] of any such shape; the number of samples may differ between replicas. In evaluation it
+    is plain BatchNorm. Made by :func:`convert_sync_batchnorm`.
+    """
+
+    number = 0
+    """Which of the job's it is, the same on every rank."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise UsageError(f"SyncBatchNorm takes [N, C, ...], it got a tensor of shape {list(input.shape)}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or not state.is_initialized():
+            return super().forward(input)
+        session = state.session()
+        if session.mesh.rdp == 1 or session.tracing:
+            return super().forward(input)
+        self._check_input_dim(input)
+        factor: Any = self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                factor = 1.0 / self.num_batches_tracked
+        exchange = Exchange(session, self)
+        result, mean, variance, count = _Normalise.apply(input, self.weight, self.bias, self.eps, exchange)
+        if self.running_mean is not None and self.running_var is not None:
+            with torch.no_grad():
+                unbiased = variance * (count / (count - 1))
+                self.running_mean.lerp_(
+                    mean.to(self.running_mean.dtype), _as_weight(factor, self.running_mean)
+                )
+                self.running_var.lerp_(
+                    unbiased.to(self.running_var.dtype), _as_weight(factor, self.running_var)
+                )
+        return result
+
+
+def _as_weight(factor: Any, like: Tensor) -> Any:
+    return factor.to(like.dtype) if isinstance(factor, Tensor) else factor
+
+
+class Exchange:
+    """One forward call of one module: brings a small tensor of every replica together, in the replicas' order."""
+
+    def __init__(self, session: state.Session, module: SyncBatchNorm) -> None:
+        self._session = session
+        self._microbatch: Microbatch | None = None if session.pipeline is None else present()
+        self._number = module.number
+        if session.pipeline is not None and self._microbatch is None:
+            raise UsageError(
+                "SyncBatchNorm ran on a thread of autograd's own, for an activation checkpoint on a GPU: leave it out "
+                "of what is checkpointed"
+            )
+        if self._microbatch is not None:
+            times = self._microbatch.times
+            name = f"statistics {module.number}"
+            self._call = times[name] = times.get(name, 0) + 1
+
+    def __call__(self, mine: Tensor, phase: int) -> Tensor:
+        """[replicas, *mine.shape]; ``phase``: 0 forward, 1 backward."""
+        host = mine.detach().cpu()
+        if self._microbatch is None:
+            everything = [torch.empty_like(host) for _ in range(self._session.mesh.rdp)]
+            with self._session.doing("the statistics of BatchNorm"):
+                dist.all_gather(everything, host, group=self._session.group("rdp"))
+        else:
+            everything = self._addressed(host, phase, self._microbatch)
+        return torch.stack(everything).to(mine.device)
+
+    def _addressed(self, mine: Tensor, phase: int, microbatch: Microbatch) -> list[Tensor]:
+        channel = self._session.replicas
+        assert channel is not None
+        number = (self._number * 2 + phase) << 16 | self._call
+        key = Key(STATISTICS, self._session.steps, microbatch.index, number)
+        me = self._session.position("rdp")
+        peers = range(self._session.mesh.rdp)
+        for peer in peers:
+            if peer != me:
+                channel.send(peer, Message(key, mine))
+        return [
+            mine
+            if peer == me
+            else microbatch.receive(-1 - peer, key, "the statistics of BatchNorm from a replica").payload
+            for peer in peers
+        ]
+
+
+class _Normalise(torch.autograd.Function):
+    """(x [N, C, ...], weight [C], bias [C]) -> y, and mean [C], variance [C] and number of values of all replicas."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, exchange: Exchange
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        values = x.to(kind)
+        count = x.numel() // x.shape[1]
+        mean = values.sum(dims) / max(1, count)
+        m2 = (values - mean.view(shape)).square().sum(dims)
+        counted = torch.full((1,), float(count), dtype=kind, device=x.device)
+        means, m2s, counts = exchange(torch.cat([mean, m2, counted]), 0).split([len(mean), len(mean), 1], 1)
+        total = counts.sum()
+        mean = (means * counts).sum(0) / total
+        variance = (m2s.sum(0) + (counts * (means - mean).square()).sum(0)) / total
+        scale = (variance + eps).rsqrt()
+        normal = (values - mean.view(shape)) * scale.view(shape)
+        ctx.save_for_backward(normal, scale, weight, total)
+        ctx.exchange, ctx.dims, ctx.shape = exchange, dims, shape
+        ctx.mark_non_differentiable(mean, variance, total)
+        result = normal
+        if weight is not None:
+            result = result * weight.to(kind).view(shape)
+        if bias is not None:
+            result = result + bias.to(kind).view(shape)
+        result = result.to(x.dtype)
+        return (result.clone() if result is normal else result), mean, variance, total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        normal, scale, weight, total = ctx.saved_tensors
+        grad = grads[0].to(normal.dtype)
+        sums = torch.stack([grad.sum(ctx.dims), (grad * normal).sum(ctx.dims)])
+        whole, along = ctx.exchange(sums, 1).sum(0) / total
+        factor = scale if weight is None else scale * weight.to(scale.dtype)
+        inner = grad - whole.view(ctx.shape) - normal * along.view(ctx.shape)
+        shift, slope = sums
+        return (
+            (inner * factor.view(ctx.shape)).to(grads[0].dtype),
+            None if weight is None else slope.to(weight.dtype),
+            None if weight is None else shift.to(weight.dtype),
+            None,
+            None,
+        )
+
+
+def convert_sync_batchnorm(module: nn.Module) -> nn.Module:
+    """Replace every BatchNorm in ``module`` by :class:`SyncBatchNorm` with the same parameters and buffers.
+
+    Every rank calls it, after ``init`` and before ``DistributedModel``. Returns ``module``, or its replacement if it is
+    a BatchNorm itself. With one replica nothing changes.
+    """
+    session = state.session()
+    if any(isinstance(part, _BatchNorm) and isinstance(part, LazyModuleMixin) for part in module.modules()):
+        raise UsageError("the model has a LazyBatchNorm without parameters: run it once before converting it")
+    if session.mesh.rdp == 1:
+        return module
+    session.connect_replicas()
+    made: dict[int, nn.Module] = {}
+
+    def converted(old: nn.Module) -> nn.Module:
+        if id(old) not in made:
+            plain = isinstance(old, _BatchNorm) and not isinstance(old, SyncBatchNorm)
+            made[id(old)] = _like(old, session) if plain else old
+            for name, child in old.named_children():
+                setattr(old, name, converted(child))
+        return made[id(old)]
+
+    return converted(module)
+
+
+def _like(old: Any, session: state.Session) -> SyncBatchNorm:
+    new = SyncBatchNorm(old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats)
+    for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked", "training"):
+        setattr(new, name, getattr(old, name))
+    if hasattr(old, MARK):
+        setattr(new, MARK, getattr(old, MARK))
+    session.numbered += 1
+    new.number = session.numbered
+    return new
+
+
+def warn_of_few_samples(session: state.Session, model: Any, batch: MiniBatch) -> None:
+    """Once for each model with replicas: BatchNorm that sees few samples at a time, because batches are cut up."""
+    if session.mesh.rdp == 1 or not batch.size or not model.training or model.__dict__.get(_WARNED):
+        return
+    model.__dict__[_WARNED] = True
+    samples = batch.size // batch.microbatches
+    few = [
+        (name, samples * (session.mesh.rdp if isinstance(part, SyncBatchNorm) else 1))
+        for name, part in model.module.named_modules()
+        if isinstance(part, _BatchNorm) and part.training
+    ]
+    few = [(name, seen) for name, seen in few if seen < LEAST_SAMPLES]
+    if few and session.rank == 0:
+        more = f" and {len(few) - 1} more" if few[1:] else ""
+        advice = "" if few[0][1] > samples else "weft.convert_sync_batchnorm(model) before DistributedModel, "
+        warnings.warn(
+            f"BatchNorm ({few[0][0]}{more}) sees {few[0][1]} samples at a time, fewer than {LEAST_SAMPLES}: its "
+            f"statistics are noisy. Use {advice}fewer microbatches or larger batches",
+            stacklevel=3,
+        )

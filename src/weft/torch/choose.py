@@ -1,0 +1,189 @@
+"""Which modules to open, and where each unit goes.
+
+Finer units balance better and cost more: every opened module's glue is intercepted on every rank, and a cut inside a
+block sends more tensors. So several granularities are tried; for each the placement is exact (``partition.chain``),
+modules whose units all landed together are closed again, and what is left is judged by
+
+    largest partition's cost  +  (1 - memory_weight) * (glue + crossings) / time of the whole
+
+where a tensor that crosses brings a gradient back. Then single units are opened as long as that helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.config import Settings
+from weft.graph.model import Graph, Unit
+from weft.partition.chain import split
+from weft.partition.cost import unit_costs
+from weft.torch.trace import Record
+from weft.torch.tree import Piece, Tree
+
+GRAINS = (1.0, 0.5, 0.25, 0.125, 0.0625)
+OPERATION_S = 20e-6
+CROSSING_S = 300e-6
+BYTES_PER_S = 1e9
+ROUNDS = 4
+CANDIDATES = 12
+
+
+@dataclass
+class Choice:
+    """Units (``pieces``), the stage of each and its partition; ``score`` is what :func:`choose` minimises."""
+
+    opened: frozenset[str]
+    pieces: list[Piece]
+    stages: list[int]
+    partitions: list[int]
+    costs: list[float]
+    score: float
+
+
+def choose(tree: Tree, settings: Settings, partition_of_stage: Sequence[int] | None = None) -> Choice:
+    """The best choice found; deterministic for a given trace. ``partition_of_stage``: one stage each by default."""
+    layout = list(partition_of_stage or range(settings.partitions))
+    everything = [name for name in tree.records if name and tree.openable(name) and not tree.writes(name)]
+    weight = {name: _weight(tree, name) for name in everything}
+    total = sum(_weight_of(record) for record in tree.records.values()) or 1.0
+    tried: dict[frozenset[str], Choice] = {}
+
+    def attempt(opened: set[str]) -> Choice:
+        known = frozenset(opened)
+        if known not in tried:
+            tried[known] = _place(tree, set(known), settings, layout)
+        return tried[known]
+
+    best: Choice | None = None
+    for grain in GRAINS:
+        limit = grain / len(layout)
+        option = attempt(
+            {name for name in everything if weight[name] / total > limit or tree.must_open(name)}
+        )
+        if best is None or option.score < best.score - 1e-9:
+            best = option
+    assert best is not None
+    for _ in range(ROUNDS):
+        better = min(
+            (attempt(set(best.opened) | {name}) for name in _candidates(tree, best)),
+            key=lambda option: option.score,
+            default=best,
+        )
+        if better.score >= best.score - 1e-4:
+            break
+        best = better
+    return best
+
+
+def _weight_of(record: Record) -> float:
+    return record.forward_s + record.backward_s
+
+
+def _weight(tree: Tree, name: str) -> float:
+    """Time of a module's subtree; modules without measured time weigh by their parameters through grain 0."""
+    return sum(_weight_of(record) for record in tree.subtree(name))
+
+
+def _candidates(tree: Tree, choice: Choice) -> list[str]:
+    """Units worth opening: beside a cut, the most expensive, and tied ones (only a part may be tied)."""
+    pieces = choice.pieces
+    names: dict[str, None] = {}
+    fixed = [(piece, at, cost) for piece, at, cost in zip(pieces, choice.stages, choice.costs, strict=True)]
+    for (one, at, _), (other, to, _) in zip(fixed, fixed[1:], strict=False):
+        if at != to:
+            names[one.name] = names[other.name] = None
+    for piece, _, _ in sorted(fixed, key=lambda item: -item[2])[:4]:
+        names[piece.name] = None
+    for piece in pieces:
+        if piece.tied is not None:
+            names[piece.name] = None
+    return [name for name in names if tree.openable(name) and not tree.writes(name)][:CANDIDATES]
+
+
+def _place(tree: Tree, opened: set[str], settings: Settings, layout: list[int]) -> Choice:
+    pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
+    costs = piece_costs(pieces, settings)
+    tied = [piece.tied for piece in pieces]
+    stages = split(costs, len(layout), tied)
+    closed = _close(tree, opened, pieces, stages)
+    if closed != opened:
+        where = {piece.name: at for piece, at in zip(pieces, stages, strict=True)}
+        opened = closed
+        pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
+        costs = piece_costs(pieces, settings)
+        stages = [_where(tree, piece, where) for piece in pieces]
+    partitions = [layout[stage] for stage in stages]
+    loads = [0.0] * settings.partitions
+    for at, cost in zip(partitions, costs, strict=True):
+        loads[at] += cost
+    time_s = sum(piece.forward_s + piece.backward_s for piece in pieces) or 1.0
+    glue_s = OPERATION_S * sum(record.operations for record in tree.glue(tree.pieces(opened)))
+    home = {part.name: number for number, piece in enumerate(pieces) for part in tree.subtree(piece.name)}
+    crossing_s = sum(
+        CROSSING_S + 2 * size / BYTES_PER_S for size in tree.trace.operations.crossing(home, partitions)
+    )
+    score = max(loads) + (1.0 - settings.memory_weight) * (glue_s + crossing_s) / time_s + 1e-6 * len(pieces)
+    return Choice(frozenset(opened), pieces, stages, partitions, costs, score)
+
+
+def _where(tree: Tree, piece: Piece, where: dict[str, int]) -> int:
+    for part in tree.subtree(piece.name):
+        if part.name in where:
+            return where[part.name]
+    return 0
+
+
+def _close(tree: Tree, opened: set[str], pieces: list[Piece], partitions: list[int]) -> set[str]:
+    """Without the modules whose units lie on one partition all the same, and that own no parameters elsewhere."""
+    where = {piece.name: at for piece, at in zip(pieces, partitions, strict=True)}
+    still = set(opened)
+    for name in sorted(opened, key=lambda n: -n.count(".")):
+        inside = {where[part.name] for part in tree.subtree(name) if part.name in where}
+        if not tree.must_open(name) and len(inside) <= 1 and _glue_agrees(tree, name, pieces, where, inside):
+            still.discard(name)
+    return still
+
+
+def _glue_agrees(tree: Tree, name: str, pieces: list[Piece], where: dict[str, int], inside: set[int]) -> bool:
+    """Whether the parameters that an opened module owns itself lie where its units lie."""
+    for parameter, piece in tree.glue_parameters(pieces):
+        full = tree.parameter_names[id(parameter)]
+        if full.startswith(f"{name}.") and (not inside or where[piece.name] not in inside):
+            return False
+    return bool(inside)
+
+
+def piece_costs(pieces: list[Piece], settings: Settings) -> list[float]:
+    """The normalised cost of each unit; shared parameters count once."""
+    return unit_costs(graph_of(pieces), settings.memory_weight, max(1, (settings.partitions + 1) // 2))
+
+
+def halves_ms(piece: Piece) -> tuple[float | None, float | None]:
+    """Measured times of I and W; None where nobody measured them."""
+    if not piece.input_s and not piece.weight_s:
+        return None, None
+    return piece.input_s * 1e3, piece.weight_s * 1e3
+
+
+def graph_of(pieces: list[Piece]) -> Graph:
+    """The units as the pure core sees them."""
+    seen: set[int] = set()
+    units = []
+    for piece in pieces:
+        own = [p for number, p in piece.parameters.items() if number not in seen]
+        seen.update(piece.parameters)
+        units.append(
+            Unit(
+                piece.name,
+                piece.forward_s * 1e3,
+                piece.backward_s * 1e3,
+                sum(p.numel() * p.element_size() for p in own),
+                piece.saved_bytes,
+                piece.output_bytes,
+                sum(p.numel() for p in own),
+                None if piece.tied is None else f"tied{piece.tied}",
+                *halves_ms(piece),
+            )
+        )
+    return Graph(tuple(units))

@@ -1,0 +1,90 @@
+"""Communication hooks, as PyTorch's DDP has them, on the buckets of weft's reducer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import UsageError
+from weft.reduce.collective import Work
+
+
+class GradientBucket:
+    """What a hook is given: the interface of ``torch.distributed.GradBucket``."""
+
+    def __init__(
+        self, number: int, flat: Tensor, views: list[Tensor], parameters: list[nn.Parameter], last: bool
+    ) -> None:
+        self._number = number
+        self._flat = flat
+        self._views = views
+        self._parameters = parameters
+        self._last = last
+
+    def index(self) -> int:
+        """The bucket's number; buckets come in this order."""
+        return self._number
+
+    def buffer(self) -> Tensor:
+        """All gradients of the bucket as one flat tensor: this rank's, not divided by anything."""
+        return self._flat
+
+    def set_buffer(self, buffer: Tensor) -> None:
+        """Another flat tensor in place of the present one."""
+        self._flat = buffer
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients, as views into the flat tensor."""
+        return self._views
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters whose gradients these are."""
+        return self._parameters
+
+    def is_last(self) -> bool:
+        """Whether no bucket of this step comes after it."""
+        return self._last
+
+
+class _Result:
+    def __init__(self, future: Any, flat: Tensor) -> None:
+        self._future = future
+        self._flat = flat
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        found = self._future.wait()
+        found = found[0] if isinstance(found, (list, tuple)) else found
+        if not isinstance(found, Tensor) or found.numel() != self._flat.numel():
+            raise UsageError(
+                f"a communication hook gave {type(found).__name__} where it should give a future of one tensor with "
+                f"{self._flat.numel()} values: return fut.then(lambda done: done.value()[0])"
+            )
+        if found.data_ptr() != self._flat.data_ptr():
+            self._flat.copy_(found.view_as(self._flat))
+
+
+class HookLane:
+    """Sends buckets through ``hook(state, bucket)``, which returns a future of the averaged flat tensor.
+
+    ``find(number)``: the bucket's views, parameters, and whether it is the last.
+    """
+
+    scale = 1.0
+
+    def __init__(
+        self,
+        state: object,
+        hook: Callable[[Any, Any], Any],
+        find: Callable[[int], tuple[list[Tensor], list[nn.Parameter], bool]],
+    ) -> None:
+        self._state = state
+        self._hook = hook
+        self._find = find
+
+    def launch(self, number: int, flat: Tensor) -> Work:
+        """Call the hook."""
+        return _Result(self._hook(self._state, GradientBucket(number, flat, *self._find(number))), flat)

@@ -1,0 +1,58 @@
+"""Which tensors would cross, for any choice of units: every operation of the traced pass, and whose results it used.
+
+A tensor that a unit's code made is at home there. What glue makes is at home where its newest operand is, as in a
+training run, and what depends on no unit is made everywhere. A tensor crosses once to each partition that uses it.
+
+    y = x + block(x)       x made by the unit before: with a cut in front of the block x crosses, with a cut inside
+                           of it x crosses and so does what is between
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+# Set on tensors in the watching pass of a trace: that pass's operations, and the number of the one that made them.
+Tensor._weft_operation = None  # type: ignore[attr-defined]
+
+
+@dataclass
+class Operations:
+    """The operations in program order: the module whose code ran it, whose results it used, and its result's bytes."""
+
+    steps: list[tuple[str, tuple[int, ...], int]] = field(default_factory=list)
+
+    def note(self, module: str, operands: Sequence[Tensor], result: Any) -> None:
+        """``module``'s own code made ``result`` of ``operands``."""
+        made_by = (tensor._weft_operation for tensor in operands)  # type: ignore[attr-defined]
+        used = {number for whose, number in filter(None, made_by) if whose is self}
+        made = [
+            t for t in (result if isinstance(result, (list, tuple)) else (result,)) if isinstance(t, Tensor)
+        ]
+        for tensor in made:
+            tensor._weft_operation = self, len(self.steps)  # type: ignore[attr-defined]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in made)
+        self.steps.append((module, tuple(sorted(used)), size))
+
+    def crossing(self, home: Mapping[str, int], partitions: Sequence[int]) -> list[int]:
+        """The bytes of each tensor that crosses, for a choice of units.
+
+        Args:
+            home: Module name to the number of the unit that it belongs to; glue is left out.
+            partitions: The partition of each unit.
+        """
+        at: list[int] = []
+        sent: set[tuple[int, int]] = set()
+        for module, operands, _ in self.steps:
+            here = home.get(module, -1)
+            if here < 0:
+                here = max((at[operand] for operand in operands), default=-1)
+            at.append(here)
+            for operand in operands:
+                there = at[operand]
+                if 0 <= there and partitions[there] != partitions[here]:
+                    sent.add((operand, partitions[here]))
+        return [self.steps[operation][2] for operation, _ in sorted(sent)]

@@ -1,0 +1,138 @@
+"""The ``torch.distributed`` backend "weft": gloo on the CPU and NCCL on GPUs, under one name.
+
+    torch.distributed.init_process_group("weft")        or "smddp", for scripts that say so
+
+    WeftGroup           what PyTorch and scripts hold
+        all-reduce      large sums on the CPU by weft's algorithms, ReduceOp.AVG on the CPU too
+        all others      as they are
+    ProcessGroup        PyTorch's own, finds the backend by the tensors' device
+    gloo, NCCL
+
+The group in between is there because a method of a base class that C++ calls through a Python subclass runs with the
+interpreter's lock held, and gloo's threads, which take it when they end, would wait for it for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+
+from weft.reduce.choice import choose
+from weft.reduce.collective import Collective, Work
+
+NAMES = ("weft", "smddp")
+LEAST_BYTES = 64 << 10
+"""Smaller sums go to gloo: what an algorithm gains there is less than the thread that waits for it costs."""
+
+PASSED_ON = (
+    "_allgather_base", "_end_coalescing", "_reduce_scatter_base", "_start_coalescing", "all_gather_single",
+    "all_gather_single_coalesced", "all_to_all_single", "allgather", "allgather_coalesced",
+    "allgather_into_tensor_coalesced", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast",
+    "gather", "monitored_barrier", "recv", "recv_anysource", "reduce", "reduce_scatter", "reduce_scatter_single",
+    "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "scatter", "send",
+)  # fmt: skip
+"""What goes to the group below as it is, as far as this version of PyTorch has it."""
+
+
+class WeftGroup(dist.ProcessGroup):
+    """Made by ``init_process_group("weft")`` and ``new_group``; see the module."""
+
+    def __init__(
+        self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str = "weft"
+    ) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._name = name
+        self._below = dist.ProcessGroup(store, rank, size)
+        self._collective: Collective | None = None
+        self._waiting = ThreadPoolExecutor(1, "weft-backend")
+        kinds = dist.ProcessGroup.BackendType
+        gloo = dist.ProcessGroupGloo(dist.PrefixStore("cpu", store), rank, size, timeout)
+        self._use("cpu", kinds.GLOO, gloo)
+        if torch.cuda.is_available() and dist.is_nccl_available():
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            nccl = dist.ProcessGroupNCCL(dist.PrefixStore("cuda", store), rank, size, options)
+            self._use("cuda", kinds.NCCL, nccl)
+
+    def _use(self, device: str, kind: Any, backend: Any) -> None:
+        backend._set_sequence_number_for_group()
+        for group in (self, self._below):
+            group._register_backend(torch.device(device), kind, backend)
+            group._set_default_backend(kind)
+
+    def getBackendName(self) -> str:
+        """The name by which it was asked for."""
+        return self._name
+
+    def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Reduce each tensor in place over the ranks; returns a work."""
+        options = args[0] if args else kwargs.get("opts")
+        several = [tensors] if isinstance(tensors, Tensor) else tensors
+        if isinstance(options, dist.AllreduceOptions) and all(
+            t.device.type == "cpu" and (t.is_floating_point() or t.is_complex()) for t in several
+        ):
+            if options.reduceOp == dist.ReduceOp.AVG:
+                for tensor in several:
+                    tensor.div_(self.size())
+                options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
+            if options.reduceOp == dist.ReduceOp.SUM and len(several) == 1 and _is_large(several[0]):
+                return self._sum(several[0])
+        return self._below.allreduce(tensors, *args, **kwargs)
+
+    def _sum(self, tensor: Tensor) -> Any:
+        """By the algorithm that is the fastest here; measured at the first sum."""
+        if self._collective is None:
+            self._collective = choose(self._below)
+        work = self._collective.all_reduce(tensor.view(-1))
+        if isinstance(work, dist.Work):
+            return work
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        self._waiting.submit(_wait, work, tensor, future)
+        return _create_work_from_future(future)
+
+
+def _is_large(tensor: Tensor) -> bool:
+    large = tensor.numel() * tensor.element_size() >= LEAST_BYTES
+    return large and tensor.layout == torch.strided and tensor.is_contiguous()
+
+
+def _wait(work: Work, tensor: Tensor, future: torch.futures.Future[list[Tensor]]) -> None:
+    try:
+        work.wait()
+        future.set_result([tensor])
+    except Exception as error:
+        future.set_exception(error)  # type: ignore[arg-type]
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    def method(self: WeftGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._below, name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+for _name in PASSED_ON:
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(WeftGroup, _name, _passed_on(_name))
+
+
+def register() -> None:
+    """Make the backends known to ``torch.distributed``; again does nothing."""
+    for name in NAMES:
+        if name not in dist.Backend.backend_list:
+            dist.Backend.register_backend(name, _maker(name), devices=["cpu", "cuda"])
+
+
+def _maker(name: str) -> Callable[..., WeftGroup]:
+    def make(store: dist.Store, rank: int, size: int, timeout: timedelta) -> WeftGroup:
+        return WeftGroup(store, rank, size, timeout, name)
+
+    return make

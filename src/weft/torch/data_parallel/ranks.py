@@ -1,0 +1,40 @@
+"""Rank and size of this process, as the interface of data parallelism names them."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+
+from weft.launch.discovery import discover
+from weft.launch.rendezvous import locate
+
+
+def is_available() -> bool:
+    """Whether ranks can talk to each other: ``torch.distributed`` was built with gloo."""
+    return dist.is_available() and dist.is_gloo_available()
+
+
+def is_initialized() -> bool:
+    """Whether the default process group has been made."""
+    return is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    """This process's number among all; before ``init_process_group`` as the launcher says."""
+    return dist.get_rank() if dist.is_initialized() else discover(os.environ).rank
+
+
+def size() -> int:
+    """How many processes there are."""
+    return dist.get_world_size() if dist.is_initialized() else discover(os.environ).world_size
+
+
+def local_rank() -> int:
+    """This process's number on its host: the number of its GPU. Collective if no launcher has told it."""
+    return locate(discover(os.environ)).local_rank
+
+
+def local_size() -> int:
+    """How many of the processes run on this host. Collective if no launcher has told it."""
+    return locate(discover(os.environ)).local_size

@@ -1,0 +1,46 @@
+"""``init_process_group`` under every launcher: PyTorch itself asks for torchrun's variables.
+
+``weft run`` tells ranks no port, and mpirun not even their number in the way that PyTorch reads. Where MASTER_ADDR
+is not set, the ranks find each other as ``weft.init`` does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+import torch.distributed as dist
+
+from weft.launch import rendezvous
+from weft.launch.discovery import discover
+
+METHOD = "weft"
+TIMEOUT = timedelta(seconds=300)
+
+
+def find_ranks() -> None:
+    """Register the init method ``weft://``, and have the default one fall back on it; again does nothing."""
+    handlers: dict[str, Callable[..., Any]] = import_module(
+        "torch.distributed.rendezvous"
+    )._rendezvous_handlers
+    if METHOD in handlers:
+        return
+    dist.register_rendezvous_handler(METHOD, _find)
+    by_variables = handlers["env"]
+
+    def either(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        launched = discover(os.environ).launched and not os.environ.get("MASTER_ADDR")
+        return (_find if launched else by_variables)(url, *args, **kwargs)
+
+    handlers["env"] = either
+
+
+def _find(url: str, timeout: timedelta = TIMEOUT, **kwargs: Any) -> Iterator[Any]:
+    place = discover(os.environ)
+    store = rendezvous.connect(place, timeout)
+    rendezvous.choose_interface(place)
+    yield store, place.rank, place.world_size
+    raise RuntimeError("the ranks have found each other already")

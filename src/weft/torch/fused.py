@@ -1,0 +1,161 @@
+"""Gradients of one bucket as one flat tensor: how they get in, travel, and get out again.
+
+    take    gradient -> its place in the flat tensor, divided by the number of ranks
+    launch  the flat tensor is summed over the ranks; gradients that this rank lacks count as zero
+    give    its place in the flat tensor -> gradient
+
+With ``as_view`` a gradient *is* its place in the flat tensor, from its arrival on: no second copy in memory, and
+nothing to give. A sparse gradient has a bucket of its own and stays sparse.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from weft.reduce.collective import Work
+
+
+class Lane(Protocol):
+    """What a flat tensor is launched into; see :class:`weft.reduce.lane.Lane`."""
+
+    @property
+    def scale(self) -> float: ...
+
+    def launch(self, number: int, flat: Tensor) -> Work: ...
+
+
+class Fused:
+    """A bucket on this rank. ``members``: its parameters' numbers; ``pending``: how many gradients it waits for."""
+
+    def __init__(
+        self, number: int, members: tuple[int, ...], parameters: list[nn.Parameter], as_view: bool
+    ) -> None:
+        self.number = number
+        self.members = members
+        self.parameters = parameters
+        self.as_view = as_view
+        self.pending = 0
+        self.work: Work | None = None
+        first = parameters[0]
+        self.flat = torch.zeros(
+            sum(parameter.numel() for parameter in parameters), dtype=first.dtype, device=first.device
+        )
+        self._taken = [False] * len(parameters)
+        self.views: list[Tensor] = []
+        at = 0
+        for parameter in parameters:
+            self.views.append(shaped_like(self.flat[at : at + parameter.numel()], parameter))
+            at += parameter.numel()
+
+    @torch.no_grad()
+    def take(self, place: int, scale: float) -> None:
+        """The gradient at ``place`` is there."""
+        self._taken[place] = True
+        parameter, view = self.parameters[place], self.views[place]
+        grad = parameter.grad
+        if grad is None:
+            view.zero_()
+            return
+        if self.as_view:
+            if grad.data_ptr() != view.data_ptr():
+                view.copy_(grad)
+                parameter.grad = view
+            return
+        if grad.is_sparse:
+            grad = grad.to_dense()
+        torch.mul(grad, scale, out=view)
+
+    @torch.no_grad()
+    def launch(self, lane: Lane) -> None:
+        """Start to average, with whatever gradients there are now."""
+        for place, taken in enumerate(self._taken):
+            if not taken:
+                self.take(place, lane.scale)
+        self._taken = [False] * len(self._taken)
+        if self.as_view and lane.scale != 1.0:
+            self.flat.mul_(lane.scale)
+        self.work = lane.launch(self.number, self.flat)
+
+    def wait(self) -> None:
+        """The average is there."""
+        assert self.work is not None
+        self.work.wait()
+        self.work = None
+
+    @torch.no_grad()
+    def give(self, present: list[int], factor: float) -> None:
+        """Hand the averages out, times ``factor``, to parameters for which ``present`` says that some rank had one."""
+        if factor != 1.0:
+            self.flat.mul_(factor)
+        for member, parameter, view in zip(self.members, self.parameters, self.views, strict=True):
+            if not present[member]:
+                continue
+            grad = parameter.grad
+            if self.as_view:
+                parameter.grad = view
+            elif grad is None or grad.is_sparse:
+                parameter.grad = torch.empty_like(parameter).copy_(view)
+            else:
+                grad.copy_(view)
+
+
+class Sparse:
+    """A bucket of one sparse gradient, summed by the backend itself; see :class:`Fused`."""
+
+    def __init__(self, number: int, members: tuple[int, ...], parameter: nn.Parameter, group: Any) -> None:
+        self.number = number
+        self.members = members
+        self.parameter = parameter
+        self.pending = 0
+        self.work: Work | None = None
+        self._group = group
+        self._scale = 1.0 / dist.get_world_size(group)
+        self._sum: Tensor | None = None
+
+    def take(self, place: int, scale: float) -> None:
+        """Nothing is copied before the launch."""
+
+    @torch.no_grad()
+    def launch(self, lane: Lane) -> None:
+        """Start to average."""
+        parameter = self.parameter
+        grad = parameter.grad
+        if grad is None:
+            grad = torch.sparse_coo_tensor(
+                torch.empty((1, 0), dtype=torch.int64, device=parameter.device),
+                parameter.new_empty((0, *parameter.shape[1:])),
+                parameter.shape,
+                check_invariants=False,
+            )
+        elif not grad.is_sparse:
+            grad = grad.to_sparse(1)
+        self._sum = (grad * self._scale).coalesce()
+        self.work = dist.all_reduce(self._sum, group=self._group, async_op=True)
+
+    def wait(self) -> None:
+        """The average is there."""
+        assert self.work is not None
+        self.work.wait()
+        self.work = None
+
+    @torch.no_grad()
+    def give(self, present: list[int], factor: float) -> None:
+        """Hand the average out; see :meth:`Fused.give`."""
+        assert self._sum is not None
+        if present[self.members[0]]:
+            self.parameter.grad = self._sum * factor if factor != 1.0 else self._sum
+        self._sum = None
+
+
+def shaped_like(part: Tensor, parameter: Tensor) -> Tensor:
+    """``part`` (1-D) in the shape of ``parameter``, and in its memory format where that leaves no gaps."""
+    if not parameter.is_contiguous() and (
+        (parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last))
+        or (parameter.dim() == 5 and parameter.is_contiguous(memory_format=torch.channels_last_3d))
+    ):
+        return part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
+    return part.view(parameter.shape)

@@ -1,0 +1,264 @@
+"""The mode that is on while a microbatch's program runs outside of units.
+
+It sees every torch function. Most concern replicated tensors and go straight through; those with a placed
+tensor among their arguments go to the program. Inside a unit the mode is off altogether.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from weft.errors import UsageError
+from weft.torch import rules
+from weft.torch.program import Program
+from weft.torch.signature import function_name, scan
+from weft.torch.structure import replace
+from weft.torch.tape import Value
+
+# Read for every tensor in glue, so class defaults: the value of a placed tensor, the owner of a parameter.
+Tensor._weft_value = None  # type: ignore[attr-defined]
+Tensor._weft_owner = None  # type: ignore[attr-defined]
+
+_running = threading.local()
+
+
+def running() -> Glue | None:
+    """The glue mode of the microbatch that runs on this thread; ``None`` inside units and outside of steps."""
+    return getattr(_running, "glue", None)
+
+
+class Glue(TorchFunctionMode):
+    """See the module. One for each microbatch."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+
+    def __enter__(self) -> Glue:
+        _running.glue = self
+        return super().__enter__()
+
+    def __exit__(self, *details: Any) -> None:
+        _running.glue = None
+        super().__exit__(*details)
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """No interception inside: for units. Modes that the user has put on top stay."""
+        above = []
+        while (mode := torch._C._pop_torch_function_stack()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            torch._C._push_on_torch_function_stack(mode)
+        _running.glue = None
+        try:
+            yield
+        finally:
+            for _ in above:
+                torch._C._pop_torch_function_stack()
+            torch._C._push_on_torch_function_stack(self)
+            for mode in reversed(above):
+                torch._C._push_on_torch_function_stack(mode)
+            _running.glue = self
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A call that no torch-function mode sees, treated as if one did."""
+        with self.lifted():
+            placed: list[tuple[Tensor, Value]] = []
+            self._find((*args, *kwargs.values()), placed)
+            if placed:
+                result = self._call(func, args, kwargs, placed, None)
+                return replace(result, self._as_result, attributes=False)
+        return func(*args, **kwargs)
+
+    def _as_result(self, tensor: Tensor) -> Tensor:
+        """A stand-in that has a ``grad_fn``, as the result of an autograd function has."""
+        if tensor.device.type != "meta" or not tensor.requires_grad:
+            return tensor
+        result = tensor.clone()
+        result._weft_value = tensor._weft_value  # type: ignore[attr-defined]
+        return result
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in rules.METADATA or (func is rules.TYPE_NAME and len(args) == 1 and not kwargs):
+            return self._metadata(func, args, kwargs)
+        placed: list[tuple[Tensor, Value]] = []
+        self._find(args, placed)
+        if kwargs:
+            self._find(tuple(kwargs.values()), placed)
+        if not placed:
+            return func(*args, **kwargs)
+        return self._operate(func, args, kwargs, placed)
+
+    def _find(self, items: Any, placed: list[tuple[Tensor, Value]]) -> None:
+        """Placed tensors among ``items`` (and lists, tuples, dicts and slices in them), in order."""
+        for item in items:
+            if isinstance(item, Tensor):
+                value = self.program.value_of(item)
+                if value is not None:
+                    placed.append((item, value))
+                elif item.device.type == "meta":
+                    self._refuse_meta(item)
+            elif isinstance(item, (list, tuple)):
+                self._find(item, placed)
+            elif isinstance(item, dict):
+                self._find(item.values(), placed)
+            elif isinstance(item, slice):
+                self._find((item.start, item.stop, item.step), placed)
+
+    def _refuse_meta(self, tensor: Tensor) -> None:
+        if tensor._weft_value is None:  # type: ignore[attr-defined]
+            raise UsageError(
+                "a tensor without data came out of a function that weft cannot follow between modules (functorch, a "
+                "custom C++ operator?); keep the module that calls it in one piece: weft.set_partition(module, index)"
+            )
+
+    def _metadata(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor = args[0] if args else None
+        if isinstance(tensor, Tensor):
+            value = tensor._weft_value  # type: ignore[attr-defined]
+            if value is not None:
+                if value.owner != self.program.rank:
+                    answer = rules.PLACE_GETTERS.get(func)
+                    if answer is not None:
+                        return answer(self.program.pipeline.device)
+                    if func is rules.TYPE_NAME:
+                        return torch.empty(0, dtype=tensor.dtype, device=self.program.pipeline.device).type()
+                elif value.actual is not None:
+                    return func(value.actual, *args[1:], **kwargs)
+        return func(*args, **kwargs)
+
+    def _operate(self, func: Any, args: Any, kwargs: Any, placed: list[tuple[Tensor, Value]]) -> Any:
+        program = self.program
+        if func in rules.READS:
+            return program.read(
+                placed[0][0],
+                placed[0][1],
+                lambda local: func(local, *args[1:], **kwargs),
+                function_name(func),
+            )
+        if func in rules.LIKE:
+            return self._like(func, args, kwargs)
+        if func in rules.BACKWARD:
+            return self._backward(args, kwargs)
+        if func is Tensor.__iter__:
+            return iter(self._operate(Tensor.unbind, args, {}, placed))
+        return self._call(func, args, kwargs, placed, rules.written(func, args, kwargs))
+
+    def _call(
+        self, func: Any, args: Any, kwargs: Any, placed: list[tuple[Tensor, Value]], target: Tensor | None
+    ) -> Any:
+        program = self.program
+        target_value = None if target is None else program.value_of(target)
+        if target is not None and is_buffer(target) and any(tensor is not target for tensor, _ in placed):
+            raise UsageError(
+                "the model's own forward writes values of its activations into one of its buffers, which microbatches "
+                "would see half-way: move the buffer and what writes it into a submodule"
+            )
+        owner = program.newest_owner(placed) if target_value is None else target_value.owner
+        parts: list[Any] = [func, *settings()]
+        tensors: list[Tensor] = []
+        scan((args, kwargs), parts, tensors, [], func not in rules.VALUE_FREE)
+        if func in rules.SHAPED_BY_FLOATS:
+            parts += [
+                str(item) for item in (*args, *kwargs.values()) if isinstance(item, (float, list, tuple))
+            ]
+        key = tuple(parts)
+        name = function_name(func)
+        call = program.next_call()
+        alias = placed[0][1].alias if func in rules.VIEWS else None
+        if owner != program.rank:
+            program.send_all(placed, owner)
+            spec = program.spec_for(key, name, owner, call)
+            result = program.stand_ins(spec, owner, tensors, (args, kwargs), alias)
+            return result if target is None else target
+
+        def run(local: Any) -> Any:
+            result = func(*local[0], **local[1])
+            return result if target is None else None
+
+        result = program.run_here(key, name, call, run, tensors, (args, kwargs), localised, alias)
+        return result if target is None else target
+
+    def _like(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function that needs only its tensor's shape, dtype and device: every rank runs it on an empty one."""
+        device = self.program.pipeline.device
+
+        def hollow(tensor: Tensor) -> Tensor:
+            if self.program.value_of(tensor) is None:
+                return tensor
+            return torch.empty((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+
+        first = hollow(args[0]) if args else hollow(kwargs.pop("input"))
+        return func(first, *args[1:], **kwargs)
+
+    def _backward(self, args: Any, kwargs: Any) -> None:
+        """``loss.backward()`` inside a step is the model's ``backward``."""
+        names = ("tensors", "gradient", "retain_graph", "create_graph")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        grads = given.get("gradient", given.get("grad_tensors"))
+        if given.get("retain_graph") or given.get("create_graph") or given.get("inputs") is not None:
+            raise UsageError(
+                "inside a step that is split, backward() takes no retain_graph, create_graph or inputs"
+            )
+        backward(self.program, given.get("tensors", given.get("self")), grads)
+
+
+def backward(program: Program, tensors: Any, grads: Any) -> None:
+    """Start the microbatch's backward pass from one tensor or several, with their gradients or ``None``."""
+    several = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+    given = list(grads) if isinstance(grads, (list, tuple)) else [grads] * len(several)
+    if len(given) != len(several):
+        raise UsageError(f"backward() got {len(several)} tensors, but {len(given)} gradients for them")
+    glue = running()
+    if glue is None:
+        program.backward(several, given)
+        return
+    with glue.lifted():
+        program.backward(several, given)
+
+
+def is_buffer(tensor: Tensor) -> bool:
+    """Whether the tensor is a buffer that lives on one rank."""
+    return tensor._weft_owner is not None and not isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]
+
+
+def settings() -> tuple[Any, ...]:
+    """What besides its arguments decides the shapes and dtypes that a call returns."""
+    if not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda"):
+        return (torch.is_grad_enabled(),)
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+    )
+
+
+def localised(inputs: Any, transform: Callable[[Tensor], Tensor]) -> Any:
+    """The arguments (args, kwargs) of a torch function with their tensors replaced."""
+    args, kwargs = replace(inputs, transform, attributes=False)
+    return replace_slices(args, transform), kwargs
+
+
+def replace_slices(args: Any, transform: Callable[[Tensor], Tensor]) -> Any:
+    """Tensors inside of slices (``x[:n]``) are arguments too."""
+    if not any(
+        isinstance(item, slice) for arg in args if isinstance(arg, tuple) for item in (*arg, arg)
+    ) and not any(isinstance(arg, slice) for arg in args):
+        return args
+
+    def one(item: Any) -> Any:
+        if isinstance(item, slice):
+            ends = (item.start, item.stop, item.step)
+            return slice(*(transform(end) if isinstance(end, Tensor) else end for end in ends))
+        return tuple(one(part) for part in item) if type(item) is tuple else item
+
+    return tuple(one(arg) for arg in args)

@@ -1,0 +1,105 @@
+"""Two entry points of PyTorch that no torch-function mode sees: activation checkpoints and custom autograd functions.
+
+In glue, a checkpoint cannot run its function again later, because what it calls may live on other ranks. So inside a
+checkpoint glue runs as usual, and every *unit* called in it is checkpointed by the rank that runs it.
+``torch.autograd.Function`` in glue is an operation like any other: it runs where its newest argument is.
+
+Outside of glue both are what they were. See ``docs/decisions/0004-intercepted-entry-points.md``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as checkpoints
+
+from weft.torch.deferred import paused
+from weft.torch.glue import running
+from weft.torch.program import Program
+
+_installed = False
+
+
+def install() -> None:
+    """Put the interceptions in place, once for the process."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    _intercept_checkpoints()
+    _intercept_functions()
+
+
+@contextmanager
+def checkpointing(program: Program) -> Iterator[None]:
+    """Units that are called inside are checkpointed."""
+    before, program.checkpointing = program.checkpointing, True
+    try:
+        yield
+    finally:
+        program.checkpointing = before
+
+
+def _intercept_checkpoints() -> None:
+    original = checkpoints._checkpoint_without_reentrant_generator
+
+    @functools.wraps(original)
+    def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
+        glue = running()
+        if glue is None:
+            with paused():
+                yield from original(*args, **kwargs)
+            return
+        with checkpointing(glue.program):
+            yield
+
+    checkpoints._checkpoint_without_reentrant_generator = generator
+
+    class Reentrant(checkpoints.CheckpointFunction):
+        """``CheckpointFunction``, except in glue."""
+
+        @classmethod
+        def apply(cls, function: Any, preserve_rng_state: bool, *args: Any) -> Any:
+            glue = running()
+            if glue is None:
+                return checkpoints_function.apply(function, preserve_rng_state, *args)
+            with checkpointing(glue.program):
+                return function(*args)
+
+    checkpoints_function = checkpoints.CheckpointFunction
+    checkpoints.CheckpointFunction = Reentrant  # type: ignore[misc]
+
+
+class Applied:
+    """``apply`` of one autograd function, as glue's functions are: hashable, with a name."""
+
+    def __init__(self, kind: type, original: Any) -> None:
+        self.kind = kind
+        self.original = original
+        self.__name__ = "apply"
+        self.__module__ = kind.__module__
+        self.__qualname__ = f"{kind.__qualname__}.apply"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.original(self.kind, *args, **kwargs)
+
+
+def _intercept_functions() -> None:
+    kind = torch.autograd.Function
+    original = kind.__dict__["apply"].__func__
+    applied: dict[type, Applied] = {}
+
+    @functools.wraps(original)
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        glue = running()
+        if glue is None:
+            return original(cls, *args, **kwargs)
+        if cls not in applied:
+            applied[cls] = Applied(cls, original)
+        return glue.call(applied[cls], args, kwargs)
+
+    kind.apply = classmethod(apply)  # type: ignore[method-assign,assignment]

@@ -1,0 +1,351 @@
+"""``DistributedModel``: a module that is split over the ranks at its first step."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from weft.errors import UsageError
+from weft.torch import state
+from weft.torch.collective import gather_tensors
+from weft.torch.comm_hook import HookLane
+from weft.torch.delayed import has_delayed, materialise
+from weft.torch.first_inputs import from_first
+from weft.torch.glue import backward as backward_in_step
+from weft.torch.glue import running
+from weft.torch.recording import recorded_backward
+from weft.torch.reducer import Reducer, ReducerOptions
+from weft.torch.replicas import joined, make_reducer, synchronise
+from weft.torch.structure import replace
+from weft.torch.tape import root_gradient, run_autograd
+from weft.torch.trace import Tracer
+
+_scale = threading.local()
+
+
+@contextmanager
+def current_scale(weight: float) -> Iterator[None]:
+    """Inside, a microbatch with this share of the mini-batch's samples runs on this thread."""
+    before = getattr(_scale, "weight", None)
+    _scale.weight = weight
+    try:
+        yield
+    finally:
+        _scale.weight = before
+
+
+def in_microbatch() -> bool:
+    """Whether a step runs on this thread."""
+    return getattr(_scale, "weight", None) is not None
+
+
+class DistributedModel(nn.Module):
+    """Wraps any ``nn.Module``; call it inside a function decorated with ``weft.step``.
+
+    At the first step the module is traced and split; from then on this rank holds only its own part.
+    ``average_grads_across_microbatches``: gradients are those of the mean over the mini-batch; otherwise of the sum
+    of the microbatches' losses.
+
+    The other arguments are for copies of the model on different data, see ``docs/data-parallel.md``:
+    ``overlapping_allreduce``: gradients are averaged while the backward pass runs, else at the end of the step.
+    ``backward_passes_per_step``: so many steps add up before gradients are averaged. ``bucket_cap_mb``: MiB of
+    gradients that travel together. ``broadcast_buffers``: buffers (BatchNorm's statistics, say) are those of the first
+    replica after every step. ``gradient_as_bucket_view``: gradients are kept once instead of twice. Parameters without
+    a gradient are always found, so ``find_unused_parameters`` changes nothing.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        trace_device: str = "gpu",
+        *,
+        average_grads_across_microbatches: bool = True,
+        overlapping_allreduce: bool = True,
+        backward_passes_per_step: int = 1,
+        bucket_cap_mb: float | None = None,
+        broadcast_buffers: bool = True,
+        gradient_as_bucket_view: bool = False,
+        find_unused_parameters: bool = True,
+        **other: Any,
+    ) -> None:
+        super().__init__()
+        session = state.session()
+        self._options = ReducerOptions(
+            25.0 if bucket_cap_mb is None else bucket_cap_mb, overlapping_allreduce, gradient_as_bucket_view,
+            backward_passes_per_step, broadcast_buffers,
+        )  # fmt: skip
+        self.reducer: Reducer | None = None
+        self.divide_by_all = True
+        self._comm_hook: tuple[object, Callable[..., Any]] | None = None
+        if isinstance(module, DistributedModel):
+            raise UsageError("the model is a DistributedModel already: wrap a plain nn.Module, once")
+        self.module = module
+        self.partitioned = False
+        self.average_grads_across_microbatches = average_grads_across_microbatches
+        self.trace_device = trace_device
+        self.plan: Any = None
+        self.resumed_plan: Any = None
+        self.owners: dict[str, int] = {}
+        self._after_partition: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self._after_step: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self._deferred_state: tuple[Mapping[str, Any], bool] | None = None
+        self.optimizer: Any = None
+        if not has_delayed(module):
+            module.to(session.device)
+        elif session.pipeline is None:
+            materialise(module, lambda name: True, session.device, session.streams)
+        session.known_models[max(session.known_models, default=-1) + 1] = self
+        if session.pipeline is None:
+            self.finish_partition(None)
+
+    # --- running --------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        session = state.session()
+        if session.pipeline is not None and running() is None and Tracer.current is None:
+            raise UsageError(
+                "the model is split over partitions: call it inside a function decorated with @weft.step"
+            )
+        if session.device.type != "cpu" and not session.tracing:
+            args, kwargs = replace((args, kwargs), lambda t: t.to(session.device), attributes=False)
+        glue = running()
+        if session.first_inputs and glue is not None:
+            with glue.lifted():
+                args, kwargs = from_first(glue.program, (args, kwargs))
+        return self.module(*args, **kwargs)
+
+    def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
+        """The backward pass of this microbatch from one tensor or several; in place of ``tensor.backward()``.
+
+        ``grad_tensors``: their gradients; ``None`` stands for 1, for scalars. Gradients add up in ``.grad``.
+        """
+        weight = getattr(_scale, "weight", None)
+        averages = self.average_grads_across_microbatches and self._comm_hook is None
+        scale = weight if averages and weight is not None else 1.0
+        if self.optimizer is not None:
+            scale *= self.optimizer.loss_scale
+        glue = running()
+        if glue is not None:
+            glue.program.scale = scale
+            backward_in_step(glue.program, tensors, grad_tensors)
+            return
+        several = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+        given = (
+            list(grad_tensors) if isinstance(grad_tensors, (list, tuple)) else [grad_tensors] * len(several)
+        )
+        grads = [root_gradient(tensor, grad, scale) for tensor, grad in zip(several, given, strict=True)]
+        if Tracer.current is not None:
+            Tracer.current.backward(several, grads)
+        else:
+            with recorded_backward(state.session()):
+                run_autograd(several, grads)
+
+    # --- the partition --------------------------------------------------------------------------------------
+
+    def finish_partition(self, plan: Any) -> None:
+        """The model has been split (or is whole, on one partition): bring replicas and deferred states in."""
+        self.plan = plan
+        self.partitioned = True
+        self.owners = {} if plan is None else plan.owners(self.module)
+        if self.optimizer is not None:
+            self.optimizer.forget_remote()
+        session = state.session()
+        synchronise(session, self)
+        if self.reducer is not None:
+            self.reducer.close()
+        self.reducer = make_reducer(session, self, self._options)
+        self._use_comm_hook()
+        if self._deferred_state is not None:
+            content, strict = self._deferred_state
+            self._deferred_state = None
+            self.load_state_dict(content, strict)
+
+    def run_partition_hooks(self) -> None:
+        """Call the hooks that wait for the partition, each once."""
+        self._run_hooks(self._after_partition)
+
+    def run_step_hooks(self) -> None:
+        """Call the hooks that wait for the end of a step, each once."""
+        self._run_hooks(self._after_step)
+
+    def _run_hooks(self, hooks: OrderedDict[int, Callable[..., Any]]) -> None:
+        while hooks:
+            _, hook = hooks.popitem(last=False)
+            hook(self, self.optimizer)
+
+    def register_post_partition_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """``hook(model, optimizer)`` runs after the split, before the first forward pass."""
+        handle = RemovableHandle(self._after_partition)
+        self._after_partition[handle.id] = hook
+        return handle
+
+    def register_post_step_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """``hook(model, optimizer)`` runs after the next step, once."""
+        handle = RemovableHandle(self._after_step)
+        self._after_step[handle.id] = hook
+        return handle
+
+    def get_module(self) -> nn.Module:
+        """The wrapped module."""
+        return self.module
+
+    def is_local(self, name: str) -> bool:
+        """Whether the parameter or buffer of that name in the wrapped module lives on this rank."""
+        pipeline = state.session().pipeline
+        return pipeline is None or self.owners.get(name, pipeline.rank) == pipeline.rank
+
+    def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Name and parameter of this rank's part; names as in :meth:`named_parameters`."""
+        self.need_partition("local_named_parameters()")
+        for name, parameter in self.module.named_parameters():
+            if self.is_local(name):
+                yield f"module.{name}", parameter
+
+    def local_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of this rank's part."""
+        return (parameter for _, parameter in self.local_named_parameters())
+
+    def local_named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and buffer of this rank's part; constant buffers used between units are on every rank."""
+        self.need_partition("local_named_buffers()")
+        for name, buffer in self.module.named_buffers():
+            if self.is_local(name):
+                yield f"module.{name}", buffer
+
+    def local_buffers(self) -> Iterator[Tensor]:
+        """The buffers of this rank's part."""
+        return (buffer for _, buffer in self.local_named_buffers())
+
+    def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Name and module of what runs on this rank: its units with all they contain, and opened modules."""
+        self.need_partition("local_named_modules()")
+        remote = () if self.plan is None else tuple(self.plan.elsewhere(state.session().position("pp")))
+        for name, module in self.module.named_modules():
+            if not any(name == unit or name.startswith(f"{unit}.") for unit in remote):
+                yield f"module.{name}" if name else "module", module
+
+    def local_modules(self) -> Iterator[nn.Module]:
+        """The modules that run on this rank."""
+        return (module for _, module in self.local_named_modules())
+
+    # --- replicas -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Steps inside add up gradients on each replica; the first step after it averages the sum."""
+        with self.reducer.suspended() if self.reducer is not None else nullcontext():
+            yield
+
+    @contextmanager
+    def join(self, divide_by_initial_world_size: bool = True, enable: bool = True) -> Iterator[None]:
+        """Around a loop over batches that may end earlier on some replicas: these take part in the others' steps
+        without a batch, and have the others' parameters and buffers at the end. Every replica needs one batch.
+
+        ``divide_by_initial_world_size``: gradients are divided by the number of all replicas, also when some have
+        ended; otherwise by those that still train. ``enable``: False does nothing.
+        """
+        if not enable:
+            yield
+            return
+        with joined(state.session(), self, divide_by_initial_world_size):
+            yield
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """``hook(state, bucket)`` replaces the averaging of dense gradients, as in PyTorch's DDP.
+
+        The bucket has the interface of ``torch.distributed.GradBucket``; the hook returns a future of its flat tensor.
+        It divides by the replicas itself, and by the microbatches: their gradients are added up.
+        """
+        if self._comm_hook is not None:
+            raise UsageError("the model has a communication hook already; a model takes one")
+        if not callable(hook):
+            raise UsageError(f"a communication hook is a function, not {hook!r}")
+        self._comm_hook = state, hook
+        self._use_comm_hook()
+
+    def _use_comm_hook(self) -> None:
+        if self._comm_hook is not None and self.reducer is not None:
+            self.reducer.lane = HookLane(*self._comm_hook, self.reducer.described)
+
+    # --- states ---------------------------------------------------------------------------------------------
+
+    def state_dict(  # type: ignore[override]
+        self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The whole model's state, names as in the wrapped module; collective over the pipeline after the partition.
+
+        ``gather_to_rank0``: only the pipeline's first rank gets it, the others an empty dict.
+        """
+        session = state.session()
+        content = self.module.state_dict(*args, **kwargs)
+        if session.pipeline is None or not self.partitioned:
+            return content
+        kinds = {name: value for name, value in content.items() if isinstance(value, Tensor)}
+        mine = {
+            name: value for name, value in kinds.items() if self.owners.get(name) == session.pipeline.rank
+        }
+        with session.doing("state_dict()"):
+            gathered = gather_tensors(mine, {}, session.group("pp"), session.peers("pp"))
+        if gather_to_rank0 and session.pipeline.rank != 0:
+            return {}
+        for name, value in gathered.items():
+            content[name] = value.to(kinds[name].device)
+        return content
+
+    def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """This rank's part of the state; names as in :meth:`named_parameters`, and the key ``_smp_is_partial``."""
+        self.need_partition("local_state_dict()")
+        content = self.module.state_dict(*args, **kwargs)
+        local = {f"module.{name}": value for name, value in content.items() if self.is_local(name)}
+        local["_smp_is_partial"] = state.session().pipeline is not None
+        return local
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Take a whole state (names of the wrapped module, or with ``module.`` before them), before or after the
+        partition; or this rank's partial one (from :meth:`local_state_dict`) after it.
+
+        With ``strict``, names or shapes that do not fit are one error that lists them all, and nothing is loaded.
+        """
+        content = {name.removeprefix("module."): value for name, value in state_dict.items()}
+        partial = bool(content.pop("_smp_is_partial", False))
+        if partial and not self.partitioned:
+            self._deferred_state = (state_dict, strict)
+            return None
+        own = self.module.state_dict(keep_vars=True)
+        expected = {name for name in own if not partial or self.is_local(name)}
+        faults = (
+            [f"{name} is missing" for name in own if name in expected and name not in content]
+            if strict
+            else []
+        )
+        faults += (
+            [f"{name} is not part of the model" for name in content if name not in own] if strict else []
+        )
+        faults += [
+            f"{name} has the shape {list(content[name].shape)}, the model needs {list(own[name].shape)}"
+            for name in own
+            if isinstance(content.get(name), Tensor) and content[name].shape != own[name].shape
+        ]
+        if faults:
+            raise UsageError("the state does not fit the model: " + "; ".join(faults))
+        if not self.partitioned:
+            return self.module.load_state_dict(content, strict=strict, assign=assign)
+        with torch.no_grad():
+            for name, target in own.items():
+                if name in content and isinstance(target, Tensor) and self.is_local(name):
+                    target.copy_(content[name])
+        return None
+
+    def need_partition(self, what: str) -> None:
+        """Raise :class:`UsageError` before the partition."""
+        if not self.partitioned:
+            raise UsageError(f"{what} is known only after the partition, which the first step makes")

@@ -1,0 +1,62 @@
+"""Resuming from folders of ``.pt`` files, one for each rank, as older scripts wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from weft.checkpoint.find import is_ours, newest_tag
+from weft.checkpoint.names import folder_name
+from weft.errors import CheckpointError, UsageError
+from weft.torch import parts
+from weft.torch.resuming import Wanted, agree, land_with
+from weft.torch.sources import OldPartial
+from weft.torch.state import Session
+
+
+def folder_of(root: Path, tag: str | None) -> Path | None:
+    """The folder of such files that a tag, or ``newest``, names; None if there is none."""
+    tag = tag if tag is not None else newest_tag(root)
+    folder = root / folder_name(tag) if tag is not None else root
+    return folder if folder.is_dir() and any(folder.glob("model_*.pt")) and not is_ours(folder) else None
+
+
+def resume(session: Session, folder: Path, wanted: Wanted) -> Any:
+    """Load the model, the optimizer and the user's content; any number of partitions."""
+    source, optimizer, user, problem = None, None, None, []
+    try:
+        source = OldPartial(folder, wanted.allow_pickle)
+        optimizer = source.optimizer() if wanted.optimizer is not None else None
+        user = source.user_content()
+    except CheckpointError as error:
+        problem = [str(error)]
+    problem = agree(session, problem)
+    if problem:
+        raise CheckpointError("; ".join(problem))
+    assert source is not None
+    wrong = [] if wanted.model is None else parts.check_model(wanted.model, source.shapes, wanted.strict)
+    if optimizer is not None:
+        wrong += _check_groups(wanted.optimizer, optimizer)
+    wrong = agree(session, wrong)
+    if wrong:
+        raise UsageError(f"{folder} does not fit this script: {'; '.join(wrong)}")
+    if wanted.model is not None:
+        land_with(wanted.model, lambda: _land(session, wanted, source, optimizer))
+    return user
+
+
+def _check_groups(optimizer: Any, saved: Mapping[str, Any]) -> list[str]:
+    mine = [len(group["params"]) for group in parts.inner(optimizer).param_groups]
+    theirs = [len(group["params"]) for group in saved["param_groups"]]
+    return (
+        []
+        if mine == theirs
+        else [f"the optimizer's groups had {theirs} parameters, the script's have {mine}"]
+    )
+
+
+def _land(session: Session, wanted: Wanted, source: OldPartial, optimizer: Mapping[str, Any] | None) -> None:
+    parts.load_model(session, wanted.model, source.shapes, source.read)
+    if optimizer is not None:
+        wanted.optimizer.load_state_dict(optimizer)

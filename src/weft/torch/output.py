@@ -1,0 +1,71 @@
+"""What a step returns: for every tensor one entry a microbatch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.torch.structure import attributes_of, rebuild_dataclass, rebuild_dict, rebuild_sequence
+
+
+class StepOutput:
+    """One tensor of a step's result, for each microbatch: ``outputs[i]`` is microbatch i's.
+
+    ``weights`` are the microbatches' shares of the samples (equal unless the step allows uneven ones).
+    """
+
+    def __init__(self, outputs: Sequence[Tensor], weights: Sequence[float] | None = None) -> None:
+        self.outputs = list(outputs)
+        self.weights = list(weights) if weights is not None else [1.0 / len(self.outputs)] * len(self.outputs)
+
+    def reduce_mean(self) -> Tensor:
+        """The mean over microbatches, each with its share of the samples; shape of one entry."""
+        if len(set(self.weights)) == 1:
+            return (
+                self.stack().mean(0) if self.outputs[0].is_floating_point() else self.stack().float().mean(0)
+            )
+        return sum(w * t for w, t in zip(self.weights, self.outputs, strict=True))  # type: ignore[return-value]
+
+    def reduce_sum(self) -> Tensor:
+        """The sum over microbatches; shape of one entry."""
+        return self.stack().sum(0)
+
+    def concat(self) -> Tensor:
+        """All entries after one another along dim 0: the mini-batch's order."""
+        return torch.cat([entry.reshape(1) if entry.dim() == 0 else entry for entry in self.outputs])
+
+    def stack(self) -> Tensor:
+        """Shape (microbatches, *entry)."""
+        return torch.stack(self.outputs)
+
+    def detach(self) -> StepOutput:
+        """The same without graphs."""
+        return StepOutput([entry.detach() for entry in self.outputs], self.weights)
+
+    def __repr__(self) -> str:
+        return f"StepOutput({self.outputs})"
+
+
+def collect(results: Sequence[Any], weights: Sequence[float]) -> Any:
+    """The microbatches' results as one structure: tensors become :class:`StepOutput`, other leaves lists."""
+    first = results[0]
+    if all(isinstance(result, Tensor) for result in results):
+        return StepOutput(results, weights)
+    kind = type(first)
+    if first is None and all(result is None for result in results):
+        return None
+    if any(type(result) is not kind for result in results):
+        return list(results)
+    if isinstance(first, (list, tuple)) and all(len(result) == len(first) for result in results):
+        items = [collect([result[i] for result in results], weights) for i in range(len(first))]
+        return rebuild_sequence(kind, items)
+    if isinstance(first, dict) and all(result.keys() == first.keys() for result in results):
+        return rebuild_dict(kind, {key: collect([r[key] for r in results], weights) for key in first})
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        fields = [attributes_of(result) for result in results]
+        return rebuild_dataclass(kind, {n: collect([f[n] for f in fields], weights) for n in fields[0]})
+    return list(results)

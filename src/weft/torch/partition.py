@@ -1,0 +1,375 @@
+"""From a model to a plan, and from a plan to a rank that holds only its own part.
+
+One rank traces and decides; the plan travels as JSON; every rank applies it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from dataclasses import replace as replace_fields
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.errors import PlacementError, UsageError
+from weft.report.text import PlacementRow, placement_table
+from weft.runtime.allocator import give_back
+from weft.torch.automatic import Watch, choose_automatically
+from weft.torch.choose import choose, graph_of, piece_costs
+from weft.torch.collective import agree_on
+from weft.torch.delayed import has_delayed, materialise
+from weft.torch.estimate import Clock, on_meta
+from weft.torch.measured_link import MeasuredLink, measure_link
+from weft.torch.model import DistributedModel
+from weft.torch.placement import wishes
+from weft.torch.planned import MEASURED, Chosen, layout
+from weft.torch.slicing import MiniBatch
+from weft.torch.state import Session
+from weft.torch.structure import replace
+from weft.torch.trace import Trace, trace
+from weft.torch.tree import Piece, Tree
+from weft.torch.unit import FLOATING, attach
+from weft.torch.untouched import untouched
+
+log = logging.getLogger("weft")
+
+
+@dataclass(frozen=True)
+class PlannedUnit:
+    """One row of the plan. ``partition`` is FLOATING for a module without state; ``writes`` is how often a microbatch
+    calls it if it writes its buffers, else 0; ``stage`` says which one, where partitions have several."""
+
+    name: str
+    partition: int
+    parameters: int = 0
+    parameter_bytes: int = 0
+    activation_bytes: int = 0
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    cost: float = 0.0
+    writes: int = 0
+    stage: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where a model's parts go. ``parameters``: those of opened modules; ``buffers``: those that the model writes."""
+
+    units: tuple[PlannedUnit, ...]
+    parameters: dict[str, int]
+    buffers: dict[str, int]
+    numpy: bool
+    chosen: dict[str, Any] | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        content = json.loads(text)
+        content["units"] = tuple(PlannedUnit(**unit) for unit in content["units"])
+        return cls(**content)
+
+    @property
+    def revisits(self) -> bool:
+        """Whether a microbatch comes back to a stage that it has left."""
+        visits = [unit.stage for unit in self.units if unit.partition != FLOATING]
+        stages = [at for at, before in zip(visits, [None, *visits], strict=False) if at != before]
+        return len(stages) > len(set(stages))
+
+    def elsewhere(self, partition: int) -> list[str]:
+        """The units of other partitions."""
+        return [unit.name for unit in self.units if unit.partition not in (partition, FLOATING)]
+
+    def owners(self, root: nn.Module) -> dict[str, int]:
+        """The partition of every parameter, of the units' buffers and of those that the model writes, by every name."""
+        found: dict[str, int] = {}
+        by_id: dict[int, int] = {}
+        places = {unit.name: unit.partition for unit in self.units if unit.partition != FLOATING}
+        named = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
+        for name, tensor in named:
+            at = {**self.parameters, **self.buffers}.get(name)
+            above = name
+            while at is None and above:
+                above = above.rpartition(".")[0]
+                at = places.get(above)
+            if at is not None:
+                found[name] = by_id.setdefault(id(tensor), at)
+        for name, tensor in named:
+            if name not in found and id(tensor) in by_id:
+                found[name] = by_id[id(tensor)]
+        return found
+
+    def table(self) -> str:
+        """unit, partition, parameters, bytes, forward ms, backward ms and share of the cost, as text."""
+        placed = [unit for unit in self.units if unit.partition != FLOATING]
+        return placement_table(
+            [
+                PlacementRow(
+                    u.name, u.partition, u.parameters, u.parameter_bytes, u.forward_ms, u.backward_ms, u.cost
+                )
+                for u in placed
+            ]
+        )
+
+
+def partition_models(
+    session: Session, models: list[DistributedModel], function: Callable[..., Any], batch: MiniBatch
+) -> None:
+    """Trace, decide and apply for every model that has no partition yet; collective over all ranks.
+
+    All are traced before any is split, because the step may call each of them.
+    """
+    plans = []
+    link = measure_link(session) if session.settings.pipeline in MEASURED and session.chosen is None else None
+    for model in models:
+        session.tracing = True
+        try:
+            text = agree_on(session, functools.partial(_plan_text, session, model, function, batch, link))
+        finally:
+            session.tracing = False
+        plans.append(Plan.from_json(text))
+        if plans[-1].chosen is not None:
+            session.chosen, session.watch = Chosen.from_record(plans[-1].chosen), Watch()
+    for model, plan in zip(models, plans, strict=True):
+        apply(model.module, plan, session)
+        give_back()
+        session.streams.numpy = session.streams.numpy or plan.numpy
+        model.finish_partition(plan)
+        if session.rank == 0:
+            log.info("Partition assignments:\n%s", plan.table())
+
+
+def _plan_text(
+    session: Session,
+    model: DistributedModel,
+    function: Callable[..., Any],
+    batch: MiniBatch,
+    link: MeasuredLink | None,
+) -> str:
+    if model.resumed_plan is not None:  # that of the checkpoint
+        return str(model.resumed_plan.to_json())
+    return make_plan(session, model, function, batch, link).to_json()
+
+
+def make_plan(
+    session: Session,
+    model: DistributedModel,
+    function: Callable[..., Any],
+    batch: MiniBatch,
+    link: MeasuredLink | None = None,
+) -> Plan:
+    """Trace the step and place the model's units; on the rank that decides. ``link``: measured, for `auto`."""
+    traced = _trace(session, model, function, batch)
+    if not any(record.calls for record in traced.records.values()):
+        raise UsageError(
+            "the step never called the model: call it inside the function that @weft.step decorates"
+        )
+    tree = Tree(model.module, traced)
+    settings = session.settings
+    if settings.auto_partition:
+        chosen = None
+        if settings.pipeline in MEASURED and session.chosen is None:
+            chosen, choice = choose_automatically(
+                tree, settings, link or MeasuredLink(), memory_bytes(session)
+            )
+            log.info("%s:\n%s", settings.pipeline, chosen.reasons)
+        else:
+            choice = choose(tree, settings, layout(settings, session.chosen))
+        pieces, partitions, stages = choice.pieces, choice.partitions, choice.stages
+        opened = set(choice.opened)
+    else:
+        opened, pieces, partitions = manual(
+            tree, model.module, settings.default_partition, settings.partitions
+        )
+        stages, chosen = partitions, None
+    _check_buffers(tree, opened | {""})
+    plan = _plan(tree, traced, opened, pieces, stages, partitions, piece_costs(pieces, settings))
+    return plan if chosen is None else replace_fields(plan, chosen=chosen.to_record())
+
+
+def memory_bytes(session: Session) -> float | None:
+    """What a rank may take, if that is limited."""
+    if session.settings.memory_limit:
+        return session.settings.memory_limit * 2**30
+    if session.device.type == "cuda":
+        return float(torch.cuda.get_device_properties(session.device).total_memory)
+    return None
+
+
+def _check_buffers(tree: Tree, opened: set[str]) -> None:
+    """Modules that are split must not replace their buffers: each rank would see that in another order."""
+    faults = [name for name in sorted(tree.trace.replaced_buffers) if name.rpartition(".")[0] in opened]
+    if faults:
+        raise PlacementError(
+            f"a module that is split over partitions replaces its buffer {', '.join(faults)} in its own code, and its "
+            "microbatches would see each other's half-way: put the module on one partition as a whole, or write into "
+            "the buffer in place"
+        )
+
+
+def _trace(
+    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch
+) -> Trace:
+    """A measured trace, or an estimated one for a model whose parameters are still to be made."""
+    args, kwargs = batch.slice(0)
+    session.monitor.note("trace", session.steps + 1)
+    with ExitStack() as stack:
+        for other in session.models:
+            if other is not model and not other.partitioned:
+                stack.enter_context(untouched(other.module, session.streams))
+        try:
+            return _traced(session, model, function, args, kwargs)
+        except BaseException as error:
+            session.monitor.locate(error)
+            raise
+
+
+def _traced(
+    session: Session, model: DistributedModel, function: Callable[..., Any], args: Any, kwargs: Any
+) -> Trace:
+    if not has_delayed(model.module):
+        split = session.settings.pipeline in MEASURED
+        return trace(
+            model.module, lambda: function(*args, **kwargs), session.device, session.streams, split=split
+        )
+    args, kwargs = replace((args, kwargs), lambda t: t.to("meta"), attributes=False)
+    clock = Clock()
+    with on_meta(model.module), clock:
+        try:
+            return trace(
+                model.module, lambda: function(*args, **kwargs), torch.device("meta"), session.streams, clock
+            )
+        except (NotImplementedError, RuntimeError) as error:
+            raise UsageError(
+                f"the step cannot be traced without data, because something in it reads a tensor's value: {error}. "
+                "Build the model without weft.delay_param_initialization(), or leave such code out of the first step "
+                "(weft.is_tracing() tells)"
+            ) from error
+
+
+def _plan(
+    tree: Tree,
+    traced: Trace,
+    opened: set[str],
+    pieces: list[Piece],
+    stages: list[int],
+    partitions: list[int],
+    costs: list[float],
+) -> Plan:
+    units = [
+        PlannedUnit(
+            unit.name, at, unit.parameters, unit.parameter_bytes, unit.activation_bytes,
+            round(unit.forward_ms, 4), round(unit.backward_ms, 4), round(cost, 5), _writes(traced, unit.name), stage,
+        )
+        for unit, stage, at, cost in zip(graph_of(pieces).units, stages, partitions, costs, strict=True)
+    ]  # fmt: skip
+    floating = [piece for piece in tree.pieces(opened) if piece.floating]
+    units += [PlannedUnit(piece.name, FLOATING) for piece in floating]
+    where = {piece.name: at for piece, at in zip(pieces, partitions, strict=True)}
+    names = tree.parameter_names
+    parameters = {names[id(p)]: where[piece.name] for p, piece in tree.glue_parameters(pieces)}
+    return Plan(tuple(units), parameters, _written(tree, traced, where, pieces), traced.numpy)
+
+
+def _writes(traced: Trace, name: str) -> int:
+    """How often a microbatch calls the unit, if it writes or replaces a buffer."""
+    written = traced.written_buffers | traced.replaced_buffers
+    return traced.records[name].calls if any(buffer.startswith(f"{name}.") for buffer in written) else 0
+
+
+def _written(tree: Tree, traced: Trace, where: dict[str, int], pieces: list[Piece]) -> dict[str, int]:
+    """The partition of each buffer that the model writes: its unit's, else that of the unit before its module."""
+    buffers = {}
+    for buffer in sorted(traced.written_buffers):
+        name = buffer
+        while name and name not in where:
+            name = name.rpartition(".")[0]
+        if name in where:
+            buffers[buffer] = where[name]
+        else:
+            buffers[buffer] = where[pieces[0].name] if pieces else 0
+    return buffers
+
+
+def manual(
+    tree: Tree, root: nn.Module, default: int, partitions: int
+) -> tuple[set[str], list[Piece], list[int]]:
+    """The units and places that the user's wishes give: as large as a wish reaches."""
+    wished = wishes(root, default, partitions)
+    modules = {id(module): name for name, module in root.named_modules()}
+
+    def inside(name: str) -> set[int]:
+        module = tree.records[name].module
+        return {
+            wished[modules[id(child)]]
+            for child in module.modules()
+            if next(child.parameters(recurse=False), None) is not None
+            or next(child.buffers(recurse=False), None) is not None
+        }
+
+    opened = {
+        name
+        for name in tree.records
+        if len(inside(name)) > 1 or (tree.must_open(name) and tree.openable(name))
+    }
+    refused = [name for name in sorted(opened) if name and not tree.openable(name)]
+    if refused:
+        raise PlacementError(
+            f"{', '.join(refused)} cannot be split over partitions: it is compiled, or passes objects "
+            " between its modules that cannot be sent. Put it on one partition as a whole"
+        )
+    pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
+    places = [min(inside(piece.name) or {wished[piece.name]}) for piece in pieces]
+    _check_tied(pieces, places, tree)
+    return opened, pieces, places
+
+
+def _check_tied(pieces: list[Piece], places: list[int], tree: Tree) -> None:
+    holders: dict[int, tuple[str, int]] = {}
+    faults = []
+    for piece, at in zip(pieces, places, strict=True):
+        for number in piece.module_parameters():
+            name, other = holders.setdefault(number, (piece.name, at))
+            if other != at:
+                faults.append(
+                    f"{name} (partition {other}) and {piece.name} (partition {at}) share the parameter "
+                    f"{tree.parameter_names[number]}"
+                )
+    if faults:
+        raise PlacementError("; ".join(faults) + ": put modules that share a parameter on the same partition")
+
+
+def apply(root: nn.Module, plan: Plan, session: Session) -> None:
+    """Intercept the units, note who owns what, and free the parameters of other ranks."""
+    pipeline = session.pipeline
+    assert pipeline is not None
+    modules = dict(root.named_modules())
+    for unit in plan.units:
+        attach(modules[unit.name], unit.name, unit.partition, pipeline, unit.writes, unit.stage)
+    owners = plan.owners(root)
+    if has_delayed(root):
+        materialise(root, lambda name: owners[name] == pipeline.rank, session.device, session.streams)
+    for name, parameter in root.named_parameters():
+        parameter._weft_owner = owners[name]  # type: ignore[attr-defined]
+        if owners[name] != pipeline.rank:
+            release(parameter)
+    buffers = dict(root.named_buffers())
+    for name, at in plan.buffers.items():
+        if name in buffers:
+            buffers[name]._weft_owner = at  # type: ignore[attr-defined]
+
+
+def release(parameter: nn.Parameter) -> None:
+    """Free the data of a parameter that lives elsewhere; shape, dtype and device stay as they were."""
+    parameter.grad = None
+    parameter.data = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
+
+
+__all__ = ["Plan", "PlannedUnit", "apply", "make_plan", "partition_models"]

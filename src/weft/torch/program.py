@@ -1,0 +1,398 @@
+"""One microbatch's program on one rank: values with places, operations and unit calls on them.
+
+Every rank of the pipeline runs the same program, so numbers given in order agree, and each
+rank knows from the places alone who runs a call, who must send and who must receive. A call goes:
+
+    1  find the placed tensors among its arguments, and the rank that runs it
+    2  that rank: make its arguments local (receive, or enter the segment), run, give the results places
+    3  others: send what they own of its arguments, and make stand-ins for its results
+
+Both rank sets need the call's ``Spec``; see ``signature``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from weft.errors import DivergenceError, UsageError
+from weft.runtime.microbatch import Microbatch
+from weft.torch.pipeline import Pipeline
+from weft.torch.random_state import NUMPY, PYTHON, TORCH, mix, same_states
+from weft.torch.signature import Spec, Watch, described_shapes, digest, empty_like_described
+from weft.torch.structure import Describer, build, replace
+from weft.torch.tape import Alias, Tape, Value, root_gradient
+from weft.torch.wire import decode, encode
+from weft.transport.channel import OUTPUT, READ, SHAPES, TELL, Key, Message
+
+Localise = Callable[[Any, Callable[[Tensor], Tensor]], Any]
+
+
+class Program:
+    """See the module. ``seed``: this step's; ``scale``: what the microbatch's loss weighs in the whole; ``splits``:
+    whether weight gradients come later (see ``deferred``)."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        microbatch: Microbatch,
+        step: int,
+        seed: int,
+        scale: float,
+        splits: bool = False,
+    ) -> None:
+        self.pipeline = pipeline
+        self.rank = pipeline.rank
+        self.microbatch = microbatch
+        self.step = step
+        self.seed = seed
+        self.scale = scale
+        self.tape = Tape(pipeline.rank, step, microbatch, pipeline.channel, splits)
+        self.module = ""
+        self.checkpointing = False
+        self.drew = False
+        self._numbers = 0
+        self._calls = 0
+        self._named_calls: dict[str, int] = {}
+        self._adopted: dict[int, tuple[Tensor, Value]] = {}
+
+    # --- places ---------------------------------------------------------------------------------------------
+
+    def value_of(self, tensor: Tensor) -> Value | None:
+        """The tensor's value in this microbatch; ``None`` for a replicated tensor.
+
+        Parameters, and tensors that an earlier microbatch computed, get a value when they are first used.
+        """
+        value: Value | None = tensor._weft_value  # type: ignore[attr-defined]
+        if value is not None and value.batch is self:
+            return value
+        owner = tensor._weft_owner if value is None else value.owner  # type: ignore[attr-defined]
+        if owner is None:
+            return None
+        adopted = self._adopted.get(id(tensor))
+        if adopted is None:
+            adopted = (tensor, self.new_value(owner, None))
+            adopted[1].segment = self.tape.segments[0] if owner == self.rank else None
+            if value is not None:
+                adopted[1].actual = value.actual
+            self._adopted[id(tensor)] = adopted
+        return adopted[1]
+
+    def new_value(self, owner: int, alias: Alias | None) -> Value:
+        self._numbers += 1
+        return Value(owner, self._numbers, self, self.tape.current if owner == self.rank else None, alias)
+
+    def newest_owner(self, values: list[tuple[Tensor, Value]]) -> int:
+        """Who runs glue on these: where a parameter lives, else where the newest of them was made."""
+        for tensor, value in reversed(values):
+            if tensor._weft_owner is not None:  # type: ignore[attr-defined]
+                return value.owner
+        return max(values, key=_number)[1].owner
+
+    def local(self, tensor: Tensor, value: Value) -> Tensor:
+        """The tensor's data for use on this rank, now."""
+        if value.owner == self.rank:
+            return self.tape.local(value, tensor)
+        return self.tape.receive(value, self.module)
+
+    def send_all(self, values: list[tuple[Tensor, Value]], owner: int) -> None:
+        for tensor, value in values:
+            if value.owner == self.rank:
+                self.tape.send(value, tensor, owner, self.module)
+
+    # --- calls ----------------------------------------------------------------------------------------------
+
+    def spec_for(self, key: Any, name: str, owner: int, call: int) -> Spec:
+        """What the call of this signature will return, told by its owner once, or each time if dynamic."""
+        spec = self.pipeline.specs.get(key)
+        if spec is None:
+            number = digest(name, key[1:])
+            message = self.microbatch.receive(
+                owner, Key(TELL, 0, 0, number), f"the shapes that {name} returns"
+            )
+            spec = self.pipeline.specs[key] = Spec.from_text(message.text or "")
+        self.drew = self.drew or bool(spec.random)
+        if spec.dynamic:
+            message = self.microbatch.receive(
+                owner, self.tape.key(SHAPES, call), f"the shapes that {name} returns"
+            )
+            spec = Spec.from_text(message.text or "")
+        return spec
+
+    def enter(self, name: str) -> None:
+        """A unit's code runs on this rank from now on."""
+        self.module = name
+        self.pipeline.note("forward", self.step, self.microbatch.index, name)
+
+    def next_call(self) -> int:
+        self._calls += 1
+        return self._calls
+
+    def run_here(
+        self, key: Any, name: str, call: int, function: Callable[[Any], Any], tensors: list[Tensor], inputs: Any,
+        localise: Localise, alias: Alias | None = None,
+    ) -> Any:  # fmt: skip
+        """Run a call on this rank and give its results places.
+
+        ``function(inputs)`` runs it; ``localise(inputs, transform)`` passes its tensors through ``transform`` before;
+        ``tensors`` are all tensors among its inputs; ``alias`` is what the results share memory with, if they are
+        views.
+        """
+        self._named_calls[name] = self._named_calls.get(name, 0) + 1
+        spec = self.pipeline.specs.get(key) or self._heard(key, name)
+        entered: dict[int, Tensor] = {}
+        written = tensors if spec is None else [tensors[number] for number in spec.mutated]
+        transform = self._localiser(entered, {id(tensor) for tensor in written})
+        # Other microbatches may have the turn while tensors arrive, and make this very call: so only now ask
+        # whether it is the first of its signature, and draw nothing before.
+        local = localise(inputs, transform)
+        spec = spec or self.pipeline.specs.get(key)
+        if spec is None:
+            result, spec = self._first_run(key, name, function, local, inputs, [*map(transform, tensors)])
+        elif spec.random:
+            with self.pipeline.streams.own(self._call_seed(name), spec.random):
+                result = function(local)
+        else:
+            result = function(local)
+        self._tell_once(key, name, spec)
+        if spec.dynamic:
+            spec = spec._replace(description=self._describe(Describer(inputs), result, name))
+        self._write_back(spec.mutated, tensors, entered)
+        self.drew = self.drew or bool(spec.random)
+        if spec.dynamic:
+            self._tell(self.tape.key(SHAPES, call), spec)
+        return self._place_results(result, tensors, entered, spec, name, alias)
+
+    def _heard(self, key: Any, name: str) -> Spec | None:
+        """A signature that another rank told already, because it ran the same call before."""
+        number = digest(name, key[1:])
+        for peer in self.pipeline.others():
+            message = self.pipeline.channel.mailbox.take(peer, Key(TELL, 0, 0, number))
+            if message is not None:
+                self.pipeline.specs[key] = spec = Spec.from_text(message.text or "")
+                return spec
+        return None
+
+    def _first_run(
+        self, key: Any, name: str, function: Callable[[Any], Any], local: Any, inputs: Any, tensors: list[Tensor]
+    ) -> tuple[Any, Spec]:  # fmt: skip
+        """The first call of a signature: its result, and what watching it has shown."""
+        streams = self.pipeline.streams
+        with streams.own(self._call_seed(name), TORCH | PYTHON | NUMPY):
+            before = [streams.capture(which) for which in (TORCH, PYTHON, NUMPY)]
+            versions = [_version(tensor) for tensor in tensors]
+            with Watch() as watch:
+                result = function(local)
+            random = sum(
+                which
+                for which, state in zip((TORCH, PYTHON, NUMPY), before, strict=True)
+                if not same_states(state, streams.capture(which))
+            )
+        mutated = tuple(
+            number for number, tensor in enumerate(tensors) if _version(tensor) != versions[number]
+        )
+        description = self._describe(Describer(inputs), result, name)
+        dynamic = watch.dynamic or bool(random & ~TORCH)
+        self.pipeline.specs[key] = spec = Spec(description, dynamic, random, mutated)
+        return result, spec
+
+    def _localiser(self, entered: dict[int, Tensor], fresh: set[int]) -> Callable[[Tensor], Tensor]:
+        """Maps argument tensors to local ones; leaves in ``fresh`` (to be written into) become copies."""
+
+        def transform(tensor: Tensor) -> Tensor:
+            known = entered.get(id(tensor))
+            if known is not None:
+                return known
+            value = self.value_of(tensor)
+            if value is None:
+                return tensor
+            local = self.local(tensor, value)
+            if local is not tensor and id(tensor) in fresh:
+                local = local.clone()
+            entered[id(tensor)] = local
+            return local
+
+        return transform
+
+    def _write_back(
+        self, mutated: tuple[int, ...], tensors: list[Tensor], entered: dict[int, Tensor]
+    ) -> None:
+        for number in mutated:
+            tensor = tensors[number]
+            self.overwrite(tensor, self.rank, entered.get(id(tensor), tensor))
+
+    def overwrite(self, tensor: Tensor, owner: int, actual: Tensor | None) -> None:
+        """The tensor was written by a call on ``owner``: it has a new value there, copies elsewhere are old."""
+        old = self.value_of(tensor)
+        if tensor._weft_owner is not None:  # type: ignore[attr-defined]
+            if old is not None:
+                old.alias.version += 1
+            return
+        alias = old.alias if old is not None else None
+        value = self.new_value(owner, alias)
+        value.alias.version += 1
+        if owner == self.rank and actual is not tensor:
+            value.actual = actual
+        tensor._weft_value = value  # type: ignore[attr-defined]
+
+    def _describe(self, describer: Describer, result: Any, name: str) -> list[Any]:
+        try:
+            return describer.describe(result)
+        except UsageError as error:
+            raise UsageError(f"{name} {error}") from None
+
+    def _tell_once(self, key: Any, name: str, spec: Spec) -> None:
+        """Tell the others a signature, the first time that this rank runs it.
+
+        Even if a rank has told it before: those that wait for this call wait for this rank, and may not have come
+        to where they would hear of the other one.
+        """
+        if key not in self.pipeline.told:
+            self.pipeline.told.add(key)
+            self._tell(Key(TELL, 0, 0, digest(name, key[1:])), spec)
+
+    def _tell(self, key: Key, spec: Spec) -> None:
+        text = spec.to_text()
+        for peer in self.pipeline.others():
+            self.pipeline.channel.send(peer, Message(key, text=text))
+
+    def _call_seed(self, name: str) -> int:
+        return mix(self.seed, self.microbatch.index, name, self._named_calls[name])
+
+    def _place_results(
+        self,
+        result: Any,
+        tensors: list[Tensor],
+        entered: dict[int, Tensor],
+        spec: Spec,
+        name: str,
+        alias: Alias | None,
+    ) -> Any:
+        """Give every tensor of a result its value; one that is not new becomes an alias of what it was."""
+        known = {id(tensor) for tensor in tensors}
+        known.update(id(tensor) for tensor in entered.values())
+        placed: dict[int, Tensor] = {}
+        shapes: list[Any] = []
+
+        def place(tensor: Tensor) -> Tensor:
+            done = placed.get(id(tensor))
+            if done is not None:
+                return done
+            new = tensor
+            if id(tensor) in known or self._is_marked(tensor):
+                new = tensor.view_as(tensor)
+            value = self.new_value(self.rank, alias)
+            new._weft_value = value  # type: ignore[attr-defined]
+            if alias is not None:
+                alias.tensors.append(weakref.ref(new))
+            placed[id(tensor)] = new
+            shapes.append(new.shape)
+            return new
+
+        result = replace(result, place, attributes=False)
+        self._check_shapes(spec, shapes, name)
+        return result
+
+    @staticmethod
+    def _is_marked(tensor: Tensor) -> bool:
+        """Whether the tensor has a value or an owner already."""
+        return tensor._weft_value is not None or tensor._weft_owner is not None  # type: ignore[attr-defined]
+
+    def _check_shapes(self, spec: Spec, shapes: list[Any], name: str) -> None:
+        told = described_shapes(spec.description)
+        if len(told) != len(shapes) or any(
+            list(shape) != said for shape, said in zip(shapes, told, strict=True)
+        ):
+            raise DivergenceError(
+                f"{name} returned tensors of shapes {[list(s) for s in shapes]}, but the first time with the same "
+                f"arguments it returned {told}. If its result depends on something else than its arguments' "
+                "values, keep the module that uses the result in the same piece: weft.set_partition(parent, index)"
+            )
+
+    def stand_ins(
+        self, spec: Spec, owner: int, tensors: list[Tensor], inputs: Any, alias: Alias | None = None
+    ) -> Any:
+        """What a call on another rank returned, without data."""
+        for number in spec.mutated:
+            self.overwrite(tensors[number], owner, None)
+
+        def make(description: list[Any]) -> Tensor:
+            new = empty_like_described(description)
+            new._weft_value = self.new_value(owner, alias)  # type: ignore[attr-defined]
+            return new
+
+        return build(spec.description, [], make, inputs)
+
+    def close(self) -> None:
+        """Let go of everything, so that no cycle keeps tensors alive."""
+        self.tape.clear()
+        self._adopted.clear()
+        del self.tape, self.microbatch
+
+    # --- reading, returning, backward --------------------------------------------------------------------------
+
+    def read(self, tensor: Tensor, value: Value, function: Callable[[Tensor], Any], name: str) -> Any:
+        """A Python value out of a placed tensor: the owner computes it and tells all."""
+        key = self.tape.key(READ, self.next_call())
+        if value.owner != self.rank:
+            message = self.microbatch.receive(value.owner, key, f"the value that {name} reads")
+            return decode(message)
+        result = function(self.local(tensor, value))
+        text, payload = encode(result, name)
+        for peer in self.pipeline.others():
+            self.pipeline.channel.send(peer, Message(key, payload, text))
+        return result
+
+    def deliver(self, result: Any, detach: bool) -> Any:
+        """The step's result with data on every rank: owners send, the others receive."""
+
+        def fetch(tensor: Tensor) -> Tensor:
+            value = self.value_of(tensor)
+            if value is None:
+                return tensor.detach() if detach else tensor
+            key = self.tape.key(OUTPUT, value.number)
+            if value.owner == self.rank:
+                local = tensor if value.actual is None else value.actual
+                for peer in self.pipeline.others():
+                    self.pipeline.channel.send(peer, Message(key, local.detach()))
+                return local.detach() if detach else local
+            payload: Tensor = self.microbatch.receive(
+                value.owner, key, "a tensor that the step returns"
+            ).payload
+            return payload
+
+        return replace(result, fetch)
+
+    def backward(self, tensors: list[Tensor], grads: list[Tensor | None]) -> None:
+        """The backward pass of this microbatch, from ``tensors``; on every rank of the pipeline."""
+        for tensor, grad in zip(tensors, grads, strict=True):
+            value = self.value_of(tensor)
+            if value is None:
+                raise UsageError(
+                    "backward() got a tensor that was not computed by the model in this microbatch, so that no "
+                    "parameter could get a gradient from it"
+                )
+            if value.owner == self.rank:
+                self._seed_backward(value, tensor, grad)
+        self.microbatch.begin("B")
+        self.tape.backward()
+
+    def _seed_backward(self, value: Value, tensor: Tensor, grad: Tensor | None) -> None:
+        if value.actual is not None:
+            tensor = value.actual
+        if grad is not None and (known := self.value_of(grad)) is not None:
+            grad = self.local(grad, known)
+        grad = root_gradient(tensor, grad, self.scale)
+        self.tape.remember(value, tensor)
+        value.add_grad(grad)
+
+
+def _number(pair: tuple[Tensor, Value]) -> int:
+    return pair[1].number
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

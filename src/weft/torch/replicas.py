@@ -1,0 +1,100 @@
+"""Copies of a model on different data: started alike, their gradients averaged, their steps counted together."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from weft.reduce.choice import choose
+from weft.reduce.compression import make
+from weft.reduce.lane import Lane
+from weft.torch.recording import recorded
+from weft.torch.reducer import Reducer, ReducerOptions
+from weft.torch.state import GROUP_TIMEOUT, Session
+from weft.torch.votes import Votes
+
+
+def synchronise(session: Session, model: Any, replica: int = 0) -> None:
+    """Parameters and buffers of one replica, on every replica."""
+    group = session.group("rdp")
+    if session.mesh.rdp == 1 or group is None:
+        return
+    source = session.peers("rdp")[replica]
+    with torch.no_grad():
+        for name, tensor in [*model.module.named_parameters(), *model.module.named_buffers()]:
+            if model.is_local(name):
+                content = tensor.detach().cpu().contiguous()
+                dist.broadcast(content, source, group=group)
+                tensor.copy_(content)
+
+
+def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reducer | None:
+    """What averages the gradients of ``model``; ``None`` if there is one replica. Collective over the replicas."""
+    if session.mesh.rdp == 1:
+        return None
+    ranks = session.peers("rdp")
+    on_gpus = session.device.type == "cuda"
+    own_gpus = on_gpus and dist.is_nccl_available() and torch.cuda.device_count() >= session.place.local_size
+    settings = session.settings
+    compression = make(settings.compression) if settings.compression else None
+    group = new_group(ranks, "nccl" if own_gpus else "gloo")
+    # A compression has a thread, whose messages must not meet those of this one in the same group.
+    beside = new_group(ranks, "gloo") if own_gpus or compression else group
+    device = session.device if own_gpus else torch.device("cpu")
+    algorithm = "direct" if on_gpus and not own_gpus else settings.all_reduce
+    collective = choose(group, algorithm, device=device, compressed=compression is not None)
+    known = weakref.ref(model)
+
+    def buffers() -> Sequence[Tensor]:
+        present = known()
+        return () if present is None else list(present.local_buffers())
+
+    options = replace(options, outside=session.pipeline is None)
+    lane = Lane(collective, compression)
+    named = list(model.local_named_parameters())
+    own = beside if compression else group
+    reducer = Reducer(named, lane, own, Votes(beside), options, buffers)
+    weakref.finalize(reducer, lane.close).atexit = False
+    return reducer
+
+
+def new_group(ranks: tuple[int, ...], backend: str) -> Any:
+    """A group for the reducer alone, so that its sums never mix with those of a script."""
+    return dist.new_group(ranks, GROUP_TIMEOUT, backend, use_local_synchronization=True)
+
+
+def begin_step(session: Session, microbatches: int) -> None:
+    """Gradients of a step arrive from now on."""
+    for model in session.models:
+        if model.reducer is not None:
+            model.reducer.divide_by_all = model.divide_by_all
+            model.reducer.begin(microbatches)
+
+
+def finish_step(session: Session) -> None:
+    """When this returns, all replicas have the averages."""
+    if session.mesh.rdp == 1:
+        return
+    with session.doing("the gradients"), recorded(session, "reduce"):
+        for model in session.models:
+            if model.reducer is not None:
+                model.reducer.finish()
+
+
+@contextmanager
+def joined(session: Session, model: Any, divide_by_initial_world_size: bool) -> Iterator[None]:
+    """See ``DistributedModel.join``."""
+    model.divide_by_all = divide_by_initial_world_size
+    yield  # an error inside must not be met by waiting for the others
+    model.need_partition("join()")
+    if model.reducer is not None:
+        with session.doing("join()"):
+            synchronise(session, model, model.reducer.shadow())
+    model.divide_by_all = True

@@ -1,0 +1,303 @@
+"""What a process knows of its job after ``init``: one session, found by every function of the interface."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import weft
+from weft.config import Settings, resolve
+from weft.errors import ConfigError, UsageError
+from weft.launch import rendezvous
+from weft.launch.discovery import Place, discover
+from weft.launch.startup import agree
+from weft.profiler.recorder import Recorder
+from weft.runtime.allocator import keep_memory
+from weft.runtime.executor import Executor, Hooks
+from weft.runtime.microbatch import Microbatch
+from weft.runtime.monitor import Limits, Monitor
+from weft.topology.mesh import Mesh
+from weft.torch import recording
+from weft.torch.pipeline import Pipeline
+from weft.torch.random_state import Streams, mix
+from weft.transport.torch_dist import TorchChannel
+
+TIMEOUT = timedelta(seconds=300)
+GROUP_TIMEOUT = timedelta(minutes=30)
+# Who sees all ranks names the one that holds the others up; a rank that only waits speaks this much later.
+JUDGE_S = 5.0
+
+
+@dataclass
+class Session:
+    """This process's place in the job. ``groups``: ``torch.distributed`` groups by the ranks in them."""
+
+    settings: Settings
+    place: Place
+    mesh: Mesh
+    device: torch.device
+    groups: dict[tuple[int, ...], Any]
+    streams: Streams
+    monitor: Monitor
+    pipeline: Pipeline | None = None
+    executor: Executor | None = None
+    recorder: Recorder | None = None
+    forward: tuple[int, float] | None = None
+    known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
+    steps: int = 0
+    tracing: bool = False
+    first_inputs: bool = False
+    seed: int = 0
+    chosen: Any = None
+    watch: Any = None
+    replicas: TorchChannel | None = None
+    numbered: int = 0
+    broken: str = ""
+    store: Any = None
+    saves: Any = None
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """What this rank does outside of microbatches, for reports of ranks that fail or wait."""
+        self.monitor.note("collective", self.steps, None, what)
+        try:
+            yield
+        finally:
+            self.monitor.note("", self.steps)
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def models(self) -> list[Any]:
+        """The models that exist, in the order of their making: the same on every rank."""
+        return [model for _, model in sorted(self.known_models.items())]
+
+    def group(self, axis: str) -> Any:
+        """The ``torch.distributed`` group of this rank along ``axis``; ``None`` for a single process."""
+        ranks = self.peers(axis)
+        if self.place.world_size == 1:
+            return None
+        if axis == "world" and default_takes_host_tensors():
+            return dist.group.WORLD
+        if ranks not in self.groups:  # this rank alone, so nobody else needs to take part
+            self.groups[ranks] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        return self.groups[ranks]
+
+    def connect_replicas(self) -> None:
+        """A channel between the ranks with the same part of the model, beside the pipeline's; every rank calls this."""
+        if self.pipeline is None or self.replicas is not None or self.mesh.rdp == 1:
+            return
+        made = {ranks: dist.new_group(ranks, backend="gloo") for ranks in self.mesh.groups("rdp")}
+        mailbox = self.pipeline.channel.mailbox
+        self.replicas = TorchChannel(made[self.peers("rdp")], self.device, mailbox=mailbox)
+
+    def position(self, axis: str) -> int:
+        return self.mesh.position(axis, self.place.rank)
+
+    def peers(self, axis: str) -> tuple[int, ...]:
+        return self.mesh.group(axis, self.place.rank)
+
+
+_session: Session | None = None
+
+
+def session() -> Session:
+    """The present session; :class:`UsageError` before ``init``."""
+    if _session is None:
+        raise UsageError("weft is not initialised: call weft.init(...) first, before anything else of weft")
+    return _session
+
+
+def is_initialized() -> bool:
+    return _session is not None
+
+
+def is_tracing() -> bool:
+    return _session is not None and _session.tracing
+
+
+def init(config: Mapping[str, Any] | None = None) -> None:
+    """Join the job. Every rank calls this first, with the same settings.
+
+    ``config``: settings by name, see ``docs/settings.md``; those of the launch (``WEFT_CONFIG``, ``weft run
+    --config`` and ``--set``) win over it. Calling it again replaces the settings (not ``partitions``).
+
+    Raises :class:`ConfigError` for settings that are wrong, on every rank, and :class:`DivergenceError` on
+    every rank when they were started with different ones; nothing has been changed then.
+    """
+    global _session
+    place = rendezvous.locate(discover(os.environ))
+    settings = resolve(config, os.environ, place.world_size)
+    if _session is not None:
+        _change(_session, settings)
+        return
+    store = rendezvous.connect(place, TIMEOUT)
+    monitor = Monitor.start(place, Limits(settings.heartbeat_timeout, settings.wait_timeout), store)
+    atexit.register(rendezvous.shutdown, monitor)
+    agree(store, place, described(settings), TIMEOUT)
+    recorder = recording.open_recorder(settings, place)
+    keep_memory(os.environ)
+    device = choose_device(place)
+    if place.world_size > 1:
+        rendezvous.init_process_group(place, store, "gloo", GROUP_TIMEOUT)
+    mesh = Mesh(place.world_size, settings.partitions, placement=settings.placement_strategy)
+    _session = Session(settings, place, mesh, device, make_groups(mesh, place.rank), Streams(device), monitor)
+    _session.store = store
+    if settings.partitions > 1:
+        _connect(_session)
+    recording.start(_session, recorder)
+    atexit.register(_leave)
+
+
+def described(settings: Settings) -> dict[str, str]:
+    """What every rank must have been started with alike."""
+    return {
+        "settings": settings.to_json(),
+        "the version of weft": weft.__version__,
+        "the version of torch": torch.__version__,
+        "the version of Python": ".".join(map(str, sys.version_info[:2])),
+        "the kind of device": "cuda" if torch.cuda.is_available() else "cpu",
+        "the script": os.path.basename(sys.argv[0]) if sys.argv else "",
+    }
+
+
+def _change(session: Session, settings: Settings) -> None:
+    """A repeated ``init``: new settings for the same mesh."""
+    old = session.settings
+    if (settings.partitions, settings.placement_strategy) != (old.partitions, old.placement_strategy):
+        raise ConfigError(
+            f"weft is initialised with {old.partitions} partitions ({old.placement_strategy}); a repeated init cannot "
+            f"make that {settings.partitions} ({settings.placement_strategy}): call weft.shutdown() before it"
+        )
+    if settings.record != old.record:
+        recording.stop(session)
+        recording.start(session, recording.open_recorder(settings, session.place))
+    session.settings = settings
+    session.chosen = session.watch = None
+    if session.executor is not None:
+        session.executor.wait_timeout_s = settings.wait_timeout + JUDGE_S
+
+
+def _connect(session: Session) -> None:
+    """The pipeline's channel and executor."""
+    direct = direct_groups(session.mesh, session.place, session.device)
+    channel = TorchChannel(session.group("pp"), session.device, direct)
+    session.pipeline = Pipeline(
+        session.position("pp"), session.mesh.pp, session.device, channel, session.streams
+    )
+    monitor = session.monitor
+    peers, replicas = session.peers("pp"), session.peers("rdp")
+
+    def rank_of(peer: int) -> int:
+        return peers[peer] if peer >= 0 else replicas[-1 - peer]
+
+    hooks = Hooks(
+        resume=lambda m: _resume(session, m),
+        pause=lambda m: _pause(session, m),
+        note=lambda phase, microbatch, peer: monitor.note(
+            phase, session.steps, microbatch, None, None, None if peer is None else rank_of(peer)
+        ),
+        locate=monitor.locate,
+    )
+    session.pipeline.note = monitor.note
+    session.executor = Executor(
+        channel.mailbox, session.position("pp"), session.settings.wait_timeout + JUDGE_S, hooks
+    )
+
+
+def _resume(session: Session, microbatch: Microbatch) -> None:
+    """Bring in a microbatch's own random states."""
+    if microbatch.kept is None:
+        session.streams.seed(mix(session.seed, microbatch.index))
+    else:
+        session.streams.restore(microbatch.kept)
+
+
+def _pause(session: Session, microbatch: Microbatch) -> None:
+    microbatch.kept = session.streams.capture()
+
+
+def choose_device(place: Place) -> torch.device:
+    """CUDA device ``local_rank`` where there are GPUs (shared when there are fewer than ranks), else the CPU."""
+    if torch.cuda.is_available() and torch.cuda.device_count():
+        device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")
+
+
+def default_takes_host_tensors() -> bool:
+    """Whether the default group can be weft's group of all ranks: a script may have made one for GPUs only."""
+    return "gloo" in dist.get_backend()
+
+
+def make_groups(mesh: Mesh, rank: int) -> dict[tuple[int, ...], Any]:
+    """The gloo groups of ``rank``; every rank takes part in making all of them.
+
+    One for all axes with the same ranks, and none for a rank alone: each keeps a thread that never sleeps for long.
+    """
+    if mesh.world_size == 1:
+        return {}
+    axes = ("pp", "tp", "rdp", "dp", "mp", *(() if default_takes_host_tensors() else ("world",)))
+    wanted = dict.fromkeys(ranks for axis in axes for ranks in mesh.groups(axis))
+    made = {ranks: dist.new_group(ranks, backend="gloo") for ranks in wanted if len(ranks) > 1}
+    return {ranks: group for ranks, group in made.items() if rank in ranks}
+
+
+def direct_groups(mesh: Mesh, place: Place, device: torch.device) -> dict[tuple[int, int], Any]:
+    """NCCL groups by (sender, receiver) position in this rank's pipeline, one for each direction of each pair.
+
+    Empty where there is no NCCL or ranks share a GPU: NCCL refuses that, so tensors go through host memory.
+    """
+    if device.type != "cuda" or not dist.is_nccl_available() or torch.cuda.device_count() < place.local_size:
+        return {}
+    direct = {}
+    for ranks in mesh.groups("pp"):
+        for sender, receiver in itertools.permutations(ranks, 2):
+            group = dist.new_group(sorted((sender, receiver)), backend="nccl")
+            if place.rank in (sender, receiver):
+                direct[ranks.index(sender), ranks.index(receiver)] = group
+    return direct
+
+
+def shutdown() -> None:
+    """Leave the job together with all other ranks; also done at the end of the script."""
+    atexit.unregister(_leave)
+    _leave()
+
+
+def _leave() -> None:
+    global _session
+    if _session is None:
+        return
+    leaving, _session = _session, None
+    pipeline = None if leaving.pipeline is None else leaving.pipeline.channel
+    channels = [channel for channel in (pipeline, leaving.replicas) if channel is not None]
+    if leaving.saves is not None:
+        leaving.saves.close()
+    if not leaving.broken:
+        for channel in channels:
+            channel.flush()
+    if leaving.executor is not None:
+        leaving.executor.close()
+    recording.stop(leaving)
+    together = leaving.monitor.finish()
+    for channel in channels:
+        channel.close()
+    for channel in channels if together else ():
+        channel.join()
+    atexit.unregister(rendezvous.shutdown)
+    rendezvous.shutdown(leaving.monitor)

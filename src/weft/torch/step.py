@@ -1,0 +1,217 @@
+"""``@weft.step``: a training step that runs once for each microbatch, pipelined over the ranks."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from weft.errors import PeerError, UsageError
+from weft.runtime.executor import Order
+from weft.runtime.microbatch import Microbatch
+from weft.torch import state
+from weft.torch.agreement import StepCheck, compare_start, describe_call, described_inputs
+from weft.torch.batch_norm import warn_of_few_samples
+from weft.torch.glue import Glue
+from weft.torch.intercept import install
+from weft.torch.model import DistributedModel, current_scale, in_microbatch
+from weft.torch.output import collect
+from weft.torch.partition import partition_models
+from weft.torch.planned import schedule_for
+from weft.torch.program import Program
+from weft.torch.random_state import same_states
+from weft.torch.recording import recorded, recorded_forward
+from weft.torch.replicas import begin_step, finish_step
+from weft.torch.slicing import Cut, MiniBatch, prepare
+from weft.torch.structure import replace
+
+AHEAD = 1
+"""How many more than its list holds a rank may start while it would wait, where speed counts more than memory."""
+
+
+class Step:
+    """The callable that ``weft.step`` makes. It does not bind as a method, so it may be a class attribute."""
+
+    def __init__(self, function: Callable[..., Any], cut: Cut, detach_outputs: bool) -> None:
+        self.function = function
+        self.cut = cut
+        self.detach_outputs = detach_outputs
+        self._orders: dict[Any, Order] = {}
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        session = state.session()
+        if session.tracing or in_microbatch():
+            raise UsageError(f"{self.function.__name__}: a step cannot call another step")
+        batch = prepare(self.function, args, kwargs, self.cut, session.settings.microbatches)
+        pending = [model for model in session.models if not model.partitioned]
+        if pending:
+            install()
+            name = self.function.__qualname__
+            compare_start(session, pending, describe_call(name, batch, True), described_inputs(name, batch))
+            partition_models(session, pending, self.function, batch)
+        for model in session.models:
+            model.run_partition_hooks()
+            warn_of_few_samples(session, model, batch)
+        begin_step(session, batch.microbatches)
+        if session.pipeline is None:
+            session.steps += 1
+            with recorded(session, "step"):
+                results = self._alone(session, batch)
+            finish_step(session)
+        else:
+            results = self._pipelined(session, batch)
+        for model in session.models:
+            model.run_step_hooks()
+        weights = [batch.weight(index) for index in range(batch.microbatches)]
+        return collect(results, weights)
+
+    def _alone(self, session: state.Session, batch: MiniBatch) -> list[Any]:
+        """One partition: plain accumulation over microbatches."""
+        results = []
+        for index in range(batch.microbatches):
+            args, kwargs = batch.slice(index)
+            with current_scale(batch.weight(index)), recorded_forward(session, index):
+                result = self.function(*args, **kwargs)
+            results.append(replace(result, lambda t: t.detach()) if self.detach_outputs else result)
+        return results
+
+    def _pipelined(self, session: state.Session, batch: MiniBatch) -> list[Any]:
+        assert session.executor is not None and session.pipeline is not None
+        if session.broken:
+            raise UsageError(f"the job cannot go on after a failed step: {session.broken}")
+        streams = session.streams
+        session.steps += 1
+        before = streams.capture()
+        seed = streams.draw()
+        after = streams.capture()
+        context = ThreadContext()
+        peers = session.peers("pp")
+        name = self.function.__qualname__
+        if session.first_inputs:
+            call = described_inputs(name, batch)
+        else:
+            call = describe_call(name, batch, session.settings.checked == "always")
+        check = StepCheck(
+            session.pipeline.channel, peers, session.position("pp"), session.steps, call,
+            session.executor.wait_timeout_s,
+        )  # fmt: skip
+        session.executor.hooks.check = check.look
+        drew: list[bool] = []
+        order = self._order(session, batch.microbatches)
+
+        def body(microbatch: Microbatch) -> Any:
+            return self._microbatch(session, batch, microbatch, context, drew, order)
+
+        try:
+            session.monitor.note("wait", session.steps, peer=peers[0])
+            session.seed = check.begin(seed)
+            began = time.perf_counter()
+            results = session.executor.run([body] * batch.microbatches, order)
+            took_s = time.perf_counter() - began
+        except BaseException as error:
+            session.broken = f"{type(error).__name__}: {error}"
+            session.monitor.locate(error)
+            if not isinstance(error, PeerError):
+                session.pipeline.channel.abort(session.broken)
+            raise
+        finally:
+            streams.restore(after if any(drew) else before)
+        session.pipeline.channel.mailbox.discard(session.steps)
+        session.monitor.note("", session.steps)
+        finish_step(session)
+        if session.watch is not None:
+            session.watch.add(session, took_s, batch.microbatches)
+        return results
+
+    def _microbatch(
+        self, session: state.Session, batch: MiniBatch, microbatch: Microbatch, context: ThreadContext,
+        drew: list[bool], order: Order,
+    ) -> Any:  # fmt: skip
+        assert session.pipeline is not None
+        index = microbatch.index
+        program = Program(
+            session.pipeline, microbatch, session.steps, session.seed, batch.weight(index), order.splits
+        )
+        args, kwargs = batch.slice(index)
+        program.checkpointing = session.chosen is not None and session.chosen.option.recompute
+        with context.entered(), current_scale(batch.weight(index)), Glue(program) as glue:
+            start = session.streams.capture()
+            result = self.function(*args, **kwargs)
+            drew.append(program.drew or not same_states(start, session.streams.capture()))
+            with glue.lifted():
+                result = program.deliver(result, self.detach_outputs)
+        program.close()
+        return result
+
+    def _order(self, session: state.Session, microbatches: int) -> Order:
+        settings, chosen = session.settings, session.chosen
+        revisited = any(model.plan is not None and model.plan.revisits for model in session.models)
+        key = (settings, chosen, microbatches, revisited)
+        if key not in self._orders:
+            actions = schedule_for(settings, chosen, microbatches).ranks[session.position("pp")]
+            limit = settings.active_microbatches if settings.pipeline == "interleaved" else len(actions)
+            free = settings.optimize == "speed" and settings.pipeline in ("interleaved", "auto")
+            ahead = AHEAD if free and not settings.memory_limit else 0
+            self._orders[key] = Order.of(actions, limit, revisited, ahead)
+        return self._orders[key]
+
+
+class ThreadContext:
+    """What PyTorch keeps for each thread, taken where the step is called and entered by its microbatches."""
+
+    def __init__(self) -> None:
+        self.grad = torch.is_grad_enabled()
+        self.inference = torch.is_inference_mode_enabled()
+        self.autocast = [
+            (device, torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
+            if torch.is_autocast_enabled(device)
+        ]
+        self.cache = torch.is_autocast_cache_enabled()
+        self.stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
+
+    @contextmanager
+    def entered(self) -> Any:
+        with ExitStack() as stack:
+            if self.inference:
+                stack.enter_context(torch.inference_mode())
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for device, dtype in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype, cache_enabled=self.cache))
+            if self.stream is not None:
+                stack.enter_context(torch.cuda.device(self.stream.device))
+                stack.enter_context(torch.cuda.stream(self.stream))
+            yield
+
+
+def step(
+    function: Callable[..., Any] | None = None,
+    *,
+    non_split_inputs: Collection[str] = (),
+    input_split_axes: Mapping[str, int] | None = None,
+    detach_outputs: bool = True,
+    allow_uneven: bool = False,
+    **ignored: Any,
+) -> Any:
+    """Mark a function as one step of training, or of evaluation if it calls no ``backward``.
+
+    Each call cuts the tensors among its arguments into ``microbatches`` slices along dim 0 and runs the function once
+    for each, pipelined. Tensors that it returns become :class:`StepOutput`, other values lists.
+
+    ``non_split_inputs``: names of arguments that go whole to every microbatch. ``input_split_axes``: the dim to cut
+    along, by name, where it is not 0. ``detach_outputs``: returned tensors carry no graph. ``allow_uneven``: a
+    mini-batch that ``microbatches`` does not divide is cut as evenly as possible instead of being an error; gradients
+    and ``reduce_mean`` are still those of the whole batch's mean.
+    """
+    cut = Cut(tuple(non_split_inputs), dict(input_split_axes or {}), allow_uneven)
+    if function is None:
+        return lambda real: Step(real, cut, detach_outputs)
+    return Step(function, cut, detach_outputs)
+
+
+__all__ = ["DistributedModel", "Step", "step"]

@@ -1,0 +1,234 @@
+"""Nested structures of tensors: walk them, replace tensors in them, describe them to other ranks.
+
+Containers are lists, tuples (named ones too), dicts and their subclasses, dataclasses. Any other object is
+opaque: tensors in its attributes are found and replaced in place, but it cannot be described to
+another rank unless that rank holds the same object already (it came in as an argument).
+
+A description is JSON: a list whose first item names the form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import UsageError
+
+CONSTANTS = (type(None), bool, int, float, str)
+ATTRIBUTE_DEPTH = 3
+
+
+def is_walkable(thing: Any) -> bool:
+    """Whether the attributes of an object are searched for tensors."""
+    if isinstance(thing, (type, nn.Module, torch.Generator)) or callable(thing):
+        return False
+    return hasattr(thing, "__dict__") or dataclasses.is_dataclass(thing)
+
+
+def attributes_of(thing: Any) -> dict[str, Any]:
+    """The attributes of an object by name; dataclasses with slots have no ``__dict__``."""
+    if hasattr(thing, "__dict__"):
+        return vars(thing)
+    names = (field.name for field in dataclasses.fields(thing))
+    return {name: getattr(thing, name) for name in names if hasattr(thing, name)}
+
+
+def replace(
+    tree: Any, function: Callable[[Tensor], Tensor], depth: int = 0, *, attributes: bool = True
+) -> Any:
+    """``tree`` with ``function`` applied to its tensors; the same object where nothing changed.
+
+    Containers that change are rebuilt with their type; attributes of opaque objects are set in place (left alone
+    with ``attributes=False``).
+    """
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, CONSTANTS):
+        return tree
+    if isinstance(tree, (list, tuple)):
+        items = [replace(item, function, depth, attributes=attributes) for item in tree]
+        if all(new is old for new, old in zip(items, tree, strict=True)):
+            return tree
+        return rebuild_sequence(type(tree), items)
+    if isinstance(tree, dict):
+        values = {key: replace(item, function, depth, attributes=attributes) for key, item in tree.items()}
+        if all(values[key] is item for key, item in tree.items()):
+            return tree
+        return rebuild_dict(type(tree), values, tree)
+    is_data = dataclasses.is_dataclass(tree)
+    if (attributes or is_data) and depth < ATTRIBUTE_DEPTH and is_walkable(tree):
+        changed = {}
+        for name, item in list(attributes_of(tree).items()):
+            new = replace(item, function, depth + 1, attributes=attributes)
+            if new is not item:
+                changed[name] = new
+        if changed and is_data:
+            return rebuild_dataclass(type(tree), {**attributes_of(tree), **changed})
+        for name, item in changed.items():
+            object.__setattr__(tree, name, item)
+    return tree
+
+
+def rebuild_sequence(kind: type, items: list[Any]) -> Any:
+    """A list or tuple of that kind: named tuples and torch.return_types too."""
+    if hasattr(kind, "_fields"):
+        return kind(*items)
+    return kind(items)
+
+
+def rebuild_dict(kind: type, values: dict[Any, Any], like: Any = None) -> Any:
+    if kind is dict:
+        return values
+    if dataclasses.is_dataclass(kind):
+        return kind(**values)
+    if like is not None and not dataclasses.is_dataclass(kind):
+        new: Any
+        try:
+            new = like.copy()
+        except Exception:
+            new = kind()
+        if type(new) is not kind:
+            new = kind()
+    else:
+        new = kind()
+    for key, item in values.items():
+        new[key] = item
+    return new
+
+
+def rebuild_dataclass(kind: type, values: dict[str, Any]) -> Any:
+    new: Any = object.__new__(kind)
+    for name, item in values.items():
+        object.__setattr__(new, name, item)
+    return new
+
+
+class Describer:
+    """Turns one output into its description, numbering tensors in order of appearance.
+
+    ``inputs``: what the call was given, so that an object passed through is described as such.
+    """
+
+    def __init__(self, inputs: Any) -> None:
+        self.tensors: list[Tensor] = []
+        self._numbers: dict[int, int] = {}
+        self._opaque = {id(thing): number for number, thing in enumerate(opaque_objects(inputs))}
+
+    def describe(self, tree: Any) -> list[Any]:
+        if isinstance(tree, Tensor):
+            number = self._numbers.get(id(tree))
+            if number is not None:
+                return ["same", number]
+            self._numbers[id(tree)] = len(self.tensors)
+            self.tensors.append(tree)
+            return ["tensor", describe_tensor(tree)]
+        if isinstance(tree, torch.Size):
+            return ["size", list(tree)]
+        if isinstance(tree, CONSTANTS):
+            return ["constant", tree]
+        if isinstance(tree, (list, tuple)):
+            items = [self.describe(item) for item in tree]
+            return ["sequence", class_name(type(tree)), items]
+        if isinstance(tree, dict):
+            return [
+                "dict",
+                class_name(type(tree)),
+                [[self.describe(key), self.describe(item)] for key, item in tree.items()],
+            ]
+        if id(tree) in self._opaque:
+            return ["input", self._opaque[id(tree)]]
+        if isinstance(tree, (torch.dtype, torch.device)):
+            return ["torch", type(tree).__name__, str(tree)]
+        if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+            named = {name: self.describe(item) for name, item in attributes_of(tree).items()}
+            return ["dataclass", class_name(type(tree)), named]
+        raise UsageError(
+            f"returns a {type(tree).__qualname__}, which cannot be described to the other ranks; return tensors, "
+            "numbers, strings, lists, tuples, dicts or dataclasses of these, or keep the module that calls it "
+            "in one piece: weft.set_partition(parent, index)"
+        )
+
+
+def describe_tensor(tensor: Tensor) -> list[Any]:
+    """[dtype, shape, strides, whether it needs a gradient] of ``tensor``."""
+    strides = list(tensor.stride()) if tensor.layout == torch.strided else None
+    return [str(tensor.dtype)[6:], list(tensor.shape), strides, tensor.requires_grad]
+
+
+def build(
+    description: list[Any], tensors: list[Tensor], make: Callable[[list[Any]], Tensor], inputs: Any
+) -> Any:
+    """The structure that ``description`` describes; ``make`` gives a tensor for each tensor's description.
+
+    Tensors made are appended to ``tensors`` in the describer's order.
+    """
+    form = description[0]
+    if form == "tensor":
+        tensors.append(make(description[1]))
+        return tensors[-1]
+    if form == "same":
+        return tensors[description[1]]
+    if form == "constant":
+        return description[1]
+    if form == "size":
+        return torch.Size(description[1])
+    if form == "sequence":
+        items = [build(item, tensors, make, inputs) for item in description[2]]
+        return rebuild_sequence(find_class(description[1], (list, tuple)), items)
+    if form == "dict":
+        values = {
+            build(key, tensors, make, inputs): build(item, tensors, make, inputs)
+            for key, item in description[2]
+        }
+        return rebuild_dict(find_class(description[1], (dict,)), values)
+    if form == "input":
+        return opaque_objects(inputs)[description[1]]
+    if form == "torch":
+        return (
+            torch.device(description[2]) if description[1] == "device" else getattr(torch, description[2][6:])
+        )
+    values = {name: build(item, tensors, make, inputs) for name, item in description[2].items()}
+    return rebuild_dataclass(find_class(description[1], (object,)), values)
+
+
+def opaque_objects(tree: Any) -> list[Any]:
+    """Objects in ``tree`` that are neither tensors, constants nor containers, in a fixed order."""
+    found: list[Any] = []
+
+    def walk(item: Any) -> None:
+        if isinstance(item, (Tensor, *CONSTANTS)):
+            return
+        if isinstance(item, (list, tuple)):
+            for part in item:
+                walk(part)
+        elif isinstance(item, dict):
+            for part in item.values():
+                walk(part)
+        else:
+            found.append(item)
+
+    walk(tree)
+    return found
+
+
+def class_name(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def find_class(name: str, bases: tuple[type, ...]) -> type:
+    """The class of that name among the modules already imported here; nothing is imported for it."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type) or not issubclass(found, bases):
+        raise UsageError(
+            f"a module on another rank returned a {path} of {module}, which this rank does not know: "
+            "define it at the top level of a module that every rank imports"
+        )
+    return found

@@ -1,0 +1,386 @@
+"""The tracing run: one microbatch of the user's own step, the whole model on one rank, everything measured.
+
+Nothing that it does is left behind: gradients, buffers, plain attributes of modules and random states are as before.
+
+* forward time: around every module's call
+* backward time: around every node of autograd's graph; a node belongs to the module whose call made it, which its
+  sequence number tells
+* activation bytes: what autograd saves, each piece of memory once, parameters not at all
+* which parameters and which other modules a module uses that are registered elsewhere, and what glue does
+
+The first pass warms up and watches, the others measure; the smallest time counts.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from weft.errors import UsageError
+from weft.runtime.allocator import give_back
+from weft.torch.crossings import Operations
+from weft.torch.deferred import Task, collecting
+from weft.torch.estimate import Clock
+from weft.torch.halves import measure_halves
+from weft.torch.random_state import NUMPY, Streams, same_states
+from weft.torch.rules import METADATA
+from weft.torch.structure import Describer
+from weft.torch.tape import run_autograd
+from weft.torch.unit import SLOT
+from weft.torch.untouched import untouched
+
+# Set on tensors in the watching pass: the module whose code made it, and the modules that returned it.
+Tensor._weft_made = None  # type: ignore[attr-defined]
+
+PASSES = 3
+BUDGET_S = 2.0
+NS = 1e-9
+
+
+@dataclass
+class Record:
+    """What one module did. Times and bytes are its own, without the modules it called."""
+
+    name: str
+    module: nn.Module
+    order: float = -1
+    calls: int = 0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    input_s: float = 0.0
+    weight_s: float = 0.0
+    saved_bytes: int = 0
+    output_bytes: int = 0
+    operations: int = 0
+    describable: bool = True
+    parameters_used: dict[int, float] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Trace:
+    """The records by name, in order of first call; modules that were not called stand where they are registered.
+
+    ``leaking``: modules out of which tensors get by another way than their result (an attribute, a hook), so that they
+    must be opened; ``operations``: what ran, and on whose results; ``around``: what the step itself costs, outside of
+    the model; ``numpy``: whether it draws from NumPy's global random state."""
+
+    records: dict[str, Record]
+    leaking: set[str]
+    written_buffers: set[str]
+    replaced_buffers: set[str]
+    operations: Operations
+    around: Record
+    numpy: bool
+    seconds: float
+
+
+class Tracer:
+    """Measures ``root`` while the step runs; :meth:`active` is the tracer that ``backward`` must report to."""
+
+    current: Tracer | None = None
+
+    def __init__(self, root: nn.Module, device: torch.device, clock: Clock | None = None) -> None:
+        self.root = root
+        self.device = device
+        self.clock = clock
+        self.records = {name: Record(name, module) for name, module in root.named_modules()}
+        self.top = Record("", root)
+        self.stack: list[Record] = [self.top]
+        self.children_s = [0.0]
+        self.events: list[tuple[int, Record]] = []
+        self.calls = 0
+        self.watching = True
+        self.own: dict[int, str] = {}
+        for name, parameter in root.named_parameters():
+            self.own[id(parameter)] = name
+        self.seen_storages = {p.untyped_storage()._cdata for p in root.parameters()}
+        self.went_backward = False
+        self.going_back = False
+        self.leaking: set[str] = set()
+        self.operations = Operations()
+        self.tasks: list[Task] | None = None
+
+    def restart(self, watching: bool) -> None:
+        """Forget the times of a pass."""
+        self.watching = watching
+        self.events = []
+        self.children_s = [0.0]
+        for record in (*self.records.values(), self.top):
+            record.calls = 0
+            record.forward_s = record.backward_s = 0.0
+
+    def set_current(self, on: bool) -> None:
+        """Whether ``backward`` reports here."""
+        Tracer.current = self if on else None
+
+    def now(self) -> float:
+        if self.clock is not None:
+            return self.clock.seconds
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    # --- forward ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        before = {}
+        for record in self.records.values():
+            before[record.name] = record.module.__dict__.get(SLOT)
+            inner = before[record.name] or record.module._call_impl
+            record.module.__dict__[SLOT] = self._interceptor(record, inner)
+        try:
+            yield
+        finally:
+            for record in self.records.values():
+                if before[record.name] is None:
+                    del record.module.__dict__[SLOT]
+                else:
+                    record.module.__dict__[SLOT] = before[record.name]
+
+    def _interceptor(self, record: Record, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.going_back:
+                return inner(*args, **kwargs)  # an activation checkpoint runs it again
+            if record.order < 0:
+                self.calls += 1
+                record.order = self.calls
+            record.calls += 1
+            if self.stack[-1] is not self.top:
+                self.stack[-1].called.add(record.name)
+            self.stack.append(record)
+            self.children_s.append(0.0)
+            self.events.append((torch._C._autograd._get_sequence_nr(), record))
+            start = self.now()
+            try:
+                result = inner(*args, **kwargs)
+            finally:
+                took = self.now() - start
+                record.forward_s += took - self.children_s.pop()
+                self.children_s[-1] += took
+                self.stack.pop()
+                self.events.append((torch._C._autograd._get_sequence_nr(), self.stack[-1]))
+            if self.watching:
+                self._look_at(record, result, (args, kwargs))
+            return result
+
+        return call
+
+    def _look_at(self, record: Record, result: Any, inputs: Any) -> None:
+        describer = Describer(inputs)
+        try:
+            describer.describe(result)
+        except UsageError:
+            record.describable = False
+        record.output_bytes += sum(t.numel() * t.element_size() for t in describer.tensors)
+        for tensor in describer.tensors:
+            if tensor._weft_made is not None:  # type: ignore[attr-defined]
+                tensor._weft_made[1].add(record.name)  # type: ignore[attr-defined]
+
+    def create(self, result: Any, record: Record) -> None:
+        """A module's own code made these tensors."""
+        for tensor in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(tensor, Tensor) and tensor._weft_made is None:  # type: ignore[attr-defined]
+                tensor._weft_made = (record.name, set())  # type: ignore[attr-defined]
+
+    def use(self, tensor: Tensor, record: Record) -> None:
+        """``record``'s own code uses a tensor: the modules around its maker must have returned it."""
+        made = tensor._weft_made  # type: ignore[attr-defined]
+        if made is None or made[0] == record.name:
+            return
+        maker, returned = made
+        around, name = [], maker
+        while not contains(name, record.name, self.top is record):
+            around.append(name)
+            if not name:
+                break
+            name = name.rpartition(".")[0]
+        if any(name in self.records and self.records[name].calls and name not in returned for name in around):
+            self.leaking.update(name for name in around if name != maker or maker not in returned)
+
+    def save(self, tensor: Tensor) -> Tensor:
+        """autograd keeps ``tensor`` for the backward pass."""
+        pointer = tensor.untyped_storage()._cdata if tensor.layout == torch.strided else 0
+        if pointer not in self.seen_storages:
+            self.seen_storages.add(pointer)
+            self.stack[-1].saved_bytes += tensor.numel() * tensor.element_size()
+        return tensor.detach() if tensor.grad_fn is not None else tensor
+
+    # --- backward -----------------------------------------------------------------------------------------
+
+    def backward(self, tensors: list[Tensor], grads: list[Tensor]) -> None:
+        """Run the backward pass and time each node of the graph."""
+        begun = self.now()
+        self.went_backward = True
+        places = [at for at, _ in self.events]
+        starts: dict[int, float] = {}
+        for node in graph_nodes(tensors):
+            number = getattr(node, "_sequence_nr", lambda: 1 << 62)()
+            if number >= 1 << 62:
+                continue  # AccumulateGrad
+            at = bisect.bisect_right(places, number) - 1
+            record = self.events[at][1] if at >= 0 else self.top
+
+            def before(_: Any, number: int = number) -> None:  # not the node: it would keep itself alive
+                starts[number] = self.now()
+
+            def after(_: Any, __: Any, number: int = number, record: Record = record) -> None:
+                record.backward_s += self.now() - starts.pop(number, self.now())
+
+            node.register_prehook(before)
+            node.register_hook(after)
+        self.going_back = True
+        try:
+            with collecting(self.tasks) if self.tasks is not None else nullcontext():
+                run_autograd(tensors, grads)
+        finally:
+            self.going_back = False
+            self.children_s[0] += self.now() - begun
+
+
+class GlueWatch(TorchFunctionMode):
+    """Counts the torch functions that each module calls itself, and notes which parameters they use."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        record = self.tracer.stack[-1]
+        record.operations += 1
+        if func in METADATA:
+            return func(*args, **(kwargs or {}))
+        own = self.tracer.own
+        operands = []
+        for item in (*args, *(kwargs or {}).values()):
+            for part in item if isinstance(item, (list, tuple)) else (item,):
+                if isinstance(part, nn.Parameter) and id(part) in own:
+                    record.parameters_used.setdefault(id(part), self.tracer.calls)
+                elif isinstance(part, Tensor):
+                    self.tracer.use(part, record)
+                    operands.append(part)
+        result = func(*args, **(kwargs or {}))
+        self.tracer.create(result, record)
+        self.tracer.operations.note(record.name, operands, result)
+        return result
+
+
+def contains(outer: str, inner: str, at_top: bool) -> bool:
+    """Whether module ``outer`` is ``inner`` or has it inside; nothing but the step itself is at the top."""
+    if at_top:
+        return False
+    return outer == "" or inner == outer or inner.startswith(f"{outer}.")
+
+
+def graph_nodes(tensors: list[Tensor]) -> list[Any]:
+    """Every node of the graph that ``tensors`` were computed by."""
+    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    found: dict[Any, None] = {}
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found[node] = None
+            waiting.extend(following for following, _ in node.next_functions if following is not None)
+    return list(found)
+
+
+def version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def is_new(buffer: Tensor, old: Tensor, old_version: int, content: Tensor) -> bool:
+    """Whether a buffer was replaced or written; batch norm's kernels do not count their writes as versions."""
+    if buffer is not old or version(buffer) != old_version:
+        return True
+    return buffer.device.type != "meta" and not torch.equal(buffer, content)
+
+
+def trace(
+    root: nn.Module,
+    run: Callable[[], Any],
+    device: torch.device,
+    streams: Streams,
+    clock: Clock | None = None,
+    split: bool = False,
+) -> Trace:
+    """Run ``run`` (the user's step on one microbatch) a few times and measure ``root`` in it.
+
+    With a ``clock``, which must be active then, what it counts stands for time, and one measured pass is enough.
+    ``split``: measure the two halves of the backward pass, too.
+    """
+    started = time.perf_counter()
+    tracer = Tracer(root, device, clock)
+    written: set[str] = set()
+    replaced: set[str] = set()
+    best: dict[int, tuple[float, float]] = {}
+    numpy = False
+    for number in range(PASSES):
+        tracer.restart(watching=number == 0)
+        with untouched(root, streams), tracer.attached():
+            Tracer.current = tracer
+            try:
+                if number == 0:
+                    known = {name: (b, version(b), b.detach().clone()) for name, b in root.named_buffers()}
+                    before = streams.capture(NUMPY)
+                    with (
+                        GlueWatch(tracer),
+                        torch.autograd.graph.saved_tensors_hooks(tracer.save, lambda t: t),
+                    ):
+                        run()
+                    numpy = not same_states(before[2], streams.capture(NUMPY)[2])
+                    replaced = {n for n, b in root.named_buffers() if n in known and known[n][0] is not b}
+                    written = {n for n, b in root.named_buffers() if n not in known or is_new(b, *known[n])}
+                else:
+                    start = tracer.now()
+                    run()
+                    tracer.top.forward_s = tracer.now() - start - tracer.children_s[0]
+            finally:
+                Tracer.current = None
+        give_back()
+        if number > 0:
+            for record in (*tracer.records.values(), tracer.top):
+                old = best.get(id(record), (record.forward_s, record.backward_s))
+                best[id(record)] = (min(old[0], record.forward_s), min(old[1], record.backward_s))
+            if clock is not None or time.perf_counter() - started > BUDGET_S:
+                break
+    called = [record for record in tracer.records.values() if record.order >= 0]
+    for record in (*called, tracer.top):
+        record.forward_s, record.backward_s = best[id(record)]
+        if not tracer.went_backward:
+            record.backward_s = 2 * record.forward_s
+    if split:
+        measure_halves(tracer, run, streams)
+    records = sorted([*called, *uncalled(tracer)], key=lambda record: record.order)
+    leaking = {name for name in tracer.leaking if name in tracer.records}
+    return Trace(
+        {r.name: r for r in records}, leaking, written, replaced, tracer.operations, tracer.top, numpy,
+        time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def uncalled(tracer: Tracer) -> list[Record]:
+    """Modules that could have been called but were not (a skipped layer, an idle expert), with a place in the order."""
+    found = []
+    last = 0.0
+    called = [name for name, record in tracer.records.items() if record.order >= 0]
+    for name, record in tracer.records.items():
+        if record.order >= 0:
+            last = record.order
+        elif type(record.module).forward is not nn.Module.forward and not any(
+            other.startswith(f"{name}.") for other in called
+        ):
+            record.order = last + 0.5
+            found.append(record)
+    return found
+
+
+__all__ = ["Record", "Trace", "Tracer", "trace"]

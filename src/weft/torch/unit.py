@@ -1,0 +1,200 @@
+"""A unit's call: the whole module runs on the rank that owns it, and nowhere else.
+
+Forward hooks of the unit itself are glue: they run on every rank, on tensors with places, so that what they
+do (collect outputs, say) is done everywhere. With backward hooks on it, all its hooks run with it.
+
+``attach`` puts the interceptor where ``nn.Module.__call__`` looks for a compiled version of the module: it comes
+before the module's hooks, needs no subclass, and copying or pickling the module leaves it behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from weft.errors import UsageError
+from weft.torch.deferred import DeferWeights
+from weft.torch.glue import Glue, running, settings
+from weft.torch.pipeline import Pipeline
+from weft.torch.signature import scan
+from weft.torch.structure import replace
+
+FLOATING = -1
+SLOT = "_compiled_call_impl"
+
+
+class UnitCall:
+    """Stands for ``module.__call__``.
+
+    ``owner``: the partition, or FLOATING for a module without state, which runs where its newest argument is
+    (everywhere, if none has a place). ``writes``: how often a microbatch calls it, if it is known to write its buffers.
+    ``stage``: the stage it belongs to; a partition may have several.
+    """
+
+    def __init__(
+        self, module: nn.Module, name: str, owner: int, pipeline: Pipeline, writes: int, stage: int
+    ) -> None:
+        self.module = module
+        self.name = name
+        self.owner = owner
+        self.pipeline = pipeline
+        self.writes = writes
+        self.stage = stage
+        self.deferrable = not any(is_compiled(part) for part in module.modules())
+        self.stateful = next(module.buffers(), None) is not None
+        self.serial = pipeline.next_serial()
+        self.inner = module.__dict__.get(SLOT) or module._call_impl
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        glue = running()
+        if glue is None:
+            return self._outside(args, kwargs)
+        module = self.module
+        if (module._forward_hooks or module._forward_pre_hooks) and not (
+            module._backward_hooks or module._backward_pre_hooks
+        ):
+            return with_hooks(module, self._call_forward, args, kwargs)
+        return self._call(glue, self.inner, args, kwargs)
+
+    def _call_forward(self, *args: Any, **kwargs: Any) -> Any:
+        glue = running()
+        assert glue is not None
+        return self._call(glue, self.module.forward, args, kwargs)
+
+    def _call(
+        self, glue: Glue, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        program = glue.program
+        with torch._C.DisableTorchFunction():
+            parts: list[Any] = [self, self.serial, self.module.training, *settings()]
+            tensors: list[Tensor] = []
+            hidden: list[Tensor] = []
+            scan(args, parts, tensors, hidden)
+            if kwargs:
+                scan(kwargs, parts, tensors, hidden)
+            placed = [
+                (tensor, value)
+                for tensor in (*tensors, *hidden)
+                if (value := program.value_of(tensor)) is not None
+            ]
+            owner = self.owner
+            if owner == FLOATING:
+                if not placed:
+                    owner = FLOATING
+                else:
+                    owner = program.newest_owner(placed)
+            if owner not in (FLOATING, program.rank):
+                call = program.next_call()
+                program.module = self.name
+                program.send_all(placed, owner)
+                spec = program.spec_for(tuple(parts), self.name, owner, call)
+                return program.stand_ins(spec, owner, tensors, (args, kwargs))
+        if owner == FLOATING:
+            return inner(*args, **kwargs)
+
+        def run(local: Any) -> Any:
+            program.enter(self.name)
+            forward = self._deferring(inner) if program.tape.splits and self.deferrable else inner
+            if program.checkpointing and torch.is_grad_enabled():
+                return checkpoint(forward, *local[0], use_reentrant=False, **local[1])
+            return forward(*local[0], **local[1])
+
+        def localise(inputs: Any, transform: Callable[[Tensor], Tensor]) -> Any:
+            local = replace(inputs, transform)
+            if self.stateful:  # its buffers are to see the microbatches in order
+                program.microbatch.follow(self.name, self.writes)
+            return local
+
+        with glue.lifted():
+            call = program.next_call()
+            program.module = self.name
+            if owner == self.owner:
+                program.tape.enter_stage(self.stage)
+            result = program.run_here(tuple(parts), self.name, call, run, tensors, (args, kwargs), localise)
+            program.module = ""
+            if self.stateful:
+                program.microbatch.passed(self.name)
+        return result
+
+    @staticmethod
+    def _deferring(inner: Callable[..., Any]) -> Callable[..., Any]:
+        """``inner`` with weight gradients that come later."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with DeferWeights():
+                return inner(*args, **kwargs)
+
+        return forward
+
+    def _outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call inside another unit, or again in the backward pass of an activation checkpoint."""
+        if self.owner not in (FLOATING, self.pipeline.rank):
+            raise UsageError(
+                f"{self.name} lives on partition {self.owner} and was called on partition {self.pipeline.rank} outside "
+                "of a step: call the model inside a function decorated with @weft.step"
+            )
+        args, kwargs = replace((args, kwargs), data_of)
+        return self.inner(*args, **kwargs)
+
+
+def with_hooks(
+    module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """``nn.Module.__call__``'s protocol for a module's own forward hooks, around another ``forward``."""
+    for number, hook in list(module._forward_pre_hooks.items()):
+        if number in module._forward_pre_hooks_with_kwargs:
+            changed = hook(module, args, kwargs)
+            if changed is not None:
+                args, kwargs = changed
+        else:
+            changed = hook(module, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+    result = forward(*args, **kwargs)
+    for number, after in list(module._forward_hooks.items()):
+        if number in module._forward_hooks_with_kwargs:
+            changed = after(module, args, kwargs, result)
+        else:
+            changed = after(module, args, result)
+        if changed is not None:
+            result = changed
+    return result
+
+
+def data_of(tensor: Tensor) -> Tensor:
+    """The data behind a stand-in that this rank has received."""
+    value = tensor._weft_value  # type: ignore[attr-defined]
+    if value is None:
+        return tensor
+    if value.actual is not None:
+        return value.actual
+    return tensor if value.copy is None else value.copy
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a compiler made the module's code, which no mode may watch."""
+    compiled = module.__dict__.get(SLOT)
+    return (
+        (compiled is not None and not isinstance(compiled, UnitCall))
+        or isinstance(module, torch.jit.ScriptModule)
+        or hasattr(module, "_torchdynamo_orig_callable")
+        or type(module).__name__ == "OptimizedModule"
+    )
+
+
+def attach(
+    module: nn.Module, name: str, owner: int, pipeline: Pipeline, writes: int = 0, stage: int | None = None
+) -> None:
+    """Intercept calls of ``module``, a unit called ``name``; see :class:`UnitCall`."""
+    module.__dict__[SLOT] = UnitCall(module, name, owner, pipeline, writes, owner if stage is None else stage)
+
+
+def detach(module: nn.Module) -> None:
+    """Undo :func:`attach`."""
+    call = module.__dict__.get(SLOT)
+    if isinstance(call, UnitCall):
+        del module.__dict__[SLOT]

@@ -1,0 +1,62 @@
+"""Running a user's step without leaving a trace of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams
+
+
+@contextmanager
+def untouched(root: nn.Module, streams: Streams, forget: bool = True) -> Iterator[None]:
+    """Whatever runs inside leaves gradients, buffers, plain attributes and random states as they were.
+
+    ``forget``: gradients that come inside are dropped at once, not at the end.
+    """
+    numpy, streams.numpy = streams.numpy, True
+    states = streams.capture(TORCH | PYTHON | NUMPY)
+    grads = [(parameter, parameter.grad) for parameter in root.parameters()]
+    buffers = [
+        (module, name, buffer, None if buffer is None else buffer.detach().clone())
+        for module in root.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    plain = [
+        (
+            module,
+            {k: v for k, v in vars(module).items() if v is None or isinstance(v, (bool, int, float, str))},
+        )
+        for module in root.modules()
+    ]
+    handles = []
+    for parameter, _ in grads:
+        parameter.grad = None
+        if forget and parameter.requires_grad:
+            handles.append(parameter.register_post_accumulate_grad_hook(_forget_grad))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter, grad in grads:
+            parameter.grad = grad
+        with torch.no_grad():
+            for module, name, buffer, content in buffers:
+                module._buffers[name] = buffer
+                if buffer is None or content is None or buffer.device.type == "meta":
+                    continue
+                if not torch.equal(buffer, content):
+                    buffer.copy_(content)
+        for module, values in plain:
+            vars(module).update(values)
+        streams.restore(states)
+        streams.numpy = numpy
+
+
+def _forget_grad(parameter: Tensor) -> None:
+    """The trace needs no gradients, so none is kept until its end."""
+    parameter.grad = None

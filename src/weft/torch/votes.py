@@ -1,0 +1,104 @@
+"""What replicas tell each other about a step, in small sums of whole numbers beside the gradients.
+
+    header    who trains in this step, who has no batch left, who has yet to make buckets
+    trailer   which gradients somebody has, which buckets were launched too early
+
+So a gradient that only some have counts as zero for the others, a step that trains nothing moves nothing, and a
+replica that does something else than the others is found out, and does not leave them waiting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from weft.errors import DivergenceError
+
+NONE, DENSE, SPARSE = range(3)
+
+
+@dataclass(frozen=True)
+class Header:
+    """``trains``: the replicas that do; ``done``: how many have no batch left; ``building``: how many need buckets."""
+
+    trains: tuple[int, ...]
+    done: int
+    building: int
+
+
+class Votes:
+    """The small collectives of one reducer. ``group``: one that takes host tensors."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.replica = dist.get_rank(group)
+        self.replicas = dist.get_world_size(group)
+        self._header: tuple[torch.Tensor, Any] | None = None
+
+    def start_header(self, trains: bool, done: bool, building: bool) -> None:
+        """Tell the others; once for each step."""
+        if self._header is not None:
+            return
+        told = torch.zeros(self.replicas + 2, dtype=torch.int32)
+        told[self.replica] = int(trains)
+        told[-2], told[-1] = int(done), int(building)
+        self._header = told, dist.all_reduce(told, group=self.group, async_op=True)
+
+    def header(self) -> Header:
+        """What all have told."""
+        assert self._header is not None
+        (told, work), self._header = self._header, None
+        work.wait()
+        *trains, done, building = told.tolist()
+        header = Header(tuple(r for r, flag in enumerate(trains) if flag), done, building)
+        if header.trains and building not in (0, self.replicas):
+            raise DivergenceError(
+                f"{building} of {self.replicas} replicas have changed which parameters are trained (requires_grad, "
+                "dtype or device), or are in their first step, and the others are not: change that on all replicas "
+                "before the same step, and while all of them have batches left"
+            )
+        return header
+
+    def trailer(self, present: Sequence[bool], late: Sequence[bool]) -> tuple[list[int], list[int]]:
+        """How many replicas say each."""
+        told = torch.tensor([*present, *late], dtype=torch.int32)
+        dist.all_reduce(told, group=self.group)
+        counts: list[int] = told.tolist()
+        return counts[: len(present)], counts[len(present) :]
+
+    def check_alike(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """Raise :class:`DivergenceError` unless all replicas train the same parameters."""
+        text = ";".join(f"{name} {tuple(p.shape)} {p.dtype} {p.stride()}" for name, p in named)
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+        told = torch.tensor([digest, -digest])
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
+        if told[0] != -told[1]:
+            raise DivergenceError(
+                f"the replicas train different parameters: this one {len(named)} with "
+                f"{sum(p.numel() for _, p in named)} values; build the same model on every rank, with the same "
+                "requires_grad, dtypes and memory formats"
+            )
+
+    def agree_on_kinds(self, named: Sequence[tuple[str, nn.Parameter]]) -> list[int]:
+        """For each gradient whether it is dense or sparse, or nobody has it."""
+        kinds = [
+            NONE if p.grad is None else SPARSE if p.grad.layout == torch.sparse_coo else DENSE
+            for _, p in named
+        ]
+        told = torch.tensor(kinds, dtype=torch.int32)
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
+        found: list[int] = told.tolist()
+        return found
+
+    def agree_on_order(self, order: Sequence[int], source: int) -> list[int]:
+        """The order of the replica ``source``."""
+        told = torch.tensor(order, dtype=torch.int64)
+        dist.broadcast(told, dist.get_global_rank(self.group, source), group=self.group)
+        found: list[int] = told.tolist()
+        return found

@@ -1,0 +1,1 @@
+"""Moving tensors and small texts between the ranks of a pipeline."""

@@ -1,0 +1,124 @@
+"""The port through which ranks talk: addressed messages in, a mailbox out.
+
+A message has a key on which sender and receiver agree beforehand, because both run the same
+program: nobody asks, nobody answers. Within one key, messages from one peer keep their order.
+Nothing here knows a framework's tensors: a payload is whatever the adapter moves.
+
+    adapter        thread that receives           executor
+    torch_dist  -> Mailbox.put(peer, message)  -> Mailbox.take(peer, key)
+    loopback    -> (the sender's own thread)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+
+class Key(NamedTuple):
+    """What a message is: ``kind`` (one of the constants below), step, microbatch, number in the program."""
+
+    kind: int
+    step: int
+    microbatch: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{KINDS[self.kind]} {self.number} of microbatch {self.microbatch} in step {self.step}"
+
+
+VALUE, GRADIENT, TELL, SHAPES, READ, OUTPUT, BEGIN, ABORT, STATISTICS = range(9)
+KINDS = ("value", "gradient", "signature", "shapes", "read value", "output", "begin", "abort", "statistics")
+
+
+@dataclass(frozen=True)
+class Message:
+    """A payload (or none), a text (or none) and a flag whose meaning the kind gives."""
+
+    key: Key
+    payload: Any = None
+    text: str | None = None
+    flag: bool = False
+
+
+class Channel(Protocol):
+    """Sends never block the caller; what arrives stands in ``mailbox``."""
+
+    mailbox: Mailbox
+
+    def send(self, peer: int, message: Message) -> None:
+        """Queue ``message`` for ``peer`` (a position in the pipeline's group) and return at once."""
+
+    def flush(self) -> None:
+        """Return when everything sent so far has left this rank."""
+
+    def abort(self, text: str) -> None:
+        """Tell every peer that this rank failed, and why; their waits end with it."""
+
+    def join(self, timeout_s: float = 5.0) -> None:
+        """Wait for the threads to end, after every rank called :meth:`close`."""
+
+    def close(self) -> None:
+        """End the threads of this channel; nothing may be sent afterwards."""
+
+
+class Mailbox:
+    """Messages that arrived and were not taken yet, by peer and key.
+
+    ``arrivals`` counts them, so that a waiting executor sleeps until the count moves.
+    ``fail`` ends every present and future wait with the first cause.
+    """
+
+    def __init__(self) -> None:
+        self._messages: dict[tuple[int, Key], deque[Message]] = {}
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+        self.arrivals = 0
+
+    def put(self, peer: int, message: Message) -> None:
+        with self._changed:
+            self._messages.setdefault((peer, message.key), deque()).append(message)
+            self.arrivals += 1
+            self._changed.notify_all()
+
+    def fail(self, cause: BaseException) -> None:
+        with self._changed:
+            self._failure = self._failure or cause
+            self.arrivals += 1
+            self._changed.notify_all()
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self._failure
+
+    def has(self, peer: int, key: Key) -> bool:
+        return (peer, key) in self._messages
+
+    def take(self, peer: int, key: Key) -> Message | None:
+        """The oldest message of this key, or ``None`` when there is none yet. A TELL stays for others to read."""
+        with self._changed:
+            queue = self._messages.get((peer, key))
+            if queue is None:
+                return None
+            if key.kind == TELL:
+                return queue[-1]
+            message = queue.popleft()
+            if not queue:
+                del self._messages[(peer, key)]
+            return message
+
+    def wait(self, seen: int, timeout_s: float) -> int:
+        """Sleep until more than ``seen`` messages have arrived, at most ``timeout_s``; the count."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.arrivals > seen, timeout_s)
+            return self.arrivals
+
+    def discard(self, before_step: int) -> int:
+        """Drop what earlier steps left untaken (outputs nobody read, say); how many."""
+        with self._changed:
+            stale = [at for at in self._messages if at[1].kind != TELL and at[1].step < before_step]
+            for at in stale:
+                del self._messages[at]
+            return len(stale)

@@ -1,0 +1,179 @@
+"""Faults of ranks under `weft run`, without any framework: who is blamed, how fast, and what is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launching import Completed, processes_left, run_ranks, started
+
+JOB = Path(__file__).parent / "workers" / "job.py"
+PLACE = r"step 3, microbatch 1, forward of layers\.1"
+
+
+def run(fault: str, rank: int = 1, *args: str, ranks: int = 2) -> Completed:
+    return run_ranks(ranks, JOB, ["--fault", fault, "--rank", str(rank), *args], timeout=30)
+
+
+def first_line(done: Completed) -> str:
+    return done.stderr.splitlines()[0] if done.stderr else ""
+
+
+def test_a_job_without_fault_ends_well():
+    done = run("none").check()
+    assert done.stderr == ""
+    assert "rank 0 done" in done.stdout and "[rank 1] rank 1 done" in done.stdout
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exception_is_told_first_with_its_place_and_traceback(rank: int):
+    done = run("exception", rank)
+    assert done.returncode == 1
+    assert re.match(
+        rf"weft: rank {rank} on \S+ \(pid \d+\) failed in {PLACE}: ValueError: injected", first_line(done)
+    )
+    assert "KeyError: 'inner'" in done.stderr
+    assert done.stderr.rstrip().splitlines()[-1].startswith("ValueError: injected")
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank", "code", "text"),
+    [
+        ("sigkill", 0, 137, rf"rank 0 on \S+ \(pid \d+\) was killed by SIGKILL in {PLACE}"),
+        ("sigkill", 1, 137, rf"rank 1 on \S+ \(pid \d+\) was killed by SIGKILL in {PLACE}"),
+        ("sigsegv", 1, 139, rf"rank 1 on \S+ \(pid \d+\) was killed by SIGSEGV in {PLACE}"),
+        ("exit3", 1, 3, rf"rank 1 on \S+ \(pid \d+\) ended with exit code 3 in {PLACE}"),
+        ("vanish", 1, 1, r"rank 1 on \S+ \(pid \d+\) left at step 3 while rank 0 still needs it"),
+        ("leave", 1, 1, r"rank 1 on \S+ \(pid \d+\) left at step 3 while rank 0 still needs it: step 4"),
+        ("leave", 0, 1, r"rank 0 on \S+ \(pid \d+\) left at step 3 while rank 1 still needs it: step \d"),
+        ("sys.exit3", 1, 3, r"rank 1 on \S+ \(pid \d+\) left at step 3 while rank 0 still needs it"),
+        (
+            "stop",
+            1,
+            1,
+            rf"rank 1 on \S+ \(pid \d+\) is frozen: no heartbeat for \d+\.\d s; last seen in {PLACE}",
+        ),
+        (
+            "gil",
+            0,
+            1,
+            rf"rank 0 on \S+ \(pid \d+\) is frozen: no heartbeat for \d+\.\d s; last seen in {PLACE}",
+        ),
+        ("sleep", 1, 1, rf"no rank gets on: rank 1 on \S+ \(pid \d+\) in {PLACE} for \d+\.\d s"),
+    ],
+)
+def test_the_culprit_is_named_first(fault: str, rank: int, code: int, text: str):
+    done = run(fault, rank, "--stall", "6" if fault == "sleep" else "60")
+    assert re.match(f"weft: {text}", first_line(done)), done.stderr
+    assert done.returncode == code
+    assert done.seconds < 40
+
+
+def test_three_ranks_all_end():
+    done = run("sigkill", 2, ranks=3)
+    assert "rank 2" in first_line(done)
+    assert done.returncode == 137
+
+
+def test_a_frozen_rank_shows_where_its_peers_are():
+    done = run("gil", 1)
+    assert "hold_interpreter" in done.stderr, "the stack of the rank that holds its interpreter"
+    assert "in exchange" in done.stderr, "the stack of the rank that waits for it"
+
+
+def test_a_rank_that_is_stopped_for_less_than_the_timeout_survives():
+    assert run("pause").check().stderr == ""
+
+
+def test_a_rank_that_fails_before_it_is_watched_ends_the_job():
+    done = run("exit3", 1, "--step", "-1")
+    assert done.returncode == 3
+    assert re.match(r"weft: rank 1 on \S+ \(pid \d+\) ended with exit code 3$", first_line(done))
+    done = run_ranks(
+        2, "import os\nif os.environ['RANK'] == '1':\n    import nowhere\nimport time\ntime.sleep(60)"
+    )
+    assert done.returncode == 1
+    assert "[rank 1] ModuleNotFoundError: No module named 'nowhere'" in done.stderr
+    assert "weft: rank 1 on" in done.stderr
+
+
+def test_a_rank_that_ignores_the_polite_signal_is_killed():
+    done = run("exit3", 1, "--deaf")
+    assert done.returncode == 3
+    assert done.seconds < 40
+
+
+def test_children_of_ranks_end_with_them():
+    with started(2, JOB, ["--fault", "exit3", "--child"]) as job:
+        assert job.wait(30).returncode == 3
+        assert processes_left(job.mark) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
+)
+def test_no_rank_outlives_the_launcher(number: int, code: int, tmp_path: Path):
+    with started(2, JOB, ["--steps", "10000"], env={"TMPDIR": str(tmp_path)}) as job:
+        job.wait_for_line("step 2")
+        ranks = job.ranks()
+        assert sorted(ranks) == [0, 1]
+        before = time.monotonic()
+        job.process.send_signal(number)
+        assert processes_left(job.mark) == []
+        assert time.monotonic() - before < 5
+        assert job.process.wait(5) == code
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_interrupt_kills_at_once():
+    with started(2, JOB, ["--steps", "10000", "--deaf"]) as job:
+        job.wait_for_line("step 2")
+        job.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        job.process.send_signal(signal.SIGINT)
+        before = time.monotonic()
+        assert job.process.wait(10) == 130
+        assert time.monotonic() - before < 4, "less than the grace that it would have had"
+
+
+def test_a_failed_job_leaves_nothing_behind(tmp_path: Path):
+    shared = set(os.listdir("/dev/shm"))
+    with started(2, JOB, ["--fault", "sigkill"], env={"TMPDIR": str(tmp_path)}) as job:
+        assert job.wait(30).returncode == 137
+        assert processes_left(job.mark) == []
+    assert list(tmp_path.iterdir()) == []
+    assert {name for name in set(os.listdir("/dev/shm")) - shared if "weft" in name} == set()
+
+
+def test_lines_of_ranks_are_never_mixed():
+    script = """
+import os, sys
+rank = os.environ["RANK"]
+for number in range(300):
+    sys.stdout.write(rank * 40)
+    sys.stdout.flush()
+    sys.stdout.write(rank * 40 + "\\n")
+"""
+    done = run_ranks(3, script).check()
+    lines = done.stdout.splitlines()
+    whole = {"0" * 80, f"[rank 1] {'1' * 80}", f"[rank 2] {'2' * 80}"}
+    closed_early = {line for line in lines if set(line) == {"0"} and len(line) in (40, 80)}
+    assert {line for line in lines if line} <= whole | closed_early
+    assert "".join(line for line in lines if line.startswith("0")).count("0") == 300 * 80
+
+
+def test_the_report_survives_a_reader_that_went_away():
+    with started(2, JOB, ["--steps", "10000"]) as job:
+        job.wait_for_line("step 2")
+        assert job.process.stdout is not None
+        job.process.stdout.close()
+        assert job.process.wait(15) == 128 + signal.SIGPIPE
+        assert processes_left(job.mark) == []
+        job.process.stdout = None

@@ -1,0 +1,178 @@
+"""Starts jobs of several processes in tests, under a time limit, and finds what they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+MARK = "WEFT_TEST_JOB"
+"""The variable by which the processes of a job are found again."""
+FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "SLURM_", "WEFT_")
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What a job left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    def check(self) -> Completed:
+        """Fails the test, with all output, unless the job ended well."""
+        assert self.returncode == 0, f"exit code {self.returncode}\n{self.stdout}\n{self.stderr}"
+        return self
+
+
+@dataclass
+class Running:
+    """A job that was started."""
+
+    process: subprocess.Popen[str]
+    mark: str
+    started: float
+
+    def wait(self, timeout: float) -> Completed:
+        """The job's end; a test failure, with all output, if it does not come within `timeout` seconds."""
+        try:
+            stdout, stderr = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            end_all(self.mark)
+            stdout, stderr = self.process.communicate()
+            pytest.fail(f"the job did not end within {timeout} s\n{stdout}\n{stderr}")
+        return Completed(self.process.returncode, stdout, stderr, time.monotonic() - self.started)
+
+    def ranks(self) -> dict[int, int]:
+        """The process of each rank, as far as they run."""
+        return {int(found["RANK"]): pid for pid, found in _marked(self.mark).items() if "RANK" in found}
+
+    def wait_for_line(self, text: str) -> str:
+        """Reads the job's standard output up to a line with `text`."""
+        assert self.process.stdout is not None
+        seen = ""
+        for line in self.process.stdout:
+            seen += line
+            if text in line:
+                return seen
+        pytest.fail(f"no line with {text!r}:\n{seen}")
+
+
+def run_ranks(
+    n: int,
+    script: str | Path,
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    timeout: float = 200,
+    config: Mapping[str, Any] | None = None,
+    launcher: str = "weft",
+    options: Sequence[str] = (),
+) -> Completed:
+    """Runs a script, given as a path or as its source, on `n` processes to the end.
+
+    Args:
+        n: How many processes.
+        script: The path of a script, or source text (with at least one line break).
+        args: The script's arguments.
+        env: Variables on top of the test's own.
+        timeout: After how many seconds the test fails.
+        config: Settings, handed over as `weft run --config` or in WEFT_CONFIG.
+        launcher: weft, torchrun or mpirun; a test is skipped where mpirun is missing.
+        options: More options of the launcher.
+    """
+    with started(n, script, args, env, config, launcher, options) as job:
+        return job.wait(timeout)
+
+
+@contextlib.contextmanager
+def started(
+    n: int,
+    script: str | Path,
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    launcher: str = "weft",
+    options: Sequence[str] = (),
+) -> Iterator[Running]:
+    """A job that runs; at the end of the block its processes are killed if there are any left."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(script) if "\n" not in str(script) else Path(folder) / "script.py"
+        if path.parent == Path(folder):
+            path.write_text(str(script))
+        mark = uuid.uuid4().hex
+        environ = {name: text for name, text in os.environ.items() if not name.startswith(FOREIGN)}
+        paths = [str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environ |= {"PYTHONPATH": os.pathsep.join(paths), MARK: mark, "OMP_NUM_THREADS": "1", **(env or {})}
+        if config is not None and launcher != "weft":
+            environ["WEFT_CONFIG"] = json.dumps(config)
+        command = [*_launcher(launcher, n, config), *options, str(path), *args]
+        process = subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        try:
+            yield Running(process, mark, time.monotonic())
+        finally:
+            end_all(mark)
+            process.communicate()
+
+
+def _launcher(name: str, n: int, config: Mapping[str, Any] | None) -> list[str]:
+    if name == "weft":
+        settings = ["--config", json.dumps(config)] if config is not None else []
+        return [sys.executable, "-m", "weft", "run", "-n", str(n), *settings]
+    if name == "torchrun":
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+    if name == "mpirun":
+        if shutil.which("mpirun") is None:
+            pytest.skip("mpirun is not installed")
+        root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+        return ["mpirun", *root, "--oversubscribe", "-np", str(n), sys.executable]
+    raise ValueError(f"there is no launcher {name}")
+
+
+def end_all(mark: str) -> None:
+    """Kills what is left of a job."""
+    for pid in _marked(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def processes_left(mark: str, seconds: float = 5.0) -> list[int]:
+    """The processes of a job that still run after up to `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (left := list(_marked(mark))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def _marked(mark: str) -> dict[int, dict[str, str]]:
+    """The living processes that carry a mark, with their variables."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                entries = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+                if f"{MARK}={mark}" in entries:
+                    found[int(folder.name)] = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+    return found

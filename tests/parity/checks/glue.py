@@ -1,0 +1,351 @@
+"""What a model does between its parts: operations, values read, shapes from data, writing in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import models
+from .harness import WIDTH, check, same_as_alone, seeded, vectors
+
+ALTERNATING = {"a": 0, "b": 1, "c": 0, "d": 1}
+OPPOSITE = {"a": 1, "b": 0, "c": 1, "d": 0}
+
+
+class Between(nn.Module):
+    """Four blocks and a function that uses them as it likes."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (models.Block() for _ in range(4))
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
+
+
+def glued(run: Callable[[Any, Tensor], Tensor], *shape: int) -> None:
+    """Checks a network whose forward is `run(parts, x)`, split in three ways."""
+    for places in (ALTERNATING, OPPOSITE, None):
+        same_as_alone(seeded(Between, run), vectors(*shape), places=places)
+
+
+@check
+def operations_between_parts() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h, g = parts.a(x), parts.b(x)
+        rows, width = h.shape
+        assert isinstance(h, Tensor) and torch.is_tensor(g) and len(h) == rows and h.dim() == 2
+        assert h.dtype is x.dtype and h.device == x.device and not h.is_cuda and h.size(-1) == width
+        z = torch.stack([h, g, x]).sum(0) / 3 + 1 - 2 * h.new_ones(1) ** 2
+        z = torch.where(z > 0, z, 0.1 * g) @ torch.eye(width) + torch.einsum("ij,ij->i", h, g)[:, None]
+        first, second = z.split([width // 2, width - width // 2], dim=1)
+        z = torch.cat([second.clamp(min=-3), first.neg()], dim=1).unsqueeze(1).flatten(1)
+        best = torch.topk(z, 3, dim=1)
+        z = z + best.values.mean(1, keepdim=True) + z.max(dim=1, keepdim=True).values
+        z = z.gather(1, torch.argsort(g, dim=1)) + torch.zeros_like(h) + h.mT.mT
+        z = z.reshape(rows, 2, -1).permute(1, 0, 2).contiguous().transpose(0, 1).reshape(rows, width)
+        return parts.d(parts.c(F.layer_norm(z, (width,)) - F.softplus(-h)) * x.abs().sqrt())
+
+    glued(run)
+
+
+@check
+def iteration_unpacking_and_indexing() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = parts.a(x)
+        left, right = h.chunk(2, dim=1)
+        rows = torch.stack([row * (1 + 0.1 * i) for i, row in enumerate(h)])
+        picked = h[:, [0, 2, 4, 6]].repeat(1, 4) + h[..., None, 3] + h[:, -1:]
+        h = parts.b(rows + picked + torch.cat((right, left), 1))
+        one, *others = h.unbind(1)
+        return parts.d(parts.c(torch.stack([*others, one], 1)))
+
+    glued(run)
+
+
+@check
+def attention_in_glue() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        q, k, v = parts.a(x), parts.b(x), parts.c(x)
+        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return parts.d(out.transpose(1, 2).flatten(2))
+
+    glued(run, 5, WIDTH)
+
+
+class Reversed(torch.autograd.Function):
+    """The identity with the gradient's sign turned."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return -ctx.scale * grad, None
+
+
+@check
+def autograd_functions_and_detached_values() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = Reversed.apply(parts.a(x), 0.5)
+        with torch.no_grad():
+            target = parts.b(h)
+        h = parts.c(h) + (target.round() - h.detach())
+        codes = h + (h.sign() - h).detach()
+        return parts.d(codes) * parts.b(h)
+
+    glued(run)
+
+
+@check
+def whole_numbers_masks_and_other_types_between_parts() -> None:
+    class Kinds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = models.Block()
+            self.table = nn.Embedding(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor, given: dict[str, Tensor] | None) -> dict[str, Tensor]:
+            h = self.block(x)
+            if given is not None:
+                h = h.double() * given["double"] + given["half"].double() + self.table(given["index"])
+                h = h.float().masked_fill(given["mask"], 0.5) + given["empty"].sum()
+            half = h.to(torch.bfloat16)
+            made = {"h": h, "double": h.double(), "half": half, "index": h.argmax(1), "mask": h > 1}
+            return {**made, "empty": h[:, :0]}
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c, self.d = (Kinds() for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = None
+            for part in (self.a, self.b, self.c, self.d):
+                made = part(x, made)
+                x = made["h"]
+            return x
+
+    for places in (ALTERNATING, OPPOSITE, None):
+        same_as_alone(seeded(Net), vectors(), places=places)
+
+
+@check
+def values_read_from_placed_tensors() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = parts.a(x)
+        times = 1 + int(h.detach().abs().sum().item() * 100) % 3
+        for _ in range(times):
+            h = parts.b(h)
+        if (h.mean() > 0).item() or bool((h > 9).any()) or torch.equal(h, x):
+            h = parts.c(h)
+        scales = h.detach().mean(1).sigmoid().tolist()
+        h = torch.stack([row * scale for row, scale in zip(h, scales, strict=True)])
+        if float(h.detach().norm()) > 1e-3 and not torch.allclose(h, torch.zeros_like(h)):
+            h = h / max(1.0, float(h.detach().abs().max().numpy()))
+        order = sorted(range(len(h)), key=h.detach().sum(1).cpu().numpy().tolist().__getitem__)
+        return parts.d(h[order]) if h.sum() != 0 else h
+
+    glued(run)
+
+
+@check
+def branches_chosen_by_data() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = parts.a(x)
+        for part in (parts.b, parts.c):
+            if h.sum() > 0:
+                h = part(h)
+            else:
+                h = h * 2
+        return parts.d(h)
+
+    glued(run)
+
+
+@check
+def shapes_from_data() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = parts.a(x)
+        rows, columns = (h > 0.5).nonzero(as_tuple=True)
+        chosen = parts.b(h[rows])
+        large = torch.masked_select(h, h > 0)
+        h = torch.zeros_like(h).index_add(0, rows, chosen) / (1 + len(columns))
+        h = h + large.mean() + large.numel() / 100 + h[h > 0].sum() / 50
+        kinds = torch.unique(h.argmax(1))
+        return parts.d(parts.c(h) * (1 + kinds.shape[0]))
+
+    glued(run)
+
+
+@check
+def part_whose_shape_comes_from_data() -> None:
+    class Positive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            h = self.inner(x)
+            rows = (h.sum(1) > 0).nonzero().squeeze(1)
+            return h[rows], rows
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.c = models.Block(), models.Block()
+            self.b, self.d = Positive(), Positive()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            for part in (self.b, self.d):
+                chosen, rows = part(h)
+                h = h.index_add(0, rows, self.c(chosen))
+            return h
+
+    for places in (ALTERNATING, OPPOSITE, None):
+        same_as_alone(seeded(Net), vectors(), places=places)
+
+
+@check
+def mixture_of_experts() -> None:
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Linear(WIDTH, 4)
+            self.experts = nn.ModuleList(models.Block() for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            weights, chosen = self.gate(x).softmax(-1).topk(2)
+            total = torch.zeros_like(x)
+            for number, expert in enumerate(self.experts):
+                rows, slot = torch.where(chosen == number)
+                if rows.numel() == 0:
+                    continue
+                total.index_add_(0, rows, expert(x[rows]) * weights[rows, slot, None])
+            return total
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Mixture(), Mixture()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(x + self.first(x))
+
+    same_as_alone(seeded(Net), vectors())
+    experts = {f"{name}.experts.{i}": i % 2 for name in ("first", "second") for i in range(4)}
+    same_as_alone(seeded(Net), vectors(), places={"first.gate": 1, "second.gate": 0, **experts})
+
+
+@check
+def addition_in_place() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = parts.a(x)
+        h += parts.b(h.clone())
+        h.add_(x).mul_(0.5)
+        g = parts.c(h)
+        g -= x
+        g /= 2
+        return parts.d(g.add_(h, alpha=0.3).tanh_())
+
+    glued(run)
+
+
+@check
+def assignment_into_a_part_of_a_tensor() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = parts.a(x) * 1.5
+        h[x > 1] = 0.0
+        h[:, 0] = x[:, 1]
+        h[:, 2:4] = parts.b(x)[:, :2]
+        h[0] += 1
+        g = parts.c(h) + 0
+        g.masked_fill_(g > 2, 0.3)
+        g[:, -1] = h.sum(1)
+        return parts.d(g)
+
+    glued(run)
+
+
+@check
+def results_of_parts_written_as_they_are() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = parts.a(x)
+        h[x > 0] = 0.25
+        g = parts.b(h)
+        g[:, 1] = 0.5
+        g[g > 1] = 1.0
+        k = parts.c(g)
+        k.clamp_(min=-1)
+        return parts.d(k).mul_(2.0)
+
+    glued(run)
+
+
+@check
+def views_written_in_place() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = parts.a(x).clone()
+        h[:, 0].add_(1)
+        h.view(-1, 2, WIDTH // 2)[:, 1].mul_(parts.b(x)[:, : WIDTH // 2])
+        half = h.narrow(1, 0, 4)
+        half += x[:, :4]
+        h.t()[5].zero_()
+        g = parts.c(h).clone()
+        left = g[:, : WIDTH // 2]
+        left.copy_(h[:, : WIDTH // 2])
+        return parts.d(g + half.sum(1, keepdim=True))
+
+    glued(run)
+
+
+@check
+def local_tensor_filled_with_placed_values() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        table = torch.zeros(len(x), 3, WIDTH)
+        table[:, 0] = parts.a(x)
+        table[:, 1] = parts.b(x)
+        table[:, 2] += x
+        flat = x.new_zeros(len(x), WIDTH)
+        flat.add_(parts.c(x))
+        flat.index_copy_(1, torch.tensor([1, 3]), table[:, 0, :2])
+        return parts.d(table.sum(1) + flat)
+
+    glued(run)
+
+
+@check
+def parts_that_write_their_input() -> None:
+    class Greedy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x += 1
+            x[:, 0] = 0
+            return self.inner(F.relu(x, inplace=True))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.c = nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)
+            self.b, self.d = Greedy(), Greedy()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            g = self.b(h)
+            g = self.c(g + h)
+            return self.d(g * 2) + g + h
+
+    for places in (ALTERNATING, OPPOSITE, None):
+        same_as_alone(seeded(Net), vectors(), places=places)

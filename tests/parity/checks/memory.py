@@ -1,0 +1,161 @@
+"""What a rank holds: activations and received tensors of the microbatches in flight, none of those done."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import weft.torch as weft
+
+from .harness import check, seeded, start
+
+MANY = 64
+WIDE = 8
+
+
+class Count:
+    """How many objects of a kind live, and how many did at most."""
+
+    def __init__(self) -> None:
+        self.live = 0
+        self.peak = 0
+
+    def add(self, kept: Any) -> None:
+        """Counts `kept` until it is freed."""
+        self.live += 1
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(kept, self._drop)
+
+    def _drop(self) -> None:
+        self.live -= 1
+
+
+class Token:
+    """Lives as long as the graph that holds it."""
+
+
+class Watched(torch.autograd.Function):
+    """The identity, with a token among what it keeps for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, count: Count) -> Tensor:
+        ctx.token = Token()
+        count.add(ctx.token)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class Part(nn.Module):
+    """A layer that counts its graphs and the tensors that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDE, WIDE)
+        self.graphs = Count()
+        self.inputs = Count()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inputs.add(x)
+        return Watched.apply(self.linear(x).tanh(), self.graphs)
+
+
+class Net(nn.Module):
+    """Four such layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Part() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+@weft.step
+def train(model: nn.Module, x: Tensor) -> Tensor:
+    """One step of training."""
+    loss = model(x).square().mean()
+    model.backward(loss)
+    return loss
+
+
+@weft.step
+def run(model: nn.Module, x: Tensor) -> Tensor:
+    """One step without a backward pass, which records a graph all the same."""
+    return model(x).square().mean()
+
+
+@weft.step
+def evaluate(model: nn.Module, x: Tensor) -> Tensor:
+    """One step of evaluation."""
+    with torch.no_grad():
+        return model(x).square().mean()
+
+
+def peaks(step: Any, partitions: list[int], **settings: Any) -> list[tuple[int, int]]:
+    """Most graphs and inputs at once in a second step, for each part of this rank; all are freed after it."""
+    start(MANY, auto_partition=False, default_partition=0, **settings)
+    net = seeded(Net)
+    model = weft.DistributedModel(net)
+    for part, partition in zip(net.parts, partitions, strict=True):
+        weft.set_partition(part, partition)
+    x = torch.ones(MANY, WIDE)
+    step(model, x)
+    gc.collect()
+    mine = [p for p, partition in zip(net.parts, partitions, strict=True) if partition == weft.pp_rank()]
+    for part in mine:
+        for count in (part.graphs, part.inputs):
+            assert count.live == 0, f"{count.live} still held after the step"
+            count.peak = 0
+    gc.disable()
+    try:
+        step(model, x)
+    finally:
+        gc.enable()
+    for part in mine:
+        assert part.graphs.live == 0, f"{part.graphs.live} graphs still held after the step, without gc"
+    return [(part.graphs.peak, part.inputs.peak) for part in mine]
+
+
+@check
+def sixty_four_microbatches_hold_only_the_active_ones() -> None:
+    for active in (2, 3, 4):
+        for partitions in ([0, 0, 1, 1], [0, 1, 0, 1]):
+            found = peaks(train, partitions, active_microbatches=active)
+            assert found and all(graphs <= active for graphs, _ in found), (
+                f"{active} active: {found} graphs, inputs"
+            )
+            assert all(inputs <= active for _, inputs in found), f"{active} active: {found} graphs, inputs"
+
+
+@check
+def default_number_of_active_microbatches() -> None:
+    found = peaks(train, [0, 0, 1, 1])
+    assert all(max(counts) <= 2 + 2 for counts in found), f"partitions + 2 active: {found} graphs, inputs"
+
+
+@check
+def evaluation_holds_nothing_of_microbatches_that_are_done() -> None:
+    found = peaks(evaluate, [0, 0, 1, 1], active_microbatches=3)
+    assert all(max(counts) <= 3 for counts in found), f"3 active: {found} graphs, inputs"
+
+
+@check
+def graphs_that_no_backward_pass_follows_are_freed() -> None:
+    found = peaks(run, [0, 0, 1, 1], active_microbatches=3)
+    assert all(max(counts) <= 3 for counts in found), f"3 active: {found} graphs, inputs"
+
+
+@check
+def simple_schedule_holds_many() -> None:
+    """Forwards come first, so that the graphs of many microbatches live at once: counting works."""
+    found = peaks(train, [0, 0, 1, 1], pipeline="simple")
+    assert all(graphs > MANY // 4 for graphs, _ in found), found

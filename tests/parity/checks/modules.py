@@ -1,0 +1,339 @@
+"""Modules with something special about them: statistics, hooks, checkpointing, mixed precision."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import weft.torch as weft
+
+from .. import models
+from ..split import train_split
+from .harness import (
+    MICROBATCHES,
+    WIDTH,
+    check,
+    same_as_alone,
+    seeded,
+    sgd,
+    squared_error,
+    start,
+    trained_alone,
+    vectors,
+)
+
+ALTERNATING = {"a": 0, "b": 1, "c": 0}
+OPPOSITE = {"a": 1, "b": 0, "c": 1}
+
+
+class Normalised(nn.Module):
+    """Batch normalisation in parts and as parts, with both kinds of momentum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU())
+        self.b = nn.BatchNorm1d(WIDTH, momentum=None)
+        self.c = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH, momentum=0.3, affine=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(torch.tanh(self.b(self.a(x))))
+
+
+@check
+def batch_normalisation() -> None:
+    for places in (ALTERNATING, OPPOSITE, None):
+        same_as_alone(seeded(Normalised), vectors(rows=32), places=places)
+
+
+@check
+def running_statistics_are_exact() -> None:
+    """The first step traces a microbatch: it must count once, as in one process."""
+    batches = vectors(steps=1, rows=32)
+    expected = trained_alone(seeded(Normalised), batches)
+    start(auto_partition=False, default_partition=0)
+    actual = train_split(seeded(Normalised), batches, squared_error, sgd, places=ALTERNATING)
+    assert actual.buffers, "this rank has no buffers"
+    for name, value in actual.buffers.items():
+        wanted = expected.buffers[name]
+        if name.endswith("num_batches_tracked"):
+            assert value == MICROBATCHES, f"{name}: {value}"
+        torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+
+
+class Counting(nn.Module):
+    """A block whose buffers change in each call, in the ways named.
+
+    "count": a number in place; "average": a value of the activations in place; "replace": another tensor.
+    """
+
+    def __init__(self, ways: Collection[str]) -> None:
+        super().__init__()
+        self.ways = set(ways)
+        self.block = models.Block()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("average", torch.zeros(WIDTH))
+        self.register_buffer("secret", torch.ones(WIDTH), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "count" in self.ways:
+            self.calls += 1
+        if "average" in self.ways:
+            self.average.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        if "replace" in self.ways:
+            self.secret = self.secret * 1.01
+        return self.block(x - self.average) * self.secret
+
+
+class Counters(nn.Module):
+    """Two of them and a plain block."""
+
+    def __init__(self, *ways: str) -> None:
+        super().__init__()
+        self.a, self.b, self.c = Counting(ways), Counting(ways), models.Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x)))
+
+
+@check
+def buffers_that_a_model_writes() -> None:
+    for places in (ALTERNATING, OPPOSITE, None):
+        same_as_alone(seeded(Counters, "count", "average", "replace"), vectors(), places=places)
+
+
+def opened(*ways: str) -> None:
+    """The parts of these modules lie apart, so that their own code is glue."""
+    inside = {"a.block.up": 0, "a.block.down": 1, "b.block.up": 1, "b.block.down": 0, "c": 1}
+    for places in (inside, {name: 1 - partition for name, partition in inside.items()}):
+        same_as_alone(seeded(Counters, *ways), vectors(), places=places)
+
+
+@check
+def buffers_that_glue_counts_in() -> None:
+    opened("count")
+
+
+@check
+def normed_and_parametrized_weights() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+            self.b = nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
+            self.c = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(F.gelu(self.b(F.gelu(self.a(x)))))
+
+    for places in (ALTERNATING, None):
+        same_as_alone(seeded(Net), vectors(), places=places)
+
+
+class Three(nn.Module):
+    """Three blocks, run by `run` or one after the other."""
+
+    def __init__(self, hooked: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.c = models.Block(), models.Block(), models.Block()
+        self.calls: list[str] = []
+        if hooked:
+            self._hook()
+
+    def _hook(self) -> None:
+        def double(module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+            self.calls.append("before")
+            return (args[0] * 2,)
+
+        def shift(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
+            self.calls.append("after")
+            return output + 0.5 * args[0]
+
+        def scale(module: nn.Module, grads: tuple[Tensor], outputs: Any) -> tuple[Tensor]:
+            self.calls.append("backward")
+            return tuple(grad if grad is None else grad * 1.5 for grad in grads)
+
+        for block in (self.a, self.b, self.c):
+            block.register_forward_pre_hook(double)
+            block.register_forward_hook(shift, with_kwargs=True)
+            block.register_full_backward_hook(scale)
+            block.up.weight.register_hook(lambda grad: grad.clamp(-0.05, 0.05))
+        self.b.up.register_forward_hook(lambda module, args, output: output.tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x)))
+
+
+@check
+def hooks_of_modules_and_parameters() -> None:
+    for places in (ALTERNATING, OPPOSITE, None):
+        alone = seeded(Three, hooked=True)
+        same_as_alone(seeded(Three, hooked=True), vectors(), places=places, alone=alone)
+
+
+@check
+def hooks_run_once_for_each_microbatch() -> None:
+    start(auto_partition=False, default_partition=0)
+    model = weft.DistributedModel(seeded(Three, hooked=True))
+    module = model.get_module()
+    for name, partition in ALTERNATING.items():
+        weft.set_partition(module.get_submodule(name), partition)
+
+    @weft.step
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    step(model, vectors()[0]["x"])
+    module.calls.clear()
+    step(model, vectors()[1]["x"])
+    mine = sum(1 for partition in ALTERNATING.values() if partition == weft.pp_rank())
+    for kind in ("before", "after", "backward"):
+        assert module.calls.count(kind) == mine * MICROBATCHES, f"{kind}: {module.calls.count(kind)} calls"
+
+
+@check
+def hooks_of_tensors() -> None:
+    class Net(Three):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            h.register_hook(lambda grad: grad * 3)
+            g = self.b(h) * 2
+            g.register_hook(lambda grad: grad + 0.01)
+            return self.c(g + h)
+
+    for places in (ALTERNATING, OPPOSITE, None):
+        same_as_alone(seeded(Net), vectors(), places=places)
+
+
+@check
+def hooks_on_the_whole_model() -> None:
+    net = seeded(models.Chain)
+    net.register_forward_hook(lambda module, args, output: output * 2)
+    net.blocks.register_forward_hook(lambda module, args, output: output * 100)
+    same_as_alone(net, vectors(), places={f"blocks.{i}": i % 2 for i in range(4)})
+
+
+@check
+def checkpointed_parts() -> None:
+    class Net(Three):
+        def __init__(self, reentrant: bool) -> None:
+            super().__init__()
+            self.reentrant = reentrant
+
+        def forward(self, x: Tensor) -> Tensor:
+            x.requires_grad_()
+            for part in (self.a, self.b, self.c):
+                x = checkpoint(part, x, use_reentrant=self.reentrant)
+            return x
+
+    for reentrant in (False, True):
+        for places in (ALTERNATING, OPPOSITE, None):
+            same_as_alone(seeded(Net, reentrant), vectors(), places=places)
+
+
+@check
+def checkpointed_function_around_parts() -> None:
+    class Net(Three):
+        def __init__(self, reentrant: bool) -> None:
+            super().__init__()
+            self.reentrant = reentrant
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            g = checkpoint(lambda t, scale: self.b(t) * scale + x, h, 0.5, use_reentrant=self.reentrant)
+            return checkpoint(lambda s, t: self.c(s + t), g, h, use_reentrant=self.reentrant)
+
+    for reentrant in (False, True):
+        for places in (ALTERNATING, OPPOSITE, None):
+            same_as_alone(seeded(Net, reentrant), vectors(), places=places)
+
+
+@check
+def checkpoints_inside_parts() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = models.Block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.block, checkpoint(self.block, x, use_reentrant=False), use_reentrant=True)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = Part(), Part(), Part()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(self.b(self.a(x)))
+
+    for places in (ALTERNATING, None):
+        same_as_alone(seeded(Net), vectors(), places=places)
+
+
+# bfloat16 keeps 8 bits: neighbours are 4e-3 apart. Both runs round the same values the same way, but a sum of
+# gradients in another order may round to a neighbour, and the steps after it carry that on.
+HALF_TOLERANCE = 2e-2
+
+
+@check
+def autocast_in_the_step() -> None:
+    def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(batch["x"])
+            loss = F.mse_loss(out, batch["y"])
+        return loss.float()
+
+    for places in (ALTERNATING, OPPOSITE, None):
+        same_as_alone(seeded(Three), vectors(), loss_of, places=places, tolerance=HALF_TOLERANCE)
+
+
+@check
+def autocast_inside_the_model() -> None:
+    class Net(Three):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                h = self.a.down(self.a.up(x)) @ torch.eye(WIDTH)
+                assert h.dtype is torch.bfloat16, h.dtype
+                with torch.autocast("cpu", enabled=False):
+                    g = self.b(h.float())
+                    assert g.dtype is torch.float32, g.dtype
+                h = self.c(g)
+            return self.c(h.float() + g)
+
+    for places in (ALTERNATING, OPPOSITE, None):
+        same_as_alone(seeded(Net), vectors(), places=places, tolerance=HALF_TOLERANCE)
+
+
+@check
+def autocast_keeps_its_dtype_in_every_part() -> None:
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, str]:
+            out = self.linear(x)
+            return out, str(out.dtype)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = Asking(), Asking(), Asking()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for part in (self.a, self.b, self.c):
+                x, name = part(x)
+                assert name == "torch.bfloat16" and x.dtype is torch.bfloat16, (name, x.dtype)
+            return x
+
+    def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.mse_loss(model(batch["x"]).float(), batch["y"])
+
+    same_as_alone(seeded(Net), vectors(), loss_of, places=ALTERNATING, tolerance=HALF_TOLERANCE)

@@ -1,0 +1,19 @@
+"""All checks: importing this module fills `CHECKS`."""
+
+from __future__ import annotations
+
+from . import chance, glue, inputs, losses, memory, modules, placement, structure, training
+from .harness import CHECKS
+
+__all__ = [
+    "CHECKS",
+    "chance",
+    "glue",
+    "inputs",
+    "losses",
+    "memory",
+    "modules",
+    "placement",
+    "structure",
+    "training",
+]

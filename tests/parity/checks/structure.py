@@ -1,0 +1,338 @@
+"""How parts hang together: visits, skips, tied weights, what passes between parts."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import models
+from .harness import (
+    ROWS,
+    WIDTH,
+    adamw,
+    check,
+    own_loss,
+    same_as_alone,
+    seeded,
+    vectors,
+)
+
+
+def tokens(length: int = 6, steps: int = 3, rows: int = ROWS) -> list[dict[str, Tensor]]:
+    """For each step `ids` [rows, length]."""
+    numbers = torch.Generator().manual_seed(12)
+    return [{"ids": torch.randint(0, models.TOKENS, (rows, length), generator=numbers)} for _ in range(steps)]
+
+
+def numbered(name: str, partitions: list[int]) -> dict[str, int]:
+    """Places for the modules of a list."""
+    return {f"{name}.{i}": partition for i, partition in enumerate(partitions)}
+
+
+@check
+def chain_split_automatically() -> None:
+    same_as_alone(seeded(models.Chain, 6), vectors(), optimizer_of=adamw)
+
+
+@check
+def chain_split_by_hand() -> None:
+    same_as_alone(seeded(models.Chain), vectors(), places=numbered("blocks", [0, 0, 1, 1]))
+
+
+@check
+def partition_visited_several_times() -> None:
+    same_as_alone(seeded(models.Chain, 6), vectors(), places=numbered("blocks", [0, 1, 0, 1, 1, 0]))
+
+
+@check
+def pipeline_that_begins_and_ends_on_the_last_partition() -> None:
+    same_as_alone(seeded(models.Chain, 5), vectors(), places=numbered("blocks", [1, 0, 1, 0, 1]))
+
+
+@check
+def partition_visited_several_times_simple_schedule() -> None:
+    places = numbered("blocks", [0, 1, 0, 1])
+    same_as_alone(seeded(models.Chain), vectors(), places=places, pipeline="simple")
+
+
+@check
+def one_active_microbatch() -> None:
+    same_as_alone(
+        seeded(models.Chain), vectors(), places=numbered("blocks", [0, 1, 0, 1]), active_microbatches=1
+    )
+
+
+@check
+def more_active_microbatches_than_there_are() -> None:
+    same_as_alone(
+        seeded(models.Chain), vectors(), places=numbered("blocks", [0, 0, 1, 1]), active_microbatches=9
+    )
+
+
+@check
+def fewer_microbatches_than_partitions() -> None:
+    same_as_alone(seeded(models.Chain), vectors(), microbatches=1)
+    same_as_alone(seeded(models.Chain), vectors(), microbatches=1, places=numbered("blocks", [0, 1, 0, 1]))
+
+
+@check
+def module_called_several_times() -> None:
+    same_as_alone(seeded(models.Repeated), vectors(), places={"shared": 0, "other": 1})
+    same_as_alone(seeded(models.Repeated), vectors(), places={"shared": 1, "other": 0})
+    same_as_alone(seeded(models.Repeated), vectors())
+
+
+@check
+def skip_connections() -> None:
+    places = {**numbered("down", [0, 0, 1]), "bottom": 1, **numbered("up", [1, 0, 0])}
+    same_as_alone(seeded(models.Ladder), vectors(), places=places)
+    same_as_alone(seeded(models.Ladder), vectors())
+
+
+@check
+def skip_that_passes_over_its_own_partition() -> None:
+    places = {**numbered("down", [0, 1, 0]), "bottom": 1, **numbered("up", [0, 1, 0])}
+    same_as_alone(seeded(models.Ladder), vectors(), places=places)
+
+
+@check
+def long_skips() -> None:
+    same_as_alone(seeded(models.LongSkips), vectors(), places={"first": 0, **numbered("blocks", [0, 1, 1])})
+    same_as_alone(seeded(models.LongSkips), vectors(), places={"first": 1, **numbered("blocks", [0, 1, 0])})
+    same_as_alone(seeded(models.LongSkips), vectors())
+
+
+@check
+def tied_weights_on_one_partition() -> None:
+    places = {"embed": 1, "head": 1, **numbered("blocks", [0, 0, 1])}
+    same_as_alone(seeded(models.Tied), tokens(), own_loss, places=places)
+
+
+@check
+def tied_weights_split_automatically() -> None:
+    same_as_alone(seeded(models.Tied), tokens(), own_loss, optimizer_of=adamw)
+
+
+@check
+def weight_tied_to_a_piece_of_a_part() -> None:
+    same_as_alone(seeded(models.TiedInPart), tokens(), own_loss)
+    places = {"embed": 0, "head.transform": 1, "head.decoder": 0, **numbered("blocks", [0, 1, 1])}
+    same_as_alone(seeded(models.TiedInPart), tokens(), own_loss, places=places)
+
+
+@check
+def tied_weights_stay_tied() -> None:
+    net = seeded(models.Tied)
+    same_as_alone(net, tokens(), own_loss)
+    names = [name for name, _ in net.named_parameters()]
+    assert "head.weight" not in names or net.head.weight is net.embed.weight, names
+
+
+@check
+def several_inputs_and_outputs() -> None:
+    def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        y, side = model(batch["x"])
+        return F.mse_loss(y, batch["y"]) + side.square().mean()
+
+    places = {"fork": 0, "join": 1, "again": 0, "last": 1}
+    same_as_alone(seeded(models.ThreeWays), vectors(), loss_of, places=places)
+    same_as_alone(seeded(models.ThreeWays), vectors(), loss_of)
+
+
+@check
+def output_that_nothing_uses() -> None:
+    def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return F.mse_loss(model(batch["x"])[1], batch["y"])
+
+    places = {"fork": 0, "join": 1, "again": 0, "last": 1}
+    same_as_alone(seeded(models.ThreeWays), vectors(), loss_of, places=places)
+    same_as_alone(seeded(models.ThreeWays), vectors(), loss_of)
+
+
+@check
+def nested_structures_between_parts() -> None:
+    places = {"wrap": 0, "unwrap": 1, "rewrap": 0, "last": 1}
+    same_as_alone(seeded(models.Nested), vectors(), places=places)
+    same_as_alone(seeded(models.Nested), vectors())
+
+
+@check
+def keyword_arguments() -> None:
+    def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return F.mse_loss(model(batch["x"], shift=batch["y"]), batch["y"])
+
+    same_as_alone(seeded(models.Keywords), vectors(), loss_of, places=numbered("parts", [0, 1, 0, 1]))
+    same_as_alone(seeded(models.Keywords), vectors(), loss_of)
+
+
+def sequences(length: int = 6) -> list[dict[str, Tensor]]:
+    """For each step `source`, `x` and `y` [ROWS, length, WIDTH]."""
+    numbers = torch.Generator().manual_seed(13)
+    shape = (ROWS, length, WIDTH)
+    return [{name: torch.randn(shape, generator=numbers) for name in ("source", "x", "y")} for _ in range(3)]
+
+
+def attending_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.mse_loss(model(batch["source"], batch["x"]), batch["y"])
+
+
+@check
+def encoder_decoder_with_shared_tables_and_masks() -> None:
+    net = seeded(models.CrossAttending)
+    places = {**numbered("encoder", [0, 1]), **numbered("decoder", [0, 1, 0, 1])}
+    same_as_alone(net, sequences(), attending_loss, places=places)
+    same_as_alone(seeded(models.CrossAttending), sequences(), attending_loss)
+
+
+@check
+def angles_from_a_part_of_their_own() -> None:
+    class Angles(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(WIDTH // 2))
+
+        @torch.no_grad()
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            angles = torch.arange(x.shape[1])[:, None] * self.scale
+            return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+    class Net(models.CrossAttending):
+        def __init__(self) -> None:
+            super().__init__()
+            self.angles = Angles()
+
+        def forward(self, source: Tensor, x: Tensor) -> Tensor:
+            table = self.angles(self.encoder[0](source, source, self.angles(source), None))
+            for layer in self.decoder:
+                x = layer(x, source, table, None)
+            return x
+
+    places = {"angles": 1, "encoder": 0, **numbered("decoder", [0, 1, 0, 1])}
+    same_as_alone(seeded(Net), sequences(), attending_loss, places=places)
+    same_as_alone(seeded(Net), sequences(), attending_loss)
+
+
+@check
+def parameters_used_in_glue() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.start = nn.Parameter(torch.randn(1, 1, WIDTH))
+            self.first, self.second = models.Block(), models.Block()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.cat([self.start.expand(len(x), -1, -1), x[:, None]], dim=1)
+            x = self.second(self.first(x) * self.scale)
+            return F.linear(x, self.second.up.weight[:WIDTH]).mean(1) + self.scale * self.start[0]
+
+    same_as_alone(seeded(Net), vectors(), places={"first": 0, "second": 1})
+    same_as_alone(seeded(Net), vectors())
+
+
+@check
+def parts_that_return_their_input() -> None:
+    class Twin(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x + 1
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = models.Block(), models.Block()
+            self.nothing, self.dropout, self.empty = nn.Identity(), nn.Dropout(0.0), nn.Sequential()
+            self.twin = Twin()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.dropout(self.nothing(x))
+            x = self.empty(self.nothing(self.first(x)))
+            same, more = self.twin(x)
+            return self.nothing(self.dropout(self.second(same) + more))
+
+    places = {"first": 0, "nothing": 1, "dropout": 0, "empty": 1, "twin": 1, "second": 1}
+    same_as_alone(seeded(Net), vectors(), places=places)
+    same_as_alone(seeded(Net), vectors(), places={**places, "first": 1, "twin": 0, "second": 0})
+    same_as_alone(seeded(Net), vectors())
+
+
+@check
+def order_of_use_is_not_order_of_registration() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.third = models.Block(), models.Block()
+            self.table = nn.ModuleDict({"second": models.Block(), "first": models.Block()})
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.third(self.table["second"](self.table["first"](x))))
+
+    same_as_alone(seeded(Net), vectors())
+
+
+@check
+def pieces_called_from_outside_their_part() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(models.Block(), models.Block(), models.Block())
+            self.late = models.Block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.blocks[:2](x)
+            x = x + self.late.down(F.relu(self.late.up(x)))
+            for block in self.blocks[1:]:
+                x = block(x)
+            return self.late(x)
+
+    same_as_alone(seeded(Net), vectors())
+
+
+@check
+def methods_other_than_forward() -> None:
+    class Tower(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([models.Block(), models.Block()])
+            self.project = nn.Linear(WIDTH, WIDTH)
+
+        def encode(self, x: Tensor, times: int = 1) -> Tensor:
+            for _ in range(times):
+                for block in self.blocks:
+                    x = block(x)
+            return x
+
+        def features(self, x: Tensor) -> Tensor:
+            return F.normalize(self.project(x), dim=-1)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = Tower(), Tower()
+
+        def forward(self, x: Tensor) -> Tensor:
+            left = self.left.features(self.left.encode(x))
+            return left @ self.right.features(self.right.encode(x, times=2)).T @ x
+
+    same_as_alone(seeded(Net), vectors())
+
+
+@check
+def ready_made_modules_of_torch() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(WIDTH, WIDTH, batch_first=True)
+            self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+            layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.0, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.head = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x, (h, c) = self.rnn(x)
+            y, _ = self.attention(x, x, x, need_weights=False)
+            return self.head(self.encoder(y)) + (h * c).transpose(0, 1)
+
+    places = {"rnn": 0, "attention": 1, "encoder": 0, "head": 1}
+    same_as_alone(seeded(Net), vectors(5, WIDTH), places=places)
+    same_as_alone(seeded(Net), vectors(5, WIDTH))

@@ -1,0 +1,336 @@
+"""What changes from step to step, and what is trained at all."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import weft.torch as weft
+
+from .. import models
+from ..compare import Record, copies, gradients
+from ..split import train_split
+from .harness import (
+    MICROBATCHES,
+    ROWS,
+    adamw,
+    assert_same,
+    check,
+    own_loss,
+    same_as_alone,
+    seeded,
+    sgd,
+    squared_error,
+    start,
+    trained_alone,
+    vectors,
+)
+from .modules import Normalised
+from .structure import attending_loss, numbered, sequences, tokens
+
+
+@weft.step
+def train_step(model: nn.Module, batch: Any) -> Tensor:
+    """One step of training with the usual loss."""
+    loss = squared_error(model, batch)
+    model.backward(loss)
+    return loss
+
+
+@weft.step
+def evaluate(model: nn.Module, x: Tensor) -> Tensor:
+    """One step without a backward pass."""
+    with torch.no_grad():
+        return model(x)
+
+
+@check
+def steps_without_zero_grad_add_up() -> None:
+    net = seeded(models.Chain)
+    start()
+    model = weft.DistributedModel(net)
+    batch = vectors(steps=1)[0]
+    train_step(model, batch)
+    once = gradients(model.local_named_parameters())
+    train_step(model, batch)
+    train_step(model, batch)
+    thrice = gradients(model.local_named_parameters())
+    expected = {name: 3 * grad for name, grad in once.items()}
+    assert_same(Record(gradients=[thrice]), Record(gradients=[expected]))
+
+
+@check
+def gradients_of_different_steps_add_up() -> None:
+    batches = vectors()
+    net = seeded(models.Chain)
+    alone = copy.deepcopy(net)
+    start()
+    model = weft.DistributedModel(net)
+    for batch in batches:
+        train_step(model, batch)
+        for part in zip(*(batch[name].chunk(MICROBATCHES) for name in "xy"), strict=True):
+            (F.mse_loss(alone(part[0]), part[1]) / MICROBATCHES).backward()
+    expected = Record(gradients=[gradients(alone.named_parameters())])
+    assert_same(Record(gradients=[gradients(model.local_named_parameters())]), expected)
+
+
+@check
+def zeroed_gradients_may_stay_tensors() -> None:
+    net = seeded(models.Chain)
+    expected = trained_alone(net, vectors())
+    start()
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(sgd(model.parameters()))
+    record = Record()
+    for batch in vectors():
+        optimizer.zero_grad(set_to_none=False)
+        record.losses.append(train_step(model, batch).reduce_mean().item())
+        record.gradients.append(gradients(model.local_named_parameters()))
+        optimizer.step()
+    assert_same(record, expected)
+
+
+@check
+def switching_between_training_and_evaluation() -> None:
+    net = seeded(Normalised)
+    alone = copy.deepcopy(net)
+    mine = sgd(alone.parameters())
+    start()
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(sgd(model.parameters()))
+    for batch in vectors(rows=32):
+        expected = trained_one_step(alone, batch, mine)
+        optimizer.zero_grad()
+        loss = train_step(model, batch).reduce_mean().item()
+        optimizer.step()
+        alone.eval()
+        model.eval()
+        outputs = evaluate(model, batch["y"]).concat()
+        torch.testing.assert_close(outputs, alone(batch["y"]).detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0.0)
+        alone.train()
+        model.train()
+        assert all(module.training for module in model.modules())
+    actual = Record(
+        buffers=copies(model.local_named_buffers()), parameters=copies(model.local_named_parameters())
+    )
+    assert_same(
+        actual, Record(buffers=copies(alone.named_buffers()), parameters=copies(alone.named_parameters()))
+    )
+
+
+def trained_one_step(net: nn.Module, batch: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> float:
+    """One step of one process; gives the mean loss."""
+    optimizer.zero_grad()
+    total = 0.0
+    for x, y in zip(batch["x"].chunk(MICROBATCHES), batch["y"].chunk(MICROBATCHES), strict=True):
+        loss = F.mse_loss(net(x), y) / MICROBATCHES
+        loss.backward()
+        total += loss.item()
+    optimizer.step()
+    return total
+
+
+@check
+def evaluation_before_any_training() -> list[float]:
+    net = seeded(Normalised).eval()
+    alone = copy.deepcopy(net)
+    batch = vectors(rows=32)[0]
+    start()
+    model = weft.DistributedModel(net)
+    outputs = evaluate(model, batch["x"]).concat()
+    torch.testing.assert_close(outputs, alone(batch["x"]).detach(), rtol=1e-5, atol=1e-6)
+    assert not outputs.requires_grad
+    assert all(p.grad is None for p in model.local_parameters())
+    alone.train()
+    model.train()
+    mine = sgd(alone.parameters())
+    expected = trained_one_step(alone, batch, mine)
+    loss = train_step(model, batch).reduce_mean().item()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0.0)
+    assert_same(
+        Record(buffers=copies(model.local_named_buffers())), Record(buffers=copies(alone.named_buffers()))
+    )
+    return outputs.sum(1).tolist()
+
+
+@check
+def evaluation_whose_results_require_gradients() -> None:
+    """Without `no_grad` and without `backward`: nothing may be kept, nothing waited for."""
+    net = seeded(models.Chain)
+    alone = copy.deepcopy(net)
+    start()
+    model = weft.DistributedModel(net)
+
+    @weft.step
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x)
+
+    for batch in vectors():
+        outputs = step(model, batch["x"]).concat()
+        torch.testing.assert_close(outputs, alone(batch["x"]).detach(), rtol=1e-5, atol=1e-6)
+        assert all(p.grad is None for p in model.local_parameters())
+
+
+@check
+def sequence_length_changes_from_step_to_step() -> None:
+    batches = [sequences(length)[0] for length in (6, 3, 9, 6, 1)]
+    places = {**numbered("encoder", [0, 1]), **numbered("decoder", [0, 1, 0, 1])}
+    for where in (places, None):
+        same_as_alone(seeded(models.CrossAttending), batches, attending_loss, places=where)
+
+
+@check
+def batch_size_changes_from_step_to_step() -> None:
+    batches = [vectors(rows=rows)[0] for rows in (8, 4, 12, 8, 16)]
+    for places in (numbered("blocks", [0, 1, 0, 1]), None):
+        same_as_alone(seeded(models.Chain), batches, places=places)
+
+
+@check
+def batch_size_and_length_change_with_tied_weights() -> None:
+    batches = [tokens(length, 1, rows)[0] for length, rows in ((6, 8), (3, 16), (9, 4), (6, 8))]
+    same_as_alone(seeded(models.Tied), batches, own_loss)
+
+
+class Depth(models.Chain):
+    """As many blocks as the caller says, or as the first row's key says."""
+
+    def forward(self, x: Tensor, depth: Any) -> Tensor:
+        depth = int(depth[0]) if isinstance(depth, Tensor) else depth
+        for block in self.blocks[:depth]:
+            x = block(x)
+        return x * 2
+
+
+def depth_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+    return F.mse_loss(model(batch["x"], batch["depth"]), batch["y"])
+
+
+@check
+def control_flow_changes_from_step_to_step() -> None:
+    batches = [{**batch, "depth": depth} for batch, depth in zip(vectors(steps=4), (4, 1, 3, 2), strict=True)]
+    for places in (numbered("blocks", [0, 1, 0, 1]), numbered("blocks", [0, 0, 1, 1]), None):
+        same_as_alone(seeded(Depth), batches, depth_loss, places=places)
+
+
+@check
+def control_flow_changes_between_microbatches() -> None:
+    depths = [[4, 2, 3, 1], [1, 1, 1, 1], [2, 4, 1, 3]]
+    batches = [
+        {**batch, "depth": torch.tensor(depth).repeat_interleave(ROWS // MICROBATCHES)}
+        for batch, depth in zip(vectors(), depths, strict=True)
+    ]
+    for places in (numbered("blocks", [0, 1, 0, 1]), numbered("blocks", [0, 0, 1, 1]), None):
+        same_as_alone(seeded(Depth), batches, depth_loss, places=places)
+
+
+def frozen(net: nn.Module, *names: str) -> nn.Module:
+    """The network with the parameters below these modules fixed."""
+    for name in names:
+        net.get_submodule(name).requires_grad_(False)
+    return net
+
+
+@check
+def frozen_parameters() -> None:
+    for fixed in (
+        ["blocks.0", "blocks.1"],
+        ["blocks.1", "blocks.2"],
+        ["blocks.2", "blocks.3"],
+        ["blocks.0.up"],
+    ):
+        for places in (numbered("blocks", [0, 0, 1, 1]), numbered("blocks", [0, 1, 0, 1]), None):
+            same_as_alone(frozen(seeded(models.Chain), *fixed), vectors(), places=places)
+
+
+@check
+def frozen_embedding_that_is_tied() -> None:
+    same_as_alone(frozen(seeded(models.Tied), "embed"), tokens(), own_loss)
+
+
+@check
+def low_rank_adapters() -> None:
+    class Adapted(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base = base.requires_grad_(False)
+            self.down = nn.Linear(base.in_features, 2, bias=False)
+            self.up = nn.Linear(2, base.out_features, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x) + self.up(self.down(x)) * 2
+
+    def build() -> nn.Module:
+        net = models.Chain().requires_grad_(False)
+        for block in net.blocks:
+            block.up, block.down = Adapted(block.up), Adapted(block.down)
+        return net
+
+    for places in (numbered("blocks", [0, 0, 1, 1]), None):
+        same_as_alone(seeded(build), vectors(), optimizer_of=adamw, places=places)
+
+
+@check
+def parameters_without_a_gradient() -> None:
+    class Net(models.Chain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.never = models.Block()
+            self.lone = nn.Parameter(torch.ones(3))
+            self.blocks[2].extra = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.never(x)
+            return super().forward(x)
+
+    for places in ({"never": 1, **numbered("blocks", [0, 1, 0, 1])}, None):
+        same_as_alone(seeded(Net), vectors(), places=places)
+
+
+@check
+def partition_without_a_trainable_parameter() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Tanh(), models.Block(), nn.Softplus()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(self.b(self.a(x)))
+
+    for places in ({"a": 0, "b": 1, "c": 0}, {"a": 1, "b": 0, "c": 1}, {"a": 1, "b": 1, "c": 1}):
+        same_as_alone(seeded(Net), vectors(), places=places, optimizer_of=adamw)
+
+
+@check
+def requires_grad_changes_between_steps() -> None:
+    net = seeded(models.Chain)
+    alone = copy.deepcopy(net)
+    start(auto_partition=False, default_partition=0)
+    model = weft.DistributedModel(net)
+    for name, partition in numbered("blocks", [0, 1, 0, 1]).items():
+        weft.set_partition(net.get_submodule(name), partition)
+    for step, batch in enumerate(vectors()):
+        net.zero_grad()
+        alone.zero_grad()
+        for which in (net, alone):
+            which.blocks[step].requires_grad_(step == 1)
+        expected = trained_one_step(alone, batch, sgd([torch.zeros(1)]))
+        torch.testing.assert_close(
+            train_step(model, batch).reduce_mean().item(), expected, rtol=1e-5, atol=0.0
+        )
+        mine = Record(gradients=[gradients(model.local_named_parameters())])
+        assert_same(mine, Record(gradients=[gradients(alone.named_parameters())]))
+
+
+@check
+def two_models_one_after_the_other() -> None:
+    first, second = seeded(models.Chain), seeded(models.Ladder)
+    for net in (first, second, seeded(models.Chain, 3)):
+        expected = trained_alone(net, vectors())
+        start(microbatches=MICROBATCHES)
+        assert_same(train_split(net, vectors(), squared_error, sgd), expected)

@@ -1,0 +1,155 @@
+"""Runs many small items (cases, checks) in as few jobs of several ranks as possible.
+
+Starting ranks costs seconds, mostly for imports, and an item needs a fraction of one. So one job runs a
+whole list. Each rank writes a line when it begins an item and one with the result. A failed item may
+end its job, and a new one runs what comes after it. When no rank could write what failed, the first item
+without a result from every rank is to blame.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path(__file__).resolve().parent
+
+# A job that wrote no line for so long is stuck; weft itself should have ended it before.
+PATIENCE_S = 240.0
+MOST_RESTARTS = 25
+TAIL = 6000
+
+_LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass
+class Outcome:
+    """What became of one item: the result of each rank, and the job's output where some are missing."""
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    broken: str = ""
+
+    def faults(self) -> str:
+        """Everything that went wrong on any rank; empty if nothing did."""
+        told = [f"rank {line['rank']}: {line['error']}" for line in self.lines if not line["ok"]]
+        return "\n".join(told + ([self.broken] if self.broken else []))
+
+
+def run_items(
+    script: str,
+    items: Sequence[str],
+    ranks: int,
+    partitions: int | None = None,
+    patience_s: float = PATIENCE_S,
+) -> dict[str, Outcome]:
+    """Outcomes of all `items` (in this order) of a worker in this folder, on `ranks` processes.
+
+    `partitions`: as many as ranks, if not given.
+    """
+    outcomes: dict[str, Outcome] = {}
+    waiting = list(items)
+    for _ in range(MOST_RESTARTS):
+        if not waiting:
+            break
+        lines, began, output = _attempt(script, waiting, ranks, partitions or ranks, patience_s)
+        if not began:
+            return outcomes | {item: Outcome(broken=f"no rank began:\n{output}") for item in waiting}
+        done = [item for item in waiting if len(lines.get(item, ())) == ranks]
+        failed = any(not line["ok"] for item in done for line in lines[item])
+        outcomes |= {item: Outcome(lines[item]) for item in done}
+        waiting = [item for item in waiting if item not in done]
+        if waiting and not failed:
+            blamed = waiting.pop(0)
+            outcomes[blamed] = Outcome(lines.get(blamed, []), f"the job ended in this item:\n{output}")
+    return outcomes | {
+        item: Outcome(broken=f"not run: {MOST_RESTARTS} jobs broke before") for item in waiting
+    }
+
+
+def command(script: str, items: Sequence[str], ranks: int, partitions: int) -> list[str]:
+    """The command that starts a worker of this folder."""
+    start = [sys.executable, "-m", "weft", "run", "-n", str(ranks), str(FOLDER / script)]
+    return [*start, "--partitions", str(partitions), *items]
+
+
+def environment() -> dict[str, str]:
+    """This process's variables, less those of a launch around it, with one thread for each rank."""
+    kept = {key: value for key, value in os.environ.items() if key not in _LAUNCH_VARIABLES}
+    kept.pop("WEFT_CONFIG", None)
+    path = [str(ROOT), *filter(None, [kept.get("PYTHONPATH")])]
+    quiet = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    return {**kept, **quiet, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+
+
+def _attempt(
+    script: str, items: Sequence[str], ranks: int, partitions: int, patience_s: float
+) -> tuple[dict[str, list[dict[str, Any]]], bool, str]:
+    """One job: the result lines by item, whether any item began, and what the job printed."""
+    with tempfile.TemporaryDirectory(prefix="weft-parity-") as name:
+        folder = Path(name)
+        output = folder / "output"
+        with output.open("wb") as sink:
+            job = subprocess.Popen(
+                [*command(script, [], ranks, partitions), "--results", name, *items],
+                cwd=ROOT,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            note = _wait(job, folder, patience_s)
+        lines, began = _read(folder)
+        text = output.read_text(errors="replace")
+    tail = text if len(text) <= TAIL else text[: TAIL // 2] + "\n ...\n" + text[-TAIL // 2 :]
+    return lines, began, f"{note} (exit status {job.returncode})\n{tail}"
+
+
+def _wait(job: subprocess.Popen[bytes], folder: Path, patience_s: float) -> str:
+    """Waits for the end of a job, or ends it when no rank has written anything for too long."""
+    written, since = -1, time.monotonic()
+    while job.poll() is None:
+        size = sum(path.stat().st_size for path in folder.glob("*.jsonl"))
+        if size != written:
+            written, since = size, time.monotonic()
+        if time.monotonic() - since > patience_s:
+            _end(job)
+            return f"stuck: no line for {patience_s:.0f} s"
+        time.sleep(0.1)
+    return "ended"
+
+
+def _end(job: subprocess.Popen[bytes]) -> None:
+    """Ends a job that this process started, with all that it started."""
+    for number, grace_s in ((signal.SIGTERM, 8), (signal.SIGKILL, 8)):
+        try:
+            os.killpg(job.pid, number)
+            job.wait(grace_s)
+            return
+        except ProcessLookupError:
+            job.wait()
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _read(folder: Path) -> tuple[dict[str, list[dict[str, Any]]], bool]:
+    """Result lines by item, and whether any rank began one."""
+    lines: dict[str, list[dict[str, Any]]] = {}
+    began = False
+    for path in sorted(folder.glob("*.jsonl")):
+        for text in path.read_text().splitlines():
+            line = json.loads(text)
+            began = True
+            if "ok" in line:
+                lines.setdefault(line["case"], []).append(line)
+    return lines, began

@@ -1,0 +1,235 @@
+"""Worker: sums and averages of flat tensors by every algorithm and compression, against brute force.
+
+By hand, from the root of the repository:
+
+    PYTHONPATH=. python -m weft run -n 4 tests/parity/reductions.py algorithms compressions
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+import weft.torch as weft
+from weft.reduce.choice import choose
+from weft.reduce.collective import Collective, Direct, Work
+from weft.reduce.compression import make
+from weft.reduce.exchange import Exchange, GroupExchange
+from weft.reduce.hierarchical import Hierarchical
+from weft.reduce.shared import HostMemory, SharedMemory
+
+# The spec, the largest difference of one update relative to the largest value, and whether errors are fed back.
+BATTERY = {
+    "fp16": (2e-3, False),
+    "bf16": (2e-2, False),
+    "int8": (2e-2, True),
+    "int8:block=100": (2e-2, True),
+    "int8:block=64,rounding=stochastic": (4e-2, True),
+    "int8:feedback=false": (2e-2, False),
+    "topk:ratio=0.3": (1.0, True),
+    "powersgd:rank=2,start=2": (1e-5, True),
+    "bf16+int8": (4e-2, False),
+    "fp16+topk:ratio=0.5": (1.0, False),
+}
+HALF = ("bf16", "fp16", "int8")
+
+
+def ranks() -> int:
+    return dist.get_world_size()
+
+
+def values(numel: int, dtype: torch.dtype = torch.float32, salt: int = 0) -> list[torch.Tensor]:
+    """What each rank has: the same on all ranks."""
+    made = [torch.Generator().manual_seed(1000 * salt + rank) for rank in range(ranks())]
+    return [(torch.randn(numel, generator=each) * 8).to(dtype) for each in made]
+
+
+def own(each: list[torch.Tensor]) -> torch.Tensor:
+    return each[dist.get_rank()].clone()
+
+
+def same_everywhere(flat: torch.Tensor) -> None:
+    rows = GroupExchange(dist.group.WORLD).all_gather(flat.contiguous().view(torch.uint8))
+    assert all(torch.equal(row, rows[0]) for row in rows), "ranks have different bits"
+
+
+def two_hosts() -> list[list[str]]:
+    return [["a", "a", "b", "b"], ["a", "b", "b", "a"]] if ranks() == 4 else []
+
+
+def collectives() -> dict[str, Collective]:
+    world = dist.group.WORLD
+    found: dict[str, Collective] = {
+        "direct": choose(world, "direct"),
+        "shared": choose(world, "shared"),
+        "shared, small slots": SharedMemory(world, HostMemory.connect(world, slot_bytes=4096)),
+        "auto": choose(world),
+    }
+    for hosts in two_hosts():
+        found[f"hierarchical {hosts}"] = choose(world, "hierarchical", hosts=hosts)
+        found[f"auto {hosts}"] = choose(world, hosts=hosts)
+    if two_hosts():
+        assert isinstance(choose(world, hosts=two_hosts()[0], compressed=True), Hierarchical)
+        assert isinstance(choose(world, hosts=["a", "b", "b", "b"]), Direct)
+    assert isinstance(choose(world, compressed=True), SharedMemory)
+    return found
+
+
+def algorithms() -> None:
+    """Sums equal brute force; several are in flight; all ranks get the same bits."""
+    for name, each in collectives().items():
+        assert each.size == ranks()
+        for dtype, close in {
+            torch.float32: 1e-6,
+            torch.float64: 1e-12,
+            torch.bfloat16: 2e-2,
+            torch.int64: 0,
+        }.items():
+            sizes = [1, 3, 1000, 70_001]
+            given = [values(numel, dtype, salt=numel) for numel in sizes]
+            flats = [own(rows) for rows in given]
+            works = [each.all_reduce(flat) for flat in flats]
+            for flat, rows, work in zip(flats, given, works, strict=True):
+                work.wait()
+                exact = torch.stack([row.double() for row in rows]).sum(0)
+                scale = float(torch.stack(rows).double().abs().sum(0).max())
+                assert float((flat.double() - exact).abs().max()) <= close * scale, (
+                    name,
+                    dtype,
+                    flat.numel(),
+                )
+                same_everywhere(flat)
+        works = [each.all_reduce(torch.ones(5000)) for _ in range(20)]
+        for work in works:
+            work.wait()
+        each.close()
+
+
+class Counted:
+    """An exchange that counts the bytes that a rank sends, for collectives that send no more than they must."""
+
+    def __init__(self, below: Exchange) -> None:
+        self.below, self.size, self.rank, self.group = below, below.size, below.rank, below.group
+        self.sent = 0.0
+
+    def all_reduce(self, flat: torch.Tensor) -> Work:
+        self.sent += 2 * flat.nbytes * (self.size - 1) / self.size
+        return self.below.all_reduce(flat)
+
+    def all_gather(self, flat: torch.Tensor) -> torch.Tensor:
+        self.sent += flat.nbytes * (self.size - 1)
+        return self.below.all_gather(flat)
+
+    def all_to_all(self, flat: torch.Tensor) -> torch.Tensor:
+        self.sent += flat.nbytes * (self.size - 1) / self.size
+        return self.below.all_to_all(flat)
+
+    def close(self) -> None:
+        pass
+
+
+def volumes() -> None:
+    """Bytes sent are those of the docstrings."""
+    n, numel = ranks(), ranks() * 256 * 40
+    ring = 8 * numel * (n - 1) / n
+    expected = {
+        "fp16": ring / 2,
+        "int8": ring / 4 * (1 + 4 / 256),
+        "int8:block=128": ring / 4 * (1 + 4 / 128),
+        "topk:ratio=0.01": 8 * -(-numel // 100) * (n - 1),
+    }
+    for spec, sent in expected.items():
+        counted, compression = Counted(GroupExchange(dist.group.WORLD)), make(spec)
+        state = compression.init(numel, torch.float32, torch.device("cpu"), n)
+        compression.update(state, own(values(numel)), counted)
+        assert counted.sent == sent, (spec, counted.sent, sent)
+
+
+def compressions() -> None:
+    """One battery for every compression, over the backend and, for four ranks, between two hosts."""
+    over: dict[str, Collective] = {
+        "direct": Direct(dist.group.WORLD),
+        "shared": choose(dist.group.WORLD, "shared"),
+    }
+    if two_hosts():
+        over["hierarchical"] = choose(dist.group.WORLD, "hierarchical", hosts=two_hosts()[0])
+    for where, collective in over.items():
+        for spec in BATTERY:
+            for numel in (1, 257, 5000):
+                try:
+                    battery(spec, collective, numel)
+                except AssertionError as error:
+                    raise AssertionError(f"{spec} over {where}, {numel} values: {error}") from error
+        for spec in HALF:
+            half = own(values(300, torch.float16))
+            exact = torch.stack(values(300, torch.float16)).float().mean(0)
+            found = updates(spec, collective, 300, torch.float16)(half)
+            assert found is half and found.dtype == torch.float16
+            assert float((found.float() - exact).abs().max()) < 0.3, (spec, where)
+        collective.close()
+
+
+def updates(
+    spec: str, collective: Collective, numel: int, dtype: torch.dtype = torch.float32
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    compression = make(spec)
+    state = compression.init(numel, dtype, torch.device("cpu"), ranks())
+    return lambda flat: compression.update(state, flat, collective)
+
+
+def battery(spec: str, collective: Collective, numel: int) -> None:
+    close, fed_back = BATTERY[spec]
+    update = updates(spec, collective, numel)
+    rows = values(numel, salt=numel)
+    exact = torch.stack(rows).double().mean(0)
+    largest = float(torch.stack(rows).abs().max())
+
+    found = update(own(rows))
+    same_everywhere(found)
+    assert float((found.double() - exact).abs().max()) <= close * largest, "the average is off"
+
+    if fed_back and numel == 257:
+        steps = 120 if spec.startswith("powersgd") else 40
+        total = found.double()
+        for _ in range(steps - 1):
+            total += update(own(rows))
+        assert float((total / steps - exact).abs().max()) <= 0.15 * largest, (
+            "what is not sent at once never comes"
+        )
+
+    broken = own(rows)
+    if dist.get_rank() == ranks() - 1:
+        broken[numel // 2] = float("inf")
+    assert not torch.isfinite(update(broken)).all(), "a value that is not finite was lost"
+    if spec.startswith("powersgd"):
+        update(own(rows))
+    assert torch.isfinite(update(own(rows))).all(), "a value that is not finite was kept"
+
+    update = updates(spec, collective, numel)
+    for _ in range(3):
+        assert not update(torch.zeros(numel)).any(), "zeros have another average"
+
+
+def chance() -> None:
+    """Stochastic rounding is right on average, where nearest rounding is not."""
+    flat = torch.full((512,), 0.3)
+    flat[::256] = 127.0
+    means = {}
+    for rounding in ("nearest", "stochastic"):
+        update = updates(f"int8:rounding={rounding},feedback=false", Direct(dist.group.WORLD), 512)
+        means[rounding] = float(torch.stack([update(flat.clone())[1:256] for _ in range(60)]).mean())
+    assert means["nearest"] == 0.0 and abs(means["stochastic"] - 0.3) < 0.05, means
+
+
+CHECKS = {check.__name__: check for check in (algorithms, volumes, compressions, chance)}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    weft.init({"partitions": 1})
+    for check in sys.argv[1:] or CHECKS:
+        CHECKS[check]()
+        print(f"passed {check}", flush=True)
+    dist.barrier()

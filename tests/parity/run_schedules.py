@@ -1,0 +1,104 @@
+"""Worker: trains cases of the zoo with every schedule, split over its ranks, and compares with one process.
+
+By hand, from the root of the repository; two replicas of two partitions:
+
+    PYTHONPATH=. python -m weft run -n 4 tests/parity/run_schedules.py --partitions 2 GPT2LMHeadModel/zb_h1
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import functools
+import os
+import tempfile
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import weft.torch as weft
+from tests.parity.compare import Comparison, Record, train_alone
+from tests.parity.split import train_split
+from tests.parity.worker import arguments, work
+from tests.parity.zoo import CASES
+from tests.parity.zoo.case import STEPS, Batch, Case
+from weft import schedule
+from weft.config import PIPELINES
+
+MICROBATCHES = 8
+BUCKET_MIB = 0.01  # several buckets for each of the small models
+MODELS = [
+    "GPT2LMHeadModel",
+    "LlamaForCausalLM",
+    "Gemma2ForCausalLM",
+    "MixtralForCausalLM",
+    "MambaForCausalLM",
+    "BertForMaskedLM",
+    "T5ForConditionalGeneration",
+    "WhisperForConditionalGeneration",
+    "SwinForImageClassification",
+    "ResNetForImageClassification",
+]
+NAMED = [pipeline for pipeline in PIPELINES if pipeline != "file"]
+ITEMS = [f"{model}/{pipeline}" for model in MODELS for pipeline in NAMED] + ["GPT2LMHeadModel/file"]
+
+
+def loss_of(case: Case, model: Any, batch: Batch) -> Any:
+    """The case's loss."""
+    return case.loss(model(**batch, **case.options))
+
+
+@functools.lru_cache(1)
+def alone(name: str) -> tuple[torch.nn.Module, list[Batch], Record]:
+    """A case, untrained, its batches, and what one process makes of them."""
+    case = CASES[name]
+    net = case.build()
+    batches = [case.batch(step) for step in range(STEPS)]
+    trained = copy.deepcopy(net)
+    loss = functools.partial(loss_of, case)
+    optimizer = case.optimizer_for(trained.parameters())
+    return net, batches, train_alone(trained, batches, loss, optimizer, MICROBATCHES)
+
+
+def written(partitions: int) -> str:
+    """The path of a file with a schedule."""
+    made = schedule.make("looped_bfs", partitions, MICROBATCHES)
+    with tempfile.NamedTemporaryFile("w", suffix=".csv", delete=False) as file:
+        file.write(schedule.to_csv(made))
+    atexit.register(os.unlink, file.name)
+    return file.name
+
+
+def own_part(batch: Batch, replica: int, replicas: int) -> Batch:
+    """The rows of a replica."""
+    return {name: value.chunk(replicas)[replica] for name, value in batch.items()}
+
+
+def run_item(item: str, partitions: int) -> tuple[str, dict[str, Any]]:
+    """Some steps with one schedule."""
+    name, _, pipeline = item.partition("/")
+    net, batches, expected = alone(name)
+    replicas = weft.rdp_size()
+    settings = {"partitions": partitions, "microbatches": MICROBATCHES // replicas, "pipeline": pipeline}
+    if pipeline == "file":
+        settings["schedule_file"] = written(partitions)
+    weft.init(settings)
+    case = CASES[name]
+    mine = [own_part(batch, weft.rdp_rank(), replicas) for batch in batches]
+    loss = functools.partial(loss_of, case)
+    actual = train_split(copy.deepcopy(net), mine, loss, case.optimizer_for, bucket_cap_mb=BUCKET_MIB)
+    if replicas > 1:
+        losses = torch.tensor(actual.losses)
+        dist.all_reduce(losses, group=weft.get_rdp_process_group())
+        actual.losses = (losses / replicas).tolist()
+        actual.buffers = {}  # running statistics are those of each replica's own data
+        actual.state = {}
+    comparison = Comparison()
+    comparison.record(actual, expected)
+    worst = max(comparison.worst.items(), key=lambda found: found[1][0])
+    return comparison.report(), {"worst": worst[1][0], "where": f"{worst[0]}: {worst[1][1]}"}
+
+
+if __name__ == "__main__":
+    work(arguments(ITEMS), run_item)

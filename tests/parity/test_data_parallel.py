@@ -1,0 +1,31 @@
+"""Replicas of a whole model train as PyTorch's DDP does; see `data_parallel.py`, which runs all checks in one job."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.launching import run_ranks
+
+from .jobs import ROOT
+
+PATH = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+
+
+@pytest.mark.timeout(900)
+def test_replicas_train_as_ddp():
+    job = Path(__file__).parent / "data_parallel.py"
+    done = run_ranks(2, job, env=PATH, timeout=800).check()
+    assert done.stdout.count(" passed") == done.stdout.count("\n") > 10
+
+
+@pytest.mark.parametrize(
+    ("launcher", "arguments"),
+    [("weft", ["weft"]), ("torchrun", ["smddp", "short"]), ("mpirun", ["weft", "short"])],
+)
+def test_scripts_for_ddp_run_on_the_backend(launcher: str, arguments: list[str]):
+    job = Path(__file__).parent / "backend.py"
+    done = run_ranks(2, job, arguments, env=PATH, timeout=400, launcher=launcher).check()
+    assert done.stdout.count("passed") == 2

@@ -1,0 +1,144 @@
+"""The names of smdistributed: where they are found, and by whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.launching import SOURCE
+from weft.compat.enable import DEFAULTS, FOLDER, FRAMEWORK, PARAMETERS, launch_environ, mp_parameters
+from weft.compat.loss_scale import LossScale
+from weft.compat.parameters import read
+from weft.errors import ConfigError, UsageError
+
+
+def python(code, *command, **env):
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(("SM_", "WEFT_"))}
+    environ |= {"PYTHONPATH": str(SOURCE), **env}
+    done = subprocess.run(
+        [sys.executable, *command, "-c", code], env=environ, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+FIND = "import importlib.util as u; print(u.find_spec('smdistributed') is not None)"
+
+
+def test_the_names_are_there_only_for_who_asks():
+    assert python(FIND) == ["False"]
+    assert python(FIND, "-m", "weft.compat.python") == ["True"]
+    assert python(f"import weft.compat; weft.compat.enable(); weft.compat.enable(); {FIND}") == ["True"]
+
+
+def test_all_names_import_and_do_nothing_where_nothing_is_split():
+    code = """
+import torch
+import smdistributed.modelparallel.torch as smp
+from smdistributed.modelparallel.torch.nn import FlashAttentionLayer, FusedLayerNorm, DistributedLinear
+from smdistributed.modelparallel.torch.nn.huggingface import bert, gpt2, gptj, gptneo, roberta
+from smdistributed.modelparallel.torch.state_mod import state
+from smdistributed.modelparallel.torch.utils import get_distribution_axis, rmsg
+from smdistributed.modelparallel.test.torch.utils import dump_model, verify
+from smdistributed.modelparallel import __version__
+import smdistributed.dataparallel.torch.distributed, smdistributed.dataparallel.torch.parallel.distributed
+assert __version__ == smp.__version__
+smp.init({"microbatches": 2}); smp.init()
+assert smp.state is state and state.cfg.microbatches == 2 and hasattr(state.cfg, "fp16") and not state.cfg.fp16
+assert smp.DP_GROUP is smp.CommGroup.DP_GROUP and smp.PP_RANK is smp.RankType.PP_RANK
+qkv = torch.randn(2, 5, 3, 4, 8)
+layer = FlashAttentionLayer(attention_head_size=8).eval()
+q, k, v = qkv.permute(2, 0, 3, 1, 4)
+want = torch.softmax((q @ k.transpose(-1, -2) / 8**0.5).masked_fill(torch.ones(5, 5).triu(1) > 0, -1e9), -1) @ v
+assert torch.allclose(layer(qkv, torch.zeros(2, 1, 1, 5), causal=True), want, atol=1e-5)
+assert torch.allclose(layer(qkv, causal=True), want, atol=1e-5)
+with smp.tensor_parallelism(), smp.model_creation(dtype=torch.float64):
+    net = torch.nn.Sequential(DistributedLinear(4, 4), torch.nn.Linear(4, 1))
+assert net[0].weight.dtype == torch.float64
+model = smp.DistributedModel(net, "cpu")
+assert smp.DistributedModel(net) is model
+for kind in (smp.optimizers.FusedAdam, smp.optimizers.FusedLAMB, smp.optimizers.FusedNovoGrad):
+    optimizer = kind(model.parameters(), lr=0.01)
+    before = model(torch.ones(3, 4, dtype=torch.float64)).sum()
+    optimizer.zero_grad(); before.backward(); optimizer.step()
+    assert model(torch.ones(3, 4, dtype=torch.float64)).sum() < before
+try:
+    smp.nn.DistributedTransformer()
+except Exception as error:
+    assert "tensor parallelism, which is not supported yet" in str(error)
+device = torch.device("cuda", 3)
+assert isinstance(device, torch.device) and device.type == "cpu" and torch.device("meta").type == "meta"
+x = torch.ones(2, device="cuda").cuda().to("cuda:0").pin_memory()
+with torch.cuda.amp.autocast():
+    assert torch.nn.Linear(2, 2).cuda()(x).dtype == torch.bfloat16
+torch.cuda.synchronize(); assert torch.cuda.current_device() == 0 and not torch.cuda.is_available()
+print("good")
+"""
+    assert python(code, "-m", "weft.compat.python", WEFT_DEVICE="cpu", CUDA_VISIBLE_DEVICES="") == ["good"]
+
+
+def test_who_wins_among_settings():
+    launch = {PARAMETERS: '{"partitions": 4, "microbatches": 8}'}
+    own = read({"pipeline_parallel_degree": 2, "fp16": True}, launch)
+    assert own.own == {"partitions": 4, "microbatches": 8} and own.kept["fp16"] is True
+    assert read({"partitions": 2}, {**launch, DEFAULTS: "1"}).own["partitions"] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"fp16": True, "bf16": True}, "fp16 and bf16 are both on"),
+        ({"sharded_data_parallel_degree": 2}, "sharded data parallelism is not supported yet: write 1"),
+        ({"offload_activations": True}, "offload_activations is not supported yet: checkpoint activations"),
+        ({"shard_optimizer_state": True}, "shard_optimizer_state is not supported yet"),
+        ({"partitions": 2, "pipeline_parallel_degree": 4}, "leave one out"),
+        ({"fp16": 1}, 'write "fp16": true or false'),
+        ({"horovod": True, "ddp": True}, "exclude each other"),
+    ],
+)
+def test_settings_that_cannot_be(given, text):
+    with pytest.raises(ConfigError, match=text):
+        read(given, {})
+
+
+def test_unknown_settings_are_warned_about():
+    with pytest.warns(UserWarning, match="unknown settings are ignored: microbatchs"):
+        read({"microbatchs": 2, "static_mode": True}, {})
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "/no/such/file"])
+def test_launch_settings_that_cannot_be_read(text):
+    with pytest.raises(ConfigError, match=PARAMETERS):
+        read({}, {PARAMETERS: text})
+
+
+def test_what_a_launch_adds():
+    added = launch_environ({"PYTHONPATH": "/a"}, ["x.py"], partitions=2, device="cpu")
+    assert added["PYTHONPATH"] == f"{FOLDER}{os.pathsep}/a"
+    assert json.loads(added[PARAMETERS]) == {"partitions": 2} and added[DEFAULTS] == "1"
+    assert json.loads(added[FRAMEWORK]) == {"sagemaker_mpi_enabled": True}
+    assert PARAMETERS not in launch_environ({PARAMETERS: "{}"}, [], partitions=2)
+    added = launch_environ({}, ["x.py", "--mp_parameters", "partitions=2,ddp=True,pipeline=simple"])
+    assert json.loads(added[PARAMETERS]) == {"partitions": 2, "ddp": True, "pipeline": "simple"}
+    data_parallel = {FRAMEWORK: '{"sagemaker_distributed_dataparallel_enabled": true}'}
+    assert PARAMETERS not in launch_environ(data_parallel, [], partitions=2)
+    with pytest.raises(ConfigError, match="write name=value pairs"):
+        mp_parameters(["--mp_parameters=2"])
+    with pytest.raises(ConfigError, match=FRAMEWORK):
+        launch_environ({FRAMEWORK: "{"})
+
+
+def test_arguments_of_the_loss_scale():
+    scale = LossScale.of(True, None, True, {"init_scale": 8, "delayed_shift": 2})
+    for expected in (8.0, 4.0, 2.0):
+        scale.update(True)
+        assert scale.loss_scale == expected
+    assert LossScale.of(False, None, True, {}).loss_scale == 1.0
+    with pytest.raises(UsageError, match="has no argument scale_windw"):
+        LossScale.of(True, None, True, {"scale_windw": 2})
+    with pytest.raises(UsageError, match="give a number above 0"):
+        LossScale.of(True, -1.0, False, {})

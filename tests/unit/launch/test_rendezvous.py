@@ -1,0 +1,183 @@
+"""How ranks find each other's store; threads stand for processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.errors import LaunchError
+from weft.launch.discovery import Place
+
+rendezvous = pytest.importorskip("weft.launch.rendezvous", exc_type=ImportError)
+
+SHORT = timedelta(seconds=0.3)
+LONG = timedelta(seconds=20)
+
+
+def connect_all(places: list[Place], timeout: timedelta = LONG) -> dict[int, Any]:
+    """The store of each rank, or what it raised."""
+    found: dict[int, Any] = {}
+
+    def one(place: Place) -> None:
+        try:
+            found[place.rank] = rendezvous.connect(place, timeout)
+        except LaunchError as error:
+            found[place.rank] = error
+
+    threads = [threading.Thread(target=one, args=(place,)) for place in places]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    return found
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(rendezvous, "die_with_parent", lambda: None)
+    return tmp_path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_single_process_has_a_store_of_its_own():
+    store = rendezvous.connect(Place(), LONG)
+    store.set("a", "b")
+    assert store.get("a") == b"b"
+
+
+def test_ranks_of_one_host_meet_through_a_private_file(temporary: Path):
+    found = connect_all([Place(rank, 3, rank, 3, "openmpi", job="1") for rank in range(3)])
+    found[0].set("a", "b")
+    assert [found[rank].get("a") for rank in range(3)] == [b"b"] * 3
+    assert list(temporary.iterdir()) == []
+
+
+def test_two_jobs_do_not_meet(temporary: Path):
+    places = [Place(rank, 2, rank, 2, "openmpi", job="1") for rank in range(2)]
+    one, other = connect_all(places), connect_all(places)
+    one[0].set("a", "b")
+    assert other[0].check(["a"]) is False
+
+
+def test_a_missing_rank_is_named_and_nothing_is_left(temporary: Path):
+    found = connect_all([Place(0, 3, 0, 3, "openmpi", job="1")], SHORT)
+    assert str(found[0]) == "only 1 of 3 ranks came; missing: rank 1, 2"
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_missing_rank_0_is_told_and_nothing_is_left(temporary: Path):
+    found = connect_all([Place(1, 2, 1, 2, "openmpi", job="1")], SHORT)
+    assert str(found[1]) == "rank 1 of 2 (openmpi) did not find rank 0 in time"
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_word_of_a_dead_rank_0_is_not_taken(temporary: Path):
+    place = Place(1, 2, 1, 2, "openmpi", job="1")
+    box = rendezvous._FileBox(place)
+    box.put('{"address": "127.0.0.1", "port": 1, "nonce": "x", "pid": 999999999}')
+    found = connect_all([place], SHORT)
+    assert "did not find rank 0" in str(found[1])
+
+
+def test_the_file_is_private(temporary: Path):
+    box = rendezvous._FileBox(Place(0, 2, 0, 2, "openmpi", job="1"))
+    box.put("{}")
+    (folder,) = temporary.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "leader.json").stat().st_mode & 0o777 == 0o600
+    folder.chmod(0o755)
+    with pytest.raises(LaunchError, match="is not a private directory of this user"):
+        rendezvous._FileBox(Place(1, 2, 1, 2, "openmpi", job="1"))
+
+
+def test_a_link_instead_of_the_directory_is_refused(temporary: Path):
+    place = Place(0, 2, 0, 2, "openmpi", job="1")
+    rendezvous._FileBox(place)
+    (folder,) = temporary.iterdir()
+    folder.rmdir()
+    (temporary / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(temporary / "elsewhere")
+    with pytest.raises(LaunchError, match="is not a private directory"):
+        rendezvous._FileBox(place)
+
+
+def test_ranks_meet_at_a_known_port():
+    port = free_port()
+    places = [Place(rank, 2, rank, 2, "torchrun", "localhost", port, job="1") for rank in range(2)]
+    found = connect_all(places)
+    found[1].set("a", "b")
+    assert found[0].get("a") == b"b"
+
+
+def test_a_port_in_use_is_told():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        port = other.getsockname()[1]
+        place = Place(0, 2, 0, 2, "torchrun", "localhost", port, job="1")
+        with pytest.raises(LaunchError, match=rf"cannot listen on 127.0.0.1:{port}: the port is in use"):
+            rendezvous.connect(place, SHORT)
+
+
+def test_an_address_of_another_host_is_told():
+    place = Place(0, 2, 0, 1, "slurm", "192.0.2.77", free_port())
+    with pytest.raises(
+        LaunchError, match="rank 0 does not run on that host: say where it does with WEFT_LEADER"
+    ):
+        rendezvous.connect(place, SHORT)
+
+
+def test_unknown_leaders_are_told():
+    with pytest.raises(LaunchError, match="torchrun does not tell where rank 0 listens: set MASTER_ADDR"):
+        rendezvous.connect(Place(0, 2, 0, 2, "torchrun"), SHORT)
+
+
+def test_nobody_listens():
+    place = Place(1, 2, 1, 2, "torchrun", "localhost", free_port(), job="1")
+    with pytest.raises(LaunchError, match="the store of rank 0 at 127.0.0.1:.* does not answer"):
+        rendezvous.connect(place, SHORT)
+
+
+def test_loopback_is_refused_where_ranks_span_hosts():
+    with pytest.raises(
+        LaunchError, match=r'"localhost" leads to .* which other hosts cannot reach: set WEFT_LEADER'
+    ):
+        rendezvous.own_address(Place(1, 2, 0, 1, "slurm", "localhost", 20000))
+    assert rendezvous.own_address(Place(1, 2, 1, 2, "slurm", "elsewhere", 20000)) == "127.0.0.1"
+    with pytest.raises(LaunchError, match='no way leads to "no.such.host.invalid"'):
+        rendezvous.own_address(Place(1, 2, 0, 1, "slurm", "no.such.host.invalid", 20000))
+
+
+def test_the_interface_of_an_address():
+    name = rendezvous.interface_of("127.0.0.1")
+    assert name in {name for _, name in socket.if_nameindex()}
+    assert rendezvous.interface_of("203.0.113.9") is None
+    assert rendezvous.interface_of("::1") is None
+
+
+def test_a_group_that_the_script_made_is_used(monkeypatch: pytest.MonkeyPatch):
+    dist = rendezvous.dist
+    monkeypatch.setitem(os.environ, "GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert rendezvous.locate(Place()) == Place()
+        with pytest.raises(
+            LaunchError, match="process group says rank 0 of 1, the variables of openmpi say rank 1 of 2"
+        ):
+            rendezvous.locate(Place(1, 2, 1, 2, "openmpi"))
+        rendezvous.init_process_group(Place(), dist.HashStore(), "gloo", LONG)
+    finally:
+        dist.destroy_process_group()
+    assert rendezvous.locate(Place()) == Place()

@@ -1,0 +1,86 @@
+"""The trace has every span, at its time, on a row where nothing else overlaps it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.report.chrome import ROWS, chrome_trace
+from weft.timeline import KINDS, Span, Timeline
+
+spans = st.builds(
+    lambda rank, kind, microbatch, start, length, stage, label, step: Span(
+        rank, kind, microbatch, start / 1e3, (start + length) / 1e3, stage, label, step
+    ),
+    st.integers(0, 2),
+    st.sampled_from(KINDS),
+    st.integers(-1, 9),
+    st.integers(0, 50),
+    st.integers(0, 20),
+    st.integers(-1, 4),
+    st.text(max_size=5),
+    st.integers(-1, 2),
+)
+
+
+def events(timeline: Timeline, phase: str) -> list[dict]:
+    return [event for event in json.loads(chrome_trace(timeline))["traceEvents"] if event["ph"] == phase]
+
+
+@given(st.lists(spans, max_size=20))
+def test_every_span_is_there_and_none_overlap_in_a_row(drawn):
+    timeline = Timeline(drawn)
+    found = events(timeline, "X")
+    assert Counter((e["pid"], e["cat"], e["ts"], e["dur"]) for e in found) == Counter(
+        (s.rank, s.kind, round((s.start_s - timeline.start_s) * 1e6, 3), round(s.duration_s * 1e6, 3))
+        for s in timeline.spans
+    )
+    reached: dict[tuple[int, int], float] = {}
+    for event in found:
+        row = event["pid"], event["tid"]
+        assert event["ts"] >= reached.get(row, 0.0) - 1e-2
+        reached[row] = event["ts"] + event["dur"]
+    named = {
+        (e["pid"], e["tid"]): e["args"]["name"] for e in events(timeline, "M") if e["name"] == "thread_name"
+    }
+    for event in found:
+        assert named[event["pid"], event["tid"]].split()[0] == ROWS[event["cat"]]
+
+
+def test_what_an_event_tells():
+    spans = [
+        Span(3, "B", 5, 2.0, 2.25, 1, "", 7),
+        Span(3, "send", 5, 2.0, 2.5, label="value to rank 2"),
+        Span(3, "step", -1, 2.0, 3.0, step=7),
+    ]
+    timeline = Timeline(spans)
+    told = {event["name"]: event for event in events(timeline, "X")}
+    assert told["backward 5"]["args"] == {"microbatch": 5, "stage": 1, "step": 7}
+    assert told["backward 5"]["ts"] == 0 and told["backward 5"]["dur"] == 250_000
+    assert told["sending 5"]["args"] == {"microbatch": 5, "label": "value to rank 2"}
+    assert told["step 7"]["args"] == {"step": 7}
+    assert "rank 3, idle 75.0%" in [event["args"].get("name") for event in events(timeline, "M")]
+
+
+def test_two_sends_at_once_get_two_rows():
+    timeline = Timeline(
+        [Span(0, "send", n, 0.0 + n / 10, 1.0) for n in range(3)] + [Span(0, "send", 3, 1.0, 2.0)]
+    )
+    rows = {event["name"]: event["tid"] for event in events(timeline, "X")}
+    assert len({rows[f"sending {n}"] for n in range(3)}) == 3
+    assert rows["sending 3"] in {rows[f"sending {n}"] for n in range(3)}
+    names = [event["args"]["name"] for event in events(timeline, "M") if event["name"] == "thread_name"]
+    assert names == ["sends", "sends 2", "sends 3"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_a_row(kind: str):
+    assert events(Timeline([Span(0, kind, 0, 0.0, 1.0)]), "X")[0]["cat"] == kind
+
+
+def test_an_empty_timeline():
+    assert json.loads(chrome_trace(Timeline(), "nothing"))["otherData"] == {"title": "nothing", "bubble": 0.0}

@@ -1,0 +1,122 @@
+"""The PNG is decoded here by hand: its pixels are what the shapes say."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import pytest
+
+from weft.report.font import HEIGHT, WIDTH, glyph
+from weft.report.picture import timeline_png, timeline_svg
+from weft.report.png import png
+from weft.report.shapes import Box, Line, Note, Picture
+from weft.report.styles import IDLE, STYLES, TILE
+from weft.timeline import KINDS, Span, Timeline
+
+
+def decoded(content: bytes) -> list[list[str]]:
+    """Rows of colours."""
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    at, chunks = 8, {}
+    while at < len(content):
+        (size,), name = struct.unpack_from(">I", content, at), content[at + 4 : at + 8]
+        body = content[at + 8 : at + 8 + size]
+        (check,) = struct.unpack_from(">I", content, at + 8 + size)
+        assert check == zlib.crc32(name + body)
+        chunks[name] = body
+        at += 12 + size
+    width, height, depth, colour, *rest = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
+    assert (depth, colour, rest) == (8, 2, [0, 0, 0]) and list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
+    raw = zlib.decompress(chunks[b"IDAT"])
+    rows = [raw[y * (3 * width + 1) : (y + 1) * (3 * width + 1)] for y in range(height)]
+    assert {row[0] for row in rows} == {0}
+    return [["#" + row[1 + 3 * x : 4 + 3 * x].hex() for x in range(width)] for row in rows]
+
+
+def drawn(*shapes: Box | Line | Note, width: int = 24, height: int = 16) -> list[list[str]]:
+    return decoded(png(Picture(width, height, "", shapes)))
+
+
+def test_a_box_covers_its_pixels_and_no_others():
+    rows = drawn(Box(3, 2, 5, 4, "F"))
+    blue = {
+        (x, y) for y, row in enumerate(rows) for x, colour in enumerate(row) if colour == STYLES["F"].fill
+    }
+    assert blue == {(x, y) for x in range(3, 8) for y in range(2, 6)}
+    assert {colour for row in rows for colour in row} == {STYLES["F"].fill, "#ffffff"}
+
+
+def test_part_of_a_pixel_is_part_of_the_colour():
+    row = drawn(Box(3.25, 0, 2.5, 1, "idle"))[0]
+    mixed = f"#{''.join(f'{round(255 + (int(IDLE[i : i + 2], 16) - 255) * 0.75):02x}' for i in (1, 3, 5))}"
+    assert row[2:7] == ["#ffffff", mixed, IDLE, mixed, "#ffffff"]
+    within = drawn(Box(3.25, 0, 0.5, 1, "idle"))[0]
+    assert within[3] not in (IDLE, "#ffffff") and within[4] == "#ffffff"
+
+
+def test_what_lies_outside_is_cut_off():
+    rows = drawn(Box(-5, -5, 100, 100, "idle"), Box(50, 50, 5, 5, "F"), Note(-3, 2, "WWWWWWWWWW"))
+    assert rows[15][23] == IDLE
+
+
+@pytest.mark.parametrize("kind", STYLES)
+def test_every_kind_has_its_pattern(kind: str):
+    style = STYLES[kind]
+    rows = drawn(Box(0, 0, 24, 16, kind))
+    for y in range(16):
+        for x in range(24):
+            bit = style.pattern.pixels[y % TILE] >> (TILE - 1 - x % TILE) & 1
+            assert rows[y][x] == (style.stroke if bit else style.fill)
+
+
+def test_kinds_differ_by_colour_and_by_pattern():
+    styles = STYLES.values()
+    assert set(STYLES) == set(KINDS) - {"step"}
+    assert len({style.fill for style in styles}) == len(styles)
+    together = {"F", "B", "I", "W", "wait"}
+    patterns = [(STYLES[kind].pattern, kind) for kind in sorted(together)]
+    assert len({pattern for pattern, _ in patterns}) >= 4
+    assert STYLES["send"].pattern != STYLES["recv"].pattern
+    assert all(len(style.pattern.pixels) == TILE for style in styles)
+
+
+def luminance(colour: str) -> float:
+    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["F", "B", "I", "W"])
+def test_numbers_can_be_read_on_their_ground(kind: str):
+    """The contrast that WCAG 2 asks of text, 4.5 to 1."""
+    one, other = sorted((luminance(STYLES[kind].fill), luminance(STYLES[kind].ink)))
+    assert (other + 0.05) / (one + 0.05) >= 4.5
+
+
+def test_letters():
+    rows = drawn(Note(1, 12, "L"))
+    dark = {(x, y) for y, row in enumerate(rows) for x, colour in enumerate(row) if colour != "#ffffff"}
+    assert dark == {(1, y) for y in range(3, 12)} | {(x, 11) for x in range(1, 7)}
+    assert all(len(glyph(chr(code))) == HEIGHT for code in range(32, 127))
+    assert len({glyph(chr(code)) for code in range(33, 127)}) == 94
+    assert glyph("é") == glyph("\n") == glyph("漢") != glyph(" ")
+    assert all(row < 1 << WIDTH for code in range(32, 127) for row in glyph(chr(code)))
+
+
+def test_a_centred_note_is_centred():
+    columns = {
+        x for row in drawn(Note(12, 12, "|", "tick")) for x, colour in enumerate(row) if colour != "#ffffff"
+    }
+    assert columns == {11}, "the middle of seven columns that begin at 12 - 3.5"
+
+
+def test_lines():
+    rows = drawn(Line(5, 2, 9))
+    assert {y for y, row in enumerate(rows) if set(row) != {"#ffffff"}} == set(range(2, 9))
+
+
+def test_both_pictures_have_the_same_size():
+    timeline = Timeline([Span(0, "F", 0, 0.0, 1.0), Span(2, "send", 0, 0.0, 1.0)])
+    rows = decoded(timeline_png(timeline, "x"))
+    assert f'width="{len(rows[0])}" height="{len(rows)}"' in timeline_svg(timeline, "x")

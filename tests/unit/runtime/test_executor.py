@@ -1,0 +1,465 @@
+"""Real executors on a fake network, one thread for each rank; the bodies send and receive numbers."""
+
+from __future__ import annotations
+
+import contextvars
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.runtime.toys import Rank, chain, one_rank, put_all
+from weft import schedule
+from weft.errors import PeerError, StallError
+from weft.runtime import executor as executor_module
+from weft.runtime.executor import Executor, Hooks, Order
+from weft.runtime.microbatch import Cancelled, Microbatch
+from weft.schedule.action import Action
+from weft.transport.channel import VALUE, Key, Mailbox, Message
+
+FOLLOWED = {
+    ("interleaved", 3, 4): (
+        "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
+        "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
+        "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
+    ),
+    ("interleaved", 2, 2): ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"),
+    ("interleaved", 2, 1): ("0F0 0B0", "1F0 1B0"),
+    ("simple", 2, 3): ("0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"),
+}
+
+
+@pytest.fixture
+def executor() -> Iterator[Executor]:
+    executor = Executor(Mailbox(), wait_timeout_s=20)
+    yield executor
+    executor.close()
+
+
+def order_of(text: str, limit: int = 99) -> Order:
+    return Order.of([Action.parse(part) for part in text.split()], limit)
+
+
+@pytest.mark.parametrize(("kind", "stages", "microbatches"), FOLLOWED)
+def test_the_list_is_followed_exactly_when_everything_is_there(kind: str, stages: int, microbatches: int):
+    table = FOLLOWED[kind, stages, microbatches]
+    lists = schedule.make(kind, stages, microbatches, active=stages + 2).ranks
+    for number, expected in enumerate(table):
+        assert " ".join(map(str, lists[number])) == expected
+        rank = one_rank(number, stages)
+        put_all(rank, microbatches)
+        rank.run([chain(rank) for _ in range(microbatches)], order_of(expected))
+        assert " ".join(f"{number}{did}" for did in rank.did) == expected
+        rank.executor.close()
+
+
+def test_another_microbatch_goes_on_when_one_waits(executor: Executor):
+    key = Key(VALUE, 0, 0, 1)
+    events = []
+
+    def waits(microbatch: Microbatch) -> str:
+        events.append("0 waits")
+        got = microbatch.receive(1, key, "a number").payload
+        events.append(f"0 has {got}")
+        return "first"
+
+    def sends(microbatch: Microbatch) -> str:
+        events.append("1 sends")
+        executor.mailbox.put(1, Message(key, payload=42))
+        return "second"
+
+    assert executor.run([waits, sends], order_of("0F0 0F1")) == ["first", "second"]
+    assert events == ["0 waits", "1 sends", "0 has 42"]
+
+
+def followers(executor: Executor, visits: int, least: int) -> list[str]:
+    """Two microbatches pass a place `visits` times each; what the first needs for each comes only when it must."""
+    events: list[str] = []
+
+    def body(microbatch: Microbatch) -> None:
+        for visit in range(visits):
+            if microbatch.index == 0:
+                microbatch.receive(1, Key(VALUE, 0, 0, visit))
+            elif visit == 0:
+                events.append("1 is there")
+                for number in range(visits):
+                    executor.mailbox.put(1, Message(Key(VALUE, 0, 0, number)))
+            microbatch.follow("place", least)
+            events.append(f"{microbatch.index} passes")
+            microbatch.passed("place")
+        if microbatch.index == 0:
+            microbatch.begin("B")
+
+    executor.run([body] * 2, order_of("0F0 0F1 0B0 0B1"))
+    return events
+
+
+def test_whoever_follows_waits_for_the_one_before(executor: Executor):
+    assert followers(executor, 1, 0) == ["1 is there", "0 passes", "1 passes"]
+
+
+def test_it_waits_for_as_many_times_as_asked(executor: Executor):
+    assert followers(executor, 2, 2) == ["1 is there", "0 passes", "0 passes", "1 passes", "1 passes"]
+
+
+def test_the_end_of_the_forward_pass_is_enough(executor: Executor):
+    assert followers(executor, 2, 5) == ["1 is there", "0 passes", "0 passes", "1 passes", "1 passes"]
+
+
+def test_the_one_that_could_run_and_stands_first_is_next(executor: Executor):
+    """Three wait; then their messages come together, in the wrong order."""
+    keys = [Key(VALUE, 0, index, 0) for index in range(3)]
+    went_on: list[int] = []
+
+    def body(microbatch: Microbatch) -> None:
+        if microbatch.index == 3:
+            for key in reversed(keys):
+                executor.mailbox.put(1, Message(key))
+            return
+        microbatch.receive(1, keys[microbatch.index])
+        went_on.append(microbatch.index)
+
+    executor.run([body] * 4, order_of("0F0 0F1 0F2 0F3"))
+    assert went_on == [0, 1, 2]
+
+
+def test_a_microbatch_that_the_list_does_not_know_runs_all_the_same(executor: Executor):
+    def body(microbatch: Microbatch) -> int:
+        microbatch.begin("B")
+        return microbatch.index
+
+    assert executor.run([body] * 4, Order({("F", 0): 0}, limit=2)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "expected"),
+    [("0F0 0F1 0B0 0F2 0B1 0B2", 9, 2), ("0F0 0F1 0F2 0B0 0B1 0B2", 2, 2), ("0F0 0F1", 9, 2), ("", 5, 1)],
+)
+def test_the_limit_is_what_the_list_holds_at_most(text: str, limit: int, expected: int):
+    assert order_of(text, limit).limit == expected
+
+
+# --- failures -------------------------------------------------------------------------------------------
+
+
+def test_an_exception_in_one_body_unwinds_the_others_and_is_raised(executor: Executor):
+    unwound = []
+
+    def waits(microbatch: Microbatch) -> None:
+        try:
+            microbatch.receive(1, Key(VALUE, 0, microbatch.index, 0))
+        except Exception:
+            unwound.append("caught as an Exception")
+        finally:
+            unwound.append((microbatch.index, threading.current_thread().name.rpartition("-")[0]))
+
+    def fails(microbatch: Microbatch) -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as caught:
+        executor.run([waits, waits, fails, waits], order_of("0F0 0F1 0F2 0F3"))
+    assert caught.value.__weft_microbatch__ == 2
+    assert unwound == [(0, "weft-microbatch"), (1, "weft-microbatch")], "3 never began"
+
+
+def test_after_a_failure_the_executor_runs_again(executor: Executor):
+    def fails(microbatch: Microbatch) -> int:
+        if microbatch.index == 1:
+            raise KeyError("once")
+        return microbatch.receive(1, Key(VALUE, 0, 0, 0)).payload
+
+    with pytest.raises(KeyError):
+        executor.run([fails] * 2, order_of("0F0 0F1"))
+    executor.mailbox.put(1, Message(Key(VALUE, 0, 0, 0), payload=5))
+    executor.mailbox.put(1, Message(Key(VALUE, 0, 0, 0), payload=6))
+    again = [lambda m: m.receive(1, Key(VALUE, 0, 0, 0)).payload] * 2
+    assert executor.run(again, order_of("0F0 0F1")) == [5, 6]
+
+
+def test_whoever_swallows_the_unwinding_is_unwound_at_the_next_wait(executor: Executor):
+    reached = []
+
+    def stubborn(microbatch: Microbatch) -> None:
+        try:
+            microbatch.receive(1, Key(VALUE, 0, 0, 0))
+        except BaseException:
+            reached.append("swallowed")
+        microbatch.begin("B")
+        reached.append("went on")
+
+    def fails(microbatch: Microbatch) -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        executor.run([stubborn, fails], order_of("0F0 0F1"))
+    assert reached == ["swallowed"]
+
+
+def test_leaving_the_script_in_a_body_leaves_it(executor: Executor):
+    def leaves(microbatch: Microbatch) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit) as caught:
+        executor.run([leaves], order_of("0F0"))
+    assert caught.value.code == 3
+
+
+def test_an_interrupt_while_a_body_runs_unwinds_and_the_executor_runs_again(executor: Executor):
+    unwound = []
+
+    def waits(microbatch: Microbatch) -> None:
+        try:
+            microbatch.receive(1, Key(VALUE, 0, 0, 0))
+        finally:
+            unwound.append(microbatch.index)
+
+    def interrupted(microbatch: Microbatch) -> None:
+        try:
+            time.sleep(0.05)  # the caller's thread is to wait by now
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(0.1)
+            microbatch.begin("B")
+            unwound.append("went on")
+        finally:
+            unwound.append(microbatch.index)
+
+    with pytest.raises(KeyboardInterrupt):
+        executor.run([waits, interrupted], order_of("0F0 0F1"))
+    assert sorted(map(str, unwound)) == ["0", "1"]
+    assert executor.run([lambda m: m.index] * 3, order_of("0F0 0F1 0F2")) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_rank_may_run_ahead_of_its_list_while_it_would_wait(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch, ahead: int
+):
+    """The list holds one microbatch at a time, and what the first one waits for comes from the second one's forward."""
+    monkeypatch.setattr(executor_module, "POLL_S", 0.05)
+    executor.wait_timeout_s = 0.2
+    key = Key(VALUE, 0, 0, 0)
+
+    def waits(microbatch: Microbatch) -> str:
+        microbatch.begin("B")
+        microbatch.receive(1, key)
+        return "waited"
+
+    def gives(microbatch: Microbatch) -> str:
+        executor.mailbox.put(1, Message(key))
+        return "gave"
+
+    actions = [Action.parse(part) for part in "0F0 0B0 0F1 0B1".split()]
+    order = Order.of(actions, 99, ahead=ahead)
+    assert order.limit == 1 + ahead
+    if ahead:
+        assert executor.run([waits, gives], order) == ["waited", "gave"]
+    else:
+        with pytest.raises(StallError):
+            executor.run([waits, gives], order)
+
+
+def test_a_failure_of_the_mailbox_ends_the_wait(executor: Executor):
+    unwound = []
+
+    def waits(microbatch: Microbatch) -> None:
+        try:
+            microbatch.receive(1, Key(VALUE, 0, microbatch.index, 0))
+        except Cancelled:
+            unwound.append(microbatch.index)
+            raise
+
+    error = PeerError(1, "ValueError: there")
+    timer = threading.Timer(0.1, executor.mailbox.fail, [error])
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(PeerError, match="rank 1 failed: ValueError: there") as caught:
+        executor.run([waits] * 2, order_of("0F0 0F1"))
+    assert caught.value is error and time.monotonic() - started < 5
+    assert unwound == [0, 1]
+    timer.join()
+
+
+def test_a_failure_that_was_there_before_is_raised_at_the_first_wait(executor: Executor):
+    executor.mailbox.fail(PeerError(1, "gone"))
+    with pytest.raises(PeerError, match="gone"):
+        executor.run([lambda m: m.receive(1, Key(VALUE, 0, 0, 0))], order_of("0F0"))
+
+
+def test_a_stall_names_what_every_microbatch_waits_for(executor: Executor, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(executor_module, "POLL_S", 0.02)
+    executor.wait_timeout_s, executor.rank = 0.1, 3
+
+    def waits(microbatch: Microbatch) -> None:
+        what = "layers.2" if microbatch.index else ""
+        microbatch.receive(microbatch.index + 1, Key(VALUE, 7, microbatch.index, 4), what)
+
+    with pytest.raises(StallError) as caught:
+        executor.run([waits] * 2, order_of("0F0 0F1"))
+    assert str(caught.value) == (
+        "nothing arrived for 0.1 s on pipeline rank 3, which waits: "
+        "microbatch 0 for value 4 of microbatch 0 in step 7 from pipeline rank 1; "
+        "microbatch 1 for value 4 of microbatch 1 in step 7 from pipeline rank 2 (layers.2). "
+        'If a rank may take this long between two steps, raise "wait_timeout" (seconds).'
+    )
+
+
+def test_whatever_arrives_sets_the_wait_back(executor: Executor, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(executor_module, "POLL_S", 0.02)
+    executor.wait_timeout_s = 0.6
+    wanted = Key(VALUE, 0, 0, 9)
+
+    def feed() -> None:
+        for number in range(6):
+            time.sleep(0.2)
+            executor.mailbox.put(1, Message(Key(VALUE, 0, 0, number)))
+        executor.mailbox.put(1, Message(wanted, payload="late"))
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    assert executor.run([lambda m: m.receive(1, wanted).payload], order_of("0F0")) == ["late"]
+    feeder.join()
+
+
+# --- threads, contexts, records ------------------------------------------------------------------------
+
+
+def test_threads_are_few_and_reused(executor: Executor):
+    def body(microbatch: Microbatch) -> str:
+        microbatch.begin("B")
+        return threading.current_thread().name
+
+    names = set()
+    for _ in range(3):
+        names |= set(executor.run([body] * 20, order_of("0F0 0F1 0B0 0F2 0B1 0B2", 2)))
+    assert len(names) <= 2
+    threads = [thread for thread in threading.enumerate() if thread.name in names]
+    executor.close()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_bodies_run_in_the_context_of_the_caller(executor: Executor):
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
+    variable.set("the caller's")
+
+    def body(microbatch: Microbatch) -> str:
+        before = variable.get()
+        variable.set("changed")
+        return before
+
+    assert executor.run([body] * 2, order_of("0F0 0F1")) == ["the caller's"] * 2
+    assert variable.get() == "the caller's"
+
+
+def test_spans_hold_work_and_no_waiting():
+    rank = Rank.make(2)[1]
+    executor = rank.executor
+    executor.rank = 1
+    timer = threading.Timer(0.3, executor.mailbox.put, [0, Message(Key(VALUE, 0, 0, 0))])
+    timer.start()
+
+    def body(microbatch: Microbatch) -> None:
+        time.sleep(0.02)
+        microbatch.receive(0, Key(VALUE, 0, 0, 0))
+        time.sleep(0.02)
+        microbatch.begin("B")
+        time.sleep(0.03)
+
+    executor.run([body], order_of("1F0 1B0"))
+    timer.join()
+    spans = executor.spans
+    assert [(span.rank, span.kind, span.microbatch) for span in spans] == [
+        (1, "F", 0),
+        (1, "F", 0),
+        (1, "B", 0),
+    ]
+    for span, least in zip(spans, (0.02, 0.02, 0.03), strict=True):
+        assert least <= span.duration_s < least + 0.15
+    for one, other in zip(spans, spans[1:], strict=False):
+        assert one.end_s <= other.start_s
+    assert spans[1].start_s - spans[0].end_s > 0.2, "the wait is in no span"
+    executor.run([lambda m: None], order_of("1F0"))
+    assert len(executor.spans) == 1, "spans are those of the last step"
+    executor.close()
+
+
+def test_a_recorder_hears_of_work_waits_and_the_whole_step():
+    rank = Rank.make(2)[1]
+    executor = rank.executor
+    heard: list[tuple[str, int, float, float, int, int]] = []
+    executor.hooks.record = lambda *span: heard.append(span)
+    timer = threading.Timer(0.2, executor.mailbox.put, [0, Message(Key(VALUE, 0, 0, 0))])
+    timer.start()
+
+    def body(microbatch: Microbatch) -> None:
+        microbatch.receive(0, Key(VALUE, 0, 0, 0))
+        microbatch.begin("B")
+        time.sleep(0.01)
+
+    executor.run([body], order_of("1F0 1B0"))
+    timer.join()
+    assert [(kind, microbatch, peer, stage) for kind, microbatch, _, _, peer, stage in heard] == [
+        ("F", 0, -1, 1),
+        ("wait", 0, 0, -1),
+        ("F", 0, -1, 1),
+        ("B", 0, -1, 1),
+        ("step", -1, -1, -1),
+    ]
+    assert [span[2:4] for span in heard if span[0] in "FB"] == [
+        (span.start_s, span.end_s) for span in executor.spans
+    ]
+    waited, step = heard[1], heard[-1]
+    assert waited[3] - waited[2] > 0.1
+    assert step[2] <= heard[0][2] and heard[-2][3] <= step[3]
+
+    def fails(microbatch: Microbatch) -> None:
+        raise ValueError("no")
+
+    heard.clear()
+    with pytest.raises(ValueError, match="no"):
+        executor.run([fails], order_of("1F0"))
+    assert [span[0] for span in heard] == ["F", "step"], "a step that fails is recorded too"
+    executor.close()
+
+
+def test_hooks_go_around_every_turn_and_hear_what_the_rank_does(executor: Executor):
+    heard: list[object] = []
+    executor.hooks = Hooks(
+        resume=lambda m: heard.append(f"+{m.index}"),
+        pause=lambda m: heard.append(f"-{m.index}"),
+        note=lambda phase, microbatch, peer: heard.append((phase, microbatch, peer)),
+        locate=lambda error: heard.append(type(error)),
+    )
+    key = Key(VALUE, 0, 0, 0)
+    timer = threading.Timer(0.2, executor.mailbox.put, [1, Message(key)])
+    timer.start()
+
+    def body(microbatch: Microbatch) -> None:
+        microbatch.receive(1, key)
+        microbatch.begin("B")
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        executor.run([body], order_of("0F0 0B0"))
+    timer.join()
+    forward, backward, wait = ("forward", 0, None), ("backward", 0, None), ("wait", 0, 1)
+    assert heard == ["+0", forward, "-0", wait, "+0", forward, "-0", "+0", backward, ValueError, "-0"]
+
+
+def test_results_are_in_order_of_microbatch(executor: Executor):
+    keys = [Key(VALUE, 0, index, 0) for index in range(5)]
+
+    def body(microbatch: Microbatch) -> int:
+        if microbatch.index == 4:
+            for key in reversed(keys):
+                executor.mailbox.put(1, Message(key))
+        microbatch.receive(1, keys[microbatch.index])
+        return microbatch.index
+
+    assert executor.run([body] * 5, order_of("0F0 0F1 0F2 0F3 0F4")) == [0, 1, 2, 3, 4]
+
+
+def test_no_bodies_no_results(executor: Executor):
+    assert executor.run([], order_of("")) == []

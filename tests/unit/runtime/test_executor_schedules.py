@@ -1,0 +1,105 @@
+"""Every schedule on executors that talk to each other: all actions run, the list's order where nothing delays them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.runtime.toys import Body, Rank, run_all
+from weft import schedule
+from weft.runtime.executor import Order
+from weft.runtime.microbatch import Microbatch
+from weft.schedule import Action, Schedule
+from weft.transport.channel import GRADIENT, VALUE, Key, Message
+
+NAMES = list(schedule.CHUNKS)
+
+
+def staged(rank: Rank, made: Schedule, ran: list[Action]) -> Body:
+    """A program that visits its stages in order and goes back the same way; stage `s` adds `s`."""
+    owners, last = made.rank_of_stage, made.stages - 1
+    own = [stage for stage, owner in enumerate(owners) if owner == rank.number]
+    splits = any(action.kind == "W" for actions in made.ranks for action in actions)
+
+    def body(microbatch: Microbatch) -> None:
+        index = microbatch.index
+
+        def does(kind: str, stage: int) -> None:
+            ran.append(Action(stage, kind, index))
+            rank.work(microbatch)
+
+        def move(kind: int, stage: int, to: int, value: int) -> None:
+            if owners[to] == rank.number:
+                kept[kind, to] = value
+            else:
+                rank.channel.send(owners[to], Message(Key(kind, 0, index, to), payload=value))
+
+        def take(kind: int, stage: int, source: int) -> int:
+            if owners[source] == rank.number:
+                return kept.pop((kind, stage))
+            payload: int = microbatch.receive(owners[source], Key(kind, 0, index, stage)).payload
+            return payload
+
+        kept: dict[tuple[int, int], int] = {}
+        for stage in own:
+            microbatch.enter(stage)
+            value = take(VALUE, stage, stage - 1) if stage else 0
+            does("F", stage)
+            if stage < last:
+                move(VALUE, stage, stage + 1, value + stage)
+        microbatch.begin("B")
+        for stage in reversed(own):
+            microbatch.enter(stage)
+            value = take(GRADIENT, stage, stage + 1) if stage < last else 0
+            does("I" if splits else "B", stage)
+            if stage:
+                move(GRADIENT, stage, stage - 1, value + stage)
+            tasks = [lambda stage=stage: ran.append(Action(stage, "W", index))] if splits else []
+            microbatch.completed(tasks)
+
+    return body
+
+
+def run(made: Schedule, seed: int = 0, slowest_s: float = 0.0) -> tuple[list[Rank], list[list[Action]]]:
+    ranks = Rank.make(len(made.ranks))
+    for rank in ranks:
+        rank.dice, rank.slowest_s = random.Random(seed * 10 + rank.number), slowest_s
+    ran: list[list[Action]] = [[] for _ in ranks]
+    orders = [Order.of(actions, len(actions)) for actions in made.ranks]
+    results = run_all(
+        ranks, lambda rank, index: staged(rank, made, ran[rank.number]), orders, made.microbatches
+    )
+    assert results == [[None] * made.microbatches for _ in ranks]
+    return ranks, ran
+
+
+@given(st.sampled_from(NAMES), st.integers(2, 4), st.integers(1, 10), st.integers(0, 99))
+@settings(max_examples=60)
+def test_all_actions_run_once_within_the_limit(name: str, ranks: int, microbatches: int, seed: int):
+    made = schedule.make(name, ranks, microbatches)
+    _, ran = run(made, seed, 3e-4)
+    for own, actions in zip(ran, made.ranks, strict=True):
+        assert sorted(own) == sorted(actions)
+        stages = len({action.stage for action in actions})
+        # The lowest microbatch may enter a stage although the limit is reached: else it might never get on.
+        assert schedule.in_flight(own) <= schedule.in_flight(actions) + stages - 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_rank_follows_its_list(name: str):
+    """With all stages on one rank nothing is ever late."""
+    made = schedule.make(name, 1, 5)
+    _, (ran,) = run(made)
+    assert ran == list(made.ranks[0])
+
+
+def test_weights_fill_the_wait_and_then_give_way():
+    made = schedule.make("zb_h1", 2, 4)
+    _, ran = run(made, 3, 2e-3)
+    for own in ran:
+        for action in own:
+            if action.kind == "W":
+                assert own.index(action) > own.index(action._replace(kind="I"))

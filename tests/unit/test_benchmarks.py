@@ -1,0 +1,120 @@
+"""Each benchmark runs, on tiny models, and its figures follow from its steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.balance.by_hand import equal_blocks
+from benchmarks.balance.models import MODELS
+from benchmarks.schedules.__main__ import compared, verdict
+from benchmarks.turns.driver import largest_difference
+from benchmarks.turns.figures import ratio, seconds
+from benchmarks.turns.samples import RankStep, Record, Step, together
+
+ROOT = Path(__file__).parents[2]
+RUNS = {
+    "pipeline": ["--contenders", "weft"],
+    "schedules": ["--contenders", "dualpipev,weft-zb_v,weft-auto", "--microbatches", "4"],
+    "balance": ["--models", "gpt-50k"],
+    "data_parallel": ["--contenders", "ddp-weft,weft", "--ranks", "3"],
+    "simulator": ["--schedules", "looped", "--microbatches", "4"],
+}
+
+
+def record(name: str, *steps_s: float, busy: float = 0.0) -> Record:
+    found = Record(name, first=Step(9.0, 9.0, 0.0), memory=[])
+    found.steps = [Step(step_s, 2 * step_s, busy) for step_s in steps_s]
+    return found
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", RUNS)
+def test_it_runs(name: str, tmp_path: Path):
+    out = tmp_path / "figures.json"
+    options = ["--small", "--rounds", "1", "--steps", "1", "--patience", "0", "--json", str(out), *RUNS[name]]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    command = [sys.executable, "-m", f"benchmarks.{name}", *options]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert json.loads(out.read_text(encoding="utf-8"))
+
+
+def test_the_peers_best_is_the_one_with_the_shortest_step():
+    records = [
+        record("one-process", 4.0, 4.2, 4.1),
+        record("gpipe", 3.0, 3.2, 3.1),
+        record("dualpipev", 2.0, 2.0, 2.0),
+        record("weft-auto", 1.8, 1.9, 1.7),
+    ]
+    lines = compared(records)
+    assert {line["best_peer"] for line in lines} == {"dualpipev"}
+    assert [line["peer_ratio"] for line in lines] == pytest.approx([2.05, 1.55, 1.0, 0.9])
+    assert verdict(lines) == "\nweft-auto: 0.900 of dualpipev; target 0.95 reached"
+    records[-1] = record("weft-auto", 1.96)
+    assert "0.980 of dualpipev; target 0.95 missed" in verdict(compared(records))
+
+
+def test_without_a_peer_nothing_is_compared_with_it():
+    lines = compared([record("one-process", 4.0), record("weft-auto", 2.0)])
+    assert "best_peer" not in lines[0] and verdict(lines) == ""
+
+
+def test_only_quiet_steps_count_unless_there_are_none():
+    mixed = record("weft", 1.0, 1.2)
+    mixed.steps += record("weft", 9.0, busy=0.5).steps
+    assert seconds(mixed) == [1.0, 1.2]
+    assert seconds(record("weft", 9.0, busy=0.5)) == [9.0]
+    found, error = ratio(mixed, record("one-process", 2.0))
+    assert found == pytest.approx(0.55) and 0.0 < error < 0.1
+
+
+def test_a_step_lasts_from_the_first_start_to_the_last_end():
+    ranks = (RankStep(1.0, 3.0, 4.0, 1.5, 5.0), RankStep(1.5, 3.5, 4.0, 1.5, 5.0))
+    assert together(ranks) == Step(wall_s=2.5, cpu_s=3.0, other_cores=0.5)
+
+
+def test_gradients_are_compared_by_norm_and_rounding_by_that_of_the_largest():
+    expected = {"weight": torch.tensor([3.0, 4.0]), "key.bias": torch.tensor([1e-9])}
+    found = {"weight": torch.tensor([3.0, 4.5]), "key.bias": torch.tensor([-1e-9])}
+    assert largest_difference(found, expected) == pytest.approx(0.1)
+    assert largest_difference(expected, {**expected, "key.bias": found["key.bias"]}) < 1e-4
+    with pytest.raises(ValueError, match=r"gradients of other parameters: \['key.bias'\]"):
+        largest_difference({"weight": found["weight"]}, expected)
+
+
+def placed(name: str) -> dict[str, int]:
+    model = MODELS[name]
+    return equal_blocks(model.build(True), model.blocks, 2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_blocks_are_dealt_out_equally_and_everything_is_placed(name: str):
+    model = MODELS[name].build(True)
+    places = placed(name)
+    inside = {id(p) for module in places for p in model.get_submodule(module).parameters()}
+    assert inside == {id(p) for p in model.parameters()}
+    blocks = [
+        at for module, at in places.items() if module[-1].isdigit() and "conv" not in module.split(".")[-1]
+    ]
+    assert blocks == sorted(blocks) and abs(blocks.count(0) - blocks.count(1)) <= 1
+
+
+def test_what_is_no_block_goes_with_its_neighbours():
+    places = placed("whisper")
+    assert places["model.encoder.conv1"] == 0 == places["model.encoder.layer_norm"]
+    assert places["model.decoder.embed_tokens"] == 1 == places["proj_out"], "before the decoder's first block"
+    assert placed("t5")["lm_head"] == placed("t5")["shared"] == 0, "one parameter"
+    assert placed("swin")["swin.encoder.layers.0.downsample"] == 0, "after its stage's last block"
+
+
+def test_too_few_blocks():
+    with pytest.raises(ValueError, match=r"1 modules match 0, there must be at least 2"):
+        equal_blocks(nn.Sequential(nn.Linear(1, 1)), "0", 2)

@@ -1,0 +1,206 @@
+import json
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from weft.config import Settings, describe, parse_assignments, resolve
+from weft.errors import ConfigError
+
+
+def test_defaults():
+    settings = resolve()
+    assert settings == Settings()
+    assert json.loads(settings.to_json()) == {
+        "partitions": 1,
+        "microbatches": 1,
+        "pipeline": "interleaved",
+        "memory_limit": 0.0,
+        "schedule_file": "",
+        "chunks": 2,
+        "optimize": "memory",
+        "memory_weight": 0.8,
+        "auto_partition": True,
+        "default_partition": 0,
+        "active_microbatches": 3,
+        "placement_strategy": "cluster",
+        "ddp": False,
+        "inputs": "equal",
+        "all_reduce": "auto",
+        "compression": "",
+        "tensor_parallel_degree": 1,
+        "heartbeat_timeout": 30.0,
+        "wait_timeout": 600.0,
+        "checked": "first",
+        "record": "",
+    }
+
+
+def test_values_that_follow_from_others():
+    assert Settings(optimize="speed").memory_weight == 0.2
+    assert Settings(optimize="speed", memory_weight=1).memory_weight == 1.0
+    assert Settings(partitions=4).active_microbatches == 6
+    assert resolve({"partitions": 4, "active_microbatches": None}).active_microbatches == 6
+
+
+def test_settings_are_frozen():
+    with pytest.raises(FrozenInstanceError):
+        Settings().partitions = 2
+
+
+def test_sources_win_key_by_key():
+    environ = {
+        "WEFT_CONFIG": '{"microbatches": 8, "pipeline_parallel_degree": 2}',
+        "WEFT_SET": '{"microbatches": 4}',
+    }
+    settings = resolve({"partitions": 3, "microbatches": 1, "ddp": True}, environ)
+    assert (settings.partitions, settings.microbatches, settings.ddp) == (2, 4, True)
+
+
+def test_the_launch_configuration_may_be_a_file(tmp_path):
+    path = tmp_path / "weft.json"
+    path.write_text('{"partitions": 2}')
+    assert resolve(environ={"WEFT_CONFIG": str(path)}).partitions == 2
+
+
+def test_aliases():
+    assert resolve({"pipeline_parallel_degree": 2}).partitions == 2
+    assert resolve({"pipeline_parallel_degree": 2, "partitions": 2}).partitions == 2
+
+
+def test_digest_tells_settings_apart():
+    assert Settings(wait_timeout=60).digest() == Settings(wait_timeout=60.0).digest()
+    assert Settings(partitions=2).digest() != Settings().digest()
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (
+            {"partitions": "2"},
+            r"""partitions is '2' \(the argument of init\), it must be a whole number of at """,
+        ),
+        ({"partitions": "2"}, r'write "partitions": 2$'),
+        ({"partitions": True}, r"partitions is True .*it must be a whole number of at least 1"),
+        ({"partitions": 2.0}, r'partitions is 2.0 .*write "partitions": 1'),
+        ({"partitions": None}, r"partitions is None"),
+        ({"microbatches": 0}, r"microbatches is 0"),
+        (
+            {"pipeline": "Simple"},
+            r'it must be one of "interleaved", "simple", .*: write "pipeline": "simple"',
+        ),
+        ({"optimize": "size"}, r'it must be one of "memory", "speed": write "optimize": "memory"'),
+        ({"memory_weight": 1.5}, r"a number from 0 to 1: leave it out for 0 if pipeline is"),
+        ({"memory_weight": float("nan")}, r"memory_weight is nan"),
+        ({"auto_partition": 1}, r"auto_partition is 1 .*it must be true or false"),
+        ({"ddp": "True"}, r'write "ddp": true'),
+        ({"active_microbatches": 0}, r"leave it out for partitions \+ 2"),
+        ({"placement_strategy": "DPD"}, r'"cluster", "spread", "DPT", .* write "placement_strategy": "'),
+        ({"heartbeat_timeout": 0}, r"it must be a number above 0: write \"heartbeat_timeout\": 30.0"),
+        ({"wait_timeout": "10min"}, r"wait_timeout is '10min'"),
+        ({"record": 1}, r'record is 1 .*it must be a text: write "record": ""'),
+        ({"checked": "never"}, r'it must be one of "first", "always"'),
+        ({"default_partition": -1}, r"default_partition is -1 .*at least 0"),
+        (
+            {"default_partition": 2, "partitions": 2},
+            r"default_partition is 2, but 2 partitions are counted from 0",
+        ),
+        (
+            {"tensor_parallel_degree": 2},
+            r"tensor_parallel_degree is 2, but tensor parallelism is not supported yet",
+        ),
+        ({"microbatch": 2}, r'there is no setting "microbatch" .*did you mean "microbatches"\?'),
+        ({"pipeline_parallel_degre": 2}, r'did you mean "pipeline_parallel_degree"\?'),
+        ({"zzz": 2}, r'there is no setting "zzz" .*the settings are partitions, microbatches'),
+        (
+            {"partitions": 2, "pipeline_parallel_degree": 4},
+            r'"partitions" and "pipeline_parallel_degree" .* have the values 2 and 4: leave one out',
+        ),
+    ],
+)
+def test_faults(values, text):
+    with pytest.raises(ConfigError, match=text):
+        resolve(values)
+
+
+def test_faults_of_the_constructor_name_no_source():
+    with pytest.raises(ConfigError, match=r"^microbatches is 0, it must be"):
+        Settings(microbatches=0)
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        (
+            {"WEFT_CONFIG": "/no/such/file.json"},
+            r'WEFT_CONFIG \(the file "/no/such/file.json"\) cannot be read',
+        ),
+        ({"WEFT_CONFIG": "{"}, r"WEFT_CONFIG is not JSON: .*; write it as"),
+        ({"WEFT_CONFIG": "[1]"}, r"WEFT_CONFIG holds \[1\]: write an object"),
+        ({"WEFT_SET": "partitions=2"}, r"WEFT_SET is not JSON"),
+        ({"WEFT_SET": '{"partitions": "x"}'}, r"partitions is 'x' \(WEFT_SET\)"),
+    ],
+)
+def test_faults_of_the_environment(environ, text):
+    with pytest.raises(ConfigError, match=text):
+        resolve(environ=environ)
+
+
+def test_a_wrong_argument():
+    with pytest.raises(ConfigError, match=r"the argument of init is of type list: write a dict, for example"):
+        resolve([("partitions", 2)])
+
+
+def test_all_faults_are_reported_at_once():
+    with pytest.raises(ConfigError) as caught:
+        resolve({"partitions": 0, "microbatch": 2}, {"WEFT_CONFIG": "{"})
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "3 settings are wrong:"
+    assert [line[:5] for line in lines[1:]] == ["  1. ", "  2. ", "  3. "]
+
+
+@pytest.mark.parametrize(("partitions", "world_size"), [(1, 3), (2, 2), (2, 8), (3, 3)])
+def test_world_sizes_that_fit(partitions, world_size):
+    assert resolve({"partitions": partitions}, world_size=world_size).partitions == partitions
+
+
+def test_world_size_must_be_a_multiple_of_the_partitions():
+    text = r'partitions is 3, but the job has 4 processes.*weft run -n 3.*write "partitions": 1 or 2 or 4'
+    with pytest.raises(ConfigError, match=text):
+        resolve({"partitions": 3}, world_size=4)
+
+
+def test_assignments():
+    texts = [
+        "microbatches=4",
+        "pipeline=simple",
+        "ddp=true",
+        "memory_weight=0.5",
+        "placement_strategy=a=b",
+        "x=",
+    ]
+    assert parse_assignments(texts) == {
+        "microbatches": 4,
+        "pipeline": "simple",
+        "ddp": True,
+        "memory_weight": 0.5,
+        "placement_strategy": "a=b",
+        "x": "",
+    }
+
+
+def test_faulty_assignments_are_reported_together():
+    with pytest.raises(
+        ConfigError, match=r'(?s)2 settings.*"partitions" sets nothing: write it as key=value.*"=2"'
+    ):
+        parse_assignments(["partitions", "=2"])
+
+
+def test_every_setting_is_described():
+    rows = describe()
+    assert [row.name for row in rows] == [setting.name for setting in fields(Settings)]
+    assert all(row.type and row.default and row.meaning for row in rows)
+    row = next(row for row in rows if row.name == "memory_weight")
+    assert row[1:3] == (
+        "float",
+        '0 if pipeline is "auto" or "list", else 0.8 if optimize is "memory", 0.2 if "speed"',
+    )

@@ -1,0 +1,97 @@
+"""What the documentation shows, runs.
+
+```python        runs as a script in a process of its own; as the first line
+                 `# run: 2 processes` runs it under `weft run -n 2`
+```console       lines that begin with `$ weft` run, from the repository's root
+```text, none    is not run
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")])
+
+_FENCE = re.compile(r"^( *)```(\w+)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+_PROCESSES = re.compile(r"# run: (\d+) processes\n")
+
+
+class Block(NamedTuple):
+    """A fenced block and where it stands."""
+
+    where: str
+    language: str
+    text: str
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(f"{page.name}:{text[: match.start()].count(chr(10)) + 1}", match[2], _dedent(match))
+        for match in _FENCE.finditer(text)
+        if match[2] == language
+    ]
+
+
+def _dedent(match: re.Match[str]) -> str:
+    return "".join(line.removeprefix(match[1]) for line in match[3].splitlines(keepends=True))
+
+
+def commands(text: str) -> list[str]:
+    """The `$ weft` lines of a console block, continued lines joined."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ weft")]
+
+
+def run(command: list[str], directory: Path) -> None:
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+
+
+SCRIPTS = [block for page in PAGES for block in blocks(page, "python")]
+COMMANDS = [
+    (block.where, command)
+    for page in PAGES
+    for block in blocks(page, "console")
+    for command in commands(block.text)
+]
+
+
+@pytest.mark.parametrize("block", SCRIPTS, ids=[block.where for block in SCRIPTS])
+def test_scripts_run(block, tmp_path):
+    script = tmp_path / "block.py"
+    script.write_text(block.text, encoding="utf-8")
+    processes = _PROCESSES.match(block.text)
+    launcher = ["-m", "weft", "run", "-n", processes[1]] if processes else []
+    run([sys.executable, *launcher, str(script)], tmp_path)
+
+
+@pytest.mark.parametrize("command", [c for _, c in COMMANDS], ids=[where for where, _ in COMMANDS])
+def test_commands_run(command):
+    run([sys.executable, "-m", *shlex.split(command)], ROOT)
+
+
+def test_blocks_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Text\n```python\n# run: 2 processes\nx = 1\n```\n\n  ```python\n  if x:\n      y = 1\n  ```\n"
+        "```console\n$ weft run \\\n    -n 2\nout\n$ ls\n```\n```text\nno\n```\n",
+        encoding="utf-8",
+    )
+    assert blocks(page, "python") == [
+        Block("page.md:2", "python", "# run: 2 processes\nx = 1\n"),
+        Block("page.md:7", "python", "if x:\n    y = 1\n"),
+    ]
+    assert [command.split() for command in commands(blocks(page, "console")[0].text)] == [
+        ["weft", "run", "-n", "2"]
+    ]

@@ -1,0 +1,132 @@
+"""Other people's formats: written for them, read from them, and never run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+
+import weft.torch as weft
+from weft.errors import CheckpointError, UsageError
+from weft.torch.sources import Distributed, open_source
+
+from .training import assert_equal, made, saved, train, values
+
+
+@pytest.fixture(autouse=True)
+def job():
+    weft.init({})
+    yield
+    weft.shutdown()
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch /tmp/weft-evil-ran",)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("format", ["torch", "safetensors", "huggingface", "distributed"])
+def test_exports_are_read_by_their_programs_and_by_weft(tmp_path, format, monkeypatch):
+    model, expected = saved(tmp_path / "saves", "a")
+    monkeypatch.setattr("weft.torch.exports.SHARD_BYTES", 100)
+    target = weft.export_checkpoint(tmp_path / "saves", tmp_path / "out", format)
+    if format == "torch":
+        found = torch.load(target, weights_only=True)
+    elif format == "safetensors":
+        found = safetensors.torch.load_file(target)
+        target = target.rename(tmp_path / "out.safetensors")
+    elif format == "huggingface":
+        places = json.loads((target / "model.safetensors.index.json").read_text())["weight_map"]
+        assert len(set(places.values())) > 1
+        found = {name: safetensors.torch.load_file(target / file)[name] for name, file in places.items()}
+    else:
+        found = {name: torch.zeros_like(value) for name, value in expected.items()}
+        dcp.load(found, checkpoint_id=target, no_dist=True)
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.zero_()
+    weft.resume_from_checkpoint(target, partial=False, model=model)
+    assert_equal(model, expected)
+    with pytest.raises(UsageError, match="exists: remove it"):
+        weft.export_checkpoint(tmp_path / "saves", target, format)
+
+
+@pytest.mark.parametrize("suffix", ["0", "0_0", "0_0_0"])
+def test_old_partial_files_are_read(tmp_path, suffix):
+    model, optimizer = made()
+    expected = values(model)
+    folder = tmp_path / "t1_partial"
+    folder.mkdir()
+    torch.save(model.local_state_dict(), folder / f"model_{suffix}.pt")
+    torch.save(optimizer.local_state_dict(), folder / f"optimizer_{suffix}.pt")
+    torch.save({"step": 7}, folder / "user_content.pt")
+    (tmp_path / "newest").write_text("t1")
+    steps = optimizer.state[next(iter(model.parameters()))]["step"].item()
+    train(model, optimizer)
+    assert weft.resume_from_checkpoint(tmp_path) == {"step": 7}
+    assert_equal(model, expected)
+    assert optimizer.state[next(iter(model.parameters()))]["step"].item() == steps
+    torch.save({"a": 1}, tmp_path / f"single_{suffix}")
+    assert weft.load(str(tmp_path / "single")) == {"a": 1}
+
+
+def test_save_and_load(tmp_path):
+    weft.save({"a": torch.ones(2)}, str(tmp_path / "x"))
+    weft.save([1], str(tmp_path / "whole"), partial=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["whole", "x_0_0"]
+    assert torch.equal(weft.load(str(tmp_path / "x"))["a"], torch.ones(2))
+    assert weft.load(str(tmp_path / "whole"), partial=False) == [1]
+    with pytest.raises(CheckpointError, match=r"y_0_0 is missing, for rank 0; there is no such file"):
+        weft.load(str(tmp_path / "y"))
+
+
+def test_no_file_runs_code(tmp_path):
+    marker = Path("/tmp/weft-evil-ran")
+    marker.unlink(missing_ok=True)
+    model, _ = made()
+    torch.save({"model": Evil()}, tmp_path / "evil")
+    folder = tmp_path / "t_partial"
+    folder.mkdir()
+    torch.save({"w": Evil()}, folder / "model_0.pt")
+    metadata = tmp_path / "dcp"
+    metadata.mkdir()
+    (metadata / ".metadata").write_bytes(pickle.dumps(Evil()))
+    for call in (
+        lambda: weft.resume_from_checkpoint(tmp_path / "evil", partial=False),
+        lambda: weft.resume_from_checkpoint(tmp_path, "t"),
+        lambda: weft.load(str(tmp_path / "evil"), partial=False),
+    ):
+        with pytest.raises(CheckpointError, match="pass allow_pickle=True"):
+            call()
+    with pytest.raises(CheckpointError, match="nothing of it ran: .*system does not belong there"):
+        Distributed(metadata)
+    assert not marker.exists()
+
+
+def test_hostile_safetensors_are_refused(tmp_path):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, "x": {
+        "dtype": "F32", "shape": [4], "data_offsets": [8, 24]}}).encode()  # fmt: skip
+    for number, content in enumerate(
+        [
+            (200 << 20).to_bytes(8, "little") + b"{}",
+            len(header).to_bytes(8, "little") + header + bytes(24),
+            b"",
+        ]
+    ):
+        path = tmp_path / f"{number}.safetensors"
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match="damaged, or no safetensors file"):
+            open_source(path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": "../../etc/passwd"}}))
+    with pytest.raises(CheckpointError, match="no file in its folder"):
+        open_source(tmp_path)

@@ -1,0 +1,185 @@
+"""The tracing run: what it finds out, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.torch.networks import CPU, WIDTH, Block, Chain, Leaking, Normed, Tied, traced
+from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams, same_states
+from weft.torch.trace import Tracer, trace
+from weft.torch.unit import SLOT
+
+
+def test_every_called_module_has_times_bytes_and_a_place_in_the_order():
+    net = Chain(2)
+    found = traced(net)
+    assert [record for record in found.records if found.records[record].calls] == [
+        "", "blocks.0", "blocks.0.up", "blocks.0.down", "blocks.1", "blocks.1.up", "blocks.1.down",
+    ]  # fmt: skip
+    for name in ("blocks.0.up", "blocks.1.down", "blocks.0", ""):
+        record = found.records[name]
+        assert record.forward_s > 0 and record.module is net.get_submodule(name)
+        assert record.describable and record.calls == 1, "each pass counts anew"
+    for name in ("blocks.0.up", "blocks.1.down"):
+        assert found.records[name].backward_s > 0
+    assert found.records["blocks.0.up"].output_bytes == 4 * 2 * WIDTH * 4
+    assert found.records["blocks.0"].output_bytes == 4 * WIDTH * 4
+    assert found.records["blocks.0"].saved_bytes >= 4 * 2 * WIDTH * 4, "what tanh keeps"
+    orders = [record.order for record in found.records.values()]
+    assert orders == sorted(orders) and found.seconds > 0
+
+
+def test_times_are_a_modules_own():
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            import time
+
+            time.sleep(0.02)
+            return self.inner(x)
+
+    found = traced(nn.Sequential(Slow()))
+    assert 0.02 <= found.records["0"].forward_s < 0.2
+    assert found.records["0.inner"].forward_s < 0.01 and found.records[""].forward_s < 0.01
+
+
+def test_an_evaluation_step_guesses_the_backward_time():
+    found = traced(Chain(1), backward=False)
+    for record in found.records.values():
+        assert record.backward_s == pytest.approx(2 * record.forward_s)
+
+
+def test_activations_count_each_memory_once_and_parameters_not():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(100, WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.exp(x @ self.weight.t())  # keeps its result
+            return y * y  # keeps it again
+
+    found = traced(Twice())
+    assert found.records[""].saved_bytes < 4 * (4 * 100 + 4 * WIDTH) * 1.5
+
+
+def test_modules_that_were_not_called_stand_where_they_are_registered():
+    class Skips(Chain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.blocks[2](self.blocks[0](x))
+
+    found = traced(Skips(3))
+    record = found.records["blocks.1"]
+    assert record.calls == 0 and record.forward_s == record.backward_s == 0
+    names = list(found.records)
+    assert names.index("blocks.0.down") < names.index("blocks.1") < names.index("blocks.2")
+    assert "blocks" not in found.records, "a list cannot be called"
+
+
+def test_a_tensor_that_gets_out_by_an_attribute_is_noticed():
+    assert traced(Leaking()).leaking >= {"writer"}
+    assert "block" not in traced(Leaking()).leaking
+    assert not traced(Chain()).leaking & set(traced(Chain()).records)
+
+
+def test_who_uses_whose_parameters_is_noticed():
+    class Borrows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Linear(WIDTH, WIDTH)
+            self.scale = nn.Parameter(torch.ones(()))
+            self.block = Block()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.block(self.embed(x)) @ self.embed.weight * self.scale
+
+    net = Borrows()
+    found = traced(net)
+    assert set(found.records[""].parameters_used) == {id(net.embed.weight), id(net.scale)}
+    assert found.records[""].operations >= 2 and found.records[""].called == {"embed", "block"}
+
+
+def test_a_result_that_cannot_be_described_is_noticed():
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> object:
+            return {self.inner(x)}
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.odd = Odd()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return next(iter(self.odd(x)))
+
+    found = traced(Net())
+    assert not found.records["odd"].describable and found.records["odd.inner"].describable
+
+
+# --- nothing is left behind -----------------------------------------------------------------------------
+
+
+def test_buffers_gradients_attributes_and_random_states_stay():
+    net = Normed()
+    net.out.weight.grad = before = torch.ones(WIDTH, WIDTH)
+    buffers = {name: (buffer, buffer.clone()) for name, buffer in net.named_buffers()}
+    streams = Streams(CPU)
+    states = streams.capture(TORCH | PYTHON | NUMPY)
+    x = torch.ones(4, WIDTH)
+
+    def run() -> None:
+        random.random()
+        loss = net(x).sum()
+        assert Tracer.current is not None
+        Tracer.current.backward([loss], [torch.ones_like(loss)])
+
+    found = trace(net, run, CPU, streams)
+    assert same_states(states, streams.capture(TORCH | PYTHON | NUMPY))
+    assert net.out.weight.grad is before and torch.equal(before, torch.ones(WIDTH, WIDTH))
+    assert net.out.bias.grad is None and net.norm.weight.grad is None
+    for name, buffer in net.named_buffers():
+        assert buffer is buffers[name][0] and torch.equal(buffer, buffers[name][1]), name
+    assert net.calls == 0
+    assert not any(SLOT in module.__dict__ for module in net.modules())
+    assert Tracer.current is None
+    assert found.written_buffers == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+
+
+def test_an_error_in_the_step_leaves_nothing_behind_either():
+    net = Normed()
+    mean = net.norm.running_mean.clone()
+
+    def run() -> None:
+        net(torch.ones(4, WIDTH))
+        raise ValueError("in the step")
+
+    with pytest.raises(ValueError, match="in the step"):
+        trace(net, run, CPU, Streams(CPU))
+    assert torch.equal(net.norm.running_mean, mean) and Tracer.current is None
+    assert not any(SLOT in module.__dict__ for module in net.modules())
+
+
+def test_draws_from_numpy_are_noticed():
+    import numpy
+
+    class Draws(Chain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * numpy.random.rand()
+
+    assert traced(Draws(1)).numpy and not traced(Chain(1)).numpy
+
+
+def test_the_same_trace_again():
+    one, other = traced(Tied()), traced(Tied())
+    assert list(one.records) == list(other.records)

@@ -1,0 +1,164 @@
+"""What two ranks must be told when they use the interface in the wrong place, and several models in one step."""
+
+from __future__ import annotations
+
+from tests.launching import run_ranks
+
+USAGE = """
+import pytest, torch
+from torch import nn
+import weft.torch as weft
+from weft.errors import ConfigError, SplitError, UsageError
+
+weft.init({"partitions": 2, "microbatches": 2})
+torch.manual_seed(0)
+model = weft.DistributedModel(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
+optimizer = weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+heard = []
+model.register_post_partition_hook(lambda *given: heard.append(given))
+
+def says(text):
+    return pytest.raises(UsageError, match=text)
+
+@weft.step
+def train_step(model, x):
+    assert not weft.is_tracing() or not model.partitioned
+    loss = model(x).square().mean()
+    model.backward(loss)
+    return loss
+
+@weft.step
+def nested(model, x):
+    return train_step(model, x)
+
+def before():
+    with says(r"the model is split over partitions: call it inside a function decorated with @weft\\.step"):
+        model(torch.ones(4, 4))
+    for name in ("local_parameters", "local_buffers", "local_modules"):
+        with says("is known only after the partition, which the first step makes"):
+            list(getattr(model, name)())
+    with says(r"local_state_dict\\(\\) is known only after the partition"):
+        model.local_state_dict()
+    with says("there is no partition yet: the first step makes it"):
+        weft.partition_report()
+    with pytest.raises(SplitError, match="x has 3 samples, which 2 microbatches do not divide"):
+        train_step(model, torch.ones(3, 4))
+    assert not model.partitioned and not heard
+
+def after():
+    with says(r"the model is split over partitions: call it inside a function"):
+        model(torch.ones(4, 4))
+    with says("lives on partition . and was called on partition . outside of a step"):
+        model.module(torch.ones(4, 4))
+    with pytest.raises(ConfigError, match="weft is initialised with 2 partitions .cluster.; a repeated init cannot"):
+        weft.init({"partitions": 1})
+    with pytest.raises(ConfigError, match="a repeated init cannot make that 2 .spread."):
+        weft.init({"partitions": 2, "placement_strategy": "spread"})
+    weft.init({"partitions": 2, "microbatches": 4})
+
+before()
+losses = [train_step(model, torch.ones(4, 4)).reduce_mean().item()]
+assert heard == [(model, optimizer)]
+after()
+optimizer.step()
+losses.append(train_step(model, torch.ones(4, 4)).reduce_mean().item())
+assert losses[1] < losses[0]
+assert len(list(model.parameters())) == 4 and len(list(model.local_parameters())) == 2
+assert len(optimizer.state) == 2 and len(optimizer.state_dict()["state"]) == 4
+with says("train_step: a step cannot call another step"):
+    nested(model, torch.ones(4, 4))
+with says("the job cannot go on after a failed step: UsageError: train_step: a step cannot"):
+    train_step(model, torch.ones(4, 4))
+print("passed", flush=True)
+"""
+
+
+def test_using_things_in_the_wrong_place_is_told_on_every_rank():
+    done = run_ranks(2, USAGE).check()
+    assert done.stdout.count("passed") == 2
+
+
+MODELS = """
+import copy, torch
+from torch import nn
+import weft.torch as weft
+
+weft.init({"microbatches": 2, "partitions": 2})
+
+def network(width):
+    torch.manual_seed(width)
+    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 4))
+
+nets = [network(width) for width in (5, 6, 7, 8)]
+plain = [copy.deepcopy(net) for net in nets]
+models = [weft.DistributedModel(net) for net in nets]
+x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+
+@weft.step
+def together(models, x):
+    for model in models:
+        x = model(x)
+    loss = x.square().mean()
+    models[0].backward(loss)
+    return loss
+
+loss = together(models, x).reduce_mean()
+y = x
+for net in plain:
+    y = net(y)
+expected = y.square().mean()
+expected.backward()
+assert torch.allclose(loss, expected)
+for model, net in zip(models, plain):
+    whole = dict(net.named_parameters(prefix="module"))
+    for name, parameter in model.local_named_parameters():
+        assert torch.allclose(parameter.grad, whole[name].grad, rtol=1e-5, atol=1e-7), name
+print("passed", flush=True)
+"""
+
+
+def test_several_models_in_one_step():
+    done = run_ranks(2, MODELS).check()
+    assert done.stdout.count("passed") == 2
+
+
+SCALES = """
+import torch, torch.nn.functional as F
+from torch import nn
+import weft.torch as weft
+
+weft.init({"partitions": 2, "microbatches": 2, "auto_partition": False})
+torch.manual_seed(0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        x = self.one(x)
+        scales = [F.interpolate(x, scale_factor=scale) for scale in (0.5, 2.0, (1.0, 0.5), [0.5, 1.0])]
+        rows = [x[[0, 1]], x[0, 1], x[0:1], x[(0, 1, None)]]
+        return sum(self.two(scale).mean() for scale in scales) + sum(row.mean() for row in rows)
+
+net = Net()
+weft.set_partition(net.two, 1)
+model = weft.DistributedModel(net)
+x = torch.randn(4, 3, 8, 8)
+with torch.no_grad():
+    expected = torch.stack([net(half) for half in x.chunk(2)]).mean()
+
+@weft.step
+def train_step(model, x):
+    loss = model(x)
+    model.backward(loss)
+    return loss
+
+assert torch.allclose(train_step(model, x).reduce_mean(), expected)
+print("passed", flush=True)
+"""
+
+
+def test_calls_that_look_alike_and_return_other_shapes():
+    done = run_ranks(2, SCALES).check()
+    assert done.stdout.count("passed") == 2
