@@ -46,21 +46,38 @@ def is_failure(end: End, sign: Sign) -> bool:
 def blame(
     ends: Sequence[End], failures: Sequence[Failure], signs: Mapping[int, Sign], host: str
 ) -> Blame | None:
-    """The rank that failed first and not only because another one did; None if all ended well."""
+    """The rank that failed first and not only because another one did; None if all ended well.
+
+    A rank that reported a failure counts even while its process has not ended yet: those that only lost
+    their connection to it may be gone before.
+    """
     reported = {failure.rank: failure for failure in failures}
     ended = {end.rank: end for end in ends if is_failure(end, signs[end.rank])}
-    candidates = [reported.get(rank) or _silent(end, signs[rank], host) for rank, end in ended.items()]
-    cause = root_cause(candidates)
-    if cause is None:
+    if not ended:
         return None
-    end = ended[cause.rank]
-    code = end.code if end.code > 0 else 128 - end.code if end.code < 0 else 1
+    silent = [_silent(end, signs[rank], host) for rank, end in ended.items() if rank not in reported]
+    cause = root_cause([*reported.values(), *silent])
+    assert cause is not None
+    code = exit_code(ended[cause.rank].code) if cause.rank in ended else 1
     if cause.rank in reported:
         return Blame(cause.rank, cause.headline(), cause.traceback.rstrip(), code)
+    end = ended[cause.rank]
     others = {
         rank: sign for rank, sign in signs.items() if sign.state is State.RUNNING and rank != cause.rank
     }
     return Blame(cause.rank, _headline(end, signs[cause.rank], host, others), "", code)
+
+
+def exit_code(code: int) -> int:
+    """With which code a launcher ends because a process ended with `code`; a signal's is negative."""
+    return code if code > 0 else 128 - code if code < 0 else 1
+
+
+def only_victims(ends: Sequence[End], failures: Sequence[Failure], signs: Mapping[int, Sign]) -> bool:
+    """Whether every failed rank only lost its connection to another one, of which nothing is known yet."""
+    victims = {failure.rank for failure in failures if failure.victim}
+    failed = {end.rank for end in ends if is_failure(end, signs[end.rank])}
+    return bool(failed) and failed <= victims and all(failure.victim for failure in failures)
 
 
 def judged(verdict: Verdict, ends: Sequence[End]) -> Blame:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from weft.errors import LaunchError
-from weft.launch.culprit import Blame, End, blame, is_failure, judged, signal_name, victims_text
+from weft.launch.culprit import Blame, End, blame, is_failure, judged, only_victims, signal_name, victims_text
 from weft.launch.discovery import SHARED_FD
 from weft.launch.output import Lines, Sink
 from weft.runtime.board import read_reports
@@ -31,6 +31,8 @@ from weft.runtime.process import die_with_parent, stack_signal
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 0.3
 """How long the launcher waits, after the first failure, for what other ranks report."""
+VICTIMS_SECONDS = 1.5
+"""The same as long as only ranks failed that lost their connection to another one."""
 STACKS_SECONDS = 0.5
 FAILURE_GRACE_SECONDS = 1.5
 STOP_GRACE_SECONDS = 5.0
@@ -245,7 +247,7 @@ class _Launcher:
     def _fail(self, verdict: Verdict | None) -> int:
         """Finds out who is to blame, says so, and ends the rest."""
         self._page.end()
-        self._turn_until(time.monotonic() + SETTLE_SECONDS)
+        self._settle()
         failures = read_reports(self._page)
         ends = list(self._ends.values())
         found = judged(verdict, ends) if verdict else blame(ends, failures, self._page.signs(), self._host)
@@ -258,6 +260,14 @@ class _Launcher:
             self._signal(verdict.ranks, signal.SIGKILL)  # it would not hear anything less
         self._end_all(FAILURE_GRACE_SECONDS)
         return found.code
+
+    def _settle(self) -> None:
+        """Waits for what other ranks report; longer while nobody but victims is known."""
+        start = time.monotonic()
+        while time.monotonic() < start + VICTIMS_SECONDS and len(self._ends) < self._job.ranks:
+            self._turn_until(time.monotonic() + SETTLE_SECONDS)
+            if not only_victims(list(self._ends.values()), read_reports(self._page), self._page.signs()):
+                return
 
     def _report(self, found: Blame, victims: str) -> None:
         parts = [f"weft: {found.headline}", found.details, victims]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.launch.culprit import End, blame, is_failure, judged, victims_text
+from weft.launch.culprit import End, blame, is_failure, judged, only_victims, victims_text
 from weft.runtime.failure import Failure
 from weft.runtime.heartbeat import Sign, State
 from weft.runtime.judge import Verdict
@@ -33,6 +33,20 @@ def test_a_victim_is_not_blamed_even_if_it_was_first():
     assert found.headline.startswith(
         "rank 1 on node (pid 41) was killed by SIGKILL in step 3, forward (by hand"
     )
+
+
+def test_a_rank_that_reported_is_blamed_before_its_process_has_ended():
+    found = blame([End(1, 41, 1, 9.0)], [failure(1, 8.9, victim=True), failure(0, 8.8)], SIGNS, "node")
+    assert found is not None
+    assert (found.rank, found.code, found.details) == (0, 1, "trace")
+
+
+def test_the_launcher_waits_while_only_victims_are_known():
+    ends = [End(1, 41, 1, 9.0)]
+    assert only_victims(ends, [failure(1, 8.9, victim=True)], SIGNS)
+    assert not only_victims(ends, [failure(1, 8.9, victim=True), failure(0, 8.8)], SIGNS)
+    assert not only_victims([*ends, End(0, 40, -9, 9.1)], [failure(1, 8.9, victim=True)], SIGNS)
+    assert not only_victims(ends, [], SIGNS)
 
 
 def test_a_victim_is_blamed_if_nobody_else_can_be():
