@@ -19,9 +19,13 @@ from typing import Any
 
 import pytest
 
+from tests import warm as forked
+
 SOURCE = Path(__file__).parents[1] / "src"
 MARK = "WEFT_TEST_JOB"
 """The variable by which the processes of a job are found again."""
+SESSION = "session "
+"""Starts the mark of a warm job: its processes inherited their variables, but share a session."""
 FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "SLURM_", "WEFT_")
 
 
@@ -44,7 +48,7 @@ class Completed:
 class Running:
     """A job that was started."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | forked.Job
     mark: str
     started: float
 
@@ -82,6 +86,7 @@ def run_ranks(
     config: Mapping[str, Any] | None = None,
     launcher: str = "weft",
     options: Sequence[str] = (),
+    warm: bool = False,
 ) -> Completed:
     """Runs a script, given as a path or as its source, on `n` processes to the end.
 
@@ -94,8 +99,9 @@ def run_ranks(
         config: Settings, handed over as `weft run --config` or in WEFT_CONFIG.
         launcher: weft, torchrun or mpirun; a test is skipped where mpirun is missing.
         options: More options of the launcher.
+        warm: The ranks are forked from a process that has imported what they need; see `tests.warm`.
     """
-    with started(n, script, args, env, config, launcher, options) as job:
+    with started(n, script, args, env, config, launcher, options, warm) as job:
         return job.wait(timeout)
 
 
@@ -108,33 +114,51 @@ def started(
     config: Mapping[str, Any] | None = None,
     launcher: str = "weft",
     options: Sequence[str] = (),
+    warm: bool = False,
 ) -> Iterator[Running]:
     """A job that runs; at the end of the block its processes are killed if there are any left."""
+    assert launcher == "weft" or not warm, "only weft's own launcher is forked"
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(script) if "\n" not in str(script) else Path(folder) / "script.py"
-        if path.parent == Path(folder):
-            path.write_text(str(script))
+        path = _written(script, folder)
         mark = uuid.uuid4().hex
-        environ = {name: text for name, text in os.environ.items() if not name.startswith(FOREIGN)}
-        paths = [str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environ |= {"PYTHONPATH": os.pathsep.join(paths), MARK: mark, "OMP_NUM_THREADS": "1", **(env or {})}
+        environ = {**_environ(env), MARK: mark}
         if config is not None and launcher != "weft":
             environ["WEFT_CONFIG"] = json.dumps(config)
         command = [*_launcher(launcher, n, config), *options, str(path), *args]
-        process = subprocess.Popen(
-            command,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
+        process: subprocess.Popen[str] | forked.Job
+        if warm:
+            process = forked.start(command[command.index("run") :], environ)
+            mark = f"{SESSION}{process.pid}"
+        else:
+            process = subprocess.Popen(
+                command,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
         try:
             yield Running(process, mark, time.monotonic())
         finally:
             end_all(mark)
             process.communicate()
+
+
+def _written(script: str | Path, folder: str) -> Path:
+    """The path of a script, which is written into the folder if it is given as source."""
+    if "\n" not in str(script):
+        return Path(script)
+    path = Path(folder) / "script.py"
+    path.write_text(str(script))
+    return path
+
+
+def _environ(env: Mapping[str, str] | None) -> dict[str, str]:
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(FOREIGN)}
+    paths = [str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **(env or {})}
 
 
 def _launcher(name: str, n: int, config: Mapping[str, Any] | None) -> list[str]:
@@ -173,6 +197,12 @@ def _marked(mark: str) -> dict[int, dict[str, str]]:
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             with contextlib.suppress(OSError):
                 entries = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
-                if f"{MARK}={mark}" in entries:
+                if f"{MARK}={mark}" in entries or f"{SESSION}{_session(folder)}" == mark:
                     found[int(folder.name)] = dict(entry.split("=", 1) for entry in entries if "=" in entry)
     return found
+
+
+def _session(process: Path) -> int:
+    """The session of a process that still runs, else 0; `process` is its folder in /proc."""
+    state, _, _, session = (process / "stat").read_text().rpartition(")")[2].split()[:4]
+    return 0 if state in "ZX" else int(session)

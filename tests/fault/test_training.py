@@ -36,7 +36,8 @@ class Ended:
 def run(*arguments: object, ranks: int = 2, launcher: str = "weft") -> Ended:
     """Runs the job to its end, and makes sure that nothing of it is left."""
     shared = set(os.listdir("/dev/shm"))
-    with started(ranks, JOB, [str(argument) for argument in arguments], launcher=launcher) as job:
+    given = [str(argument) for argument in arguments]
+    with started(ranks, JOB, given, launcher=launcher, warm=launcher == "weft") as job:
         done = job.wait(60)
         end = time.monotonic()
         assert processes_left(job.mark) == []
@@ -202,7 +203,7 @@ def test_replicas_may_have_different_batches():
 def test_the_same_script_runs_under_other_launchers(launcher: str):
     done = run_ranks(2, JOB, launcher=launcher).check()
     assert done.stdout.count("done") == 2 and "step 4 loss" in done.stdout
-    alone = run_ranks(2, JOB).check()
+    alone = run_ranks(2, JOB, warm=True).check()
     losses = [re.findall(r"loss (\S+)", text) for text in (done.stdout, alone.stdout)]
     assert losses[0] == losses[1]
 

@@ -1,9 +1,9 @@
 """Runs many small items (cases, checks) in as few jobs of several ranks as possible.
 
-Starting ranks costs seconds, mostly for imports, and an item needs a fraction of one. So one job runs a
-whole list. Each rank writes a line when it begins an item and one with the result. A failed item may
-end its job, and a new one runs what comes after it. When no rank could write what failed, the first item
-without a result from every rank is to blame.
+Starting ranks costs time, and an item needs little. So one job runs a whole list. Each rank writes a line
+when it begins an item and one with the result. A failed item may end its job, and a new one runs what
+comes after it. When no rank could write what failed, the first item without a result from every rank is
+to blame.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent
@@ -75,10 +76,10 @@ def run_items(
     }
 
 
-def command(script: str, items: Sequence[str], ranks: int, partitions: int) -> list[str]:
-    """The command that starts a worker of this folder."""
-    start = [sys.executable, "-m", "weft", "run", "-n", str(ranks), str(FOLDER / script)]
-    return [*start, "--partitions", str(partitions), *items]
+def command(script: str, items: Sequence[str], ranks: int, partitions: int, *options: str) -> list[str]:
+    """The arguments of `weft` that start a worker of this folder."""
+    start = ["run", "-n", str(ranks), str(FOLDER / script), "--partitions", str(partitions)]
+    return [*start, *options, *items]
 
 
 def environment() -> dict[str, str]:
@@ -96,25 +97,16 @@ def _attempt(
     """One job: the result lines by item, whether any item began, and what the job printed."""
     with tempfile.TemporaryDirectory(prefix="weft-parity-") as name:
         folder = Path(name)
-        output = folder / "output"
-        with output.open("wb") as sink:
-            job = subprocess.Popen(
-                [*command(script, [], ranks, partitions), "--results", name, *items],
-                cwd=ROOT,
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            note = _wait(job, folder, patience_s)
+        arguments = command(script, items, ranks, partitions, "--results", name)
+        job = warm.start(arguments, environment(), ROOT)
+        note = _wait(job, folder, patience_s)
+        text = "".join(job.communicate(30))
         lines, began = _read(folder)
-        text = output.read_text(errors="replace")
     tail = text if len(text) <= TAIL else text[: TAIL // 2] + "\n ...\n" + text[-TAIL // 2 :]
     return lines, began, f"{note} (exit status {job.returncode})\n{tail}"
 
 
-def _wait(job: subprocess.Popen[bytes], folder: Path, patience_s: float) -> str:
+def _wait(job: warm.Job, folder: Path, patience_s: float) -> str:
     """Waits for the end of a job, or ends it when no rank has written anything for too long."""
     written, since = -1, time.monotonic()
     while job.poll() is None:
@@ -128,7 +120,7 @@ def _wait(job: subprocess.Popen[bytes], folder: Path, patience_s: float) -> str:
     return "ended"
 
 
-def _end(job: subprocess.Popen[bytes]) -> None:
+def _end(job: warm.Job) -> None:
     """Ends a job that this process started, with all that it started."""
     for number, grace_s in ((signal.SIGTERM, 8), (signal.SIGKILL, 8)):
         try:
@@ -136,7 +128,7 @@ def _end(job: subprocess.Popen[bytes]) -> None:
             job.wait(grace_s)
             return
         except ProcessLookupError:
-            job.wait()
+            job.wait(grace_s)
             return
         except subprocess.TimeoutExpired:
             continue

@@ -17,5 +17,7 @@ JOB = Path(__file__).parent / "replicas.py"
 @pytest.mark.parametrize("placement", ["cluster", "spread"])
 def test_two_replicas_of_two_partitions(placement: str):
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    done = run_ranks(4, JOB, ["--placement", placement], env={"PYTHONPATH": path}, timeout=400).check()
+    done = run_ranks(
+        4, JOB, ["--placement", placement], env={"PYTHONPATH": path}, timeout=400, warm=True
+    ).check()
     assert done.stdout.count("passed") == 4

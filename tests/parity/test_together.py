@@ -25,6 +25,6 @@ REPLICAS = [name for name in CHECKS if "batch_norm" in name or "scaler" in name]
 def test_together(ranks: int, partitions: int, checks: list[str]):
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     arguments = ["--partitions", str(partitions), *checks]
-    done = run_ranks(ranks, JOB, arguments, env={"PYTHONPATH": path}, timeout=400).check()
+    done = run_ranks(ranks, JOB, arguments, env={"PYTHONPATH": path}, timeout=400, warm=True).check()
     for name in checks:
         assert done.stdout.count(f"{name}: passed") == ranks

@@ -38,7 +38,7 @@ for _ in range(3):
 
 
 def test_a_pipeline(tmp_path: Path):
-    run_ranks(2, TRAIN, config={"partitions": 2, "record": str(tmp_path)}).check()
+    run_ranks(2, TRAIN, config={"partitions": 2, "record": str(tmp_path)}, warm=True).check()
     recording = read_recording(tmp_path)
     timeline = recording.timeline
     assert recording.warnings == () and timeline.ranks == (0, 1) and timeline.steps == (1, 2, 3)
@@ -70,7 +70,7 @@ def test_a_pipeline(tmp_path: Path):
 
 
 def test_replicas_keep_their_ranks_and_show_the_averaging(tmp_path: Path):
-    run_ranks(2, TRAIN, config={"partitions": 1, "record": str(tmp_path)}).check()
+    run_ranks(2, TRAIN, config={"partitions": 1, "record": str(tmp_path)}, warm=True).check()
     timeline = read_recording(tmp_path).timeline
     assert timeline.ranks == (0, 1)
     for rank in timeline.ranks:
@@ -82,7 +82,7 @@ def test_replicas_keep_their_ranks_and_show_the_averaging(tmp_path: Path):
 
 
 def test_a_job_that_fails_leaves_its_steps(tmp_path: Path):
-    done = run_ranks(2, TRAIN, args=["fail"], config={"partitions": 2, "record": str(tmp_path)})
+    done = run_ranks(2, TRAIN, args=["fail"], config={"partitions": 2, "record": str(tmp_path)}, warm=True)
     assert done.returncode == 1 and "a fault" in done.stderr
     timeline = read_recording(tmp_path).timeline
     for rank in (0, 1):
@@ -130,4 +130,4 @@ except UsageError as error:
 
 
 def test_the_folder_may_change(tmp_path: Path):
-    assert "passed" in run_ranks(1, CHANGE, args=[str(tmp_path)]).check().stdout
+    assert "passed" in run_ranks(1, CHANGE, args=[str(tmp_path)], warm=True).check().stdout
