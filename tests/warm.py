@@ -33,6 +33,8 @@ from typing import IO, Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 _REQUEST_BYTES = 1 << 20
+_KEPT: list[object] = []
+"""A script's globals live until its process ends, so that no group of ranks is freed beside its threads."""
 
 
 class Job:
@@ -74,7 +76,7 @@ class Job:
 
 
 def start(arguments: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> Job:
-    """`weft ARGUMENTS` in a session of its own."""
+    """`weft ARGUMENTS`, or a Python script and its arguments, in a session of its own."""
     connection = _server()
     request = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd or Path.cwd())}
     text = json.dumps(request).encode()
@@ -82,6 +84,18 @@ def start(arguments: Sequence[str], env: Mapping[str, str], cwd: Path | None = N
     output = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(2)]
     socket.send_fds(connection, [text], [file.fileno() for file in output])
     return Job(connection, json.loads(connection.recv(64)), output)
+
+
+def run(arguments: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: float) -> tuple[int, str]:
+    """The same to its end: the exit code and what it wrote; minus SIGKILL if it took `timeout` seconds."""
+    job = start(arguments, env, cwd)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        job.wait(timeout)
+    if job.returncode is None:
+        os.killpg(job.pid, signal.SIGKILL)
+    output = "".join(job.communicate())
+    assert job.returncode is not None
+    return job.returncode, output
 
 
 @functools.cache
@@ -144,8 +158,12 @@ def _launch(request: Mapping[str, Any], output: Sequence[int]) -> NoReturn:
     local.subprocess = types.SimpleNamespace(  # type: ignore[attr-defined]
         Popen=Rank, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL
     )
-    _become(request["env"], ["weft", *request["arguments"]])
-    _end(lambda: sys.exit(main(request["arguments"])))
+    arguments = request["arguments"]
+    if arguments[0].endswith(".py"):
+        _become(request["env"], arguments)
+        _end(lambda: runpy.run_path(arguments[0], run_name="__main__"))
+    _become(request["env"], ["weft", *arguments])
+    _end(lambda: sys.exit(main(arguments)))
 
 
 class Rank:
@@ -169,7 +187,9 @@ class Rank:
             os.dup2(out[1], 1)
             os.dup2(err[1], 2)
             _forget_the_launcher({0, 1, 2, *pass_fds})
-            _become(env, command[1:])
+            _become(env, [part for part in command[1:] if part != "-m"])
+            if command[1] == "-m":
+                _end(lambda: runpy.run_module(command[2], run_name="__main__", alter_sys=True))
             _end(lambda: runpy.run_path(command[1], run_name="__main__"))
         for _, writing in (out, err):
             os.close(writing)
@@ -216,7 +236,7 @@ def _end(work: Callable[[], object]) -> NoReturn:
     """Does the work and ends the process as the interpreter would."""
     code: object = 0
     try:
-        work()
+        _KEPT.append(work())
     except SystemExit as error:
         code = error.code
         if code is not None and not isinstance(code, int):

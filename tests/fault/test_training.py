@@ -38,7 +38,7 @@ def run(*arguments: object, ranks: int = 2, launcher: str = "weft") -> Ended:
     shared = set(os.listdir("/dev/shm"))
     given = [str(argument) for argument in arguments]
     with started(ranks, JOB, given, launcher=launcher, warm=launcher == "weft") as job:
-        done = job.wait(60)
+        done = job.wait(200)
         end = time.monotonic()
         assert processes_left(job.mark) == []
     assert {name for name in set(os.listdir("/dev/shm")) - shared if "weft" in name} == set()

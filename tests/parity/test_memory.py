@@ -37,6 +37,6 @@ def test_what_does_not_fit_fails_alone():
     assert done.returncode != 0 and "allocate memory" in done.stderr, done.stderr
 
 
-def test_twice_what_does_not_fit_trains_split_in_three():
-    done = trained(2 * TOO_LARGE, 3).check()
-    assert done.stdout.count(f"trained {8 * TOO_LARGE} MiB") == 3
+def test_twice_what_does_not_fit_trains_split_in_four():
+    done = trained(2 * TOO_LARGE, 4).check()
+    assert done.stdout.count(f"trained {8 * TOO_LARGE} MiB") == 4

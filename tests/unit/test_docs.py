@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")])
@@ -52,10 +52,10 @@ def commands(text: str) -> list[str]:
     return [line.removeprefix("$ ") for line in lines if line.startswith("$ weft")]
 
 
-def run(command: list[str], directory: Path) -> None:
-    environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    done = subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+def run(arguments: list[str], directory: Path) -> None:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    code, output = warm.run(arguments, environ, directory, timeout=500)
+    assert code == 0, f"{shlex.join(arguments)}\n{output}"
 
 
 SCRIPTS = [block for page in PAGES for block in blocks(page, "python")]
@@ -72,13 +72,13 @@ def test_scripts_run(block, tmp_path):
     script = tmp_path / "block.py"
     script.write_text(block.text, encoding="utf-8")
     processes = _PROCESSES.match(block.text)
-    launcher = ["-m", "weft", "run", "-n", processes[1]] if processes else []
-    run([sys.executable, *launcher, str(script)], tmp_path)
+    launcher = ["run", "-n", processes[1]] if processes else []
+    run([*launcher, str(script)], tmp_path)
 
 
 @pytest.mark.parametrize("command", [c for _, c in COMMANDS], ids=[where for where, _ in COMMANDS])
 def test_commands_run(command):
-    run([sys.executable, "-m", *shlex.split(command)], ROOT)
+    run(shlex.split(command)[1:], ROOT)
 
 
 def test_blocks_are_found(tmp_path):

@@ -1,11 +1,11 @@
 """Every example runs on two processes, and learns: each ends with an error if its loss does not fall."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import warm
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
@@ -14,10 +14,9 @@ OPTIONS = {"gpt_demo.py": ["--quick", "--out", "."]}
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_runs(name, tmp_path):
-    command = [sys.executable, "-m", "weft", "run", "-n", "2", str(FOLDER / name), *OPTIONS.get(name, [])]
-    environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    arguments = ["run", "-n", "2", str(FOLDER / name), *OPTIONS.get(name, [])]
+    code, output = warm.run(arguments, {**os.environ, "OMP_NUM_THREADS": "1"}, tmp_path, timeout=400)
+    assert code == 0, output
     if name == "gpt_demo.py":
         assert (tmp_path / "demo-step.svg").read_text().startswith("<svg")
 

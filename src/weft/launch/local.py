@@ -31,8 +31,8 @@ from weft.runtime.process import die_with_parent, stack_signal
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 0.3
 """How long the launcher waits, after the first failure, for what other ranks report."""
-VICTIMS_SECONDS = 1.5
-"""The same as long as only ranks failed that lost their connection to another one."""
+LATE_SECONDS = 1.5
+"""The same as long as the rank to blame has not ended, or is not known."""
 STACKS_SECONDS = 0.5
 FAILURE_GRACE_SECONDS = 1.5
 STOP_GRACE_SECONDS = 5.0
@@ -247,7 +247,7 @@ class _Launcher:
     def _fail(self, verdict: Verdict | None) -> int:
         """Finds out who is to blame, says so, and ends the rest."""
         self._page.end()
-        self._settle()
+        self._settle(verdict)
         failures = read_reports(self._page)
         ends = list(self._ends.values())
         found = judged(verdict, ends) if verdict else blame(ends, failures, self._page.signs(), self._host)
@@ -261,12 +261,16 @@ class _Launcher:
         self._end_all(FAILURE_GRACE_SECONDS)
         return found.code
 
-    def _settle(self) -> None:
-        """Waits for what other ranks report; longer while nobody but victims is known."""
-        start = time.monotonic()
-        while time.monotonic() < start + VICTIMS_SECONDS and len(self._ends) < self._job.ranks:
+    def _settle(self, verdict: Verdict | None) -> None:
+        """Waits for what other ranks report, and for the end of a rank that left: its exit code counts."""
+        deadline = time.monotonic() + LATE_SECONDS
+        while True:
             self._turn_until(time.monotonic() + SETTLE_SECONDS)
-            if not only_victims(list(self._ends.values()), read_reports(self._page), self._page.signs()):
+            if verdict is not None:
+                late = verdict.kind == "left" and verdict.ranks[0] not in self._ends
+            else:
+                late = only_victims(list(self._ends.values()), read_reports(self._page), self._page.signs())
+            if not late or time.monotonic() > deadline or len(self._ends) == self._job.ranks:
                 return
 
     def _report(self, found: Blame, victims: str) -> None:

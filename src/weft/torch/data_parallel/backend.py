@@ -14,6 +14,9 @@ interpreter's lock held, and gloo's threads, which take it when they end, would 
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -49,6 +52,7 @@ class WeftGroup(dist.ProcessGroup):
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._name = name
+        _living.add(self)
         self._below = dist.ProcessGroup(store, rank, size)
         self._collective: Collective | None = None
         self._waiting = ThreadPoolExecutor(1, "weft-backend")
@@ -96,6 +100,17 @@ class WeftGroup(dist.ProcessGroup):
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         self._waiting.submit(_wait, work, tensor, future)
         return _create_work_from_future(future)
+
+
+_living: weakref.WeakSet[WeftGroup] = weakref.WeakSet()
+
+
+@atexit.register
+def _outlive() -> None:
+    """Keep what is left for good: freed by the ending interpreter, a group would join gloo's threads, which wait
+    for the interpreter's lock."""
+    for group in list(_living):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _is_large(tensor: Tensor) -> bool:
