@@ -33,6 +33,13 @@ bench: $(READY)  ## run the benchmarks; each one's README explains its table
 	$(BIN)/python -m benchmarks.balance
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.data_parallel --ranks 2
+	$(BIN)/python -m benchmarks.data_parallel --ranks 4
+	$(BIN)/python -m benchmarks.all_reduce
+	$(BIN)/python -m benchmarks.sends
+	$(BIN)/python -m benchmarks.slow_network
+	$(BIN)/python -m benchmarks.loss_parity
+	$(BIN)/python -m benchmarks.checkpoint
 
 # torch first and pinned: left to the rest it may come as another, larger build.
 $(READY): pyproject.toml constraints.txt

@@ -33,14 +33,14 @@ class Ended:
     after_s: float
 
 
-def run(*arguments: object, ranks: int = 2, launcher: str = "weft") -> Ended:
+def run(*arguments: object, ranks: int = 2, launcher: str = "weft", job: Path = JOB) -> Ended:
     """Runs the job to its end, and makes sure that nothing of it is left."""
     shared = set(os.listdir("/dev/shm"))
     given = [str(argument) for argument in arguments]
-    with started(ranks, JOB, given, launcher=launcher, warm=launcher == "weft") as job:
-        done = job.wait(200)
+    with started(ranks, job, given, launcher=launcher, warm=launcher == "weft") as running:
+        done = running.wait(200)
         end = time.monotonic()
-        assert processes_left(job.mark) == []
+        assert processes_left(running.mark) == []
     assert {name for name in set(os.listdir("/dev/shm")) - shared if "weft" in name} == set()
     struck = re.search(r"fault at ([0-9.]+)", done.stdout)
     first = next((line for line in done.stderr.splitlines() if line.startswith("weft: ")), "")

@@ -30,6 +30,7 @@ def check_collectives(name: str) -> None:
     )
     assert places == (rank, 2, rank, 2)
     assert data_parallel.is_available() and data_parallel.is_initialized()
+    assert data_parallel.scale_lr(0.25, 64, base_batch_size=128) == 0.25, "two processes, without weft.init"
     for group in (None, dist.new_group([0, 1])):
         for operation, expected in (("SUM", 3.0), ("AVG", 1.5), ("MIN", 1.0), ("MAX", 2.0)):
             tensor = torch.full((5,), float(rank + 1))

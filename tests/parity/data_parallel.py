@@ -1,4 +1,4 @@
-"""Two ranks, one partition: weft's replicas train as PyTorch's DDP does; started by `test_data_parallel.py`.
+"""Two ranks or more, one partition: weft's replicas train as PyTorch's DDP does; `test_data_parallel.py` starts it.
 
     python -m weft run -n 2 tests/parity/data_parallel.py [check...]
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import weft.torch as weft
-from tests.parity.compare import Comparison, copies
+from tests.parity.compare import TOLERANCE, Comparison, copies
 from tests.parity.data_parallel_harness import TINY, compare, inputs, loss_of, with_ddp, with_weft
 from tests.parity.data_parallel_models import (
     Convolutions,
@@ -94,7 +94,9 @@ def used_twice() -> None:
 
 @check
 def several_dtypes() -> None:
-    compare(Mixed, variants=[{}, {"bucket_cap_mb": 25}])
+    """More than two values of bfloat16 make another sum in another order."""
+    tolerance = TOLERANCE if weft.dp_size() == 2 else 1e-3
+    compare(Mixed, variants=[{}, {"bucket_cap_mb": 25}], tolerance=tolerance)
 
 
 @check
@@ -120,8 +122,8 @@ def accumulation() -> None:
 
 
 def uneven(divide_by_all: bool) -> None:
-    """Rank 1 has two batches less."""
-    steps = 6 - 2 * weft.dp_rank()
+    """Rank 1 has two batches less, rank 2 one less, rank 3 one more."""
+    steps = (6, 4, 5, 7)[weft.dp_rank()]
     torch.manual_seed(3)
     net, other = Convolutions(), Convolutions()
     other.load_state_dict(net.state_dict())
@@ -160,9 +162,10 @@ def join() -> None:
 
 @check
 def hook() -> None:
-    """PyTorch's own hooks on weft's buckets."""
+    """PyTorch's own hooks on weft's buckets. More than two values of float16 make another sum in another order."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+    close = {"rtol": 1e-5, "atol": 1e-7} if weft.dp_size() == 2 else {"rtol": 2e-3, "atol": 2e-5}
     torch.manual_seed(5)
     net = Plain()
     reference, other = copy.deepcopy(net), copy.deepcopy(net)
@@ -182,7 +185,7 @@ def hook() -> None:
         loss_of(ddp, x, step).backward()
         train_step(model, x, step)
         for mine, theirs in zip(other.parameters(), reference.parameters(), strict=True):
-            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(mine.grad, theirs.grad, **close)
     try:
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     except UsageError as error:
@@ -205,7 +208,8 @@ def grow(**options: Any) -> None:
     net = Grows()
     weft.init({"microbatches": 1})
     model = weft.DistributedModel(net, bucket_cap_mb=TINY / 10, **options)
-    batches = torch.randn(5, 2, 4, 8, generator=torch.Generator().manual_seed(1))
+    replicas = weft.dp_size()
+    batches = torch.randn(5, replicas, 4, 8, generator=torch.Generator().manual_seed(1))
 
     def parts(step: int, replica: int, x: Tensor) -> list[Tensor]:
         whole = net.second(net.first(x)).pow(2).mean()
@@ -216,15 +220,15 @@ def grow(**options: Any) -> None:
         for loss in parts(step, weft.dp_rank(), x):
             model.backward(loss)
 
-    for step, both in enumerate(batches):
+    for step, batch in enumerate(batches):
         net.zero_grad()
-        train_step(model, both[weft.dp_rank()], step)
+        train_step(model, batch[weft.dp_rank()], step)
         found = [p.grad.clone() for p in net.parameters()]
         with model.no_sync():
             net.zero_grad()
-            for replica in range(2):
-                for loss in parts(step, replica, both[replica]):
-                    (loss / 2).backward()
+            for replica in range(replicas):
+                for loss in parts(step, replica, batch[replica]):
+                    (loss / replicas).backward()
         for mine, parameter in zip(found, net.parameters(), strict=True):
             torch.testing.assert_close(mine, parameter.grad, rtol=1e-5, atol=1e-7)
 
@@ -258,12 +262,13 @@ def steps_without_backward() -> None:
     net.zero_grad()
     step(model, x, False)
     assert all(p.grad is None for p in net.parameters())
-    step(model, x, weft.dp_rank() == 0)
-    half = [p.grad.clone() for p in net.parameters()]
-    net.zero_grad()
-    step(model, x, weft.dp_rank() == 1)
-    for both, first, parameter in zip(whole, half, net.parameters(), strict=True):
-        torch.testing.assert_close(both, first + parameter.grad)
+    alone = []
+    for replica in range(weft.dp_size()):
+        step(model, x, weft.dp_rank() == replica)
+        alone.append([p.grad.clone() for p in net.parameters()])
+        net.zero_grad()
+    for all_of_them, *each in zip(whole, *alone, strict=True):
+        torch.testing.assert_close(all_of_them, sum(each))
 
 
 @check
@@ -308,7 +313,8 @@ def freezing() -> None:
     try:
         train_step(model, x, 4)
     except DivergenceError as error:
-        assert "1 of 2 replicas have changed which parameters are trained" in str(error)
+        all_but_one = f"{weft.dp_size() - 1} of {weft.dp_size()}"
+        assert f"{all_but_one} replicas have changed which parameters are trained" in str(error)
     else:
         raise AssertionError("no error")
 

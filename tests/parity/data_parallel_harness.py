@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import weft.torch as weft
-from tests.parity.compare import Comparison, copies, largest_of
+from tests.parity.compare import TOLERANCE, Comparison, copies, largest_of
 
 STEPS = 20
 TINY = 0.001
@@ -77,9 +77,14 @@ def with_weft(
     return losses, net
 
 
-def same(found: tuple[list[float], nn.Module], expected: tuple[list[float], nn.Module], what: str) -> None:
+def same(
+    found: tuple[list[float], nn.Module],
+    expected: tuple[list[float], nn.Module],
+    what: str,
+    tolerance: float = TOLERANCE,
+) -> None:
     """Losses of every step, parameters and buffers at the end."""
-    comparison = Comparison()
+    comparison = Comparison(tolerance)
     for step, (mine, theirs) in enumerate(zip(found[0], expected[0], strict=True)):
         comparison.number(f"{what}: loss", f"step {step}", mine, theirs)
     parameters = copies(expected[1].named_parameters())
@@ -98,6 +103,7 @@ def compare(
     make: Net,
     ddp: dict[str, Any] | None = None,
     variants: list[dict[str, Any]] | None = None,
+    tolerance: float = TOLERANCE,
     **both: Any,
 ) -> None:
     torch.manual_seed(7 + weft.dp_rank())  # replicas start apart: rank 0's parameters count
@@ -105,4 +111,4 @@ def compare(
     expected = with_ddp(copy.deepcopy(net), **both, **(ddp or {}))
     for variant in variants or [{}]:
         found = with_weft(copy.deepcopy(net), **{"bucket_cap_mb": TINY, **both, **variant})
-        same(found, expected, f"{type(net).__name__} {variant}")
+        same(found, expected, f"{type(net).__name__} {variant}", tolerance)

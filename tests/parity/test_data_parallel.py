@@ -15,9 +15,10 @@ PATH = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
 
 @pytest.mark.timeout(900)
-def test_replicas_train_as_ddp():
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_replicas_train_as_ddp(ranks: int):
     job = Path(__file__).parent / "data_parallel.py"
-    done = run_ranks(2, job, env=PATH, timeout=800).check()
+    done = run_ranks(ranks, job, env=PATH, timeout=800).check()
     assert done.stdout.count(" passed") == done.stdout.count("\n") > 10
 
 

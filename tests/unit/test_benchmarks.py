@@ -27,6 +27,13 @@ RUNS = {
     "data_parallel": ["--contenders", "ddp-weft,weft", "--ranks", "3"],
     "simulator": ["--schedules", "looped", "--microbatches", "4"],
 }
+OTHERS = {
+    "all_reduce": (["--most", "0.25", "--budget", "1"], "| 0.25 |"),
+    "sends": (["--sizes", "0.5", "--rounds", "1", "--trips", "2"], "| 0.5 |"),
+    "loss_parity": (["--steps", "2", "--seeds", "0", "--compressions", "fp32,int8"], "| digits | 0 | int8 |"),
+    "checkpoint": (["--small"], "| torch.distributed.checkpoint |"),
+}
+"""Options that make it short, and what its table has then."""
 
 
 def record(name: str, *steps_s: float, busy: float = 0.0) -> Record:
@@ -40,11 +47,28 @@ def record(name: str, *steps_s: float, busy: float = 0.0) -> Record:
 def test_it_runs(name: str, tmp_path: Path):
     out = tmp_path / "figures.json"
     options = ["--small", "--rounds", "1", "--steps", "1", "--patience", "0", "--json", str(out), *RUNS[name]]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    run(name, options)
+    assert json.loads(out.read_text(encoding="utf-8"))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", OTHERS)
+def test_it_prints_its_table(name: str):
+    options, row = OTHERS[name]
+    assert row in run(name, options)
+
+
+def test_without_namespaces_the_slow_network_is_skipped():
+    assert run("slow_network", [], PATH="").startswith("skipped: two network namespaces cannot be made here")
+
+
+def run(name: str, options: list[str], **more: str) -> str:
+    """What a benchmark prints."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), **more}
     command = [sys.executable, "-m", f"benchmarks.{name}", *options]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert json.loads(out.read_text(encoding="utf-8"))
+    return done.stdout
 
 
 def test_the_peers_best_is_the_one_with_the_shortest_step():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import time
 from collections.abc import Hashable, Sequence
 from datetime import timedelta
@@ -12,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import ConfigError, TransportError
-from weft.reduce import segment
 from weft.reduce.collective import Collective, Direct, Work
 from weft.reduce.exchange import gather_rows
 from weft.reduce.hierarchical import Hierarchical
 from weft.reduce.shared import TIMEOUT, SharedMemory
+from weft.transport import segment
 
 ALGORITHMS = ("auto", "direct", "shared", "hierarchical")
 SIZES_BYTES = (64 << 10, 1 << 20, 8 << 20)
@@ -24,18 +22,8 @@ _REPETITIONS = 3
 
 
 def hosts_of(group: dist.ProcessGroup, device: torch.device | None = None) -> list[int]:
-    """A number for the host of each rank of a group; alike where ranks can share memory. Every rank calls it.
-
-    Ranks share a host if they have the same boot of the same kernel and the same numbering of processes (two containers
-    on one machine are two hosts).
-    """
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            name = f"{file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino} {os.getuid()}"
-    except OSError:
-        name = os.uname().nodename
-    digest = hashlib.sha256(name.encode()).digest()[:8]
-    told = torch.tensor([int.from_bytes(digest, "little", signed=True)], device=device)
+    """A number for the host of each rank of a group; alike where ranks can share memory. Every rank calls it."""
+    told = torch.tensor([segment.host_number()], device=device)
     return gather_rows(told, group).view(-1).tolist()
 
 

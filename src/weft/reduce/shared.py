@@ -26,11 +26,11 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import DivergenceError, PeerError, StallError, TransportError, UsageError
-from weft.reduce import segment
 from weft.reduce.exchange import gather_rows
-from weft.reduce.segment import LINE, Segment
 from weft.reduce.shards import bounds
 from weft.reduce.worker import Job, Queued, Worker
+from weft.transport import segment
+from weft.transport.segment import LINE, Segment
 
 SLOT_BYTES = 1 << 20
 SLOTS = 2

@@ -44,7 +44,8 @@ def scale_lr(lr: float, batch_size: int, base_batch_size: int = 256, replicas: i
     """The learning rate for the whole batch: the linear scaling rule (section 2.1).
 
     ``lr`` is the rate that suits ``base_batch_size``, ``batch_size`` what one replica takes at a step, ``replicas``
-    how many there are (``dp_size()``, if not given):
+    how many there are. If that is not given, it is ``dp_size()``, or in a script that does not call ``weft.init`` the
+    number of processes of ``torch.distributed``:
 
         eta = lr * batch_size * replicas / base_batch_size
 
@@ -53,7 +54,9 @@ def scale_lr(lr: float, batch_size: int, base_batch_size: int = 256, replicas: i
     >>> scale_lr(0.1, 32, replicas=256)
     3.2
     """
-    replicas = state.session().mesh.size("dp") if replicas is None else replicas
+    if replicas is None:
+        plain = not state.is_initialized() and dist.is_available() and dist.is_initialized()
+        replicas = dist.get_world_size() if plain else state.session().mesh.size("dp")
     faults = [
         f"{name} is {value}, it must be above 0"
         for name, value in (

@@ -31,6 +31,7 @@ from weft.topology.mesh import Mesh
 from weft.torch import recording
 from weft.torch.pipeline import Pipeline
 from weft.torch.random_state import Streams, mix
+from weft.transport.rings import Rings
 from weft.transport.torch_dist import TorchChannel
 
 TIMEOUT = timedelta(seconds=300)
@@ -102,7 +103,8 @@ class Session:
             return
         made = {ranks: dist.new_group(ranks, backend="gloo") for ranks in self.mesh.groups("rdp")}
         mailbox = self.pipeline.channel.mailbox
-        self.replicas = TorchChannel(made[self.peers("rdp")], self.device, mailbox=mailbox)
+        group = made[self.peers("rdp")]
+        self.replicas = TorchChannel(group, self.device, mailbox=mailbox, rings=rings_of(group, self.device))
 
     def position(self, axis: str) -> int:
         return self.mesh.position(axis, self.place.rank)
@@ -191,10 +193,16 @@ def _change(session: Session, settings: Settings) -> None:
         session.executor.wait_timeout_s = settings.wait_timeout + JUDGE_S
 
 
+def rings_of(group: Any, device: torch.device) -> Rings | None:
+    """Memory for sends between the CPU ranks of a group that share a host; every rank of the group calls this."""
+    return Rings.connect(group) if device.type == "cpu" else None
+
+
 def _connect(session: Session) -> None:
     """The pipeline's channel and executor."""
     direct = direct_groups(session.mesh, session.place, session.device)
-    channel = TorchChannel(session.group("pp"), session.device, direct)
+    group = session.group("pp")
+    channel = TorchChannel(group, session.device, direct, rings=rings_of(group, session.device))
     session.pipeline = Pipeline(
         session.position("pp"), session.mesh.pp, session.device, channel, session.streams
     )

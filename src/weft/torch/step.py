@@ -60,6 +60,7 @@ class Step:
         begin_step(session, batch.microbatches)
         if session.pipeline is None:
             session.steps += 1
+            session.monitor.note("", session.steps)
             with recorded(session, "step"):
                 results = self._alone(session, batch)
             finish_step(session)

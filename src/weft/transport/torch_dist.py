@@ -10,6 +10,9 @@ a receive posted for the next header, and one for the next payload (see ``posted
 directions of a pair cannot block each other. Sends are asynchronous; a second thread for each
 peer waits for them and lets go of the buffers.
 
+Large payloads between CPU ranks of one host stand in shared memory when their header comes (see ``rings``); they need
+no message of their own.
+
 CUDA payloads go through NCCL when every rank has a GPU of its own: one communicator for each direction of
 each pair, used in header order only, so that no receive can wait behind a send. Ranks that share a
 GPU, or a build without NCCL, stage through host memory.
@@ -29,14 +32,16 @@ import torch.distributed as dist
 from weft.errors import PeerError, TransportError
 from weft.transport.channel import ABORT, Key, Mailbox, Message
 from weft.transport.posted import Posted
+from weft.transport.rings import Rings
 
 HEADER = 64
 MAGIC = 0x77656674
 FIELDS = 11
+FORM_AT = 7
 DIMS = 12
 INLINE_AT = FIELDS + 2 * DIMS
 INLINE_BYTES = (HEADER - INLINE_AT) * 8
-NOTHING, TENSOR, TEXT = range(3)
+NOTHING, TENSOR, TEXT, IN_RING = range(4)
 IN_HEADERS, AHEAD, ASKED = range(3)
 """Tags: of headers, of payloads whose receive is posted ahead, of those that the receiver asks for."""
 DTYPES = (
@@ -53,6 +58,7 @@ class TorchChannel:
     ``group``: a gloo group of the pipeline's ranks. ``device``: where arriving tensors go.
     ``direct``: NCCL groups by (sender, receiver) position, or empty to stage CUDA tensors through the host.
     ``mailbox``: that of another channel, which this one fills too; its peers count -1, -2, ... there.
+    ``rings``: memory that takes large payloads, for CPU ranks; the channel closes it.
     ``record(kind, peer, key, start_s, end_s)``, if one is set, is told of every message that has left ("send") or
     arrived ("recv", from its header on), on this channel's threads.
     """
@@ -66,6 +72,7 @@ class TorchChannel:
         device: torch.device,
         direct: dict[tuple[int, int], Any] | None = None,
         mailbox: Mailbox | None = None,
+        rings: Rings | None = None,
     ) -> None:
         self.mailbox = mailbox or Mailbox()
         self._mirrored = mailbox is not None
@@ -74,6 +81,7 @@ class TorchChannel:
         self.device = device
         self._group = group
         self._direct = direct or {}
+        self._rings = rings
         self._sent = [0] * dist.get_world_size(group)
         self._lock = threading.Lock()
         self._closing = False
@@ -95,6 +103,8 @@ class TorchChannel:
         with self._lock:
             header[1] = self._sent[peer]
             self._sent[peer] += 1
+            if payload is not None and self._in_ring(peer, header, payload):
+                payload = None
             try:
                 work = [(self._group.send([header], peer, IN_HEADERS), header)]
                 if payload is not None and direct:
@@ -137,6 +147,17 @@ class TorchChannel:
             header[INLINE_AT:].view(torch.uint8)[:size] = payload
             payload = None
         return header, (payload if size else None), direct
+
+    def _in_ring(self, peer: int, header: torch.Tensor, payload: torch.Tensor) -> bool:
+        """Whether the payload stands in memory that the peer sees; the header says where then."""
+        if self._rings is None or header[FORM_AT] != TENSOR:
+            return False
+        place = self._rings.put(peer, payload)
+        if place is None:
+            return False
+        header[FORM_AT] = IN_RING
+        header[INLINE_AT], header[INLINE_AT + 1] = place
+        return True
 
     def _receive(self, peer: int) -> None:
         expected = 0
@@ -183,7 +204,10 @@ class TorchChannel:
             self._direct[(peer, self.rank)].recv([flat(payload)], int(peer > self.rank), 1).wait()
             torch.cuda.current_stream(self.device).synchronize()  # only this thread waits
             return Message(key, payload, flag=bool(flag))
-        if size <= INLINE_BYTES:
+        if form == IN_RING:
+            assert self._rings is not None
+            raw = self._rings.take(peer, fields[INLINE_AT], fields[INLINE_AT + 1], size)
+        elif size <= INLINE_BYTES:
             raw = header[INLINE_AT:].view(torch.uint8)[:size].clone()
         else:
             raw = payloads.next(size)
@@ -244,6 +268,8 @@ class TorchChannel:
         """Wait for the threads to end, after every rank called :meth:`close`."""
         for thread in self._threads:
             thread.join(timeout_s)
+        if self._rings is not None and not any(thread.is_alive() for thread in self._threads):
+            self._rings.close()
 
 
 class Payloads:

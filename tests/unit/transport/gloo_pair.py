@@ -2,7 +2,7 @@
 
     python -m tests.unit.transport.gloo_pair FILE CHECK...      with RANK 0 or 1
 
-Each check has a group and a channel of its own.
+Each check has a group and a channel of its own: first one without shared memory, then one with it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from weft.errors import PeerError
 from weft.transport.channel import TELL, VALUE, Key, Message
+from weft.transport.rings import RING_BYTES, Rings
 from weft.transport.torch_dist import DTYPES, TorchChannel
 
 LIMIT_S = 30.0
@@ -113,6 +114,21 @@ def large_both_ways(channel: TorchChannel) -> None:
         assert (payload == 1 - channel.rank + number).all()
 
 
+def many_large(channel: TorchChannel) -> None:
+    """More each way than a ring holds, of sizes and strides that differ, while the other side reads late."""
+    sizes = [(300 + 37 * number % 600, 1024) for number in range(40)]
+    for number, size in enumerate(sizes):
+        payload = torch.arange(size[0] * size[1]).view(size) + channel.rank + number
+        channel.send(
+            1 - channel.rank, Message(Key(VALUE, 0, 0, number), payload.t() if number % 2 else payload)
+        )
+    for number, size in enumerate(sizes):
+        payload = take(channel, Key(VALUE, 0, 0, number)).payload
+        expected = torch.arange(size[0] * size[1]).view(size) + 1 - channel.rank + number
+        assert torch.equal(payload, expected.t() if number % 2 else expected)
+    assert channel._rings is None or channel._rings.given(1 - channel.rank) > RING_BYTES
+
+
 def flush_means_sent(channel: TorchChannel) -> None:
     """After a flush the buffers may go: what was sent arrives even if the sender writes nothing more."""
     channel.flush()
@@ -179,8 +195,8 @@ def peer_killed(channel: TorchChannel) -> None:
 CHECKS: dict[str, Callable[[TorchChannel], None]] = {
     check.__name__: check
     for check in (
-        many_messages, large_both_ways, flush_means_sent, signatures_stay, transfers_are_recorded, abort_arrives,
-        peer_killed,
+        many_messages, large_both_ways, many_large, flush_means_sent, signatures_stay, transfers_are_recorded,
+        abort_arrives, peer_killed,
     )
 }  # fmt: skip
 
@@ -190,14 +206,18 @@ def main(path: str, names: list[str]) -> None:
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", f"file://{path}", timeout=timedelta(seconds=60), rank=rank, world_size=2)
     for name in names:
-        group = dist.new_group([0, 1], backend="gloo")
-        channel = TorchChannel(group, torch.device("cpu"))
-        CHECKS[name](channel)
+        for shared in (True,) if name == "peer_killed" else (False, True):
+            group = dist.new_group([0, 1], backend="gloo")
+            rings = Rings.connect(group) if shared else None
+            channel = TorchChannel(group, torch.device("cpu"), rings=rings)
+            CHECKS[name](channel)
+            channel.close()
+            if name != "peer_killed":
+                channel.join(10)
+                assert not any(thread.is_alive() for thread in channel._threads), (
+                    "a thread of the channel stays"
+                )
         print(f"{name} passed", flush=True)
-        channel.close()
-        if name != "peer_killed":
-            channel.join(10)
-            assert not any(thread.is_alive() for thread in channel._threads), "a thread of the channel stays"
     os._exit(0)  # after a failure no group can be taken down in good order
 
 

@@ -1,4 +1,4 @@
-"""Memory that one rank owns and the other ranks of its host map: where CPU processes reduce without a network.
+"""Memory that one rank owns and the other ranks of its host map: how CPU processes send and reduce without a network.
 
 The memory belongs to an anonymous file (``memfd_create``): it has no name in any folder, so nothing is left behind
 however its processes end, and no limit on /dev/shm holds. Others reach it through the owner's /proc/PID/fd, which
@@ -9,6 +9,7 @@ whoever gets that lock knows that the owner is gone.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import mmap
 import os
 import platform
@@ -33,6 +34,20 @@ def available() -> bool:
     return hasattr(os, "memfd_create") and platform.machine() == "x86_64"
 
 
+def host_number() -> int:
+    """A number for this process's host: alike where processes may share memory.
+
+    Processes share a host if they have the same boot of the same kernel, the same user and the same numbering of
+    processes (two containers on one machine are two hosts).
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            name = f"{file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino} {os.getuid()}"
+    except OSError:
+        name = os.uname().nodename
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little", signed=True)
+
+
 class Segment:
     """A header of counters, and ``size`` bytes of data.
 
@@ -48,7 +63,7 @@ class Segment:
     @classmethod
     def create(cls, size: int) -> tuple[Segment, tuple[int, int, int, int]]:
         """A segment of this rank's own, and the address (four words) by which others find it."""
-        descriptor = os.memfd_create("weft-reduce", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create("weft", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, HEADER_BYTES + size)
         fcntl.lockf(descriptor, fcntl.LOCK_EX)
         segment = cls(descriptor, size)

@@ -1,0 +1,108 @@
+"""Memory through which CPU ranks of one host hand each other payloads: a ring for each direction of each pair.
+
+The sender copies a payload into its ring and says in the message's header where it stands; the receiver copies it out
+when the header comes, and tells by a counter up to where it has read. So headers keep the order, and whoever waits,
+waits for a header: nobody watches the memory. Where a ring has no room, the payload goes another way, and no
+send ever waits for its receiver.
+
+    ring      |....cccddddd..........|      given and read count bytes since the start, gaps at the end included
+                   ^read    ^given
+
+A rank owns the rings that it writes, one behind the other in one segment (see ``segment``), and the counters of what it
+has read from others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import TransportError
+from weft.transport import segment
+from weft.transport.segment import LINE, Segment
+
+RING_BYTES = 16 << 20
+SMALLEST = 256 << 10
+"""Bytes of a payload for which this pays; `benchmarks/sends` measures it."""
+MOST_RANKS = 32
+_PIECE = 64
+
+
+class Rings:
+    """The rings of one rank. ``segments``: its own, and those of the ranks with which it shares memory."""
+
+    def __init__(self, rank: int, segments: dict[int, Segment]) -> None:
+        self._rank = rank
+        self._segments = segments
+        self._given = dict.fromkeys(segments, 0)
+        self._out, self._in = {}, {}
+        for peer, found in segments.items():
+            self._out[peer] = segments[rank].view(torch.uint8, peer * RING_BYTES, RING_BYTES)
+            self._in[peer] = found.view(torch.uint8, rank * RING_BYTES, RING_BYTES)
+
+    @classmethod
+    def connect(cls, group: dist.ProcessGroup) -> Rings | None:
+        """Rings to all ranks of a group that can share memory; None if there are none. Every rank calls it."""
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        able = segment.available() and size <= MOST_RANKS
+        own, address = Segment.create(size * RING_BYTES) if able else (None, (-1, -1, 0, 0))
+        opened: dict[int, Segment] = {}
+        rows = _gather([segment.host_number(), *address], group)
+        for peer, (host, *there) in enumerate(rows):
+            if own is not None and peer != rank and there[0] >= 0 and host == rows[rank][0]:
+                with contextlib.suppress(TransportError):
+                    opened[peer] = Segment.open(tuple(there), size * RING_BYTES)  # type: ignore[arg-type]
+        mapped = _gather([int(peer in opened) for peer in range(size)], group)
+        for peer in [peer for peer in opened if not mapped[peer][rank]]:
+            opened.pop(peer).close()
+        if own is None or not opened:
+            if own is not None:
+                own.close()
+            return None
+        return cls(rank, {rank: own, **opened})
+
+    def put(self, peer: int, payload: torch.Tensor) -> tuple[int, int] | None:
+        """Copy a payload (uint8 [size]) into the ring to ``peer``: where it begins, and what is given with it.
+
+        None if the payload is small, the peer shares no memory, or it has yet to read too much.
+        """
+        size = payload.numel()
+        if peer not in self._out or not SMALLEST <= size <= RING_BYTES:
+            return None
+        begin = self._given[peer]
+        read = self._segments[peer].counters[LINE * self._rank]
+        if read == begin or begin % RING_BYTES + size > RING_BYTES:
+            begin += -begin % RING_BYTES  # an empty ring starts again, so few pages are touched; a piece is whole
+        end = begin + -(-size // _PIECE) * _PIECE
+        if read < self._given[peer] and end - read > RING_BYTES:
+            return None
+        at = begin % RING_BYTES
+        self._out[peer][at : at + size].copy_(payload)
+        self._given[peer] = end
+        return at, end
+
+    def take(self, peer: int, at: int, end: int, size: int) -> torch.Tensor:
+        """What ``peer`` has put there, uint8 [size]; its room is free then."""
+        payload = self._in[peer][at : at + size].clone()
+        self._segments[self._rank].counters[LINE * peer] = end
+        return payload
+
+    def given(self, peer: int) -> int:
+        """How many bytes of the ring to ``peer`` have been used since the start."""
+        return self._given[peer]
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._out.clear()
+        self._in.clear()
+        for each in self._segments.values():
+            each.close()
+
+
+def _gather(words: list[int], group: dist.ProcessGroup) -> list[list[int]]:
+    """The words of every rank, in the order of the ranks."""
+    rows = [torch.empty(len(words), dtype=torch.int64) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, torch.tensor(words), group=group)
+    return [row.tolist() for row in rows]
