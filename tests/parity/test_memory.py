@@ -16,8 +16,8 @@ from tests.launching import Completed, run_ranks
 from .jobs import ROOT
 
 JOB = Path(__file__).parent / "limited.py"
-ALLOWANCE_MIB = 300
-FITS, TOO_LARGE = 16, 19
+ALLOWANCE_MIB = 400
+FITS, TOO_LARGE = 21, 26
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's limits and /proc")
 
