@@ -18,7 +18,7 @@ PATH = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_replicas_train_as_ddp(ranks: int):
     job = Path(__file__).parent / "data_parallel.py"
-    done = run_ranks(ranks, job, env=PATH, timeout=800).check()
+    done = run_ranks(ranks, job, env=PATH, timeout=800, warm=True).check()
     assert done.stdout.count(" passed") == done.stdout.count("\n") > 10
 
 
@@ -28,5 +28,6 @@ def test_replicas_train_as_ddp(ranks: int):
 )
 def test_scripts_for_ddp_run_on_the_backend(launcher: str, arguments: list[str]):
     job = Path(__file__).parent / "backend.py"
-    done = run_ranks(2, job, arguments, env=PATH, timeout=400, launcher=launcher).check()
+    warm = launcher == "weft"
+    done = run_ranks(2, job, arguments, env=PATH, timeout=400, launcher=launcher, warm=warm).check()
     assert done.stdout.count("passed") == 2

@@ -20,14 +20,14 @@ PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_algorithms_and_compressions_equal_brute_force(ranks: int):
-    done = run_ranks(ranks, HERE / "reductions.py", env=PATHS, timeout=500).check()
+    done = run_ranks(ranks, HERE / "reductions.py", env=PATHS, timeout=500, warm=True).check()
     assert done.stdout.count("passed") == 4 * ranks
 
 
 def test_the_loss_is_that_of_single_precision():
     options = ["--steps", "60", "--seeds", "0"]
     done = run_ranks(
-        2, ROOT / "benchmarks" / "loss_parity" / "train.py", options, env=PATHS, timeout=500
+        2, ROOT / "benchmarks" / "loss_parity" / "train.py", options, env=PATHS, timeout=500, warm=True
     ).check()
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     losses = {(row["task"], row["compression"]): row["loss"] for row in rows}
