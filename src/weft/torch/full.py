@@ -14,7 +14,6 @@ import io
 import json
 import logging
 import os
-import secrets
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,7 +24,16 @@ import torch
 from torch import Tensor
 
 from weft.checkpoint.find import newest_tag
-from weft.checkpoint.folder import Lock, explain, flush_file, flush_folder, name_newest, replace_flushed
+from weft.checkpoint.folder import (
+    Lock,
+    beside,
+    explain,
+    flush_file,
+    flush_folder,
+    name_newest,
+    remove_leftovers,
+    replace_flushed,
+)
 from weft.checkpoint.names import check_tag, read_text
 from weft.errors import CheckpointError, UsageError, WeftError
 from weft.torch import parts
@@ -98,8 +106,9 @@ def write(
     root.mkdir(parents=True, exist_ok=True)
     if root.resolve() not in saves.locks:
         saves.locks[root.resolve()] = Lock(root)
-    new = {root / tag: root / f".{tag}-{secrets.token_hex(8)}"}
-    new[root / f"user_content_{tag}"] = root / f".user_content_{tag}-{secrets.token_hex(8)}"
+    if saves.locks[root.resolve()].exclusive:
+        remove_leftovers(root)
+    new = {final: beside(final) for final in (root / tag, root / f"user_content_{tag}")}
     try:
         request.reached("write")
         state = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in whole.items()}

@@ -102,6 +102,8 @@ def choose(session: Session, root: Path, tag: str | None, level: str) -> Found:
                 log.warning(
                     "resuming from %s, because newer checkpoints are not whole: %s", name, "; ".join(bad)
                 )
+            elif session.rank == 0:
+                log.info("resuming from %s", save.folder)
             return save
         if not wrong:
             offer = (
