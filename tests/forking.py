@@ -18,6 +18,7 @@ from tests.launching import FOREIGN
 from weft.launch.local import rank_environ
 from weft.runtime.heartbeat import Page
 
+
 def preload() -> None:
     """Import what ranks would import otherwise, each for itself; the first optimizer brings hundreds of modules."""
     import safetensors.torch  # noqa: F401

@@ -3,15 +3,17 @@
     checkpoints.py FOLDER
 
 A layout is so many partitions and replicas, split automatically or by hand. Every layout trains STEPS steps for every
-kind of numbers, saves, and goes on for MORE steps: the uninterrupted run. Then every layout resumes from the saves of its
-`sources`, and compares the losses of MORE steps. The jobs are forked off this process.
+kind of numbers, saves, and goes on for MORE steps: the uninterrupted run. Then every layout resumes from the saves of
+its `sources`, and compares the losses of MORE steps. The jobs are forked off this process.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from tests.forking import Forked
+from weft.checkpoint.find import look
 
 STEPS, MORE, ROWS, WIDTH = 2, 3, 8, 12
 BLOCKS = 4
@@ -212,6 +215,50 @@ def resume(folder: Path, place: Layout) -> None:
     weft.shutdown()
 
 
+def read_ranges(folder: Path, place: Layout) -> None:
+    """A rank of another layout reads the bytes of its own tensors, and of nothing else."""
+    start(place)
+    root = folder / "2x1" / "fp32"
+    counted = {"pread": 0, "preadv": 0}
+
+    def counting(name: str) -> Callable[..., Any]:
+        function = getattr(os, name)
+
+        def count(*args: Any) -> Any:
+            result = function(*args)
+            counted[name] += result if name == "preadv" else len(result)
+            return result
+
+        return count
+
+    for name in counted:
+        setattr(os, name, counting(name))
+    save = look(root / "middle_partial")
+    assert save.index is not None
+    sizes = {path: entry.size for path, entry in save.index.tensors.items()}
+    for level in ("sizes", "full"):
+        gc.collect()
+        counted.update(pread=0, preadv=0)
+        job = Job("fp32", place.by_hand, 1)
+        weft.resume_from_checkpoint(root, also=job.also, verify=level)
+        job.train(1)
+        mine = [name for name, _ in job.model.local_named_parameters()]
+        mine += [name for name, _ in job.model.local_named_buffers()]
+        prefixes = tuple(f"{kind}/{name}" for kind in ("model", "optimizer") for name in mine)
+        own = {path for path in sizes if path.startswith(prefixes)}
+        alone = sum(size for path, size in sizes.items() if path.startswith(("ranks/0/", "user/")))
+        assert counted["preadv"] == sum(sizes[path] for path in own) + alone, (counted, own)
+        compared = sum(weft.allgather(counted["pread"], weft.WORLD))
+        assert compared == (sum(shard.size for shard in save.index.shards.values()) if level == "full" else 0)
+        everything = [path for path in sizes if path.startswith(("model/", "optimizer/"))]
+        if place.replicas == 1:
+            assert sum(weft.allgather(len(own), weft.WORLD)) == len(everything)
+        if weft.rank() == 0:
+            print(f"{place} reads {counted['preadv']} of {sum(sizes.values())} bytes")
+        del job
+    weft.shutdown()
+
+
 def compare(root: Path, kind: str, place: Layout, source: Layout) -> None:
     expected = json.loads((root / "losses.json").read_text())
     job = Job(kind, place.by_hand, 1)
@@ -231,8 +278,8 @@ def tolerance(kind: str, place: Layout, source: Layout) -> float:
     """How far, relatively, losses may be from those of the uninterrupted run.
 
     With as many replicas as before, the same rows are multiplied, whatever the split. Other replicas have other rows in
-    a microbatch, and autocast rounds the gradient of each microbatch to its format: losses then differ by up to one step
-    of that format.
+    a microbatch, and autocast rounds the gradient of each microbatch to its format: losses then differ by up to one
+    step of that format.
     """
     if place == source and kind != "tied":  # a tied weight adds gradients in the order of their arrival
         return 0.0
@@ -243,7 +290,8 @@ def tolerance(kind: str, place: Layout, source: Layout) -> float:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    for work, places in ((save, SAVING), (resume, RESUMING)):
+    others = [Layout(3, 1), Layout(3, 2), Layout(1, 1)]
+    for work, places in ((save, SAVING), (resume, RESUMING), (read_ranges, others)):
         for place in places:
             job = Forked(
                 place.partitions * place.replicas,

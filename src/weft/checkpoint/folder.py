@@ -136,8 +136,11 @@ class Writer:
 
     def abandon(self) -> None:
         """Remove what was written so far; also a save that has just appeared but could not be named."""
-        with suppress(OSError):
-            self._remove(self.folder)
+        if self.folder.name == self.name:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                self._remove(self.folder)
 
 
 def remove_leftovers(root: Path) -> None:
@@ -208,6 +211,8 @@ def explain(error: BaseException, root: Path) -> str:
         return f"the disk of {root} is full{free}: free some space, or keep fewer checkpoints"
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{text}: let this user (id {os.geteuid()}) write there, or save to another path"
+    if number in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+        return f"{text}: something of another kind is in its place: remove that, or save to another path"
     return text if isinstance(error, CheckpointError) else f"{type(error).__name__}: {text}"
 
 

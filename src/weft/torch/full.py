@@ -40,7 +40,7 @@ from weft.torch import parts
 from weft.torch.content import Decoder, Encoder
 from weft.torch.model import DistributedModel
 from weft.torch.resuming import Wanted, agree, land_with, told_by_first
-from weft.torch.saving import Request, SaveReport, Saves
+from weft.torch.saving import Request, SaveReport, Saves, meet
 from weft.torch.sources import Source, load_file, open_source
 from weft.torch.state import Session
 
@@ -65,18 +65,7 @@ def save(
     saves = Saves.of(session)
     saves.finish()
     meeting = saves.meeting(request.what)
-    came = meeting.arrive(f"{request.root.absolute()} {request.tag}")
-    if meeting.leads:
-        others = {rank: text for rank, text in came.items() if text != came[session.rank]}
-        told = ", ".join(f"{text} on rank {rank}" for rank, text in sorted(came.items()))
-        wrong = f"path and tag must be the same on every rank, they are {told}"
-        meeting.begin({"error": wrong} if others else {})
-        if others:
-            raise UsageError(wrong)
-    else:
-        begin = json.loads(came[meeting.required[0]])
-        if "error" in begin:
-            raise UsageError(begin["error"])
+    meet(meeting, request.said("save_checkpoint(partial=False)"))
     if session.rank not in meeting.required:
         return None
     whole = model.state_dict(gather_to_rank0=True)

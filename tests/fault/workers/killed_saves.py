@@ -4,7 +4,8 @@
 
 A rank is killed at each phase of a save that it goes through, of a synchronous save and of one beside the training;
 then ranks are killed at RANDOM random moments; then a process is killed at each phase of a full save. The other rank is
-killed too, as a launcher would. Every job begins by resuming from what the ones before it left.
+killed too, as a launcher would. Every job begins by resuming from what the ones before it left. Of the last save, bytes
+are flipped and files truncated and removed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import nn
 
 import weft.torch as weft
 from tests.forking import Forked
-from weft.checkpoint.find import faults, saves
+from weft.checkpoint.find import faults, look, saves
 from weft.torch import checkpoint, full
 
 PHASES = (
@@ -33,7 +34,7 @@ PHASES = (
 )  # fmt: skip
 PHASES_OF_RANK = {0: PHASES, 1: ("stage", "write", "flush", "checksum", "report")}
 PHASES_OF_FULL = ("mkdir", "write", "flush", "rename", "parent", "newest")
-RANDOM, SEED = 50, 20
+RANDOM, SEED, FLIPS = 50, 20, 50
 WAIT_S = 60
 
 
@@ -122,6 +123,7 @@ def main() -> None:
         left.add(strike(folder, number, victim, "", background, after_s))
         number += 1
     assert left == {"t0", "t1", "t2"}
+    damage(folder / "saves")
     Forked(1, lambda rank: clean(folder / "saves"), folder / "output").check(WAIT_S)
     for phase in PHASES_OF_FULL:
         strike_full(folder, phase)
@@ -137,6 +139,28 @@ def clean(root: Path) -> None:
     assert hidden == [".lock"], hidden
     assert len(list(root.glob("last_partial*"))) == 1
     weft.shutdown()
+
+
+def damage(root: Path) -> None:
+    """FLIPS bytes of each file flipped; each file truncated, and gone. Unit tests flip every byte of a manifest."""
+    save = saves(root)[0]
+    assert save.index is not None and len(save.index.shards) == 2
+    moments = random.Random(SEED)
+    for name in ("index.json", "DONE", *save.index.shards):
+        file = save.folder / name
+        whole = file.read_bytes()
+        places = moments.sample(range(len(whole)), FLIPS)
+        altered = [whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in places]
+        for content in (*altered, whole[:-1], whole[: len(whole) // 2], b"", None):
+            if content is None:
+                file.unlink()
+            else:
+                file.write_bytes(content)
+            found = look(save.folder)
+            told = [found.fault] if found.index is None else faults(save.folder, found.index)
+            assert any(name in text for text in told), (name, told, content)
+        file.write_bytes(whole)
+    assert faults(save.folder, save.index) == []
 
 
 def strike_full(folder: Path, phase: str) -> None:
