@@ -244,7 +244,8 @@ def read_ranges(folder: Path, place: Layout) -> None:
         job.train(1)
         mine = [name for name, _ in job.model.local_named_parameters()]
         mine += [name for name, _ in job.model.local_named_buffers()]
-        prefixes = tuple(f"{kind}/{name}" for kind in ("model", "optimizer") for name in mine)
+        names = [name.removeprefix("module.") for name in mine]
+        prefixes = tuple(f"{kind}/{name}" for kind in ("model", "optimizer") for name in names)
         own = {path for path in sizes if path.startswith(prefixes)}
         alone = sum(size for path, size in sizes.items() if path.startswith(("ranks/0/", "user/")))
         assert counted["preadv"] == sum(sizes[path] for path in own) + alone, (counted, own)

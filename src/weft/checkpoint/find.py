@@ -168,14 +168,17 @@ def in_order(root: Path, tag: str | None) -> list[Found]:
     if tag is not None:
         return [save for save in found if save.tag == tag]
     first = newest_tag(root)
-    if first is not None and found and found[0].tag != first:
-        _warn_of_newest(root, first, found)
+    if first is not None:
+        _check_newest(root, first, found)
     return sorted(found, key=lambda save: save.tag != first)
 
 
-def _warn_of_newest(root: Path, first: str, found: Sequence[Found]) -> None:
+def _check_newest(root: Path, first: str, found: Sequence[Found]) -> None:
     """``newest`` should name the last save: it has no checksum, and a person may have written it."""
-    if any(save.tag == first for save in found):
+    named = [save for save in found if save.tag == first]
+    if not found or found[0].tag == first or any(save.index is None for save in named):
+        return
+    if named:
         log.warning("%s names %r, although %r was saved later; pass tag=%r to take that",
                     root / NEWEST, first, found[0].tag, found[0].tag)  # fmt: skip
     elif not (root / first).exists():

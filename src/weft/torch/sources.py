@@ -220,9 +220,11 @@ class Distributed(Source):
         path = told.get(key) if isinstance(told, dict) else None
         if isinstance(path, tuple) and len(path) > 1:
             return tuple(map(str, path))
-        first, dot, rest = key.partition(".")
+        first, _, rest = key.partition(".")
+        if path or first not in _STATE_NAMES:
+            return (key,)
         alone = all(other.startswith(f"{first}.") for other in metadata.state_dict_metadata)
-        return (first, rest) if not path and dot and alone and first in _STATE_NAMES else (key,)
+        return (first, rest) if alone else (key,)
 
     @staticmethod
     def _inside(path: tuple[str, ...]) -> str:
