@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def saves(root: Path) -> list[Found]:
 
 def is_ours(folder: Path) -> bool:
     """Whether weft wrote this folder, as opposed to a folder of ``.pt`` files."""
-    return any((folder / name).exists() for name in (INDEX, DONE)) or not any(folder.glob("*.pt"))
+    return any(os.path.exists(folder / name) for name in (INDEX, DONE)) or not any(folder.glob("*.pt"))
 
 
 def look(folder: Path) -> Found:
@@ -64,10 +65,14 @@ def look(folder: Path) -> Found:
 
 def read_index(folder: Path) -> Index:
     """The index of a save; :class:`CheckpointError` if the save is not complete or the index was altered."""
-    if not (folder / DONE).exists():
-        raise CheckpointError(f"{folder / DONE} is missing: this save was never completed")
     try:
-        done = json.loads(read_text(folder, DONE, _DONE_LIMIT_BYTES))
+        text = read_text(folder, DONE, _DONE_LIMIT_BYTES)
+    except CheckpointError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise CheckpointError(f"{error}: this save was never completed") from error
+        raise
+    try:
+        done = json.loads(text)
         size, digest = int(done["index_bytes"]), str(done["index_sha256"])
         if set(done) != {"index_bytes", "index_sha256"}:
             raise ValueError("unknown members")
@@ -163,7 +168,21 @@ def in_order(root: Path, tag: str | None) -> list[Found]:
     if tag is not None:
         return [save for save in found if save.tag == tag]
     first = newest_tag(root)
+    if first is not None:
+        _check_newest(root, first, found)
     return sorted(found, key=lambda save: save.tag != first)
+
+
+def _check_newest(root: Path, first: str, found: Sequence[Found]) -> None:
+    """``newest`` should name the last save: it has no checksum, and a person may have written it."""
+    named = [save for save in found if save.tag == first]
+    if not found or found[0].tag == first or any(save.index is None for save in named):
+        return
+    if named:
+        log.warning("%s names %r, although %r was saved later; pass tag=%r to take that",
+                    root / NEWEST, first, found[0].tag, found[0].tag)  # fmt: skip
+    elif not (root / first).exists():
+        log.warning("%s names %r, which is not there: taking the newest save that is", root / NEWEST, first)
 
 
 def ownership(root: Path) -> str:

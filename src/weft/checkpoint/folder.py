@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from weft.checkpoint.find import Found, saves
+from weft.checkpoint.find import saves
 from weft.checkpoint.index import Index
 from weft.checkpoint.names import DONE, INDEX, LOCK, NEWEST, SAVING, folder_name
 from weft.errors import CheckpointError
@@ -81,8 +81,7 @@ class Writer:
         if place not in locks:
             locks[place] = Lock(self.root)
         if locks[place].exclusive:
-            for stale in self.root.glob(f"{SAVING}*"):
-                shutil.rmtree(stale, ignore_errors=True)
+            remove_leftovers(self.root)
         self.number = 1 + max((found.number for found in saves(self.root)), default=0)
         self.folder.mkdir()
 
@@ -96,7 +95,7 @@ class Writer:
         self.reached("folder")
         flush_folder(self.folder)
         self.reached("rename")
-        final = self._rename()
+        final = self.folder = self._rename()
         self.reached("parent")
         flush_folder(self.root)
         self.reached("newest")
@@ -128,16 +127,30 @@ class Writer:
         if self.keep is not None:
             old += [found for found in rest[self.keep :] if found.number < self.number]
         for found in old:
-            self._remove(found)
+            self._remove(found.folder)
 
-    def _remove(self, found: Found) -> None:
+    def _remove(self, folder: Path) -> None:
         gone = self.root / f"{SAVING}old-{secrets.token_hex(8)}"
-        os.rename(found.folder, gone)
+        os.rename(folder, gone)
         shutil.rmtree(gone, ignore_errors=True)
 
     def abandon(self) -> None:
-        """Remove what was written so far."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove what was written so far; also a save that has just appeared but could not be named."""
+        if self.folder.name == self.name:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                self._remove(self.folder)
+
+
+def remove_leftovers(root: Path) -> None:
+    """Remove what saves that were given up have left; only for the holder of the :class:`Lock`."""
+    for stale in root.glob(f"{SAVING}*"):
+        if stale.is_dir() and not stale.is_symlink():
+            shutil.rmtree(stale, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                stale.unlink()
 
 
 def write_flushed(path: Path, content: bytes) -> None:
@@ -148,9 +161,14 @@ def write_flushed(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def beside(path: Path) -> Path:
+    """A new name in the same folder, for what is to become ``path``; what is left of it counts as a leftover."""
+    return path.with_name(f"{SAVING}{path.name}-{secrets.token_hex(8)}")
+
+
 def replace_flushed(path: Path, content: bytes) -> None:
     """A file's new content, which is seen as a whole or not at all."""
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    temporary = beside(path)
     try:
         write_flushed(temporary, content)
         os.replace(temporary, path)
@@ -192,7 +210,9 @@ def explain(error: BaseException, root: Path) -> str:
             free = f" ({shutil.disk_usage(_existing(root)).free / 2**20:.0f} MiB are free)"
         return f"the disk of {root} is full{free}: free some space, or keep fewer checkpoints"
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{text}: let this user (id {os.getuid()}) write there, or save to another path"
+        return f"{text}: let this user (id {os.geteuid()}) write there, or save to another path"
+    if number in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+        return f"{text}: something of another kind is in its place: remove that, or save to another path"
     return text if isinstance(error, CheckpointError) else f"{type(error).__name__}: {text}"
 
 

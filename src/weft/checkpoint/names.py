@@ -83,7 +83,7 @@ def _reason(error: OSError) -> str:
         return "is a link, which checkpoints do not have: do not use this checkpoint"
     if error.errno in (errno.EACCES, errno.EPERM):
         return (
-            f"cannot be read by this user (id {os.getuid()}): give it the right to read, or run as its owner"
+            f"cannot be read by this user (id {os.geteuid()}): give it the right to read, or run as its owner"
         )
     return f"cannot be read: {error.strerror}"
 

@@ -172,7 +172,8 @@ def resume_from_checkpoint(
     if not load_optimizer or not load_sharded_optimizer_state:
         optimizer = None
     wanted = resuming.Wanted(model, optimizer, parts.need_states(also), strict, random_states, allow_pickle)
-    resuming.come_together(session, f"resume_from_checkpoint(tag={tag!r})")
+    call = "resume_from_checkpoint" if partial else "resume_from_checkpoint(partial=False)"
+    resuming.come_together(session, call, tag)
     if not partial:
         return full.resume(session, Path(path), tag, wanted, translate_function)
     old = resuming.told_by_first(session, lambda: str(old_partial.folder_of(Path(path), tag) or ""))

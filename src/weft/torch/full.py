@@ -14,7 +14,6 @@ import io
 import json
 import logging
 import os
-import secrets
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,14 +24,23 @@ import torch
 from torch import Tensor
 
 from weft.checkpoint.find import newest_tag
-from weft.checkpoint.folder import Lock, explain, flush_file, flush_folder, name_newest, replace_flushed
+from weft.checkpoint.folder import (
+    Lock,
+    beside,
+    explain,
+    flush_file,
+    flush_folder,
+    name_newest,
+    remove_leftovers,
+    replace_flushed,
+)
 from weft.checkpoint.names import check_tag, read_text
 from weft.errors import CheckpointError, UsageError, WeftError
 from weft.torch import parts
 from weft.torch.content import Decoder, Encoder
 from weft.torch.model import DistributedModel
 from weft.torch.resuming import Wanted, agree, land_with, told_by_first
-from weft.torch.saving import Request, SaveReport, Saves
+from weft.torch.saving import Request, SaveReport, Saves, meet
 from weft.torch.sources import Source, load_file, open_source
 from weft.torch.state import Session
 
@@ -57,18 +65,7 @@ def save(
     saves = Saves.of(session)
     saves.finish()
     meeting = saves.meeting(request.what)
-    came = meeting.arrive(f"{request.root.absolute()} {request.tag}")
-    if meeting.leads:
-        others = {rank: text for rank, text in came.items() if text != came[session.rank]}
-        told = ", ".join(f"{text} on rank {rank}" for rank, text in sorted(came.items()))
-        wrong = f"path and tag must be the same on every rank, they are {told}"
-        meeting.begin({"error": wrong} if others else {})
-        if others:
-            raise UsageError(wrong)
-    else:
-        begin = json.loads(came[meeting.required[0]])
-        if "error" in begin:
-            raise UsageError(begin["error"])
+    meet(meeting, request.said("save_checkpoint(partial=False)"))
     if session.rank not in meeting.required:
         return None
     whole = model.state_dict(gather_to_rank0=True)
@@ -98,8 +95,9 @@ def write(
     root.mkdir(parents=True, exist_ok=True)
     if root.resolve() not in saves.locks:
         saves.locks[root.resolve()] = Lock(root)
-    new = {root / tag: root / f".{tag}-{secrets.token_hex(8)}"}
-    new[root / f"user_content_{tag}"] = root / f".user_content_{tag}-{secrets.token_hex(8)}"
+    if saves.locks[root.resolve()].exclusive:
+        remove_leftovers(root)
+    new = {final: beside(final) for final in (root / tag, root / f"user_content_{tag}")}
     try:
         request.reached("write")
         state = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in whole.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from weft.torch import parts
 from weft.torch.collective import broadcast_text, gather_texts
 from weft.torch.content import Decoder
 from weft.torch.partition import Plan
-from weft.torch.saving import Saves
+from weft.torch.saving import Saves, meet
 from weft.torch.shard_file import ShardReader
 from weft.torch.state import Session
 
@@ -35,18 +36,14 @@ class Wanted:
     allow_pickle: bool
 
 
-def come_together(session: Session, what: str) -> None:
-    """Every rank has called the same function; else :class:`UsageError` that names those that did not."""
+def come_together(session: Session, call: str, tag: str | None) -> None:
+    """Every rank has made the same call; else :class:`UsageError` that names those that did not."""
     if session.place.world_size == 1:
         return
     session.monitor.note("checkpoint", session.steps)
     try:
-        meeting = Saves.of(session).meeting(what, everybody=True)
-        begin = meeting.arrive("")
-        if meeting.leads:
-            meeting.begin({})
-        elif "error" in (told := json.loads(begin[meeting.required[0]])):
-            raise UsageError(told["error"])
+        meeting = Saves.of(session).meeting(f"{call}(tag={tag!r})", everybody=True)
+        meet(meeting, {"call": call, "tag": tag or ""})
     finally:
         session.monitor.note("", session.steps)
 
@@ -64,8 +61,10 @@ def told_by_first(session: Session, make: Callable[[], Any]) -> Any:
     if session.rank == 0:
         try:
             said = {"value": make()}
-        except (CheckpointError, OSError) as error:
+        except CheckpointError as error:
             said = {"error": str(error)}
+        except OSError as error:
+            said = {"error": f"{error}: let this user (id {os.geteuid()}) read there"}
     with session.doing("resume_from_checkpoint()"):
         said = json.loads(broadcast_text(json.dumps(said), 0, session.group("world")))
     if "error" in said:
@@ -93,15 +92,14 @@ def choose(session: Session, root: Path, tag: str | None, level: str) -> Found:
     names = told_by_first(session, candidates)
     for name, its_tag in names:
         save = look(root / name)
-        here = [save.fault] if save.index is None else faults(
-            save.folder, save.index, level, (session.rank, session.place.world_size)
-        )  # fmt: skip
-        wrong = agree(session, here)
+        wrong = agree(session, _faults_here(session, save, level))
         if not wrong and (tag is None or its_tag == tag):
             if bad and session.rank == 0:
                 log.warning(
                     "resuming from %s, because newer checkpoints are not whole: %s", name, "; ".join(bad)
                 )
+            elif session.rank == 0:
+                log.info("resuming from %s", save.folder)
             return save
         if not wrong:
             offer = (
@@ -110,6 +108,16 @@ def choose(session: Session, root: Path, tag: str | None, level: str) -> Found:
             raise CheckpointError(f"{_none(root, tag, bad)}. {offer}")
         bad += wrong
     raise CheckpointError(f"{_none(root, tag, bad)}. There is no other one that is whole in {root}")
+
+
+def _faults_here(session: Session, save: Found, level: str) -> list[str]:
+    """The faults of a save that this rank finds, its share of the bytes compared."""
+    if save.index is None:
+        return [save.fault]
+    try:
+        return faults(save.folder, save.index, level, (session.rank, session.place.world_size))
+    except OSError as error:  # the others must hear of it
+        return [f"{save.folder} cannot be read by rank {session.rank}: {error}"]
 
 
 def _none(root: Path, tag: str | None, bad: list[str]) -> str:

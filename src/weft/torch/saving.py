@@ -130,6 +130,36 @@ class Request:
     def what(self) -> str:
         return f"save_checkpoint(tag={self.tag!r})"
 
+    def said(self, call: str) -> dict[str, str]:
+        """What must be the same on every rank."""
+        return {"call": call, "path": str(self.root.absolute()), "tag": self.tag}
+
+
+def meet(meeting: Meeting, said: Mapping[str, Any]) -> None:
+    """Every rank came with the same call; else :class:`UsageError` on all of them."""
+    came = {rank: json.loads(text) for rank, text in meeting.arrive(json.dumps(said)).items()}
+    if meeting.leads:
+        faults = unlike(came)
+        begin = {"error": "; ".join(faults)} if faults else {}
+        meeting.begin(begin)
+    else:
+        begin = came[meeting.required[0]]
+    if "error" in begin:
+        raise UsageError(begin["error"])
+
+
+def unlike(came: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """In what the calls of the ranks that came differ and must not."""
+    faults = []
+    for key in ("call", "path", "tag"):
+        values = {rank: said.get(key, "") for rank, said in sorted(came.items())}
+        if len(set(values.values())) > 1:
+            told = ", ".join(f"{value!r} on rank {rank}" for rank, value in values.items())
+            faults.append(f"the {key} must be the same on every rank, it is {told}")
+            if key == "call":
+                break  # the calls take other things then
+    return faults
+
 
 def run(session: Session, request: Request, make: Callable[[bool], Part]) -> SaveReport | PendingSave | None:
     """Save together with the other ranks.
@@ -188,19 +218,15 @@ def _prepared(
 def _begin(
     meeting: Meeting, request: Request, saves: Saves, fault: str
 ) -> tuple[Writer | None, list[int], Path]:
-    here = {"path": str(request.root.absolute()), "tag": request.tag, "fault": fault}
+    here = {**request.said("save_checkpoint"), "fault": fault}
     came = {rank: json.loads(text) for rank, text in meeting.arrive(json.dumps(here)).items()}
     if not meeting.leads:
         begin = came[meeting.required[0]]
         if "error" in begin:
             raise UsageError(begin["error"])
         return None, begin["ranks"], Path(request.root) / begin["folder"]
-    faults = [f"rank {rank}: {said['fault']}" for rank, said in came.items() if said["fault"]]
-    for key in ("tag", "path"):
-        values = {rank: said[key] for rank, said in came.items()}
-        if len(set(values.values())) > 1:
-            told = ", ".join(f"{value!r} on rank {rank}" for rank, value in sorted(values.items()))
-            faults.append(f"the {key} must be the same on every rank, it is {told}")
+    faults = [f"rank {rank}: {said['fault']}" for rank, said in came.items() if said.get("fault")]
+    faults += unlike(came)
     writer = Writer(request.root, request.tag, request.keep, request.reached)
     error: type[WeftError] = UsageError
     if not faults:

@@ -29,6 +29,7 @@ from weft.torch.shard_file import safetensors
 
 _INDEXES = ("model.safetensors.index.json",)
 _METADATA = ".metadata"
+_STATE_NAMES = ("model", "module", "state_dict")
 _INDEX_LIMIT_BYTES = 100 << 20
 _METADATA_LIMIT_BYTES = 1 << 30
 
@@ -113,7 +114,7 @@ def load_file(path: Path, allow_pickle: bool = False, **options: Any) -> Any:
 
 def find_state(content: Any, path: Path) -> dict[str, Any]:
     """The model's state in what a file held, names without ``module.``."""
-    for key in ("model", "module", "state_dict"):
+    for key in _STATE_NAMES:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
             break
@@ -204,14 +205,32 @@ class Distributed(Source):
 
         self._reader = Reader(folder)
         found = {key: meta for key, meta in entries.items() if isinstance(meta, TensorStorageMetadata)}
-        prefix = next(
-            (p for p in ("model.", "module.", "state_dict.") if all(k.startswith(p) for k in found)), ""
-        )
-        prefix = "" if not found else prefix
+        names = {key: self._inside(self._path(metadata, key)) for key in found}
+        if not any(names.values()):
+            names = {key: key for key in found}
         self._keys = {
-            key.removeprefix(prefix).removeprefix("module."): (key, meta) for key, meta in found.items()
-        }
+            name.removeprefix("module."): (key, found[key]) for key, name in names.items() if name
+        }  # beside the model's lie the optimizer's tensors and the like
         self.shapes = {name: tuple(meta.size) for name, (_, meta) in self._keys.items()}
+
+    @staticmethod
+    def _path(metadata: Any, key: str) -> tuple[str, ...]:
+        """The keys of the nested dicts that a tensor was saved in, as far as the metadata tells."""
+        told = metadata.planner_data
+        path = told.get(key) if isinstance(told, dict) else None
+        if isinstance(path, tuple) and len(path) > 1:
+            return tuple(map(str, path))
+        first, _, rest = key.partition(".")
+        if path or first not in _STATE_NAMES:
+            return (key,)
+        alone = all(other.startswith(f"{first}.") for other in metadata.state_dict_metadata)
+        return (first, rest) if alone else (key,)
+
+    @staticmethod
+    def _inside(path: tuple[str, ...]) -> str:
+        """The name inside of the model's state, as in {"model": {...}} or {"app": {"model": {...}}}; else empty."""
+        depth = next((depth for depth, part in enumerate(path[:2]) if part in _STATE_NAMES), len(path))
+        return ".".join(path[depth + 1 :])
 
     def read(self, name: str) -> Tensor:
         from torch.distributed.checkpoint import load

@@ -37,10 +37,13 @@ def resign(folder: Path) -> None:
     (folder / "DONE").write_text(json.dumps(done))
 
 
-def flip(path: Path, at: int) -> bytes:
-    before = path.read_bytes()
-    path.write_bytes(before[:at] + bytes([before[at] ^ (1 << at % 8)]) + before[at + 1 :])
-    return before
+def flip(path: Path, at: int) -> None:
+    """Alters one byte in place, as rewriting whole files is slow; doing it again brings the byte back."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        (before,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([before ^ (1 << at % 8)]))
 
 
 # --- there and back -------------------------------------------------------------------------------------------
@@ -170,14 +173,14 @@ def test_every_flipped_byte_is_found(tmp_path):
     assert look(folder).fault == "" and faults(folder, look(folder).index) == []
     for name in ("index.json", "DONE"):
         for at in range((folder / name).stat().st_size):
-            before = flip(folder / name, at)
+            flip(folder / name, at)
             assert name in look(folder).fault, (name, at)
-            (folder / name).write_bytes(before)
+            flip(folder / name, at)
     shard, index = folder / "rank-0000.safetensors", look(folder).index
     for at in random.Random(0).sample(range(shard.stat().st_size), 50):
-        before = flip(shard, at)
+        flip(shard, at)
         assert any("rank-0000.safetensors is altered" in text for text in faults(folder, index)), at
-        shard.write_bytes(before)
+        flip(shard, at)
     assert faults(folder, index) == []
 
 

@@ -60,6 +60,82 @@ def test_exports_are_read_by_their_programs_and_by_weft(tmp_path, format, monkey
         weft.export_checkpoint(tmp_path / "saves", target, format)
 
 
+@pytest.fixture(scope="module")
+def transformers():
+    return pytest.importorskip("transformers")
+
+
+def gpt2(transformers, seed):
+    torch.manual_seed(seed)
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=8, vocab_size=40)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def wrapped_gpt2(transformers, seed):
+    net = gpt2(transformers, seed)
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
+
+    @weft.step
+    def step(model, tokens):
+        loss = model(input_ids=tokens, labels=tokens).loss
+        model.backward(loss)
+        return loss
+
+    step(model, torch.randint(40, (4, 8)))
+    optimizer.step()
+    return net, model, optimizer
+
+
+def assert_same_net(net, other):
+    state = other.state_dict()
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, state[name]), name
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_transformers_loads_the_exports(tmp_path, transformers, monkeypatch):
+    net, model, optimizer = wrapped_gpt2(transformers, 0)
+    weft.save_checkpoint(tmp_path / "saves", "a", model=model, optimizer=optimizer)
+    for limit in (5 * 10**9, 10_000):
+        monkeypatch.setattr("weft.torch.exports.SHARD_BYTES", limit)
+        folder = weft.export_checkpoint(tmp_path / "saves", tmp_path / f"hf-{limit}", "huggingface")
+        net.config.save_pretrained(folder)
+        assert (len(list(folder.glob("model-*.safetensors"))) > 1) == (limit == 10_000)
+        other, told = transformers.GPT2LMHeadModel.from_pretrained(folder, output_loading_info=True)
+        assert not told["missing_keys"] and not told["unexpected_keys"]
+        assert_same_net(net, other)
+        assert other.lm_head.weight is other.transformer.wte.weight
+    other = gpt2(transformers, 1)
+    file = weft.export_checkpoint(tmp_path / "saves", tmp_path / "plain.pt", "torch")
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert_same_net(net, other)
+    other = gpt2(transformers, 1)
+    folder = weft.export_checkpoint(tmp_path / "saves", tmp_path / "dcp", "distributed")
+    dcp.load(other.state_dict(), checkpoint_id=folder, no_dist=True)
+    assert_same_net(net, other)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_what_transformers_saved_is_loaded(tmp_path, transformers):
+    theirs = gpt2(transformers, 1)
+    theirs.save_pretrained(tmp_path / "one")
+    theirs.save_pretrained(tmp_path / "several", max_shard_size="20KB")
+    assert len(list((tmp_path / "several").glob("model-*.safetensors"))) > 1
+    torch.save(theirs.state_dict(), tmp_path / "plain.pt")
+    torch.save({"state_dict": theirs.state_dict(), "epoch": 3}, tmp_path / "lightning.ckpt")
+    adam = torch.optim.Adam(theirs.parameters())
+    nested = {"model": theirs.state_dict(), "optimizer": adam.state_dict()}
+    dcp.save(theirs.state_dict(), checkpoint_id=tmp_path / "flat", no_dist=True)
+    dcp.save(nested, checkpoint_id=tmp_path / "nested", no_dist=True)
+    dcp.save({"app": nested}, checkpoint_id=tmp_path / "app", no_dist=True)
+    for name in ("one", "several", "plain.pt", "lightning.ckpt", "flat", "nested", "app"):
+        net, model, _ = wrapped_gpt2(transformers, 0)
+        weft.resume_from_checkpoint(tmp_path / name, partial=False, model=model)
+        assert_same_net(theirs, net)
+        assert net.lm_head.weight is net.transformer.wte.weight
+
+
 @pytest.mark.parametrize("suffix", ["0", "0_0", "0_0_0"])
 def test_old_partial_files_are_read(tmp_path, suffix):
     model, optimizer = made()
