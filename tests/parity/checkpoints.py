@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,8 @@ def main() -> None:
             "default_partition": 0,
         }
     )
+    clock = time.time
+    time.time = lambda: clock() + 3600 * (weft.rank() - 1)  # the ranks' clocks disagree by hours
     for kind in KINDS:
         gc.collect()
         job = Job(kind, given.by_hand, 0)

@@ -32,14 +32,29 @@ def close(one, other, tolerance=1e-5):
     return one == pytest.approx(other, rel=tolerance)
 
 
-def test_gpt2_with_data_on_the_first_rank_only():
-    ((_, alone),) = results(1, "gpt2.py", "--pipeline_parallel_degree", "1")
+def test_gpt2_with_data_on_the_first_rank_only(tmp_path):
+    ((_, _, alone, _),) = results(1, "gpt2.py", "--pipeline_parallel_degree", "1")
     split = results(2, "gpt2.py")
     assert len(split) == 2
-    for _, losses in split:
+    for _, _, losses, _ in split:
         assert close(losses, alone)
-    for _, losses in results(2, "gpt2.py", "--fp16", "1", "--manual_partition", "1"):
-        assert close(losses, alone, 5e-3)
+    half = ("--fp16", "1", "--manual_partition", "1", "--checkpoint_dir")
+    for files in "01":
+        (tmp_path / files).mkdir()
+        for _, _, losses, again in results(2, "gpt2.py", *half, str(tmp_path / files), "--files", files):
+            assert close(losses, alone, 5e-3)
+            assert again == losses[2:], "32-bit masters were lost"
+
+
+def test_gpt2_on_two_pipelines_resumes(tmp_path):
+    ((_, _, alone, _),) = results(1, "gpt2.py", "--pipeline_parallel_degree", "1")
+    four = results(4, "gpt2.py", "--train_batch_size", "4", "--checkpoint_dir", str(tmp_path))
+    assert sorted(replica for _, replica, _, _ in four) == [0, 0, 1, 1]
+    of_replica = {replica: losses for _, replica, losses, _ in four}
+    assert close([sum(pair) / 2 for pair in zip(*of_replica.values(), strict=True)], alone)
+    for _, replica, losses, again in four:
+        assert losses == of_replica[replica]
+        assert again == losses[2:]
 
 
 def test_digits_with_the_loss_in_the_step():
@@ -52,18 +67,29 @@ def test_digits_with_the_loss_in_the_step():
         assert close(losses, alone[0], 2e-2)
 
 
-def test_trainer(tmp_path):
+def test_both_styles_of_data_parallelism():
+    found = {style: sorted(results(2, "data_parallel.py", style)) for style in ("torch", "old", "new")}
+    (_, losses), (_, others) = found["torch"]
+    assert losses == others and losses[-1] < 0.5 * losses[0]
+    for style in ("old", "new"):
+        assert [rank for rank, _ in found[style]] == [0, 1]
+        for _, here in found[style]:
+            assert close(here, losses)
+
+
+def test_trainer_saves_and_resumes(tmp_path):
     pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers")
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
     ((_, *alone),) = results(1, "trainer.py", "--output_dir", one)
     split = results(2, "trainer.py", "--output_dir", two)
     assert len(split) == 2
-    for mode, before, training, after, logs in split:
+    for mode, before, training, after, logs, (resumed, after_resumed) in split:
         assert mode == "sagemaker_model_parallel"
         assert close([before, after, training], [alone[0], alone[2], alone[1]], 1e-4)
-        if logs:
-            assert logs == [pytest.approx(entry, rel=1e-3) for entry in alone[3]]
+        assert len(logs) == 4 and after < before
+        assert logs == [pytest.approx(entry, rel=1e-3) for entry in alone[3]]
+        assert resumed == logs[2:] and after_resumed == after
     models = [transformers.GPT2LMHeadModel.from_pretrained(folder) for folder in (one, two)]
     for (name, a), (_, b) in zip(*(model.named_parameters() for model in models), strict=True):
         assert a.detach().numpy() == pytest.approx(b.detach().numpy(), abs=1e-4), name

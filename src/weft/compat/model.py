@@ -126,9 +126,8 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
             with session.doing("load_state_dict()"):
                 content = gather_tensors(tensors, {}, session.group("pp"), session.peers("pp"))
         result = super().load_state_dict(content, strict, assign)
-        refresh: Any = getattr(self.optimizer, "forget_masters", None)
-        if refresh is not None:
-            refresh()
+        if self.optimizer is not None:
+            self.optimizer.forget_masters()
         return result
 
     def cpu(self) -> DistributedModel:

@@ -20,10 +20,8 @@ from weft.compat.loss_scale import LossScale
 from weft.compat.session import state
 from weft.torch import optimizer as weft_optimizer
 from weft.torch import state as session_of
-from weft.torch.optimizer import clip_grad_norm_, is_local
+from weft.torch.optimizer import MASTERS, SCALE, clip_grad_norm_, is_local
 from weft.torch.recording import recorded
-
-MASTERS, SCALE = "fp32_masters", "loss_scale"
 
 
 class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
@@ -33,6 +31,9 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
     :class:`LossScale`, whose arguments may be given as keywords or in a dict ``dynamic_loss_args``. Without ``fp16``
     and ``bf16`` these change nothing.
     """
+
+    _is_accelerate_prepared = True
+    """Tells Hugging Face's accelerate to leave this optimizer as it is: its own wrapper hides ``local_state_dict``."""
 
     def __new__(cls, optimizer: Any, *args: Any, **kwargs: Any) -> DistributedOptimizer:
         if cls is DistributedOptimizer and (state.cfg.fp16 or state.cfg.bf16):
@@ -57,6 +58,11 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
     def loss_scale(self) -> float:
         """What the loss is multiplied by before the backward pass."""
         return self.loss_scaler.loss_scale
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was left out, under the name that accelerate asks for."""
+        return self.overflow
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """This rank's part of the state, with the key ``_smp_is_partial``."""
@@ -84,11 +90,12 @@ class MasterOptimizer(DistributedOptimizer):
     @property
     def fp16_groups(self) -> list[list[nn.Parameter]]:
         """The 16-bit parameters of this rank, in one group."""
-        return [[low for low, _ in self._masters()]]
+        return [[low for low, _ in self.masters()]]
 
-    def _masters(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Each local 16-bit parameter with its master; made from the parameters' values at the first use."""
-        if not self._pairs:
+    def masters(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Each local 16-bit parameter with its master; made from the parameters' values at the first use after the
+        partition. Before it there are none."""
+        if not self._pairs and self._waits_for() is None:
             for group in self.optimizer.param_groups:
                 for at, low in enumerate(group["params"]):
                     if is_local(low) and low.dtype in (torch.float16, torch.bfloat16):
@@ -98,6 +105,11 @@ class MasterOptimizer(DistributedOptimizer):
                         if low in self.optimizer.state:
                             self.optimizer.state[master] = self.optimizer.state.pop(low)
         return self._pairs
+
+    def _waits_for(self) -> Any:
+        """The model that has no partition yet, so that nobody knows which parameters are this rank's."""
+        models = (model for model in session_of.session().models if model.optimizer is self)
+        return next((model for model in models if not model.partitioned), None)
 
     def forget_masters(self) -> None:
         """The model's weights were loaded: masters follow them."""
@@ -110,7 +122,7 @@ class MasterOptimizer(DistributedOptimizer):
         finite."""
         if self._ready:
             return
-        pairs = self._masters()
+        pairs = self.masters()
         bad = torch.zeros(())
         for low, master in pairs:
             master.grad = None if low.grad is None else low.grad.float() / self.loss_scale
@@ -164,26 +176,39 @@ class MasterOptimizer(DistributedOptimizer):
         numbers = {
             id(p): n for n, p in enumerate(p for g in self.optimizer.param_groups for p in g["params"])
         }
-        content[MASTERS] = {numbers[id(master)]: master.detach() for _, master in self._masters()}
-        content[SCALE] = self.loss_scaler.state_dict()
+        content[MASTERS] = {numbers[id(master)]: master.detach() for _, master in self.masters()}
+        content[SCALE] = self.scaling()
         return content
+
+    def scaling(self) -> dict[str, Any]:
+        return self.loss_scaler.state_dict()
+
+    def load_scaling(self, content: Mapping[str, Any]) -> None:
+        self.loss_scaler.load_state_dict(content)
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """This rank's part of the state, its masters and the loss scale."""
-        self._masters()
+        self.masters()
         return self._with_masters(super().local_state_dict(gather_if_shard))
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state of the wrapped optimizer, this rank's masters and the loss scale; collective over the
         pipeline."""
-        self._masters()
+        self.masters()
         return self._with_masters(super().state_dict())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take this rank's part of a state, with its masters and the loss scale if it has them."""
+        """Take this rank's part of a state, with its masters and the loss scale if it has them; before the partition
+        settings are taken at once, and the rest right after it."""
+        model = self._waits_for()
+        if model is not None:
+            for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+                group.update({name: value for name, value in saved.items() if name != "params"})
+            model.register_post_partition_hook(lambda *_: self.load_state_dict(state_dict))
+            return
         content = dict(state_dict)
         masters, scale = content.pop(MASTERS, {}), content.pop(SCALE, None)
-        self._masters()
+        self.masters()
         super().load_state_dict(content)
         numbers = [p for group in self.optimizer.param_groups for p in group["params"]]
         with torch.no_grad():
@@ -194,4 +219,4 @@ class MasterOptimizer(DistributedOptimizer):
                     master.copy_(value)
                     low.copy_(value)
         if scale is not None:
-            self.loss_scaler.load_state_dict(scale)
+            self.load_scaling(scale)

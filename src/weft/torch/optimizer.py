@@ -15,6 +15,9 @@ from weft.torch import state
 from weft.torch.collective import gather_tensors
 from weft.torch.recording import recorded
 
+MASTERS, SCALE = "fp32_masters", "loss_scale"
+"""Where states have the copies that an optimizer steps on, by the number of their parameter, and the loss scale."""
+
 
 def _passed_on(name: str) -> property:
     """An attribute that belongs to the wrapped optimizer."""
@@ -97,6 +100,22 @@ class DistributedOptimizer(Optimizer):
         for parameter in list(self.optimizer.state):
             if isinstance(parameter, Tensor) and not is_local(parameter):
                 del self.optimizer.state[parameter]
+
+    # --- for optimizers that step on copies of the model's parameters ----------------------------------------
+
+    def masters(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Each parameter of this rank's part with the copy that stands for it in ``param_groups``; here none has."""
+        return []
+
+    def forget_masters(self) -> None:
+        """The model's weights were loaded: copies follow them."""
+
+    def scaling(self) -> dict[str, Any]:
+        """The state of the loss scale, as plain values."""
+        return {}
+
+    def load_scaling(self, content: Mapping[str, Any]) -> None:
+        """Take back what :meth:`scaling` gave."""
 
     # --- states ---------------------------------------------------------------------------------------------
 

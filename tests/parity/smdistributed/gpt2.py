@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import os
 import random
 
 import numpy as np
@@ -84,8 +86,36 @@ def arguments():
     parser.add_argument("--pipeline_parallel_degree", type=int, default=2)
     parser.add_argument("--microbatches", type=int, default=2)
     parser.add_argument("--mp_parameters", type=str, default="")
+    parser.add_argument("--checkpoint_dir", type=str, default="")
+    parser.add_argument("--checkpoint_freq", type=int, default=2)
+    parser.add_argument("--files", type=int, default=0, help="save single files, as scripts before 1.10 do")
     args, _ = parser.parse_known_args()
     return args
+
+
+def save(args, model, optimizer, scheduler, step):
+    if smp.rdp_rank() != 0:
+        return
+    content = {"step": step, "scheduler": scheduler.state_dict()}
+    if args.files:
+        content |= {"model": model.local_state_dict(), "optimizer": optimizer.local_state_dict()}
+        smp.save(content, os.path.join(args.checkpoint_dir, "files.pt"), partial=True)
+    else:
+        smp.save_checkpoint(
+            args.checkpoint_dir, tag=f"step_{step}", partial=True, model=model, optimizer=optimizer,
+            user_content=content, num_kept_partial_checkpoints=2,
+        )  # fmt: skip
+
+
+def resume(args, model, optimizer, scheduler):
+    if args.files:
+        content = smp.load(os.path.join(args.checkpoint_dir, "files.pt"), partial=True)
+        model.load_state_dict(content["model"], same_partition_load=True)
+        optimizer.load_state_dict(content["optimizer"])
+    else:
+        content = smp.resume_from_checkpoint(args.checkpoint_dir, tag="step_2", partial=True)
+    scheduler.load_state_dict(content["scheduler"])
+    return content["step"]
 
 
 def partition_by_hand(model, degree):
@@ -94,7 +124,7 @@ def partition_by_hand(model, degree):
         smp.set_partition(layer, number * degree // len(layers))
 
 
-def train(args, model, optimizer, scheduler, device):
+def train(args, model, optimizer, scheduler, first):
     size = args.train_batch_size
     rows = size * smp.dp_size() * args.max_steps
     data = Tokens(rows, 16, 32) if smp.pp_rank() == 0 else Nothing(rows)
@@ -105,7 +135,9 @@ def train(args, model, optimizer, scheduler, device):
         data, sampler=sampler, batch_size=size, num_workers=0, pin_memory=True, drop_last=True
     )
     losses = []
-    for input_ids, attention_mask in loader:
+    for number, (input_ids, attention_mask) in enumerate(loader):
+        if number < first:
+            continue
         optimizer.zero_grad(set_to_none=True)
         loss_mb = train_step(model, optimizer, input_ids, attention_mask, args)
         loss = loss_mb.reduce_mean()
@@ -117,6 +149,8 @@ def train(args, model, optimizer, scheduler, device):
         if not (args.fp16 and optimizer.overflow):
             scheduler.step()
         losses.append(loss.item())
+        if args.checkpoint_dir and not first and number + 1 == args.checkpoint_freq:
+            save(args, model, optimizer, scheduler, number + 1)
     with torch.no_grad():
         model.eval()
         losses.append(test_step(model, input_ids, attention_mask).reduce_mean().item())
@@ -141,11 +175,20 @@ def main():
             "skip_tracing": False,
         }
     )
-    random.seed(7)
-    np.random.seed(7)
-    set_seed(7)
     torch.cuda.set_device(smp.local_rank())
-    device = torch.device("cuda")
+    losses = run(args, 7, False)
+    again = []
+    if args.checkpoint_dir:
+        gc.collect()
+        again = run(args, 8, True)
+    print("RESULT", json.dumps([smp.rank(), smp.dp_rank(), losses, again]))
+
+
+def run(args, seed, resumes):
+    """A script's main part: with `resumes`, in the place of one that is started once more."""
+    random.seed(seed)
+    np.random.seed(seed)
+    set_seed(seed)
     config = GPT2Config(
         vocab_size=32, n_positions=16, n_embd=32, n_layer=4, n_head=2, resid_pdrop=0, embd_pdrop=0,
         attn_pdrop=0, use_cache=False, bos_token_id=0, eos_token_id=0,
@@ -175,7 +218,8 @@ def main():
     seen = []
     model.register_post_partition_hook(lambda m, o: seen.append(("partition", m.partitioned, o is optimizer)))
     model.register_post_step_hook(lambda m, o: seen.append(("step", m.partitioned, o is optimizer)))
-    losses = train(args, model, optimizer, scheduler, device)
+    first = resume(args, model, optimizer, scheduler) if resumes else 0
+    losses = train(args, model, optimizer, scheduler, first)
     assert seen == [("partition", True, True), ("step", True, True)], seen
     assert smp.state.cfg.pipeline_parallel_degree == args.pipeline_parallel_degree
     if smp.rdp_rank() == 0:
@@ -187,7 +231,7 @@ def main():
         assert sum(v.numel() for n, v in state.items() if n != "lm_head.weight") == whole
     local = sum(p.numel() for p in model.local_parameters())
     assert local < whole or smp.pp_size() == 1
-    print("RESULT", json.dumps([smp.rank(), losses]))
+    return losses
 
 
 if __name__ == "__main__":
