@@ -20,6 +20,7 @@ from weft.compat.loss_scale import LossScale
 from weft.compat.session import state
 from weft.torch import optimizer as weft_optimizer
 from weft.torch import state as session_of
+from weft.torch.collective import gather_tensors
 from weft.torch.optimizer import MASTERS, SCALE, clip_grad_norm_, is_local
 from weft.torch.recording import recorded
 
@@ -86,6 +87,15 @@ class MasterOptimizer(DistributedOptimizer):
         super().__init__(*args, **kwargs)
         self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
         self._ready = False
+        self._scale: float | None = None
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by: the same from the first backward pass to the step, even if a state is loaded
+        between them, as Hugging Face's Trainer does."""
+        if self._scale is None:
+            self._scale = self.loss_scaler.loss_scale
+        return self._scale
 
     @property
     def fp16_groups(self) -> list[list[nn.Parameter]]:
@@ -152,7 +162,7 @@ class MasterOptimizer(DistributedOptimizer):
     def step(self, closure: Any = None) -> Any:
         """Update the masters and round them into the model, unless gradients overflowed."""
         self._unscale()
-        self._ready = False
+        self._ready, self._scale = False, None
         self.loss_scaler.update(self.overflow)
         if self.overflow:
             return None
@@ -170,7 +180,7 @@ class MasterOptimizer(DistributedOptimizer):
                 low.grad = None
             elif low.grad is not None:
                 low.grad.zero_()
-        self._ready = False
+        self._ready, self._scale = False, None
 
     def _with_masters(self, content: dict[str, Any]) -> dict[str, Any]:
         numbers = {
@@ -192,10 +202,16 @@ class MasterOptimizer(DistributedOptimizer):
         return self._with_masters(super().local_state_dict(gather_if_shard))
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state of the wrapped optimizer, this rank's masters and the loss scale; collective over the
-        pipeline."""
+        """The whole state of the wrapped optimizer, all masters and the loss scale; collective over the pipeline."""
         self.masters()
-        return self._with_masters(super().state_dict())
+        content = self._with_masters(super().state_dict())
+        session = session_of.session()
+        if session.pipeline is not None:
+            own = {str(number): master for number, master in content[MASTERS].items()}
+            with session.doing("the optimizer's state_dict()"):
+                everything = gather_tensors(own, {}, session.group("pp"), session.peers("pp"))
+            content[MASTERS] = {int(number): everything[number] for number in sorted(everything, key=int)}
+        return content
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take this rank's part of a state, with its masters and the loss scale if it has them; before the partition

@@ -58,7 +58,8 @@ def read_fp16_state(
 def _by_key(value: Any, numbers: Mapping[str, int]) -> dict[int, Tensor] | None:
     if not isinstance(value, Mapping) or not value:
         return None
-    known = {**{number: number for number in numbers.values()}, **numbers}
+    known: dict[Any, int] = {number: number for number in numbers.values()}
+    known.update(numbers)
     found = {
         key.removeprefix("module.") if isinstance(key, str) else key: tensor for key, tensor in value.items()
     }

@@ -222,6 +222,9 @@ def run(args, seed, resumes):
     losses = train(args, model, optimizer, scheduler, first)
     assert seen == [("partition", True, True), ("step", True, True)], seen
     assert smp.state.cfg.pipeline_parallel_degree == args.pipeline_parallel_degree
+    if args.fp16:
+        masters = optimizer.state_dict()["fp32_masters"]
+        assert len(masters) == len(list(model.parameters())), "those of all ranks"
     if smp.rdp_rank() == 0:
         partial = model.local_state_dict()
         assert partial["_smp_is_partial"] and all(n.startswith(("module.", "_smp")) for n in partial)

@@ -90,6 +90,21 @@ def test_a_resumed_job_goes_on_bit_for_bit(tmp_path):
     assert_same(job.now(), expected)
 
 
+def test_a_state_that_is_loaded_between_backward_and_step_changes_no_gradient(tmp_path):
+    job = Job()
+    job.train(0, 4)
+    torch.save([job.model.local_state_dict(), job.optimizer.local_state_dict()], tmp_path / "x")
+    assert job.optimizer.loss_scale == 128.0
+    losses, expected = job.train(4, 4), job.now()
+    job = Job(1)
+    model, optimizer = torch.load(tmp_path / "x", weights_only=True)
+    job.model.load_state_dict(model)
+    job.model.register_post_step_hook(lambda _, other: other.load_state_dict(optimizer))
+    assert job.optimizer.loss_scale == 64.0
+    assert job.train(4, 4) == losses
+    assert_same(job.now(), expected)
+
+
 FORMS = {
     "names": lambda masters, names: dict(zip(names, masters, strict=True)),
     "prefixed names": lambda masters, names: {f"module.{n}": m for n, m in zip(names, masters, strict=True)},
