@@ -88,32 +88,30 @@ def arguments():
     parser.add_argument("--mp_parameters", type=str, default="")
     parser.add_argument("--checkpoint_dir", type=str, default="")
     parser.add_argument("--checkpoint_freq", type=int, default=2)
-    parser.add_argument("--files", type=int, default=0, help="save single files, as scripts before 1.10 do")
     args, _ = parser.parse_known_args()
     return args
 
 
 def save(args, model, optimizer, scheduler, step):
+    """In both ways: a checkpoint, and a file of each rank as scripts before 1.10 write it."""
     if smp.rdp_rank() != 0:
         return
     content = {"step": step, "scheduler": scheduler.state_dict()}
-    if args.files:
-        content |= {"model": model.local_state_dict(), "optimizer": optimizer.local_state_dict()}
-        smp.save(content, os.path.join(args.checkpoint_dir, "files.pt"), partial=True)
-    else:
-        smp.save_checkpoint(
-            args.checkpoint_dir, tag=f"step_{step}", partial=True, model=model, optimizer=optimizer,
-            user_content=content, num_kept_partial_checkpoints=2,
-        )  # fmt: skip
+    smp.save_checkpoint(
+        args.checkpoint_dir, tag=f"step_{step}", partial=True, model=model, optimizer=optimizer,
+        user_content=content, num_kept_partial_checkpoints=2,
+    )  # fmt: skip
+    content |= {"model": model.local_state_dict(), "optimizer": optimizer.local_state_dict()}
+    smp.save(content, os.path.join(args.checkpoint_dir, "files.pt"), partial=True)
 
 
-def resume(args, model, optimizer, scheduler):
-    if args.files:
+def resume(args, way, model, optimizer, scheduler):
+    if way == "files":
         content = smp.load(os.path.join(args.checkpoint_dir, "files.pt"), partial=True)
         model.load_state_dict(content["model"], same_partition_load=True)
         optimizer.load_state_dict(content["optimizer"])
     else:
-        content = smp.resume_from_checkpoint(args.checkpoint_dir, tag="step_2", partial=True)
+        content = smp.resume_from_checkpoint(args.checkpoint_dir, partial=True)
     scheduler.load_state_dict(content["scheduler"])
     return content["step"]
 
@@ -176,16 +174,14 @@ def main():
         }
     )
     torch.cuda.set_device(smp.local_rank())
-    losses = run(args, 7, False)
-    again = []
-    if args.checkpoint_dir:
-        gc.collect()
-        again = run(args, 8, True)
+    losses = run(args, 7)
+    again = [run(args, 8, way) for way in ("folder", "files") if args.checkpoint_dir]
     print("RESULT", json.dumps([smp.rank(), smp.dp_rank(), losses, again]))
 
 
-def run(args, seed, resumes):
-    """A script's main part: with `resumes`, in the place of one that is started once more."""
+def run(args, seed, way=""):
+    """A script's main part; in the place of one that is started once more if it is to resume in some `way`."""
+    gc.collect()
     random.seed(seed)
     np.random.seed(seed)
     set_seed(seed)
@@ -218,7 +214,7 @@ def run(args, seed, resumes):
     seen = []
     model.register_post_partition_hook(lambda m, o: seen.append(("partition", m.partitioned, o is optimizer)))
     model.register_post_step_hook(lambda m, o: seen.append(("step", m.partitioned, o is optimizer)))
-    first = resume(args, model, optimizer, scheduler) if resumes else 0
+    first = resume(args, way, model, optimizer, scheduler) if way else 0
     losses = train(args, model, optimizer, scheduler, first)
     assert seen == [("partition", True, True), ("step", True, True)], seen
     assert smp.state.cfg.pipeline_parallel_degree == args.pipeline_parallel_degree
