@@ -8,6 +8,7 @@ gradients are not finite on any rank of the pipeline is left out on all.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,10 +19,11 @@ from torch.optim import Optimizer
 
 from weft.compat.loss_scale import LossScale
 from weft.compat.session import state
+from weft.errors import UsageError
 from weft.torch import optimizer as weft_optimizer
 from weft.torch import state as session_of
-from weft.torch.collective import gather_tensors
-from weft.torch.optimizer import MASTERS, SCALE, clip_grad_norm_, is_local
+from weft.torch.collective import gather_texts
+from weft.torch.optimizer import MASTERS, SCALE, clip_grad_norm_, gather_states, is_local
 from weft.torch.recording import recorded
 
 
@@ -71,6 +73,57 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
         content["_smp_is_partial"] = True
         return content
 
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take this rank's part of a whole state, or of the partial ones of all ranks of the pipeline.
+
+        Every rank of the pipeline calls it: what another rank has saved of this rank's part, because the model was
+        split otherwise, is sent. Before the partition settings are taken at once, and the rest right after it.
+        """
+        saved_groups = state_dict["param_groups"]
+        if len(saved_groups) != len(self.param_groups):
+            raise UsageError(
+                f"the state has {len(saved_groups)} groups of parameters, the optimizer has {len(self.param_groups)}: "
+                "build the optimizer as the script that saved it did"
+            )
+        model = self._waits_for()
+        if model is not None:
+            for group, saved in zip(self.param_groups, saved_groups, strict=True):
+                group.update({name: value for name, value in saved.items() if name != "params"})
+            model.register_post_partition_hook(lambda *_: self.load_state_dict(state_dict))
+            return
+        content = dict(state_dict)
+        if content.get("_smp_is_partial"):
+            content |= self._merged(content)
+        self._load(content)
+
+    def _load(self, content: Mapping[str, Any]) -> None:
+        super().load_state_dict(content)
+
+    def _waits_for(self) -> Any:
+        """The model that has no partition yet, so that nobody knows which parameters are this rank's."""
+        models = (model for model in session_of.session().models if model.optimizer is self)
+        return next((model for model in models if not model.partitioned), None)
+
+    def _merged(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """The states and masters of all ranks, if some rank lacks what another one has; else those of this rank."""
+        session = session_of.session()
+        states, masters = content["state"], content.get(MASTERS, {})
+        if session.pipeline is None:
+            return {}
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        needs = [number for number, parameter in enumerate(parameters) if is_local(parameter)]
+        held = sorted({*states, *masters})
+        with session.doing("the optimizer's load_state_dict()"):
+            texts = gather_texts(json.dumps([held, needs]), session.group("pp"))
+            told = [json.loads(text) for text in texts]
+            saved = {number for has, _ in told for number in has}
+            if all(saved.intersection(wants) <= set(has) for has, wants in told):
+                return {}
+            copies = {number: {MASTERS: master} for number, master in masters.items()}
+            everything = gather_states(session, {n: states.get(n, {}) | copies.get(n, {}) for n in held})
+        masters = {n: entry.pop(MASTERS) for n, entry in everything.items() if MASTERS in entry}
+        return {MASTERS: masters, "state": {n: entry for n, entry in everything.items() if entry}}
+
     def orig_state_dict(self) -> dict[str, Any]:
         """The state of the wrapped optimizer, as it is on this rank."""
         return self.optimizer.state_dict()
@@ -115,11 +168,6 @@ class MasterOptimizer(DistributedOptimizer):
                         if low in self.optimizer.state:
                             self.optimizer.state[master] = self.optimizer.state.pop(low)
         return self._pairs
-
-    def _waits_for(self) -> Any:
-        """The model that has no partition yet, so that nobody knows which parameters are this rank's."""
-        models = (model for model in session_of.session().models if model.optimizer is self)
-        return next((model for model in models if not model.partitioned), None)
 
     def forget_masters(self) -> None:
         """The model's weights were loaded: masters follow them."""
@@ -207,25 +255,17 @@ class MasterOptimizer(DistributedOptimizer):
         content = self._with_masters(super().state_dict())
         session = session_of.session()
         if session.pipeline is not None:
-            own = {str(number): master for number, master in content[MASTERS].items()}
+            own = {number: {MASTERS: master} for number, master in content[MASTERS].items()}
             with session.doing("the optimizer's state_dict()"):
-                everything = gather_tensors(own, {}, session.group("pp"), session.peers("pp"))
-            content[MASTERS] = {int(number): everything[number] for number in sorted(everything, key=int)}
+                everything = gather_states(session, own)
+            content[MASTERS] = {number: entry[MASTERS] for number, entry in everything.items()}
         return content
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take this rank's part of a state, with its masters and the loss scale if it has them; before the partition
-        settings are taken at once, and the rest right after it."""
-        model = self._waits_for()
-        if model is not None:
-            for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-                group.update({name: value for name, value in saved.items() if name != "params"})
-            model.register_post_partition_hook(lambda *_: self.load_state_dict(state_dict))
-            return
-        content = dict(state_dict)
-        masters, scale = content.pop(MASTERS, {}), content.pop(SCALE, None)
+    def _load(self, content: Mapping[str, Any]) -> None:
+        """With the masters and the loss scale if it has them."""
+        masters, scale = content.get(MASTERS, {}), content.get(SCALE)
         self.masters()
-        super().load_state_dict(content)
+        super()._load(content)
         numbers = [p for group in self.optimizer.param_groups for p in group["params"]]
         with torch.no_grad():
             for low, master in self._pairs:

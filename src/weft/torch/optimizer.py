@@ -131,21 +131,8 @@ class DistributedOptimizer(Optimizer):
         session = state.session()
         if session.pipeline is None:
             return content
-        tensors = {}
-        plain = {}
-        for number, entry in content["state"].items():
-            for name, value in entry.items():
-                if isinstance(value, Tensor):
-                    tensors[f"{number}/{name}"] = value
-                else:
-                    plain[f"{number}/{name}"] = value
         with session.doing("the optimizer's state_dict()"):
-            everything = gather_tensors(tensors, plain, session.group("pp"), session.peers("pp"))
-        merged: dict[int, dict[str, Any]] = {}
-        for path, value in everything.items():
-            number, _, name = path.partition("/")
-            merged.setdefault(int(number), {})[name] = value
-        content["state"] = {number: merged[number] for number in sorted(merged)}
+            content["state"] = gather_states(session, content["state"])
         return content
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -158,6 +145,26 @@ class DistributedOptimizer(Optimizer):
             number: entry for number, entry in entries.items() if is_local(numbers[int(number)])
         }
         self.optimizer.load_state_dict(content)
+
+
+def gather_states(
+    session: state.Session, entries: Mapping[int, Mapping[str, Any]]
+) -> dict[int, dict[str, Any]]:
+    """What all ranks of the pipeline hold for parameters, by their number; collective over the pipeline."""
+    tensors = {}
+    plain = {}
+    for number, entry in entries.items():
+        for name, value in entry.items():
+            if isinstance(value, Tensor):
+                tensors[f"{number}/{name}"] = value
+            else:
+                plain[f"{number}/{name}"] = value
+    everything = gather_tensors(tensors, plain, session.group("pp"), session.peers("pp"))
+    merged: dict[int, dict[str, Any]] = {}
+    for path, value in everything.items():
+        number_text, _, name = path.partition("/")
+        merged.setdefault(int(number_text), {})[name] = value
+    return {number: merged[number] for number in sorted(merged)}
 
 
 def is_local(parameter: Tensor) -> bool:

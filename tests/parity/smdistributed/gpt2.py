@@ -116,10 +116,10 @@ def resume(args, way, model, optimizer, scheduler):
     return content["step"]
 
 
-def partition_by_hand(model, degree):
+def partition_by_hand(model, degree, first=0):
     layers = model.get_module().transformer.h
     for number, layer in enumerate(layers):
-        smp.set_partition(layer, number * degree // len(layers))
+        smp.set_partition(layer, min((number + first) * degree // len(layers), degree - 1))
 
 
 def train(args, model, optimizer, scheduler, first):
@@ -196,7 +196,7 @@ def run(args, seed, way=""):
     whole = sum(p.numel() for p in model.parameters())
     model = smp.DistributedModel(model, trace_device="gpu", backward_passes_per_step=1)
     if args.manual_partition:
-        partition_by_hand(model, args.pipeline_parallel_degree)
+        partition_by_hand(model, args.pipeline_parallel_degree, 1 if way == "files" else 0)
     optimizer = torch.optim.AdamW(param_groups(model), lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
     if args.activation_checkpointing:

@@ -10,7 +10,7 @@ import weft.torch as weft
 from weft.compat.model import DistributedModel
 from weft.compat.optimizer import DistributedOptimizer
 from weft.compat.session import init
-from weft.errors import CheckpointError
+from weft.errors import CheckpointError, UsageError
 from weft.torch.optimizer import MASTERS, SCALE
 
 
@@ -164,3 +164,13 @@ def test_masters_that_cannot_be_read_are_refused(tmp_path, states, text):
     with pytest.raises(CheckpointError, match=text):
         weft.resume_from_checkpoint(tmp_path, "t")
     assert_same(job.now(), before)
+
+
+def test_a_state_with_other_groups_is_refused():
+    job = Job()
+    content = job.optimizer.local_state_dict()
+    content["param_groups"] = content["param_groups"][:1]
+    with pytest.raises(
+        UsageError, match="the state has 1 groups of parameters, the optimizer has 2: build the"
+    ):
+        job.optimizer.load_state_dict(content)
