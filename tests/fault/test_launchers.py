@@ -20,6 +20,8 @@ LAUNCHERS = [
     "torchrun",
     pytest.param("mpirun", marks=pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here")),
 ]
+WEFT_PYTHON = [sys.executable, "-m", "weft.compat.python"]
+"""What the command ``weft-python`` starts."""
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 
@@ -50,7 +52,8 @@ def test_weft_run_by_mpirun(tmp_path: Path):
         "import os, sys\nimport weft.torch as weft\nweft.init()\n"
         "told = weft.allgather([os.environ['GIVEN'], weft.pp_size(), os.environ['OMPI_COMM_WORLD_RANK'],\n"
         "    os.environ['ALSO']])\n"
-        "print(weft.rank(), told, sys.argv[1:])\nweft.barrier()\nweft.shutdown()\nsys.exit(3)\n"
+        "sys.stdout.write(f'{weft.rank()} {told} {sys.argv[1:]}\\n')\nweft.barrier()\n"
+        "weft.shutdown()\nsys.exit(3)\n"
     )
     root = " --allow-run-as-root" if os.getuid() == 0 else ""
     options = f"--oversubscribe -x ALSO=b{root}"
@@ -67,6 +70,40 @@ def test_weft_run_by_mpirun(tmp_path: Path):
     assert done.returncode == 3, done.stderr
     for rank in range(2):
         assert f"{rank} [['a', 2, '0', 'b'], ['a', 2, '1', 'b']] ['-x']" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here")
+def test_weft_python_by_mpirun(tmp_path: Path):
+    """A script for smdistributed trains under mpirun; its settings come from the environment."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nimport smdistributed.modelparallel.torch as smp\nimport torch\nsmp.init()\n"
+        "torch.manual_seed(0)\n"
+        "net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))\n"
+        "model = smp.DistributedModel(net.cuda())\n"
+        "@smp.step\ndef step(model, x):\n    loss = model(x).sum()\n    model.backward(loss)\n    return loss\n"
+        "loss = step(model, torch.ones(4, 4)).reduce_sum().item()\n"
+        "told = smp.allgather([loss, len(list(model.local_parameters()))], smp.WORLD)\n"
+        "found = [smp.rank(), smp.pp_rank(), smp.pp_size(), smp.state.cfg.microbatches, told[0][0] == told[1][0],\n"
+        "    [n for _, n in told], sys.argv[1:]]\n"
+        "sys.stdout.write(f'{found}\\n')\n"
+    )
+    root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+    paths = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environ = {name: text for name, text in os.environ.items() if not name.startswith((*FOREIGN, "SM_"))}
+    added = {
+        "SM_HP_MP_PARAMETERS": '{"partitions": 2, "microbatches": 2, "ddp": true}',
+        "PYTHONPATH": paths,
+        "OMP_NUM_THREADS": "1",
+        "WEFT_DEVICE": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    command = ["mpirun", *root, "--oversubscribe", "-np", "2", *WEFT_PYTHON, str(script), "--its-own", "2"]
+    done = subprocess.run(command, env=environ | added, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "weft: " not in done.stderr
+    for rank in range(2):
+        assert f"[{rank}, {rank}, 2, 2, True, [2, 2], ['--its-own', '2']]" in done.stdout
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -184,6 +185,8 @@ def start(place: Layout) -> None:
             "default_partition": 0,
         }
     )
+    clock = time.time
+    time.time = lambda: clock() + 3600 * (weft.rank() - 1)  # the ranks' clocks disagree by hours
 
 
 def save(folder: Path, place: Layout) -> None:

@@ -14,7 +14,7 @@ ONE = json.dumps({"partitions": 1, "microbatches": 2})
 TWO = json.dumps({"partitions": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
 
 
-def results(n, script, *args, **env) -> list:
+def results(n, script, *args, options=(), **env) -> list:
     done: Completed = run_ranks(
         n,
         SCRIPTS / script,
@@ -22,7 +22,7 @@ def results(n, script, *args, **env) -> list:
         env,
         timeout=500,
         launcher="weft",
-        options=["--device", "cpu", "--smdistributed"],
+        options=["--device", "cpu", "--smdistributed", *options],
     ).check()
     lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
     return [json.loads(line) for line in lines]
@@ -32,14 +32,33 @@ def close(one, other, tolerance=1e-5):
     return one == pytest.approx(other, rel=tolerance)
 
 
-def test_gpt2_with_data_on_the_first_rank_only():
-    ((_, alone),) = results(1, "gpt2.py", "--pipeline_parallel_degree", "1")
+@pytest.fixture(scope="module")
+def gpt2_alone():
+    ((_, _, losses, _),) = results(1, "gpt2.py", "--pipeline_parallel_degree", "1")
+    return losses
+
+
+def test_gpt2_with_data_on_the_first_rank_only(gpt2_alone, tmp_path):
     split = results(2, "gpt2.py")
     assert len(split) == 2
-    for _, losses in split:
-        assert close(losses, alone)
-    for _, losses in results(2, "gpt2.py", "--fp16", "1", "--manual_partition", "1"):
-        assert close(losses, alone, 5e-3)
+    for _, _, losses, _ in split:
+        assert close(losses, gpt2_alone)
+    half = ("--fp16", "1", "--manual_partition", "1", "--checkpoint_dir", str(tmp_path))
+    for _, _, losses, again in results(2, "gpt2.py", *half):
+        assert close(losses, gpt2_alone, 5e-3)
+        assert again[0] == losses[2:], "32-bit masters were lost"
+        assert close(again[1], losses[2:], 5e-4), "parts that are another rank's now were lost"
+
+
+def test_gpt2_on_two_pipelines_resumes(gpt2_alone, tmp_path):
+    four = results(4, "gpt2.py", "--train_batch_size", "4", "--checkpoint_dir", str(tmp_path))
+    assert sorted(replica for _, replica, _, _ in four) == [0, 0, 1, 1]
+    of_replica = {replica: losses for _, replica, losses, _ in four}
+    assert close([sum(pair) / 2 for pair in zip(*of_replica.values(), strict=True)], gpt2_alone)
+    for _, replica, losses, again in four:
+        assert losses == of_replica[replica]
+        assert again[0] == losses[2:]
+        assert close(again[1], losses[2:])  # an automatic split may be another one
 
 
 def test_digits_with_the_loss_in_the_step():
@@ -52,18 +71,29 @@ def test_digits_with_the_loss_in_the_step():
         assert close(losses, alone[0], 2e-2)
 
 
-def test_trainer(tmp_path):
+def test_both_styles_of_data_parallelism():
+    found = {style: sorted(results(2, "data_parallel.py", style)) for style in ("torch", "old", "new")}
+    (_, losses), (_, others) = found["torch"]
+    assert losses == others and losses[-1] < 0.5 * losses[0]
+    for style in ("old", "new"):
+        assert [rank for rank, _ in found[style]] == [0, 1]
+        for _, here in found[style]:
+            assert close(here, losses)
+
+
+def test_trainer_saves_and_resumes(tmp_path):
     pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers")
-    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    one, four = str(tmp_path / "one"), str(tmp_path / "four")
     ((_, *alone),) = results(1, "trainer.py", "--output_dir", one)
-    split = results(2, "trainer.py", "--output_dir", two)
-    assert len(split) == 2
-    for mode, before, training, after, logs in split:
+    split = results(4, "trainer.py", "--output_dir", four, "--batch", "2", options=["--set", "partitions=2"])
+    assert len(split) == 4
+    for mode, before, training, after, logs, (resumed, after_resumed) in split:
         assert mode == "sagemaker_model_parallel"
         assert close([before, after, training], [alone[0], alone[2], alone[1]], 1e-4)
-        if logs:
-            assert logs == [pytest.approx(entry, rel=1e-3) for entry in alone[3]]
-    models = [transformers.GPT2LMHeadModel.from_pretrained(folder) for folder in (one, two)]
+        assert len(logs) == 4 and after < before
+        assert logs == [pytest.approx(entry, rel=1e-3) for entry in alone[3]]
+        assert resumed == logs[2:] and after_resumed == after
+    models = [transformers.GPT2LMHeadModel.from_pretrained(folder) for folder in (one, four)]
     for (name, a), (_, b) in zip(*(model.named_parameters() for model in models), strict=True):
         assert a.detach().numpy() == pytest.approx(b.detach().numpy(), abs=1e-4), name

@@ -13,7 +13,7 @@ from weft.compat.session import state
 from weft.errors import UsageError
 from weft.torch import model as weft_model
 from weft.torch import state as session_of
-from weft.torch.collective import gather_tensors
+from weft.torch.collective import gather_tensors, gather_texts
 from weft.torch.structure import replace
 
 _WRAPPED = "_weft_wrapped"
@@ -109,8 +109,8 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
     ) -> Any:
         """Take a whole state, or the partial ones of all ranks of a pipeline; now or, if needed, at the partition.
 
-        ``same_partition_load``: each rank's partial state is what it needs, so that nothing is sent. Otherwise partial
-        states are put together first: every rank of the pipeline calls it.
+        Partial states are put together first, so every rank of the pipeline calls it. ``same_partition_load``: nothing
+        is sent, unless the model is split otherwise than it was and some rank lacks a part of its own.
         """
         session = session_of.session()
         partial = bool(state_dict.get("_smp_is_partial", False))
@@ -121,14 +121,18 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
         same_partition_load = bool(content.pop("_smp_same_partition", same_partition_load))
         if partial and session.pipeline is None:
             content["_smp_is_partial"] = False
-        elif partial and not same_partition_load:
+        elif partial:
             tensors = {name: value for name, value in content.items() if isinstance(value, Tensor)}
+            lacks = any(
+                f"module.{name}" not in content and self.is_local(name) for name in self.module.state_dict()
+            )
             with session.doing("load_state_dict()"):
-                content = gather_tensors(tensors, {}, session.group("pp"), session.peers("pp"))
+                told = gather_texts(str(int(lacks)), session.group("pp"))
+                if not same_partition_load or "1" in told:
+                    content = gather_tensors(tensors, {}, session.group("pp"), session.peers("pp"))
         result = super().load_state_dict(content, strict, assign)
-        refresh: Any = getattr(self.optimizer, "forget_masters", None)
-        if refresh is not None:
-            refresh()
+        if self.optimizer is not None:
+            self.optimizer.forget_masters()
         return result
 
     def cpu(self) -> DistributedModel:

@@ -1,9 +1,14 @@
-"""``init_process_group(backend="smddp")`` without an import from the original, which needs a registered backend."""
+"""``init_process_group`` of scripts that import nothing from the original.
+
+The backend ``smddp`` has to be registered, and under ``weft run`` and mpirun ranks are found without ``MASTER_ADDR``,
+whatever the backend.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import os
 from typing import Any
 
 import torch.distributed as dist
@@ -12,7 +17,7 @@ _installed = False
 
 
 def install() -> None:
-    """Let ``init_process_group`` bring in weft's backend when it is asked for ``smddp``; once for the process."""
+    """Let ``init_process_group`` bring in weft's backend and rendezvous where they are needed; once for the process."""
     global _installed
     if _installed or not dist.is_available():
         return
@@ -22,7 +27,8 @@ def install() -> None:
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         backend = kwargs.get("backend", args[0] if args else None)
-        if backend == "smddp":
+        told = kwargs.get("store") or kwargs.get("init_method") or os.environ.get("MASTER_ADDR")
+        if backend == "smddp" or (not told and len(args) < 2):
             register()
         return original(*args, **kwargs)
 
@@ -31,5 +37,5 @@ def install() -> None:
 
 
 def register() -> None:
-    """Make ``smddp`` a backend of ``torch.distributed``."""
+    """Make ``smddp`` a backend of ``torch.distributed``, and let the ranks find each other under every launcher."""
     importlib.import_module("weft.torch.data_parallel")

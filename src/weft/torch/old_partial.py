@@ -10,6 +10,8 @@ from weft.checkpoint.find import is_ours, newest_tag
 from weft.checkpoint.names import folder_name
 from weft.errors import CheckpointError, UsageError
 from weft.torch import parts
+from weft.torch.fp16_states import read_fp16_state
+from weft.torch.optimizer import MASTERS, SCALE
 from weft.torch.resuming import Wanted, agree, land_with
 from weft.torch.sources import OldPartial
 from weft.torch.state import Session
@@ -27,7 +29,7 @@ def resume(session: Session, folder: Path, wanted: Wanted) -> Any:
     source, optimizer, user, problem = None, None, None, []
     try:
         source = OldPartial(folder, wanted.allow_pickle)
-        optimizer = source.optimizer() if wanted.optimizer is not None else None
+        optimizer = _optimizer(source, wanted) if wanted.optimizer is not None else None
         user = source.user_content()
     except CheckpointError as error:
         problem = [str(error)]
@@ -44,6 +46,22 @@ def resume(session: Session, folder: Path, wanted: Wanted) -> Any:
     if wanted.model is not None:
         land_with(wanted.model, lambda: _land(session, wanted, source, optimizer))
     return user
+
+
+def _optimizer(source: OldPartial, wanted: Wanted) -> dict[str, Any] | None:
+    """The optimizer's whole state, with the 32-bit copies of 16-bit weights and the loss scale if there are any."""
+    content = source.optimizer()
+    if content is None:
+        return None
+    states = source.fp16_states()
+    groups = parts.parameter_names(wanted.model, wanted.optimizer) if states else []
+    for rank, state in states.items():
+        where = str(source.folder / f"fp16_states_{rank}.pt")
+        copies, scale = read_fp16_state(state, groups, source.held.get(rank, set()), where)
+        content[MASTERS] |= copies
+        if scale:
+            content[SCALE] = scale
+    return content
 
 
 def _check_groups(optimizer: Any, saved: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,9 @@ from weft.torch import state
 from weft.torch.collective import gather_tensors
 from weft.torch.recording import recorded
 
+MASTERS, SCALE = "fp32_masters", "loss_scale"
+"""Where states have the copies that an optimizer steps on, by the number of their parameter, and the loss scale."""
+
 
 def _passed_on(name: str) -> property:
     """An attribute that belongs to the wrapped optimizer."""
@@ -98,6 +101,22 @@ class DistributedOptimizer(Optimizer):
             if isinstance(parameter, Tensor) and not is_local(parameter):
                 del self.optimizer.state[parameter]
 
+    # --- for optimizers that step on copies of the model's parameters ----------------------------------------
+
+    def masters(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Each parameter of this rank's part with the copy that stands for it in ``param_groups``; here none has."""
+        return []
+
+    def forget_masters(self) -> None:
+        """The model's weights were loaded: copies follow them."""
+
+    def scaling(self) -> dict[str, Any]:
+        """The state of the loss scale, as plain values."""
+        return {}
+
+    def load_scaling(self, content: Mapping[str, Any]) -> None:
+        """Take back what :meth:`scaling` gave."""
+
     # --- states ---------------------------------------------------------------------------------------------
 
     def local_state_dict(self) -> dict[str, Any]:
@@ -112,21 +131,8 @@ class DistributedOptimizer(Optimizer):
         session = state.session()
         if session.pipeline is None:
             return content
-        tensors = {}
-        plain = {}
-        for number, entry in content["state"].items():
-            for name, value in entry.items():
-                if isinstance(value, Tensor):
-                    tensors[f"{number}/{name}"] = value
-                else:
-                    plain[f"{number}/{name}"] = value
         with session.doing("the optimizer's state_dict()"):
-            everything = gather_tensors(tensors, plain, session.group("pp"), session.peers("pp"))
-        merged: dict[int, dict[str, Any]] = {}
-        for path, value in everything.items():
-            number, _, name = path.partition("/")
-            merged.setdefault(int(number), {})[name] = value
-        content["state"] = {number: merged[number] for number in sorted(merged)}
+            content["state"] = gather_states(session, content["state"])
         return content
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -139,6 +145,26 @@ class DistributedOptimizer(Optimizer):
             number: entry for number, entry in entries.items() if is_local(numbers[int(number)])
         }
         self.optimizer.load_state_dict(content)
+
+
+def gather_states(
+    session: state.Session, entries: Mapping[int, Mapping[str, Any]]
+) -> dict[int, dict[str, Any]]:
+    """What all ranks of the pipeline hold for parameters, by their number; collective over the pipeline."""
+    tensors = {}
+    plain = {}
+    for number, entry in entries.items():
+        for name, value in entry.items():
+            if isinstance(value, Tensor):
+                tensors[f"{number}/{name}"] = value
+            else:
+                plain[f"{number}/{name}"] = value
+    everything = gather_tensors(tensors, plain, session.group("pp"), session.peers("pp"))
+    merged: dict[int, dict[str, Any]] = {}
+    for path, value in everything.items():
+        number_text, _, name = path.partition("/")
+        merged.setdefault(int(number_text), {})[name] = value
+    return {number: merged[number] for number in sorted(merged)}
 
 
 def is_local(parameter: Tensor) -> bool:

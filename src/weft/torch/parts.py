@@ -1,7 +1,8 @@
 """What one rank stores in a checkpoint, by names that do not depend on the split, and how it takes its part back.
 
 model/<name>                    parameters and buffers, names as in the wrapped module
-optimizer/<name>/<key>          the optimizer's tensors for the parameter <name>
+optimizer/<name>/<key>          the optimizer's tensors for the parameter <name>; under the key fp32_master the copy
+                                of the parameter that it steps on, if it has one
 ranks/<rank>/...                random states, and the states of `also`
 user/...                        tensors of the user's content
 """
@@ -24,6 +25,7 @@ from weft.torch.random_state import NUMPY, PYTHON, TORCH, mix
 from weft.torch.state import Session
 
 Reader = Callable[[str], Tensor]
+MASTER = "fp32_master"
 
 
 @dataclass
@@ -89,9 +91,15 @@ def inner(optimizer: Any) -> torch.optim.Optimizer:
     return found
 
 
+def masters_of(optimizer: Any) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """This rank's parameters that the optimizer has copies of, with these."""
+    return optimizer.masters() if isinstance(optimizer, DistributedOptimizer) else []
+
+
 def parameter_names(model: DistributedModel, optimizer: Any) -> list[list[str]]:
     """The names of an optimizer's parameters, by group."""
     names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    names |= {id(master): names[id(low)] for low, master in masters_of(optimizer) if id(low) in names}
     groups = [[names.get(id(p), "") for p in group["params"]] for group in inner(optimizer).param_groups]
     unknown = sum(name == "" for group in groups for name in group)
     if unknown:
@@ -120,10 +128,14 @@ def add_optimizer(part: Part, session: Session, model: DistributedModel, optimiz
             else:
                 values[name][key] = encoder.encode(value, f"the optimizer's {key} of {name}")
     part.content["optimizer_values"] = values
+    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    for low, master in masters_of(optimizer):
+        part.tensors[f"optimizer/{names[id(low)]}/{MASTER}"] = master.detach()
     if here == 0:
         settings = [{k: v for k, v in group.items() if k != "params"} for group in state_dict["param_groups"]]
         part.content["optimizer"] = {
             "class": type(inner(optimizer)).__qualname__,
+            "scaling": optimizer.scaling() if isinstance(optimizer, DistributedOptimizer) else {},
             "groups": [
                 {"params": names, "values": encoder.encode(group, "the optimizer's settings")}
                 for names, group in zip(groups, settings, strict=True)
@@ -185,6 +197,8 @@ def load_model(session: Session, model: DistributedModel, names: Mapping[str, An
             name = next((name for name in found if name in names), None)
             if name is not None:
                 target.copy_(read(name))
+    if model.optimizer is not None:
+        model.optimizer.forget_masters()
     torch.clear_autocast_cache()  # the tracing of a step inside of autocast has left casts of the former values
 
 
@@ -218,6 +232,8 @@ def load_groups(optimizer: Any, saved: Mapping[str, Any], decoder: Decoder) -> N
     """The groups' settings, such as the learning rate; at once, as schedulers look at them before the first step."""
     for group, content in zip(inner(optimizer).param_groups, saved["groups"], strict=True):
         group.update(decoder.decode(content["values"]))
+    if isinstance(optimizer, DistributedOptimizer) and saved.get("scaling"):
+        optimizer.load_scaling(saved["scaling"])
 
 
 def load_optimizer(
@@ -225,14 +241,20 @@ def load_optimizer(
     values: Mapping[str, Any], read: Reader, decoder: Decoder,
 ) -> None:  # fmt: skip
     """The state of this rank's parameters. ``keys``: the names of each parameter's tensors."""
+    copies = masters_of(optimizer)  # first, because states have the dtype of what they belong to
     flat = [name for group in parameter_names(model, optimizer) for name in group]
     content = inner(optimizer).state_dict()
     content["state"] = {}
     for number, name in enumerate(flat):
         if model.is_local(name) and (name in keys or name in values):
-            entry = {key: read(f"optimizer/{name}/{key}") for key in keys.get(name, ())}
+            entry = {key: read(f"optimizer/{name}/{key}") for key in keys.get(name, ()) if key != MASTER}
             content["state"][number] = {**entry, **decoder.decode(values.get(name, {}))}
     inner(optimizer).load_state_dict(content)
+    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    with torch.no_grad():
+        for low, master in copies:
+            if MASTER in keys.get(names[id(low)], ()):
+                master.copy_(read(f"optimizer/{names[id(low)]}/{MASTER}"))
 
 
 def rank_content(session: Session, ranks: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:

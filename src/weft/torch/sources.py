@@ -3,7 +3,7 @@
     TorchFile       what torch.save wrote (.pt); weights only
     Safetensors     one file, or several with an index, as Hugging Face writes them
     Distributed     a folder of torch.distributed.checkpoint; its metadata through an unpickler that knows few names
-    OldPartial      a folder of model_<rank>.pt files, in each of the old namings
+    OldPartial      a folder of model_<rank>.pt files, in each of the old namings; see ``old_partial``
 
 None of them runs code that a file brings along.
 """
@@ -25,6 +25,7 @@ from torch import Tensor
 from weft.checkpoint.names import is_safe, read_text
 from weft.errors import CheckpointError
 from weft.torch.content import named_dtype
+from weft.torch.optimizer import MASTERS, SCALE
 from weft.torch.shard_file import safetensors
 
 _INDEXES = ("model.safetensors.index.json",)
@@ -267,9 +268,12 @@ class OldPartial(InMemory):
     def __init__(self, folder: Path, allow_pickle: bool = False) -> None:
         self.folder = folder
         self.allow_pickle = allow_pickle
+        self.held: dict[str, set[str]] = {}
         merged: dict[str, Any] = {}
         for path in sorted(folder.glob("model_*.pt")):
-            merged |= find_state(load_file(path, allow_pickle), path)
+            part = find_state(load_file(path, allow_pickle), path)
+            self.held[path.stem.removeprefix("model_")] = set(part)
+            merged |= part
         super().__init__(merged)
 
     def optimizer(self) -> dict[str, Any] | None:
@@ -280,9 +284,17 @@ class OldPartial(InMemory):
             if not isinstance(content, Mapping) or "param_groups" not in content or "state" not in content:
                 raise CheckpointError(f"{path} holds no optimizer's state with param_groups and state")
             if merged is None:
-                merged = {"param_groups": content["param_groups"], "state": {}}
+                merged = {"param_groups": content["param_groups"], "state": {}, MASTERS: {}}
             merged["state"] |= content["state"]
+            merged[MASTERS] |= content.get(MASTERS, {})
+            if SCALE in content:
+                merged[SCALE] = content[SCALE]
         return merged
+
+    def fp16_states(self) -> dict[str, Any]:
+        """What the files beside the optimizer's hold, by the rank in their name."""
+        paths = sorted(self.folder.glob("fp16_states_*.pt"))
+        return {path.stem.removeprefix("fp16_states_"): load_file(path, self.allow_pickle) for path in paths}
 
     def user_content(self) -> Any:
         path = self.folder / "user_content.pt"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import os
 import random
 
 import numpy as np
@@ -84,17 +86,43 @@ def arguments():
     parser.add_argument("--pipeline_parallel_degree", type=int, default=2)
     parser.add_argument("--microbatches", type=int, default=2)
     parser.add_argument("--mp_parameters", type=str, default="")
+    parser.add_argument("--checkpoint_dir", type=str, default="")
+    parser.add_argument("--checkpoint_freq", type=int, default=2)
     args, _ = parser.parse_known_args()
     return args
 
 
-def partition_by_hand(model, degree):
+def save(args, model, optimizer, scheduler, step):
+    """In both ways: a checkpoint, and a file of each rank as scripts before 1.10 write it."""
+    if smp.rdp_rank() != 0:
+        return
+    content = {"step": step, "scheduler": scheduler.state_dict()}
+    smp.save_checkpoint(
+        args.checkpoint_dir, tag=f"step_{step}", partial=True, model=model, optimizer=optimizer,
+        user_content=content, num_kept_partial_checkpoints=2,
+    )  # fmt: skip
+    content |= {"model": model.local_state_dict(), "optimizer": optimizer.local_state_dict()}
+    smp.save(content, os.path.join(args.checkpoint_dir, "files.pt"), partial=True)
+
+
+def resume(args, way, model, optimizer, scheduler):
+    if way == "files":
+        content = smp.load(os.path.join(args.checkpoint_dir, "files.pt"), partial=True)
+        model.load_state_dict(content["model"], same_partition_load=True)
+        optimizer.load_state_dict(content["optimizer"])
+    else:
+        content = smp.resume_from_checkpoint(args.checkpoint_dir, partial=True)
+    scheduler.load_state_dict(content["scheduler"])
+    return content["step"]
+
+
+def partition_by_hand(model, degree, first=0):
     layers = model.get_module().transformer.h
     for number, layer in enumerate(layers):
-        smp.set_partition(layer, number * degree // len(layers))
+        smp.set_partition(layer, min((number + first) * degree // len(layers), degree - 1))
 
 
-def train(args, model, optimizer, scheduler, device):
+def train(args, model, optimizer, scheduler, first):
     size = args.train_batch_size
     rows = size * smp.dp_size() * args.max_steps
     data = Tokens(rows, 16, 32) if smp.pp_rank() == 0 else Nothing(rows)
@@ -105,7 +133,9 @@ def train(args, model, optimizer, scheduler, device):
         data, sampler=sampler, batch_size=size, num_workers=0, pin_memory=True, drop_last=True
     )
     losses = []
-    for input_ids, attention_mask in loader:
+    for number, (input_ids, attention_mask) in enumerate(loader):
+        if number < first:
+            continue
         optimizer.zero_grad(set_to_none=True)
         loss_mb = train_step(model, optimizer, input_ids, attention_mask, args)
         loss = loss_mb.reduce_mean()
@@ -117,6 +147,8 @@ def train(args, model, optimizer, scheduler, device):
         if not (args.fp16 and optimizer.overflow):
             scheduler.step()
         losses.append(loss.item())
+        if args.checkpoint_dir and not first and number + 1 == args.checkpoint_freq:
+            save(args, model, optimizer, scheduler, number + 1)
     with torch.no_grad():
         model.eval()
         losses.append(test_step(model, input_ids, attention_mask).reduce_mean().item())
@@ -141,11 +173,18 @@ def main():
             "skip_tracing": False,
         }
     )
-    random.seed(7)
-    np.random.seed(7)
-    set_seed(7)
     torch.cuda.set_device(smp.local_rank())
-    device = torch.device("cuda")
+    losses = run(args, 7)
+    again = [run(args, 8, way) for way in ("folder", "files") if args.checkpoint_dir]
+    print("RESULT", json.dumps([smp.rank(), smp.dp_rank(), losses, again]))
+
+
+def run(args, seed, way=""):
+    """A script's main part; in the place of one that is started once more if it is to resume in some `way`."""
+    gc.collect()
+    random.seed(seed)
+    np.random.seed(seed)
+    set_seed(seed)
     config = GPT2Config(
         vocab_size=32, n_positions=16, n_embd=32, n_layer=4, n_head=2, resid_pdrop=0, embd_pdrop=0,
         attn_pdrop=0, use_cache=False, bos_token_id=0, eos_token_id=0,
@@ -157,7 +196,7 @@ def main():
     whole = sum(p.numel() for p in model.parameters())
     model = smp.DistributedModel(model, trace_device="gpu", backward_passes_per_step=1)
     if args.manual_partition:
-        partition_by_hand(model, args.pipeline_parallel_degree)
+        partition_by_hand(model, args.pipeline_parallel_degree, 1 if way == "files" else 0)
     optimizer = torch.optim.AdamW(param_groups(model), lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
     if args.activation_checkpointing:
@@ -175,9 +214,13 @@ def main():
     seen = []
     model.register_post_partition_hook(lambda m, o: seen.append(("partition", m.partitioned, o is optimizer)))
     model.register_post_step_hook(lambda m, o: seen.append(("step", m.partitioned, o is optimizer)))
-    losses = train(args, model, optimizer, scheduler, device)
+    first = resume(args, way, model, optimizer, scheduler) if way else 0
+    losses = train(args, model, optimizer, scheduler, first)
     assert seen == [("partition", True, True), ("step", True, True)], seen
     assert smp.state.cfg.pipeline_parallel_degree == args.pipeline_parallel_degree
+    if args.fp16:
+        masters = optimizer.state_dict()["fp32_masters"]
+        assert len(masters) == len(list(model.parameters())), "those of all ranks"
     if smp.rdp_rank() == 0:
         partial = model.local_state_dict()
         assert partial["_smp_is_partial"] and all(n.startswith(("module.", "_smp")) for n in partial)
@@ -187,7 +230,7 @@ def main():
         assert sum(v.numel() for n, v in state.items() if n != "lm_head.weight") == whole
     local = sum(p.numel() for p in model.local_parameters())
     assert local < whole or smp.pp_size() == 1
-    print("RESULT", json.dumps([smp.rank(), losses]))
+    return losses
 
 
 if __name__ == "__main__":

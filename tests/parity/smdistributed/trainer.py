@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 
 import torch
@@ -14,6 +15,8 @@ from transformers import (
     default_data_collator,
     set_seed,
 )
+
+SAVED, STEPS = 2, 4
 
 
 class Tokens(torch.utils.data.Dataset):
@@ -28,33 +31,48 @@ class Tokens(torch.utils.data.Dataset):
         return {"input_ids": self.ids[index], "labels": self.ids[index]}
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--output_dir", required=True)
-    args = parser.parse_args()
-    set_seed(4)
+def make_trainer(output_dir, batch, seed):
+    set_seed(seed)
     config = GPT2Config(
         vocab_size=32, n_positions=12, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0,
         attn_pdrop=0, bos_token_id=0, eos_token_id=0, tie_word_embeddings=False, loss_type="ForCausalLM",
     )  # fmt: skip
-    model = GPT2LMHeadModel(config)
     arguments = TrainingArguments(
-        output_dir=args.output_dir, per_device_train_batch_size=4, per_device_eval_batch_size=4,
-        gradient_accumulation_steps=2, max_grad_norm=0.5, max_steps=3, learning_rate=0.01, logging_steps=1,
-        save_strategy="no", report_to=[], disable_tqdm=True, seed=4,
+        output_dir=output_dir, per_device_train_batch_size=batch, per_device_eval_batch_size=batch,
+        gradient_accumulation_steps=2, max_grad_norm=0.5, max_steps=STEPS, learning_rate=0.01, logging_steps=1,
+        save_strategy="steps", save_steps=SAVED, eval_strategy="steps", eval_steps=SAVED,
+        load_best_model_at_end=True, report_to=[], disable_tqdm=True, seed=4,
     )  # fmt: skip
-    trainer = Trainer(
-        model=model, args=arguments, train_dataset=Tokens(32), eval_dataset=Tokens(8),
+    return Trainer(
+        model=GPT2LMHeadModel(config), args=arguments, train_dataset=Tokens(32), eval_dataset=Tokens(8),
         data_collator=default_data_collator,
     )  # fmt: skip
-    before = trainer.evaluate()["eval_loss"]
-    result = trainer.train()
-    after = trainer.evaluate()["eval_loss"]
-    trainer.save_model()
-    logs = [
+
+
+def logged(trainer):
+    return [
         [entry["loss"], entry["grad_norm"]] for entry in trainer.state.log_history if "grad_norm" in entry
     ]
-    print("RESULT", json.dumps([trainer.args.parallel_mode.value, before, result.training_loss, after, logs]))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output_dir", required=True)
+    parser.add_argument("--batch", type=int, default=4, help="samples for each replica")
+    args = parser.parse_args()
+    trainer = make_trainer(args.output_dir, args.batch, 4)
+    mode = trainer.args.parallel_mode.value
+    before = trainer.evaluate()["eval_loss"]
+    training = trainer.train().training_loss
+    after = trainer.evaluate()["eval_loss"]
+    trainer.save_model()
+    logs = logged(trainer)
+    del trainer
+    gc.collect()
+    resumed = make_trainer(args.output_dir, args.batch, 5)
+    resumed.train(resume_from_checkpoint=f"{args.output_dir}/checkpoint-{SAVED}")
+    again = [logged(resumed)[SAVED:], resumed.evaluate()["eval_loss"]]
+    print("RESULT", json.dumps([mode, before, training, after, logs, again]))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import random
+import shutil
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +19,14 @@ import torch
 from torch import nn
 
 import weft.torch as weft
-from weft.checkpoint.find import faults, look
+from weft.checkpoint.find import faults, in_order, look
 from weft.checkpoint.folder import Lock
 from weft.errors import CheckpointError, UsageError
 from weft.torch import checkpoint, state
 
 from .training import assert_equal, made, saved, train, values
+
+OLD = Path(__file__).parents[2] / "data" / "checkpoints"
 
 
 @pytest.fixture(autouse=True)
@@ -162,6 +168,51 @@ def test_asynchronous_saves_hold_the_values_of_their_call(tmp_path, monkeypatch)
         weft.finish_checkpoint()
     assert weft.finish_checkpoint() is None
     weft.resume_from_checkpoint(tmp_path, "a", model=model)
+
+
+def test_one_asynchronous_save_at_a_time_on_a_slow_disk(tmp_path, monkeypatch):
+    model, _ = made()
+    events, disk = [], threading.Event()
+
+    def slow(phase):
+        events.append((phase, threading.current_thread() is threading.main_thread()))
+        if phase == "write" and not disk.is_set():
+            disk.wait(0.3)  # until the second save has had the time to overtake the first
+            disk.set()
+
+    monkeypatch.setattr(checkpoint, "reached", slow)
+    first = weft.save_checkpoint(tmp_path, "a", model=model, asynchronous=True)
+    second = weft.save_checkpoint(tmp_path, "b", model=model, asynchronous=True)
+    assert first.done and disk.is_set()
+    stages = [number for number, event in enumerate(events) if event == ("stage", True)]
+    assert ("newest", False) in events[stages[0] : stages[1]], "the second began before the first had ended"
+    second.wait()
+    assert [save.tag for save in in_order(tmp_path, None)] == ["b", "a"]
+
+
+def test_clocks_do_not_decide_which_save_is_the_newest(tmp_path, monkeypatch):
+    model, optimizer = made()
+    for number, tag in enumerate("abc"):
+        monkeypatch.setattr(time, "time", lambda past=1e9 - 1e6 * number: past)
+        weft.save_checkpoint(tmp_path, tag, model=model, user_content=number, num_kept_partial_checkpoints=2)
+        for path in (tmp_path / f"{tag}_partial", *(tmp_path / f"{tag}_partial").iterdir()):
+            os.utime(path, (1e9 - 1e6 * number,) * 2)
+    (tmp_path / "newest").unlink()
+    assert [save.tag for save in in_order(tmp_path, None)] == ["c", "b"]
+    assert weft.resume_from_checkpoint(tmp_path, model=model) == 2
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in OLD.iterdir() if path.is_dir()))
+def test_checkpoints_of_earlier_versions_are_read(tmp_path, folder):
+    shutil.copytree(OLD / folder, tmp_path / folder)
+    model, optimizer = made(1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    content = weft.resume_from_checkpoint(
+        tmp_path / folder, model=model, optimizer=optimizer, also={"scheduler": scheduler}
+    )
+    assert content["steps"] == 2 and content["kind"] == ("a", 1.5)
+    assert_equal(model, content["model"])
+    assert [entry["step"].item() for entry in optimizer.state.values()] == [2.0] * 6
 
 
 # --- what was altered -----------------------------------------------------------------------------------------

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pickle
-from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -14,7 +11,6 @@ import torch.distributed.checkpoint as dcp
 
 import weft.torch as weft
 from weft.errors import CheckpointError, UsageError
-from weft.torch.sources import Distributed, open_source
 
 from .training import assert_equal, made, saved, train, values
 
@@ -24,11 +20,6 @@ def job():
     weft.init({})
     yield
     weft.shutdown()
-
-
-class Evil:
-    def __reduce__(self):
-        return os.system, ("touch /tmp/weft-evil-ran",)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -163,46 +154,3 @@ def test_save_and_load(tmp_path):
     assert weft.load(str(tmp_path / "whole"), partial=False) == [1]
     with pytest.raises(CheckpointError, match=r"y_0_0 is missing, for rank 0; there is no such file"):
         weft.load(str(tmp_path / "y"))
-
-
-def test_no_file_runs_code(tmp_path):
-    marker = Path("/tmp/weft-evil-ran")
-    marker.unlink(missing_ok=True)
-    model, _ = made()
-    torch.save({"model": Evil()}, tmp_path / "evil")
-    folder = tmp_path / "t_partial"
-    folder.mkdir()
-    torch.save({"w": Evil()}, folder / "model_0.pt")
-    metadata = tmp_path / "dcp"
-    metadata.mkdir()
-    (metadata / ".metadata").write_bytes(pickle.dumps(Evil()))
-    for call in (
-        lambda: weft.resume_from_checkpoint(tmp_path / "evil", partial=False),
-        lambda: weft.resume_from_checkpoint(tmp_path, "t"),
-        lambda: weft.load(str(tmp_path / "evil"), partial=False),
-    ):
-        with pytest.raises(CheckpointError, match="pass allow_pickle=True"):
-            call()
-    with pytest.raises(CheckpointError, match="nothing of it ran: .*system does not belong there"):
-        Distributed(metadata)
-    assert not marker.exists()
-
-
-def test_hostile_safetensors_are_refused(tmp_path):
-    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, "x": {
-        "dtype": "F32", "shape": [4], "data_offsets": [8, 24]}}).encode()  # fmt: skip
-    for number, content in enumerate(
-        [
-            (200 << 20).to_bytes(8, "little") + b"{}",
-            len(header).to_bytes(8, "little") + header + bytes(24),
-            b"",
-        ]
-    ):
-        path = tmp_path / f"{number}.safetensors"
-        path.write_bytes(content)
-        with pytest.raises(CheckpointError, match="damaged, or no safetensors file"):
-            open_source(path)
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"w": "../../etc/passwd"}}))
-    with pytest.raises(CheckpointError, match="no file in its folder"):
-        open_source(tmp_path)
