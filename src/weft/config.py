@@ -86,6 +86,12 @@ class Settings:
     compression: str = _setting(
         "", Text(), 'how gradients travel between copies of the model ("int8", say); empty: as they are'
     )
+    shard_optimizer_state: bool = _setting(
+        False, Flag(), "each copy of the model keeps and updates a share of the optimizer's state"
+    )
+    offload_activations: bool = _setting(
+        False, Flag(), "what activation checkpoints keep is in host memory between forward and backward pass"
+    )
     tensor_parallel_degree: int = _setting(
         1, Whole(1), "over how many ranks a tensor is split; only 1 so far"
     )

@@ -26,6 +26,8 @@ def test_defaults():
         "ddp": False,
         "inputs": "equal",
         "all_reduce": "auto",
+        "shard_optimizer_state": False,
+        "offload_activations": False,
         "compression": "",
         "tensor_parallel_degree": 1,
         "heartbeat_timeout": 30.0,

@@ -89,8 +89,9 @@ class Meeting:
         whom = ", ".join(f"rank {rank} {why}" for rank, why in absent.items())
         by = "rank " + ", ".join(map(str, sorted(came)))
         text = (
-            f"{self.what} was called by {by} only: {whom}. Call it on every rank, or on every rank with "
-            "weft.rdp_rank() == 0, and not on one rank of a pipeline alone"
+            f"{self.what} was called by {by} only: {whom}. Call it on every rank"
+            + (", or on every rank with weft.rdp_rank() == 0," if self.optional else "")
+            + " and not on one rank of a pipeline alone"
         )
         if self.leads:
             self.store.set(self._key("begin"), json.dumps({"error": text}))

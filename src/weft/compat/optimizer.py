@@ -9,6 +9,7 @@ gradients are not finite on any rank of the pipeline is left out on all.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import compress
 from typing import Any
 
 import torch
@@ -20,8 +21,7 @@ from weft.compat.loss_scale import LossScale
 from weft.compat.session import state
 from weft.torch import optimizer as weft_optimizer
 from weft.torch import state as session_of
-from weft.torch.optimizer import clip_grad_norm_, is_local
-from weft.torch.recording import recorded
+from weft.torch.optimizer import clip_along, clip_grad_norm_, is_local
 
 MASTERS, SCALE = "fp32_masters", "loss_scale"
 
@@ -60,7 +60,7 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """This rank's part of the state, with the key ``_smp_is_partial``."""
-        content = super().local_state_dict()
+        content = super().local_state_dict(gather_if_shard)
         content["_smp_is_partial"] = True
         return content
 
@@ -83,21 +83,41 @@ class MasterOptimizer(DistributedOptimizer):
 
     @property
     def fp16_groups(self) -> list[list[nn.Parameter]]:
-        """The 16-bit parameters of this rank, in one group."""
+        """The 16-bit parameters that this rank updates, in one group."""
         return [[low for low, _ in self._masters()]]
 
     def _masters(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Each local 16-bit parameter with its master; made from the parameters' values at the first use."""
+        """Each 16-bit parameter that this rank updates, with its master; made from their values at the first use."""
         if not self._pairs:
+            mine = iter(self.mine())
             for group in self.optimizer.param_groups:
                 for at, low in enumerate(group["params"]):
-                    if is_local(low) and low.dtype in (torch.float16, torch.bfloat16):
+                    if next(mine) and low.dtype in (torch.float16, torch.bfloat16):
                         master = nn.Parameter(low.detach().float().clone(), requires_grad=low.requires_grad)
                         group["params"][at] = master
                         self._pairs.append((low, master))
                         if low in self.optimizer.state:
                             self.optimizer.state[master] = self.optimizer.state.pop(low)
         return self._pairs
+
+    def weights(self) -> list[Tensor]:
+        """The model's parameters by their numbers in the optimizer."""
+        lows = {id(master): low for low, master in self._pairs}
+        return [lows.get(id(p), p) for p in super().weights()]
+
+    def forget_remote(self) -> None:
+        """Drop what this rank holds for parameters that it does not update."""
+        super().forget_remote()
+        kept, mine = [], iter(self.mine())
+        pairs = {id(master): (low, master) for low, master in self._pairs}
+        for group in self.optimizer.param_groups:
+            for at, parameter in enumerate(group["params"]):
+                pair, keep = pairs.get(id(parameter)), next(mine)
+                if pair is not None and keep:
+                    kept.append(pair)
+                elif pair is not None:
+                    group["params"][at] = pair[0]
+        self._pairs = kept
 
     def forget_masters(self) -> None:
         """The model's weights were loaded: masters follow them."""
@@ -135,7 +155,10 @@ class MasterOptimizer(DistributedOptimizer):
         self._unscale()
         if self.overflow:
             return -1.0
-        return super().clip_master_grads(max_norm)
+        if self.shares is None:
+            return super().clip_master_grads(max_norm)
+        stepped = (p for group in self.param_groups for p in group["params"])
+        return clip_along("world", list(compress(stepped, self.mine())), max_norm)
 
     def step(self, closure: Any = None) -> Any:
         """Update the masters and round them into the model, unless gradients overflowed."""
@@ -144,8 +167,11 @@ class MasterOptimizer(DistributedOptimizer):
         self.loss_scaler.update(self.overflow)
         if self.overflow:
             return None
-        result = super().step(closure)
-        with torch.no_grad(), recorded(session_of.session(), "optimizer"):
+        return super().step(closure)
+
+    def _update(self) -> Any:
+        result = super()._update()
+        with torch.no_grad():
             for low, master in self._pairs:
                 low.copy_(master)
         return result
@@ -160,24 +186,20 @@ class MasterOptimizer(DistributedOptimizer):
                 low.grad.zero_()
         self._ready = False
 
-    def _with_masters(self, content: dict[str, Any]) -> dict[str, Any]:
-        numbers = {
-            id(p): n for n, p in enumerate(p for g in self.optimizer.param_groups for p in g["params"])
-        }
-        content[MASTERS] = {numbers[id(master)]: master.detach() for _, master in self._masters()}
+    def _with_states(self, axis: str | None) -> dict[str, Any]:
+        """With the masters of the same ranks, and the loss scale."""
+        self._masters()
+        content = super()._with_states(axis)
+        masters = {n: {MASTERS: master.detach()} for n, master in self._by_number().items()}
+        content[MASTERS] = {n: entry[MASTERS] for n, entry in self._gathered(masters, axis).items()}
         content[SCALE] = self.loss_scaler.state_dict()
         return content
 
-    def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
-        """This rank's part of the state, its masters and the loss scale."""
-        self._masters()
-        return self._with_masters(super().local_state_dict(gather_if_shard))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state of the wrapped optimizer, this rank's masters and the loss scale; collective over the
-        pipeline."""
-        self._masters()
-        return self._with_masters(super().state_dict())
+    def _by_number(self) -> dict[int, nn.Parameter]:
+        """This rank's masters by their numbers in the optimizer."""
+        masters = {id(master): master for _, master in self._pairs}
+        flat = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return {number: masters[id(p)] for number, p in enumerate(flat) if id(p) in masters}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take this rank's part of a state, with its masters and the loss scale if it has them."""
@@ -185,13 +207,12 @@ class MasterOptimizer(DistributedOptimizer):
         masters, scale = content.pop(MASTERS, {}), content.pop(SCALE, None)
         self._masters()
         super().load_state_dict(content)
-        numbers = [p for group in self.optimizer.param_groups for p in group["params"]]
+        weights = self.weights()
         with torch.no_grad():
-            for low, master in self._pairs:
-                at = next(n for n, p in enumerate(numbers) if p is master)
-                value = masters.get(at)
+            for number, master in self._by_number().items():
+                value = masters.get(number)
                 if isinstance(value, Tensor):
                     master.copy_(value)
-                    low.copy_(value)
+                    weights[number].copy_(value)
         if scale is not None:
             self.loss_scaler.load_state_dict(scale)

@@ -23,15 +23,15 @@ ALIASES = {"pipeline_parallel_degree": "partitions"}
 OWN = {setting.name for setting in fields(Settings)}
 
 KEPT: dict[str, Any] = {
-    "fp16": False, "bf16": False, "fp16_params": False, "shard_optimizer_state": False,
-    "offload_activations": False, "activation_loading_horizon": 4, "prescaled_batch": False, "skip_tracing": False,
+    "fp16": False, "bf16": False, "fp16_params": False,
+    "activation_loading_horizon": 4, "prescaled_batch": False, "skip_tracing": False,
     "sharded_data_parallel_degree": 1, "horovod": False, "deterministic_server": False,
     "delayed_parameter_initialization": False,
 }  # fmt: skip
 """Settings beside weft's own that ``smp.state.cfg`` shows, with their defaults."""
 
 IGNORED = {
-    "activation_loading_horizon": "activations are not offloaded",
+    "activation_loading_horizon": "an offloaded activation is loaded when the backward pass needs it",
     "checkpoint_attentions": "call set_activation_checkpointing on the attention modules",
     "contiguous": "it is for TensorFlow",
     "ddp_dist_backend": "PyTorch's own backends are used",
@@ -119,7 +119,7 @@ def _launched(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _refuse(merged: Mapping[str, Any]) -> None:
     faults = []
-    for name in ("fp16", "bf16", "shard_optimizer_state", "offload_activations"):
+    for name in ("fp16", "bf16"):
         if not isinstance(merged.get(name, False), bool):
             faults.append(f'{name} is {merged[name]!r}: write "{name}": true or false')
     if merged.get("fp16") is True and merged.get("bf16") is True:
@@ -132,15 +132,6 @@ def _refuse(merged: Mapping[str, Any]) -> None:
             f"sharded_data_parallel_degree is {degree!r}, but sharded data parallelism is not supported yet: write 1, "
             "and split the model over partitions instead"
         )
-    for name, instead in (
-        ("offload_activations", "checkpoint activations instead: set_activation_checkpointing(module)"),
-        (
-            "shard_optimizer_state",
-            "leave it out: each rank keeps the state of its own part of the model only",
-        ),
-    ):
-        if merged.get(name) is True:
-            faults.append(f"{name} is not supported yet: {instead}")
     if faults:
         raise ConfigError("; ".join(faults))
 

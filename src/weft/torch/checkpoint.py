@@ -12,6 +12,7 @@ from weft.errors import UsageError
 from weft.torch import full, old_partial, parts, resuming, saving, state
 from weft.torch.content import Encoder
 from weft.torch.model import DistributedModel
+from weft.torch.optimizer import DistributedOptimizer
 from weft.torch.saving import PendingSave, Request, SaveReport, Saves
 
 
@@ -35,6 +36,8 @@ def save_checkpoint(
     allow_pickle: bool = False,
 ) -> SaveReport | PendingSave | None:
     """Save the job under ``path``; every rank calls this, or every rank with ``rdp_rank() == 0``.
+
+    If replicas share the optimizer's state (``shard_optimizer_state``) and it is saved too, every rank calls this.
 
     Args:
         path: A folder on a disk that all hosts share; it is made if needed.
@@ -69,9 +72,11 @@ def save_checkpoint(
         raise UsageError(
             f"num_kept_partial_checkpoints is {num_kept_partial_checkpoints!r}: write a whole number from 1 on, or None"
         )
+    shared = isinstance(optimizer, DistributedOptimizer) and optimizer.shares is not None
     request = Request(
-        Path(path), tag, num_kept_partial_checkpoints, asynchronous, lambda phase: reached(phase)
-    )
+        Path(path), tag, num_kept_partial_checkpoints, asynchronous, lambda phase: reached(phase),
+        everybody=shared and partial,
+    )  # fmt: skip
     if not partial:
         if asynchronous:
             raise UsageError("a full checkpoint is not written asynchronously: pass partial=True")
@@ -79,15 +84,15 @@ def save_checkpoint(
     if model is not None and not model.partitioned:
         raise UsageError("the model has no partition yet, which the first step makes: save after it")
 
-    def make(whole: bool) -> parts.Part:
+    def make() -> parts.Part:
         part = parts.Part()
-        if whole:
-            if model is not None:
-                parts.add_model(part, session, model)
-                if optimizer is not None:
-                    parts.add_optimizer(part, session, model, optimizer)
-            if session.rank == session.mesh.group("mp", 0)[0]:
-                _add_shared(part, session, user_content, allow_pickle)
+        first = session.position("rdp") == 0
+        if model is not None and first:
+            parts.add_model(part, session, model)
+        if model is not None and optimizer is not None and (first or shared):
+            parts.add_optimizer(part, session, model, optimizer)
+        if session.rank == session.mesh.group("mp", 0)[0]:
+            _add_shared(part, session, user_content, allow_pickle)
         parts.add_rank(part, session, also, allow_pickle)
         return part
 

@@ -254,6 +254,11 @@ class DistributedModel(nn.Module):
         if not enable:
             yield
             return
+        if state.session().settings.shard_optimizer_state:
+            raise UsageError(
+                "join() does not fit shard_optimizer_state, because every replica's step is needed to the end: give "
+                "all replicas the same number of batches, or set shard_optimizer_state to false"
+            )
         with joined(state.session(), self, divide_by_initial_world_size):
             yield
 

@@ -120,7 +120,7 @@ def add_optimizer(part: Part, session: Session, model: DistributedModel, optimiz
             else:
                 values[name][key] = encoder.encode(value, f"the optimizer's {key} of {name}")
     part.content["optimizer_values"] = values
-    if here == 0:
+    if here == 0 and session.position("rdp") == 0:
         settings = [{k: v for k, v in group.items() if k != "params"} for group in state_dict["param_groups"]]
         part.content["optimizer"] = {
             "class": type(inner(optimizer)).__qualname__,
@@ -228,8 +228,9 @@ def load_optimizer(
     flat = [name for group in parameter_names(model, optimizer) for name in group]
     content = inner(optimizer).state_dict()
     content["state"] = {}
+    mine = optimizer.mine() if isinstance(optimizer, DistributedOptimizer) else [True] * len(flat)
     for number, name in enumerate(flat):
-        if model.is_local(name) and (name in keys or name in values):
+        if mine[number] and model.is_local(name) and (name in keys or name in values):
             entry = {key: read(f"optimizer/{name}/{key}") for key in keys.get(name, ())}
             content["state"][number] = {**entry, **decoder.decode(values.get(name, {}))}
     inner(optimizer).load_state_dict(content)

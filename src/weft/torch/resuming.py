@@ -21,6 +21,8 @@ from weft.torch.shard_file import ShardReader
 from weft.torch.state import Session
 
 log = logging.getLogger("weft")
+APART = ("record", "checked", "shard_optimizer_state", "offload_activations", "sharded_data_parallel_degree")
+"""Settings on which no split depends."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ def _fix_plan(session: Session, model: Any, content: Mapping[str, Any]) -> None:
 def split_settings(session: Session) -> dict[str, Any]:
     """The settings on which a split depends."""
     kept = json.loads(session.settings.to_json())
-    return {name: value for name, value in kept.items() if name not in ("record", "checked")}
+    return {name: value for name, value in kept.items() if name not in APART}
 
 
 def _land(

@@ -93,8 +93,6 @@ def test_who_wins_among_settings():
     [
         ({"fp16": True, "bf16": True}, "fp16 and bf16 are both on"),
         ({"sharded_data_parallel_degree": 2}, "sharded data parallelism is not supported yet: write 1"),
-        ({"offload_activations": True}, "offload_activations is not supported yet: checkpoint activations"),
-        ({"shard_optimizer_state": True}, "shard_optimizer_state is not supported yet"),
         ({"partitions": 2, "pipeline_parallel_degree": 4}, "leave one out"),
         ({"fp16": 1}, 'write "fp16": true or false'),
         ({"horovod": True, "ddp": True}, "exclude each other"),
