@@ -85,7 +85,10 @@ class Job:
         losses = []
         for _ in range(steps):
             numbers = torch.Generator().manual_seed(self.steps)
-            x, y = (t.chunk(weft.dp_size())[weft.dp_rank()] for t in torch.randn(2, ROWS, WIDTH, generator=numbers))
+            x, y = (
+                t.chunk(weft.dp_size())[weft.dp_rank()]
+                for t in torch.randn(2, ROWS, WIDTH, generator=numbers)
+            )
             self.optimizer.zero_grad()
             loss = self.step(self.model, x, y).reduce_mean().detach()
             self.scaler.unscale_(self.optimizer)
@@ -94,7 +97,8 @@ class Job:
             self.scaler.update()
             self.scheduler.step()
             self.steps += 1
-            dist.all_reduce(loss, group=weft.get_rdp_process_group())
+            if weft.dp_size() > 1:
+                dist.all_reduce(loss, group=weft.get_rdp_process_group())
             losses.append(loss.item() / weft.dp_size())
         return losses
 
@@ -117,7 +121,9 @@ def sgd(parameters: Iterable[Any]) -> torch.optim.Optimizer:
 def same(one: dict[Any, Any], other: dict[Any, Any], tolerance: float = 0.0) -> None:
     assert set(one) == set(other), set(one) ^ set(other)
     for name, value in one.items():
-        torch.testing.assert_close(value, other[name], rtol=tolerance, atol=tolerance / 10, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            value, other[name], rtol=tolerance, atol=tolerance / 10, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def compare(make: Callable[[bool], Job]) -> tuple[Job, int]:
@@ -151,7 +157,10 @@ def optimizers_compute_the_same_with_half_the_state() -> None:
 
 def grouped(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     kept = list(parameters)
-    groups = [{"params": [p for p in kept if p.dim() > 1]}, {"params": [p for p in kept if p.dim() < 2], "lr": 0.5}]
+    groups = [
+        {"params": [p for p in kept if p.dim() > 1]},
+        {"params": [p for p in kept if p.dim() < 2], "lr": 0.5},
+    ]
     return torch.optim.AdamW(groups, lr=0.02)
 
 
@@ -206,7 +215,9 @@ def states_go_to_jobs_with_and_without_shares() -> None:
         assert job.train(2) == expected
         assert not shared or job.state_bytes() == share_bytes
         if not shared:
-            with told(UsageError, f"this is the state of replica {weft.rdp_rank()} of 2 that shared it, for replica"):
+            with told(
+                UsageError, f"this is the state of replica {weft.rdp_rank()} of 2 that shared it, for replica"
+            ):
                 job.optimizer.load_state_dict(share)
         elif job.model.partitioned:
             with told(UsageError, "join() does not fit shard_optimizer_state"), job.model.join():
@@ -248,16 +259,22 @@ def masters_are_shared_too() -> None:
             if number == STEPS:
                 saved, scales = copied(optimizer.state_dict()), optimizer.loss_scale
                 weights = copied(model.state_dict())
+                root = given.folder / f"masters-{weft.size()}-{shared}"
+                weft.save_checkpoint(root, "middle", model=model, optimizer=optimizer)
         records.append((found, {n: p.detach().clone() for n, p in model.local_named_parameters()}, saved))
         assert len(optimizer.fp16_groups[0]) < len(list(model.local_parameters())) or not shared
-        model.load_state_dict(weights)
-        optimizer.load_state_dict(copied(saved))
-        assert optimizer.loss_scale == scales
-        optimizer.zero_grad()
-        assert step(model, x).reduce_mean().item() == found[-2]
-        assert round(float(optimizer.clip_master_grads(0.01)), 5) == found[-1]
-        optimizer.step()
-        same(dict(model.local_named_parameters()), records[-1][1])
+        for way in ("states", "checkpoint"):
+            if way == "states":
+                model.load_state_dict(weights)
+                optimizer.load_state_dict(copied(saved))
+            else:
+                weft.resume_from_checkpoint(root, "middle", model=model, random_states=False)
+            assert optimizer.loss_scale == scales
+            optimizer.zero_grad()
+            assert step(model, x).reduce_mean().item() == found[-2]
+            assert round(float(optimizer.clip_master_grads(0.01)), 5) == found[-1]
+            optimizer.step()
+            same(dict(model.local_named_parameters()), records[-1][1])
         del model, optimizer
     smp.init({"fp16": False})
     (losses, weights, saved), (shared_losses, shared_weights, shared_saved) = records
@@ -288,7 +305,10 @@ def checkpoints_go_to_other_layouts() -> None:
             resume(job, earlier.parent)
             expected = json.loads(earlier.read_text())
             losses = job.train(2)
-            assert all(abs(a - b) <= 1e-6 * b for a, b in zip(losses, expected, strict=True)), (losses, expected)
+            assert all(abs(a - b) <= 1e-6 * b for a, b in zip(losses, expected, strict=True)), (
+                losses,
+                expected,
+            )
             del job
     root = given.folder / f"{weft.size()}-{given.partitions}"
     job = Job(True, adamw)
@@ -307,7 +327,9 @@ def checkpoints_go_to_other_layouts() -> None:
 
 
 def resume(job: Job, root: Path) -> None:
-    weft.resume_from_checkpoint(root, model=job.model, optimizer=job.optimizer, also={"scheduler": job.scheduler})
+    weft.resume_from_checkpoint(
+        root, model=job.model, optimizer=job.optimizer, also={"scheduler": job.scheduler}
+    )
     job.steps = 2
 
 

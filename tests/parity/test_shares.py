@@ -14,7 +14,11 @@ from .shares import CHECKS
 
 JOB = Path(__file__).parent / "shares.py"
 ELSEWHERE = ["optimizers_compute_the_same_with_half_the_state", "checkpoints_go_to_other_layouts"]
-LAYOUTS = [(4, 2, list(CHECKS)), (2, 1, [name for name in CHECKS if "without" not in name]), (1, 1, ELSEWHERE[1:])]
+LAYOUTS = [
+    (4, 2, list(CHECKS)),
+    (2, 1, [name for name in CHECKS if "without" not in name]),
+    (1, 1, ELSEWHERE[1:]),
+]
 
 
 @pytest.mark.timeout(1200)

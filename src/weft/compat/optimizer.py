@@ -22,8 +22,13 @@ from weft.compat.session import state
 from weft.torch import optimizer as weft_optimizer
 from weft.torch import state as session_of
 from weft.torch.optimizer import clip_along, clip_grad_norm_, is_local
+from weft.torch.sharded import like, share_of
 
 MASTERS, SCALE = "fp32_masters", "loss_scale"
+
+
+def _finite(grad: Tensor) -> bool:
+    return bool(torch.isfinite(share_of(grad)).all())
 
 
 class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
@@ -63,6 +68,11 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
         content = super().local_state_dict(gather_if_shard)
         content["_smp_is_partial"] = True
         return content
+
+    def _update(self) -> Any:
+        if state.cfg.sharded_data_parallel_degree > 1:  # as the original does, always
+            clip_along(None, [p for group in self.param_groups for p in group["params"]], state.cfg.sdp_gradient_clipping)
+        return super()._update()
 
     def orig_state_dict(self) -> dict[str, Any]:
         """The state of the wrapped optimizer, as it is on this rank."""
@@ -134,16 +144,17 @@ class MasterOptimizer(DistributedOptimizer):
         bad = torch.zeros(())
         for low, master in pairs:
             master.grad = None if low.grad is None else low.grad.float() / self.loss_scale
-            if master.grad is not None and not torch.isfinite(master.grad).all():
+            if master.grad is not None and not _finite(master.grad):
                 bad.fill_(1.0)
         for group in self.optimizer.param_groups:
             for other in group["params"]:
-                if is_local(other) and other.grad is not None and not torch.isfinite(other.grad).all():
+                if is_local(other) and other.grad is not None and not _finite(other.grad):
                     bad.fill_(1.0)
         session = session_of.session()
-        if session.pipeline is not None:
+        axis = "world" if any(model.sharded for model in session.models) else "pp"
+        if axis == "world" or session.pipeline is not None:
             with session.doing("the check for overflow"):
-                dist.all_reduce(bad, dist.ReduceOp.MAX, group=session.group("pp"))
+                dist.all_reduce(bad, dist.ReduceOp.MAX, group=session.group(axis))
         self.overflow = bool(bad)
         self._ready = True
 
@@ -195,6 +206,34 @@ class MasterOptimizer(DistributedOptimizer):
         content[SCALE] = self.loss_scaler.state_dict()
         return content
 
+    def own_state(self) -> tuple[dict[str, Any], Any]:
+        """The wrapped optimizer's state on this rank with the masters in it, and the loss scale."""
+        self._masters()
+        content, _ = super().own_state()
+        for number, master in self._by_number().items():
+            content["state"][number] = {**content["state"].get(number, {}), MASTERS: master.detach()}
+        return content, self.loss_scaler.state_dict()
+
+    def load_own_state(self, content: dict[str, Any], more: Any) -> None:
+        """Take back what :meth:`own_state` gave; without masters they follow the model's weights."""
+        self._masters()
+        masters = {number: entry.pop(MASTERS, None) for number, entry in content["state"].items()}
+        content["state"] = {number: entry for number, entry in content["state"].items() if entry}
+        super().load_own_state(content, more)
+        self.forget_masters()
+        self._take_masters(masters)
+        if more is not None:
+            self.loss_scaler.load_state_dict(more)
+
+    def _take_masters(self, masters: Mapping[int, Any]) -> None:
+        weights = self.weights()
+        with torch.no_grad():
+            for number, master in self._by_number().items():
+                value = masters.get(number)
+                if isinstance(value, Tensor):
+                    master.copy_(like(value, master))
+                    weights[number].copy_(master)
+
     def _by_number(self) -> dict[int, nn.Parameter]:
         """This rank's masters by their numbers in the optimizer."""
         masters = {id(master): master for _, master in self._pairs}
@@ -207,12 +246,6 @@ class MasterOptimizer(DistributedOptimizer):
         masters, scale = content.pop(MASTERS, {}), content.pop(SCALE, None)
         self._masters()
         super().load_state_dict(content)
-        weights = self.weights()
-        with torch.no_grad():
-            for number, master in self._by_number().items():
-                value = masters.get(number)
-                if isinstance(value, Tensor):
-                    master.copy_(value)
-                    weights[number].copy_(value)
+        self._take_masters(masters)
         if scale is not None:
             self.loss_scaler.load_state_dict(scale)

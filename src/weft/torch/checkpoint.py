@@ -37,7 +37,8 @@ def save_checkpoint(
 ) -> SaveReport | PendingSave | None:
     """Save the job under ``path``; every rank calls this, or every rank with ``rdp_rank() == 0``.
 
-    If replicas share the optimizer's state (``shard_optimizer_state``) and it is saved too, every rank calls this.
+    If replicas share the optimizer's state (``shard_optimizer_state``) and it is saved too, or if they share parameters
+    (``sharded_data_parallel_degree``), every rank calls this.
 
     Args:
         path: A folder on a disk that all hosts share; it is made if needed.
@@ -73,9 +74,10 @@ def save_checkpoint(
             f"num_kept_partial_checkpoints is {num_kept_partial_checkpoints!r}: write a whole number from 1 on, or None"
         )
     shared = isinstance(optimizer, DistributedOptimizer) and optimizer.shares is not None
+    sharded = model is not None and model.sharded
     request = Request(
         Path(path), tag, num_kept_partial_checkpoints, asynchronous, lambda phase: reached(phase),
-        everybody=shared and partial,
+        everybody=sharded or (shared and partial),
     )  # fmt: skip
     if not partial:
         if asynchronous:
@@ -87,10 +89,11 @@ def save_checkpoint(
     def make() -> parts.Part:
         part = parts.Part()
         first = session.position("rdp") == 0
-        if model is not None and first:
-            parts.add_model(part, session, model)
-        if model is not None and optimizer is not None and (first or shared):
-            parts.add_optimizer(part, session, model, optimizer)
+        kept = part if first or shared else parts.Part()  # what all ranks put together, the first one saves
+        if model is not None and (first or sharded):
+            parts.add_model(kept, session, model)
+        if model is not None and optimizer is not None and (first or shared or sharded):
+            parts.add_optimizer(kept, session, model, optimizer)
         if session.rank == session.mesh.group("mp", 0)[0]:
             _add_shared(part, session, user_content, allow_pickle)
         parts.add_rank(part, session, also, allow_pickle)

@@ -48,7 +48,8 @@ def manifest_name(tag: str) -> str:
 def save(
     session: Session, request: Request, model: DistributedModel | None, user_content: Any, allow_pickle: bool
 ) -> SaveReport | None:
-    """Gather the model on the first rank, which writes it; collective over the first pipeline."""
+    """Gather the model on the first rank, which writes it; collective over the first pipeline, or over all ranks if
+    replicas share parameters."""
     import time
 
     began = time.monotonic()
@@ -56,7 +57,7 @@ def save(
         raise UsageError("a full checkpoint is a model: pass model=")
     saves = Saves.of(session)
     saves.finish()
-    meeting = saves.meeting(request.what)
+    meeting = saves.meeting(request.what, request.everybody)
     came = meeting.arrive(f"{request.root.absolute()} {request.tag}")
     if meeting.leads:
         others = {rank: text for rank, text in came.items() if text != came[session.rank]}

@@ -15,6 +15,7 @@ from weft.torch import state
 from weft.torch.collective import gather_tensors
 from weft.torch.recording import recorded
 from weft.torch.reducer import without_gradients
+from weft.torch.sharded import is_sharded, like, whole
 from weft.torch.shares import Shares, by_parameter, tensors_and_plain
 
 SHARE = "_weft_share"
@@ -41,6 +42,13 @@ class DistributedOptimizer(Optimizer):
         if isinstance(optimizer, DistributedOptimizer) or not isinstance(optimizer, Optimizer):
             raise UsageError(
                 f"DistributedOptimizer wraps a torch.optim optimizer, once; it got a {type(optimizer).__qualname__}"
+            )
+        if any(model.sharded for model in state.session().models) and not all(
+            is_sharded(p) for group in optimizer.param_groups for p in group["params"]
+        ):
+            raise UsageError(
+                "the optimizer has parameters from before they were sharded: build it from model.parameters() after "
+                "model = DistributedModel(...)"
             )
         self.optimizer = optimizer
         self._shares: Shares | None = None
@@ -170,9 +178,20 @@ class DistributedOptimizer(Optimizer):
         content["state"] = self._gathered(content["state"], axis)
         return content
 
+    def own_state(self) -> tuple[dict[str, Any], Any]:
+        """The wrapped optimizer's state on this rank, for checkpoints; and what else has to be saved, as JSON."""
+        return self.optimizer.state_dict(), None
+
+    def load_own_state(self, content: dict[str, Any], more: Any) -> None:
+        """Take back what :meth:`own_state` gave."""
+        self.optimizer.load_state_dict(content)
+
     def _gathered(self, entries: dict[Any, dict[str, Any]], axis: str | None) -> dict[Any, dict[str, Any]]:
         """States by parameter, from all ranks along an axis; those of this rank without one."""
         session = state.session()
+        if any(model.sharded for model in session.models):
+            with session.doing("the optimizer's state_dict()"):
+                return {n: {key: whole(v) for key, v in entry.items()} for n, entry in entries.items()}
         if axis is None:
             return entries
         with session.doing("the optimizer's state_dict()"):
@@ -191,8 +210,12 @@ class DistributedOptimizer(Optimizer):
                 f"this is the state of replica {share[0]} of {share[1]} that shared it, for replica {here[0]} of "
                 f"{here[1]}: set shard_optimizer_state and start {share[1]} replicas, or save with gather_if_shard=True"
             )
-        mine = self.mine()
-        content["state"] = {n: entry for n, entry in content.get("state", {}).items() if mine[int(n)]}
+        mine, weights = self.mine(), self.weights()
+        content["state"] = {
+            n: {key: like(value, weights[int(n)]) for key, value in entry.items()}
+            for n, entry in content.get("state", {}).items()
+            if mine[int(n)]
+        }
         self.optimizer.load_state_dict(content)
 
 
@@ -230,7 +253,7 @@ def clip_along(
     grads = [p.grad for p in parameters if p.grad is not None]
     session = state.session()
     norm_type = float(norm_type)
-    local = torch.nn.utils.get_total_norm(grads, norm_type) if grads else torch.zeros(())
+    local = whole(torch.nn.utils.get_total_norm(grads, norm_type)) if grads else torch.zeros(())
     if axis is None:
         total = local
     else:

@@ -208,7 +208,8 @@ def _land(
                 name, _, key = path.removeprefix("optimizer/").rpartition("/")
                 keys.setdefault(name, []).append(key)
         parts.load_optimizer(
-            session, wanted.model, wanted.optimizer, keys, content["optimizer_values"], reader.read, decoder
-        )
+            session, wanted.model, wanted.optimizer, keys, content["optimizer_values"],
+            content["optimizer"].get("more"), reader.read, decoder,
+        )  # fmt: skip
     log.info("rank %d read %d bytes of %s", session.rank, reader.bytes_read, reader.folder)
     reader.close()
