@@ -93,7 +93,12 @@ def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
 class Job:
     def __init__(self, degree: int, **settings: Any) -> None:
         gc.collect()
-        defaults = {"partitions": 1, "microbatches": 2, "shard_optimizer_state": False, "offload_activations": False}
+        defaults = {
+            "partitions": 1,
+            "microbatches": 2,
+            "shard_optimizer_state": False,
+            "offload_activations": False,
+        }
         weft.init({**defaults, "sharded_data_parallel_degree": degree, **settings})
         net = Net()
         if settings.get("offload_activations"):
@@ -167,7 +172,11 @@ def trains_as_one_process() -> None:
     numel = sum(p.numel() for p in Net().parameters())
     for degree, settings in ((4, {}), (2, {}), (2, {"offload_activations": True})):
         job = Job(degree, **settings)
-        assert job.model.sharded and len(blocks(Net())) == 3 and all(is_sharded(p) for p in job.model.parameters())
+        assert (
+            job.model.sharded
+            and len(blocks(Net())) == 3
+            and all(is_sharded(p) for p in job.model.parameters())
+        )
 
         def each(step: int, norm: float, job: Job = job) -> None:
             params = job.model.local_named_parameters()
@@ -246,7 +255,14 @@ def checkpoints_go_to_other_layouts() -> None:
 
 @check
 def what_does_not_fit_is_told() -> None:
+    from weft.checkpoint import meeting
+
+    meeting.STUCK_S = 1.0
     job = Job(2)
+    if weft.rank() == 0:
+        with told(UsageError, "only: rank"):
+            weft.save_checkpoint(given.folder / "alone", "t", model=job.model)
+    weft.barrier()
     with told(UsageError, "join() does not fit"), job.model.join():
         pass
     with told(UsageError, "a communication hook does not fit sharded_data_parallel_degree"):

@@ -202,6 +202,9 @@ def states_go_to_jobs_with_and_without_shares() -> None:
     whole, partial = copied(job.optimizer.state_dict()), copied(job.optimizer.local_state_dict())
     share = copied(job.optimizer.local_state_dict(gather_if_shard=False))
     assert set(share["state"]) < set(partial["state"]) <= set(whole["state"])
+    weft.save(share, str(given.folder / "optimizer"), v3=True)
+    weft.barrier()
+    share = weft.load(str(given.folder / "optimizer"))
     assert share["_weft_share"] == [weft.rdp_rank(), 2] and "_weft_share" not in partial
     share_bytes = job.state_bytes()
     expected = job.train(2)

@@ -48,8 +48,14 @@ def test_values_that_follow_from_others():
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"partitions": 2}, 'partitions is 2, which does not fit sharded_data_parallel_degree 2: write "partitions": 1'),
-        ({"shard_optimizer_state": True}, 'write "shard_optimizer_state": false, or "sharded_data_parallel_degree": 1'),
+        (
+            {"partitions": 2},
+            'partitions is 2, which does not fit sharded_data_parallel_degree 2: write "partitions": 1',
+        ),
+        (
+            {"shard_optimizer_state": True},
+            'write "shard_optimizer_state": false, or "sharded_data_parallel_degree": 1',
+        ),
         ({"compression": "int8"}, 'compression is "int8", which does not fit'),
     ],
 )

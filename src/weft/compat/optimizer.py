@@ -71,7 +71,11 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
 
     def _update(self) -> Any:
         if state.cfg.sharded_data_parallel_degree > 1:  # as the original does, always
-            clip_along(None, [p for group in self.param_groups for p in group["params"]], state.cfg.sdp_gradient_clipping)
+            clip_along(
+                None,
+                [p for group in self.param_groups for p in group["params"]],
+                state.cfg.sdp_gradient_clipping,
+            )
         return super()._update()
 
     def orig_state_dict(self) -> dict[str, Any]:

@@ -99,6 +99,8 @@ def save_checkpoint(
         parts.add_rank(part, session, also, allow_pickle)
         return part
 
+    if sharded:  # putting tensors together must not wait for a rank that does not come
+        resuming.come_together(session, request.what)
     return saving.run(session, request, make)
 
 

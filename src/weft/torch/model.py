@@ -300,8 +300,8 @@ class DistributedModel(nn.Module):
     def state_dict(  # type: ignore[override]
         self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any
     ) -> dict[str, Any]:
-        """The whole model's state, names as in the wrapped module; collective over the pipeline after the partition, and
-        over all ranks if replicas share parameters.
+        """The whole model's state, names as in the wrapped module; collective over the pipeline after the partition,
+        and over all ranks if replicas share parameters.
 
         ``gather_to_rank0``: only the pipeline's first rank gets it, the others an empty dict.
         """

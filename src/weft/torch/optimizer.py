@@ -94,12 +94,14 @@ class DistributedOptimizer(Optimizer):
     def shares(self) -> Shares | None:
         """Which replica updates what, with ``shard_optimizer_state``; None before the partition."""
         session = state.session()
-        wanted = session.settings.shard_optimizer_state and session.mesh.rdp > 1
         if self._shares is None:
-            reducer = next((model.reducer for model in session.models if model.reducer is not None), None)
-            if not wanted or reducer is None or not all(model.partitioned for model in session.models):
+            if not session.settings.shard_optimizer_state or session.mesh.rdp == 1:
                 return None
-            self._shares = Shares(reducer.group, session.position("rdp"), session.mesh.rdp)
+            given = {id(parameter) for parameter in self.weights()}
+            models = [m for m in session.models if any(id(p) in given for p in m.module.parameters())]
+            if not models or not all(model.partitioned and model.reducer is not None for model in models):
+                return None
+            self._shares = Shares(models[0].reducer.group, session.position("rdp"), session.mesh.rdp)
             self.forget_remote()  # some optimizers make all states at once
         parameters = self.weights()
         self._shares.extend(parameters, [is_local(parameter) for parameter in parameters])

@@ -201,6 +201,8 @@ def _land(
         session, wanted.model, names, lambda name: reader.read(f"model/{aliases.get(name, name)}")
     )
     parts.load_extra(session, wanted.model, content["extra"], decoder)
+    if hasattr(wanted.model.optimizer, "forget_masters"):
+        wanted.model.optimizer.forget_masters()
     if wanted.optimizer is not None and "optimizer" in content:
         keys: dict[str, list[str]] = {}
         for path in reader.index.tensors:

@@ -1,9 +1,9 @@
 """Sharded data parallelism: replicas share parameters, gradients and optimizer states, on PyTorch's FSDP2.
 
-``torch.distributed.fsdp.fully_shard`` does the work. With a degree below the number of replicas, each *sharding group* of
-that many replicas holds the model once, and gradients are averaged over the groups too (a mesh with two dims).
-Outside of a forward and backward pass a parameter is a ``DTensor``; what leaves weft (states,
-checkpoints) is whole and plain.
+``torch.distributed.fsdp.fully_shard`` does the work. With a degree below the number of replicas, each *sharding group*
+of that many replicas holds the model once, and gradients are averaged over the groups too (a mesh with two dims).
+Outside of a forward and backward pass a parameter is a ``DTensor``; what leaves weft (states, checkpoints) is whole and
+plain. See ``docs/decisions/0041-sharded-parameters-on-fsdp2.md``.
 """
 
 from __future__ import annotations
@@ -50,13 +50,20 @@ def blocks(module: nn.Module) -> list[nn.Module]:
     holders = Counter(id(p) for part in module.modules() for p in part.parameters(recurse=False))
     found: list[nn.Module] = []
     for part in module.modules():
-        if not isinstance(part, (nn.ModuleList, nn.Sequential)) or any(part in block.modules() for block in found):
+        if not isinstance(part, (nn.ModuleList, nn.Sequential)) or any(
+            part in block.modules() for block in found
+        ):
             continue
         kinds = Counter(type(child) for child in part)
         for child in dict.fromkeys(part):
             inside = Counter(id(p) for below in child.modules() for p in below.parameters(recurse=False))
             alone = all(holders[key] == count for key, count in inside.items())
-            if inside and alone and kinds[type(child)] > 1 and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            if (
+                inside
+                and alone
+                and kinds[type(child)] > 1
+                and not isinstance(child, (nn.ModuleList, nn.ModuleDict))
+            ):
                 found.append(child)
     return found
 
@@ -82,4 +89,3 @@ def like(value: Tensor, target: Tensor) -> Tensor:
         return value
     moved = value.to(target.device)
     return distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None)
-
