@@ -260,7 +260,7 @@ def what_does_not_fit_is_told() -> None:
     meeting.STUCK_S = 1.0
     job = Job(2)
     if weft.rank() == 0:
-        with told(UsageError, "only: rank"):
+        with told(UsageError, "Call it on every rank, and not on one rank of a pipeline alone"):
             weft.save_checkpoint(given.folder / "alone", "t", model=job.model)
     weft.barrier()
     with told(UsageError, "join() does not fit"), job.model.join():

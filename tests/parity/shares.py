@@ -344,7 +344,7 @@ def all_replicas_have_to_save() -> None:
     job = Job(True, adamw)
     job.train(1)
     if weft.rdp_rank() == 0:
-        with told(UsageError, "only: rank"):
+        with told(UsageError, "Call it on every rank, and not on one rank of a pipeline alone"):
             weft.save_checkpoint(given.folder / "part", "t", model=job.model, optimizer=job.optimizer)
     weft.barrier()
 

@@ -113,6 +113,7 @@ class Saves:
             self.store, f"{self._met[0]}.{self._met[1]}", session.rank,
             (*required, *others) if everybody else required, () if everybody else others,
             session.steps, session.monitor.signs, what, session.settings.wait_timeout,
+            everybody and session.mesh.rdp > 1,
         )  # fmt: skip
 
 
