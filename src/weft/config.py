@@ -86,6 +86,15 @@ class Settings:
     compression: str = _setting(
         "", Text(), 'how gradients travel between copies of the model ("int8", say); empty: as they are'
     )
+    shard_optimizer_state: bool = _setting(
+        False, Flag(), "each copy of the model keeps and updates a share of the optimizer's state"
+    )
+    offload_activations: bool = _setting(
+        False, Flag(), "what activation checkpoints keep is in host memory between forward and backward pass"
+    )
+    sharded_data_parallel_degree: int = _setting(
+        1, Whole(1), "so many copies of the model share its parameters, gradients and optimizer states"
+    )
     tensor_parallel_degree: int = _setting(
         1, Whole(1), "over how many ranks a tensor is split; only 1 so far"
     )
@@ -177,6 +186,7 @@ def resolve(
     faults += _value_faults(values, origins)
     if not faults and world_size is not None:
         faults += _world_faults(values.get("partitions", 1), world_size)
+        faults += _degree_faults(values.get("sharded_data_parallel_degree", 1), world_size)
     _raise(faults)
     return Settings(**values)
 
@@ -281,6 +291,15 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
             f"tensor_parallel_degree is {complete['tensor_parallel_degree']}, but tensor parallelism is not "
             'supported yet: write "tensor_parallel_degree": 1 and split over "partitions" instead'
         )
+    if complete["sharded_data_parallel_degree"] > 1:
+        others = {"partitions": 1, "shard_optimizer_state": False, "compression": ""}
+        faults += [
+            f"{name} is {json.dumps(complete[name])}, which does not fit sharded_data_parallel_degree "
+            f'{complete["sharded_data_parallel_degree"]}: write "{name}": {json.dumps(only)}, or '
+            '"sharded_data_parallel_degree": 1'
+            for name, only in others.items()
+            if complete[name] != only
+        ]
     return faults
 
 
@@ -326,6 +345,16 @@ def _world_faults(partitions: int, world_size: int) -> list[str]:
         f"partitions is {partitions}, but the job has {world_size} processes, which it does not divide: "
         f"start a multiple of {partitions} processes (weft run -n {partitions}), "
         f'or write "partitions": {" or ".join(divisors)}'
+    ]
+
+
+def _degree_faults(degree: int, world_size: int) -> list[str]:
+    if world_size % degree == 0:
+        return []
+    divisors = [str(n) for n in range(1, world_size + 1) if world_size % n == 0]
+    return [
+        f"sharded_data_parallel_degree is {degree}, but the job has {world_size} processes, which it does not divide: "
+        f'write "sharded_data_parallel_degree": {" or ".join(divisors)}'
     ]
 
 

@@ -26,6 +26,9 @@ def test_defaults():
         "ddp": False,
         "inputs": "equal",
         "all_reduce": "auto",
+        "shard_optimizer_state": False,
+        "offload_activations": False,
+        "sharded_data_parallel_degree": 1,
         "compression": "",
         "tensor_parallel_degree": 1,
         "heartbeat_timeout": 30.0,
@@ -40,6 +43,32 @@ def test_values_that_follow_from_others():
     assert Settings(optimize="speed", memory_weight=1).memory_weight == 1.0
     assert Settings(partitions=4).active_microbatches == 6
     assert resolve({"partitions": 4, "active_microbatches": None}).active_microbatches == 6
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            {"partitions": 2},
+            'partitions is 2, which does not fit sharded_data_parallel_degree 2: write "partitions": 1',
+        ),
+        (
+            {"shard_optimizer_state": True},
+            'write "shard_optimizer_state": false, or "sharded_data_parallel_degree": 1',
+        ),
+        ({"compression": "int8"}, 'compression is "int8", which does not fit'),
+    ],
+)
+def test_what_does_not_fit_sharded_parameters(given, text):
+    with pytest.raises(ConfigError, match=text):
+        Settings(sharded_data_parallel_degree=2, **given)
+
+
+def test_the_degree_divides_the_processes():
+    assert resolve({"sharded_data_parallel_degree": 2}, {}, 4).sharded_data_parallel_degree == 2
+    text = 'is 3, but the job has 4 processes, which it does not divide: write "sharded_.*": 1 or 2 or 4'
+    with pytest.raises(ConfigError, match=text):
+        resolve({"sharded_data_parallel_degree": 3}, {}, 4)
 
 
 def test_settings_are_frozen():

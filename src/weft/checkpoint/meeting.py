@@ -37,15 +37,18 @@ class Meeting:
         signs: What every rank shows of itself, as far as this one can see.
         what: The call, for messages.
         timeout_s: After how long without any news a wait ends.
+        everybody: Whether copies of the pipeline have to come too; for messages.
     """
 
     def __init__(
         self, store: Any, name: str, rank: int, required: Sequence[int], optional: Sequence[int], step: int,
         signs: Callable[[], Mapping[int, Sign]], what: str, timeout_s: float,
+        everybody: bool = False,
     ) -> None:  # fmt: skip
         self.store, self.name, self.rank = store, name, rank
         self.required, self.optional = list(required), list(optional)
         self.step, self.signs, self.what, self.timeout_s = step, signs, what, timeout_s
+        self.everybody = everybody
 
     @property
     def leads(self) -> bool:
@@ -89,8 +92,9 @@ class Meeting:
         whom = ", ".join(f"rank {rank} {why}" for rank, why in absent.items())
         by = "rank " + ", ".join(map(str, sorted(came)))
         text = (
-            f"{self.what} was called by {by} only: {whom}. Call it on every rank, or on every rank with "
-            "weft.rdp_rank() == 0, and not on one rank of a pipeline alone"
+            f"{self.what} was called by {by} only: {whom}. Call it on every rank"
+            + (", " if self.everybody else ", or on every rank with weft.rdp_rank() == 0, ")
+            + "and not on one rank of a pipeline alone"
         )
         if self.leads:
             self.store.set(self._key("begin"), json.dumps({"error": text}))

@@ -138,6 +138,10 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
     def cpu(self) -> DistributedModel:
         """Bring the whole model to the CPU of every rank of the pipeline; every rank calls it. It cannot be trained
         any more then."""
+        if self.sharded:
+            raise UsageError(
+                "cpu() does not fit sharded_data_parallel_degree: load model.state_dict() into a model on the CPU"
+            )
         content = self.state_dict()
         with torch.no_grad():
             own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import compress
 from typing import Any
 
 import torch
@@ -23,8 +24,12 @@ from weft.errors import UsageError
 from weft.torch import optimizer as weft_optimizer
 from weft.torch import state as session_of
 from weft.torch.collective import gather_texts
-from weft.torch.optimizer import MASTERS, SCALE, clip_grad_norm_, gather_states, is_local
-from weft.torch.recording import recorded
+from weft.torch.optimizer import MASTERS, SCALE, clip_along, clip_grad_norm_, is_local
+from weft.torch.sharded import like, share_of
+
+
+def _finite(grad: Tensor) -> bool:
+    return bool(torch.isfinite(share_of(grad)).all())
 
 
 class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
@@ -69,7 +74,7 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """This rank's part of the state, with the key ``_smp_is_partial``."""
-        content = super().local_state_dict()
+        content = super().local_state_dict(gather_if_shard)
         content["_smp_is_partial"] = True
         return content
 
@@ -120,9 +125,18 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
             if all(saved.intersection(wants) <= set(has) for has, wants in told):
                 return {}
             copies = {number: {MASTERS: master} for number, master in masters.items()}
-            everything = gather_states(session, {n: states.get(n, {}) | copies.get(n, {}) for n in held})
+            everything = self._gathered({n: states.get(n, {}) | copies.get(n, {}) for n in held}, "pp")
         masters = {n: entry.pop(MASTERS) for n, entry in everything.items() if MASTERS in entry}
         return {MASTERS: masters, "state": {n: entry for n, entry in everything.items() if entry}}
+
+    def _update(self) -> Any:
+        if state.cfg.sharded_data_parallel_degree > 1:  # as the original does, always
+            clip_along(
+                None,
+                [p for group in self.param_groups for p in group["params"]],
+                state.cfg.sdp_gradient_clipping,
+            )
+        return super()._update()
 
     def orig_state_dict(self) -> dict[str, Any]:
         """The state of the wrapped optimizer, as it is on this rank."""
@@ -152,22 +166,42 @@ class MasterOptimizer(DistributedOptimizer):
 
     @property
     def fp16_groups(self) -> list[list[nn.Parameter]]:
-        """The 16-bit parameters of this rank, in one group."""
+        """The 16-bit parameters that this rank updates, in one group."""
         return [[low for low, _ in self.masters()]]
 
     def masters(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Each local 16-bit parameter with its master; made from the parameters' values at the first use after the
-        partition. Before it there are none."""
+        """Each 16-bit parameter that this rank updates, with its master; made from their values at the first use after
+        the partition. Before it there are none."""
         if not self._pairs and self._waits_for() is None:
+            mine = iter(self.mine())
             for group in self.optimizer.param_groups:
                 for at, low in enumerate(group["params"]):
-                    if is_local(low) and low.dtype in (torch.float16, torch.bfloat16):
+                    if next(mine) and low.dtype in (torch.float16, torch.bfloat16):
                         master = nn.Parameter(low.detach().float().clone(), requires_grad=low.requires_grad)
                         group["params"][at] = master
                         self._pairs.append((low, master))
                         if low in self.optimizer.state:
                             self.optimizer.state[master] = self.optimizer.state.pop(low)
         return self._pairs
+
+    def weights(self) -> list[Tensor]:
+        """The model's parameters by their numbers in the optimizer."""
+        lows = {id(master): low for low, master in self._pairs}
+        return [lows.get(id(p), p) for p in super().weights()]
+
+    def forget_remote(self) -> None:
+        """Drop what this rank holds for parameters that it does not update."""
+        super().forget_remote()
+        kept, mine = [], iter(self.mine())
+        pairs = {id(master): (low, master) for low, master in self._pairs}
+        for group in self.optimizer.param_groups:
+            for at, parameter in enumerate(group["params"]):
+                pair, keep = pairs.get(id(parameter)), next(mine)
+                if pair is not None and keep:
+                    kept.append(pair)
+                elif pair is not None:
+                    group["params"][at] = pair[0]
+        self._pairs = kept
 
     def forget_masters(self) -> None:
         """The model's weights were loaded: masters follow them."""
@@ -184,16 +218,17 @@ class MasterOptimizer(DistributedOptimizer):
         bad = torch.zeros(())
         for low, master in pairs:
             master.grad = None if low.grad is None else low.grad.float() / self.loss_scale
-            if master.grad is not None and not torch.isfinite(master.grad).all():
+            if master.grad is not None and not _finite(master.grad):
                 bad.fill_(1.0)
         for group in self.optimizer.param_groups:
             for other in group["params"]:
-                if is_local(other) and other.grad is not None and not torch.isfinite(other.grad).all():
+                if is_local(other) and other.grad is not None and not _finite(other.grad):
                     bad.fill_(1.0)
         session = session_of.session()
-        if session.pipeline is not None:
+        axis = "world" if any(model.sharded for model in session.models) else "pp"
+        if axis == "world" or session.pipeline is not None:
             with session.doing("the check for overflow"):
-                dist.all_reduce(bad, dist.ReduceOp.MAX, group=session.group("pp"))
+                dist.all_reduce(bad, dist.ReduceOp.MAX, group=session.group(axis))
         self.overflow = bool(bad)
         self._ready = True
 
@@ -205,7 +240,10 @@ class MasterOptimizer(DistributedOptimizer):
         self._unscale()
         if self.overflow:
             return -1.0
-        return super().clip_master_grads(max_norm)
+        if self.shares is None:
+            return super().clip_master_grads(max_norm)
+        stepped = (p for group in self.param_groups for p in group["params"])
+        return clip_along("world", list(compress(stepped, self.mine())), max_norm)
 
     def step(self, closure: Any = None) -> Any:
         """Update the masters and round them into the model, unless gradients overflowed."""
@@ -214,8 +252,11 @@ class MasterOptimizer(DistributedOptimizer):
         self.loss_scaler.update(self.overflow)
         if self.overflow:
             return None
-        result = super().step(closure)
-        with torch.no_grad(), recorded(session_of.session(), "optimizer"):
+        return super().step(closure)
+
+    def _update(self) -> Any:
+        result = super()._update()
+        with torch.no_grad():
             for low, master in self._pairs:
                 low.copy_(master)
         return result
@@ -230,49 +271,55 @@ class MasterOptimizer(DistributedOptimizer):
                 low.grad.zero_()
         self._ready, self._scale = False, None
 
-    def _with_masters(self, content: dict[str, Any]) -> dict[str, Any]:
-        numbers = {
-            id(p): n for n, p in enumerate(p for g in self.optimizer.param_groups for p in g["params"])
-        }
-        content[MASTERS] = {numbers[id(master)]: master.detach() for _, master in self.masters()}
-        content[SCALE] = self.scaling()
+    def _with_states(self, axis: str | None) -> dict[str, Any]:
+        """With the masters of the same ranks, and the loss scale."""
+        self.masters()
+        content = super()._with_states(axis)
+        masters = {n: {MASTERS: master.detach()} for n, master in self._by_number().items()}
+        content[MASTERS] = {n: entry[MASTERS] for n, entry in self._gathered(masters, axis).items()}
+        content[SCALE] = self.loss_scaler.state_dict()
         return content
 
-    def scaling(self) -> dict[str, Any]:
-        return self.loss_scaler.state_dict()
-
-    def load_scaling(self, content: Mapping[str, Any]) -> None:
-        self.loss_scaler.load_state_dict(content)
-
-    def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
-        """This rank's part of the state, its masters and the loss scale."""
+    def own_state(self) -> tuple[dict[str, Any], Any]:
+        """The wrapped optimizer's state on this rank with the masters in it, and the loss scale."""
         self.masters()
-        return self._with_masters(super().local_state_dict(gather_if_shard))
+        content, _ = super().own_state()
+        for number, master in self._by_number().items():
+            content["state"][number] = {**content["state"].get(number, {}), MASTERS: master.detach()}
+        return content, self.loss_scaler.state_dict()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state of the wrapped optimizer, all masters and the loss scale; collective over the pipeline."""
+    def load_own_state(self, content: dict[str, Any], more: Any) -> None:
+        """Take back what :meth:`own_state` gave; without masters they follow the model's weights."""
         self.masters()
-        content = self._with_masters(super().state_dict())
-        session = session_of.session()
-        if session.pipeline is not None:
-            own = {number: {MASTERS: master} for number, master in content[MASTERS].items()}
-            with session.doing("the optimizer's state_dict()"):
-                everything = gather_states(session, own)
-            content[MASTERS] = {number: entry[MASTERS] for number, entry in everything.items()}
-        return content
+        masters = {number: entry.pop(MASTERS, None) for number, entry in content["state"].items()}
+        content["state"] = {number: entry for number, entry in content["state"].items() if entry}
+        super().load_own_state(content, more)
+        self.forget_masters()
+        self._take_masters(masters)
+        if more is not None:
+            self.loss_scaler.load_state_dict(more)
+
+    def _take_masters(self, masters: Mapping[int, Any]) -> None:
+        weights = self.weights()
+        with torch.no_grad():
+            for number, master in self._by_number().items():
+                value = masters.get(number)
+                if isinstance(value, Tensor):
+                    master.copy_(like(value, master))
+                    weights[number].copy_(master)
+
+    def _by_number(self) -> dict[int, nn.Parameter]:
+        """This rank's masters by their numbers in the optimizer."""
+        masters = {id(master): master for _, master in self._pairs}
+        flat = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return {number: masters[id(p)] for number, p in enumerate(flat) if id(p) in masters}
 
     def _load(self, content: Mapping[str, Any]) -> None:
         """With the masters and the loss scale if it has them."""
-        masters, scale = content.get(MASTERS, {}), content.get(SCALE)
+        content = dict(content)
+        masters, scale = content.pop(MASTERS, {}), content.pop(SCALE, None)
         self.masters()
         super()._load(content)
-        numbers = [p for group in self.optimizer.param_groups for p in group["params"]]
-        with torch.no_grad():
-            for low, master in self._pairs:
-                at = next(n for n, p in enumerate(numbers) if p is master)
-                value = masters.get(at)
-                if isinstance(value, Tensor):
-                    master.copy_(value)
-                    low.copy_(value)
+        self._take_masters(masters)
         if scale is not None:
-            self.load_scaling(scale)
+            self.loss_scaler.load_state_dict(scale)

@@ -23,15 +23,15 @@ ALIASES = {"pipeline_parallel_degree": "partitions"}
 OWN = {setting.name for setting in fields(Settings)}
 
 KEPT: dict[str, Any] = {
-    "fp16": False, "bf16": False, "fp16_params": False, "shard_optimizer_state": False,
-    "offload_activations": False, "activation_loading_horizon": 4, "prescaled_batch": False, "skip_tracing": False,
-    "sharded_data_parallel_degree": 1, "horovod": False, "deterministic_server": False,
+    "fp16": False, "bf16": False, "fp16_params": False,
+    "activation_loading_horizon": 4, "prescaled_batch": False, "skip_tracing": False,
+    "sdp_gradient_clipping": 1.0, "horovod": False, "deterministic_server": False,
     "delayed_parameter_initialization": False,
 }  # fmt: skip
 """Settings beside weft's own that ``smp.state.cfg`` shows, with their defaults."""
 
 IGNORED = {
-    "activation_loading_horizon": "activations are not offloaded",
+    "activation_loading_horizon": "an offloaded activation is loaded when the backward pass needs it",
     "checkpoint_attentions": "call set_activation_checkpointing on the attention modules",
     "contiguous": "it is for TensorFlow",
     "ddp_dist_backend": "PyTorch's own backends are used",
@@ -43,11 +43,10 @@ IGNORED = {
     "load_partition": "give the partition in the script, see set_partition",
     "partition_file": "give the partition in the script, see set_partition",
     "prescaled_batch": "it tells tensor-parallel ranks apart, of which there is one",
-    "sdp_gradient_clipping": "sharded data parallelism is not supported",
-    "sdp_hierarchical_allgather": "sharded data parallelism is not supported",
-    "sdp_max_live_parameters": "sharded data parallelism is not supported",
-    "sdp_param_persistence_threshold": "sharded data parallelism is not supported",
-    "sdp_reduce_bucket_size": "sharded data parallelism is not supported",
+    "sdp_hierarchical_allgather": "PyTorch's FSDP2 gathers, in one step",
+    "sdp_max_live_parameters": "one block's parameters are whole at a time",
+    "sdp_param_persistence_threshold": "small parameters are shared too",
+    "sdp_reduce_bucket_size": "gradients of one block are reduced at a time",
     "skip_tracing": "the first step is always traced",
     "static_mode": "the order is always static",
     "tensor_parallel_seed": "no tensor is split",
@@ -119,28 +118,13 @@ def _launched(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _refuse(merged: Mapping[str, Any]) -> None:
     faults = []
-    for name in ("fp16", "bf16", "shard_optimizer_state", "offload_activations"):
+    for name in ("fp16", "bf16"):
         if not isinstance(merged.get(name, False), bool):
             faults.append(f'{name} is {merged[name]!r}: write "{name}": true or false')
     if merged.get("fp16") is True and merged.get("bf16") is True:
         faults.append("fp16 and bf16 are both on: leave one out")
     if merged.get("horovod") is True and merged.get("ddp") is True:
         faults.append("ddp and horovod exclude each other: leave horovod out")
-    degree = merged.get("sharded_data_parallel_degree", 1)
-    if degree != 1:
-        faults.append(
-            f"sharded_data_parallel_degree is {degree!r}, but sharded data parallelism is not supported yet: write 1, "
-            "and split the model over partitions instead"
-        )
-    for name, instead in (
-        ("offload_activations", "checkpoint activations instead: set_activation_checkpointing(module)"),
-        (
-            "shard_optimizer_state",
-            "leave it out: each rank keeps the state of its own part of the model only",
-        ),
-    ):
-        if merged.get(name) is True:
-            faults.append(f"{name} is not supported yet: {instead}")
     if faults:
         raise ConfigError("; ".join(faults))
 

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from weft.errors import UsageError
 from weft.torch.glue import running
 from weft.torch.intercept import install
+from weft.torch.offload import offloading
 
 _SETTINGS = "_weft_checkpoint"
 
@@ -121,6 +122,10 @@ def _run(function: Callable[..., Any], args: Any, kwargs: Any, preserve_rng_stat
         return function(*args, **kwargs)
     if running() is not None:
         install()
-    return torch_checkpoint(
-        function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs
-    )
+        return torch_checkpoint(
+            function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs
+        )
+    with offloading():
+        return torch_checkpoint(
+            function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs
+        )

@@ -12,6 +12,7 @@ from weft.errors import UsageError
 from weft.torch import full, old_partial, parts, resuming, saving, state
 from weft.torch.content import Encoder
 from weft.torch.model import DistributedModel
+from weft.torch.optimizer import DistributedOptimizer
 from weft.torch.saving import PendingSave, Request, SaveReport, Saves
 
 
@@ -35,6 +36,9 @@ def save_checkpoint(
     allow_pickle: bool = False,
 ) -> SaveReport | PendingSave | None:
     """Save the job under ``path``; every rank calls this, or every rank with ``rdp_rank() == 0``.
+
+    If replicas share the optimizer's state (``shard_optimizer_state``) and it is saved too, or if they share parameters
+    (``sharded_data_parallel_degree``), every rank calls this.
 
     Args:
         path: A folder on a disk that all hosts share; it is made if needed.
@@ -69,9 +73,12 @@ def save_checkpoint(
         raise UsageError(
             f"num_kept_partial_checkpoints is {num_kept_partial_checkpoints!r}: write a whole number from 1 on, or None"
         )
+    shared = isinstance(optimizer, DistributedOptimizer) and optimizer.shares is not None
+    sharded = model is not None and model.sharded
     request = Request(
-        Path(path), tag, num_kept_partial_checkpoints, asynchronous, lambda phase: reached(phase)
-    )
+        Path(path), tag, num_kept_partial_checkpoints, asynchronous, lambda phase: reached(phase),
+        everybody=sharded or (shared and partial),
+    )  # fmt: skip
     if not partial:
         if asynchronous:
             raise UsageError("a full checkpoint is not written asynchronously: pass partial=True")
@@ -79,18 +86,21 @@ def save_checkpoint(
     if model is not None and not model.partitioned:
         raise UsageError("the model has no partition yet, which the first step makes: save after it")
 
-    def make(whole: bool) -> parts.Part:
+    def make() -> parts.Part:
         part = parts.Part()
-        if whole:
-            if model is not None:
-                parts.add_model(part, session, model)
-                if optimizer is not None:
-                    parts.add_optimizer(part, session, model, optimizer)
-            if session.rank == session.mesh.group("mp", 0)[0]:
-                _add_shared(part, session, user_content, allow_pickle)
+        first = session.position("rdp") == 0
+        kept = part if first or shared else parts.Part()  # what all ranks put together, the first one saves
+        if model is not None and (first or sharded):
+            parts.add_model(kept, session, model)
+        if model is not None and optimizer is not None and (first or shared or sharded):
+            parts.add_optimizer(kept, session, model, optimizer)
+        if session.rank == session.mesh.group("mp", 0)[0]:
+            _add_shared(part, session, user_content, allow_pickle)
         parts.add_rank(part, session, also, allow_pickle)
         return part
 
+    if sharded:  # putting tensors together must not wait for a rank that does not come
+        resuming.come_together(session, "save_checkpoint", tag)
     return saving.run(session, request, make)
 
 

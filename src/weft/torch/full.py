@@ -56,7 +56,8 @@ def manifest_name(tag: str) -> str:
 def save(
     session: Session, request: Request, model: DistributedModel | None, user_content: Any, allow_pickle: bool
 ) -> SaveReport | None:
-    """Gather the model on the first rank, which writes it; collective over the first pipeline."""
+    """Gather the model on the first rank, which writes it; collective over the first pipeline, or over all ranks if
+    replicas share parameters."""
     import time
 
     began = time.monotonic()
@@ -64,7 +65,7 @@ def save(
         raise UsageError("a full checkpoint is a model: pass model=")
     saves = Saves.of(session)
     saves.finish()
-    meeting = saves.meeting(request.what)
+    meeting = saves.meeting(request.what, request.everybody)
     meet(meeting, request.said("save_checkpoint(partial=False)"))
     if session.rank not in meeting.required:
         return None

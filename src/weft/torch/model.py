@@ -23,6 +23,7 @@ from weft.torch.glue import running
 from weft.torch.recording import recorded_backward
 from weft.torch.reducer import Reducer, ReducerOptions
 from weft.torch.replicas import joined, make_reducer, synchronise
+from weft.torch.sharded import is_sharded, like, shard, whole
 from weft.torch.structure import replace
 from weft.torch.tape import root_gradient, run_autograd
 from weft.torch.trace import Tracer
@@ -88,6 +89,7 @@ class DistributedModel(nn.Module):
             raise UsageError("the model is a DistributedModel already: wrap a plain nn.Module, once")
         self.module = module
         self.partitioned = False
+        self.sharded = False
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self.trace_device = trace_device
         self.plan: Any = None
@@ -158,6 +160,9 @@ class DistributedModel(nn.Module):
             self.optimizer.forget_remote()
         session = state.session()
         synchronise(session, self)
+        if session.settings.sharded_data_parallel_degree > 1:
+            shard(session, self.module)
+            self.sharded = True
         if self.reducer is not None:
             self.reducer.close()
         self.reducer = make_reducer(session, self, self._options)
@@ -191,6 +196,11 @@ class DistributedModel(nn.Module):
         handle = RemovableHandle(self._after_step)
         self._after_step[handle.id] = hook
         return handle
+
+    @property
+    def broadcasts_buffers(self) -> bool:
+        """Whether buffers are those of the first replica after every step."""
+        return self._options.buffers
 
     def get_module(self) -> nn.Module:
         """The wrapped module."""
@@ -254,6 +264,12 @@ class DistributedModel(nn.Module):
         if not enable:
             yield
             return
+        settings = state.session().settings
+        if settings.shard_optimizer_state or settings.sharded_data_parallel_degree > 1:
+            raise UsageError(
+                "join() does not fit shard_optimizer_state and sharded_data_parallel_degree, because every replica is "
+                "needed to the end: give all replicas the same number of batches"
+            )
         with joined(state.session(), self, divide_by_initial_world_size):
             yield
 
@@ -267,6 +283,11 @@ class DistributedModel(nn.Module):
             raise UsageError("the model has a communication hook already; a model takes one")
         if not callable(hook):
             raise UsageError(f"a communication hook is a function, not {hook!r}")
+        if self.sharded:
+            raise UsageError(
+                "a communication hook does not fit sharded_data_parallel_degree, where FSDP2 averages gradients: leave "
+                "the hook out"
+            )
         self._comm_hook = state, hook
         self._use_comm_hook()
 
@@ -279,12 +300,15 @@ class DistributedModel(nn.Module):
     def state_dict(  # type: ignore[override]
         self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any
     ) -> dict[str, Any]:
-        """The whole model's state, names as in the wrapped module; collective over the pipeline after the partition.
+        """The whole model's state, names as in the wrapped module; collective over the pipeline after the partition,
+        and over all ranks if replicas share parameters.
 
         ``gather_to_rank0``: only the pipeline's first rank gets it, the others an empty dict.
         """
         session = state.session()
-        content = self.module.state_dict(*args, **kwargs)
+        content = self._whole_state(*args, **kwargs)
+        if self.sharded and gather_to_rank0 and session.rank != 0:
+            return {}
         if session.pipeline is None or not self.partitioned:
             return content
         kinds = {name: value for name, value in content.items() if isinstance(value, Tensor)}
@@ -299,10 +323,17 @@ class DistributedModel(nn.Module):
             content[name] = value.to(kinds[name].device)
         return content
 
+    def _whole_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        content = self.module.state_dict(*args, **kwargs)
+        if not self.sharded:
+            return content
+        with state.session().doing("state_dict()"):
+            return {name: whole(value) if is_sharded(value) else value for name, value in content.items()}
+
     def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """This rank's part of the state; names as in :meth:`named_parameters`, and the key ``_smp_is_partial``."""
         self.need_partition("local_state_dict()")
-        content = self.module.state_dict(*args, **kwargs)
+        content = self._whole_state(*args, **kwargs)
         local = {f"module.{name}": value for name, value in content.items() if self.is_local(name)}
         local["_smp_is_partial"] = state.session().pipeline is not None
         return local
@@ -342,7 +373,7 @@ class DistributedModel(nn.Module):
         with torch.no_grad():
             for name, target in own.items():
                 if name in content and isinstance(target, Tensor) and self.is_local(name):
-                    target.copy_(content[name])
+                    target.copy_(like(content[name], target))
         return None
 
     def need_partition(self, what: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,12 @@ from weft.errors import UsageError
 from weft.torch import state
 from weft.torch.collective import gather_tensors
 from weft.torch.recording import recorded
+from weft.torch.reducer import without_gradients
+from weft.torch.sharded import is_sharded, like, whole
+from weft.torch.shares import Shares, by_parameter, tensors_and_plain
+
+SHARE = "_weft_share"
+"""Beside a replica's own part of a shared state: which replica's, of how many."""
 
 MASTERS, SCALE = "fp32_masters", "loss_scale"
 """Where states have the copies that an optimizer steps on, by the number of their parameter, and the loss scale."""
@@ -40,7 +46,15 @@ class DistributedOptimizer(Optimizer):
             raise UsageError(
                 f"DistributedOptimizer wraps a torch.optim optimizer, once; it got a {type(optimizer).__qualname__}"
             )
+        if any(model.sharded for model in state.session().models) and not all(
+            is_sharded(p) for group in optimizer.param_groups for p in group["params"]
+        ):
+            raise UsageError(
+                "the optimizer has parameters from before they were sharded: build it from model.parameters() after "
+                "model = DistributedModel(...)"
+            )
         self.optimizer = optimizer
+        self._shares: Shares | None = None
         for model in state.session().models:
             model.optimizer = self
 
@@ -77,16 +91,55 @@ class DistributedOptimizer(Optimizer):
         return {"optimizer": self.optimizer}
 
     def __setstate__(self, content: dict[str, Any]) -> None:
-        self.__dict__.update(content)
+        self.__dict__.update(content, _shares=None)
+
+    @property
+    def shares(self) -> Shares | None:
+        """Which replica updates what, with ``shard_optimizer_state``; None before the partition."""
+        session = state.session()
+        if self._shares is None:
+            if not session.settings.shard_optimizer_state or session.mesh.rdp == 1:
+                return None
+            given = {id(parameter) for parameter in self.weights()}
+            models = [m for m in session.models if any(id(p) in given for p in m.module.parameters())]
+            if not models or not all(model.partitioned and model.reducer is not None for model in models):
+                return None
+            self._shares = Shares(models[0].reducer.group, session.position("rdp"), session.mesh.rdp)
+            self.forget_remote()  # some optimizers make all states at once
+        parameters = self.weights()
+        self._shares.extend(parameters, [is_local(parameter) for parameter in parameters])
+        return self._shares
+
+    def weights(self) -> list[Tensor]:
+        """The model's parameters by their numbers in the optimizer."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def mine(self) -> list[bool]:
+        """For each parameter by its number whether this rank updates it, and keeps its state."""
+        shares = self.shares
+        local = [is_local(parameter) for parameter in self.weights()]
+        return [here and (shares is None or shares.has(number)) for number, here in enumerate(local)]
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Update this rank's parameters from their gradients."""
+        """Update this rank's parameters from their gradients; collective over the replicas if they share states."""
         if closure is not None:
             raise UsageError(
                 "DistributedOptimizer.step() takes no closure: compute the loss in a weft.step function"
             )
-        with recorded(state.session(), "optimizer"):
-            return self.optimizer.step()
+        session, shares = state.session(), self.shares
+        with recorded(session, "optimizer"):
+            if shares is None:
+                return self._update()
+            weights = self.weights()
+            others = [weight for weight, mine in zip(weights, self.mine(), strict=True) if not mine]
+            with without_gradients(others):
+                result = self._update()
+            with session.doing("the optimizer's step"):
+                shares.exchange({n: w for n, w in enumerate(weights) if w.requires_grad and is_local(w)})
+            return result
+
+    def _update(self) -> Any:
+        return self.optimizer.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget this rank's gradients."""
@@ -96,75 +149,82 @@ class DistributedOptimizer(Optimizer):
         self.optimizer.add_param_group(param_group)
 
     def forget_remote(self) -> None:
-        """Drop what the optimizer holds for parameters of other ranks."""
-        for parameter in list(self.optimizer.state):
-            if isinstance(parameter, Tensor) and not is_local(parameter):
+        """Drop what the optimizer holds for parameters that this rank does not update."""
+        present = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for parameter, mine in zip(present, self.mine(), strict=True):
+            if not mine and parameter in self.optimizer.state:
                 del self.optimizer.state[parameter]
 
-    # --- for optimizers that step on copies of the model's parameters ----------------------------------------
-
-    def masters(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Each parameter of this rank's part with the copy that stands for it in ``param_groups``; here none has."""
-        return []
-
     def forget_masters(self) -> None:
-        """The model's weights were loaded: copies follow them."""
-
-    def scaling(self) -> dict[str, Any]:
-        """The state of the loss scale, as plain values."""
-        return {}
-
-    def load_scaling(self, content: Mapping[str, Any]) -> None:
-        """Take back what :meth:`scaling` gave."""
+        """The model's weights were loaded: copies that an optimizer steps on instead follow them. Here are none."""
 
     # --- states ---------------------------------------------------------------------------------------------
 
-    def local_state_dict(self) -> dict[str, Any]:
-        """This rank's part: as ``torch.optim``'s, with the states of its own parameters only."""
-        content = self.optimizer.state_dict()
+    def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
+        """This rank's part: as ``torch.optim``'s, with the states of its own parameters only.
+
+        If replicas share states, it has those of all replicas, which all call it; with ``gather_if_shard=False`` those
+        of this rank alone, and a key that says whose they are.
+        """
+        content = self._with_states("rdp" if self.shares is not None and gather_if_shard else None)
         content["_smp_is_partial"] = state.session().pipeline is not None
+        if self.shares is not None and not gather_if_shard:
+            content[SHARE] = [self.shares.replica, self.shares.replicas]
         return content
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, as a plain ``torch.optim`` optimizer would have it; collective over the pipeline."""
-        content = self.optimizer.state_dict()
+        """The whole state, as a plain ``torch.optim`` optimizer would have it; collective over the pipeline, and over
+        all ranks if replicas share states."""
         session = state.session()
-        if session.pipeline is None:
-            return content
-        with session.doing("the optimizer's state_dict()"):
-            content["state"] = gather_states(session, content["state"])
+        return self._with_states(
+            "world" if self.shares is not None else None if session.pipeline is None else "pp"
+        )
+
+    def _with_states(self, axis: str | None) -> dict[str, Any]:
+        """The wrapped optimizer's ``state_dict()``, with the states of all ranks along an axis, if there is one."""
+        content = self.optimizer.state_dict()
+        content["state"] = self._gathered(content["state"], axis)
         return content
+
+    def own_state(self) -> tuple[dict[str, Any], Any]:
+        """The wrapped optimizer's state on this rank, for checkpoints; and what else has to be saved, as JSON."""
+        return self.optimizer.state_dict(), None
+
+    def load_own_state(self, content: dict[str, Any], more: Any) -> None:
+        """Take back what :meth:`own_state` gave."""
+        self.optimizer.load_state_dict(content)
+
+    def _gathered(self, entries: dict[Any, dict[str, Any]], axis: str | None) -> dict[Any, dict[str, Any]]:
+        """States by parameter, from all ranks along an axis; those of this rank without one."""
+        session = state.session()
+        if any(model.sharded for model in session.models):
+            with session.doing("the optimizer's state_dict()"):
+                return {n: {key: whole(v) for key, v in entry.items()} for n, entry in entries.items()}
+        if axis is None:
+            return entries
+        with session.doing("the optimizer's state_dict()"):
+            return by_parameter(
+                gather_tensors(*tensors_and_plain(entries), session.group(axis), session.peers(axis))
+            )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take this rank's part of a whole state (or its own partial one); before or after the partition."""
         content = dict(state_dict)
         content.pop("_smp_is_partial", None)
-        numbers = [p for group in self.optimizer.param_groups for p in group["params"]]
-        entries = content.get("state", {})
+        session = state.session()
+        share, here = content.pop(SHARE, None), [session.position("rdp"), session.mesh.rdp]
+        if share is not None and (list(share) != here or not session.settings.shard_optimizer_state):
+            raise UsageError(
+                f"this is the state of replica {share[0]} of {share[1]} that shared it, for replica {here[0]} of "
+                f"{here[1]}: set shard_optimizer_state and start {share[1]} replicas, or save with gather_if_shard=True"
+            )
+        mine, weights = self.mine(), self.weights()
         content["state"] = {
-            number: entry for number, entry in entries.items() if is_local(numbers[int(number)])
+            n: {key: like(value, weights[int(n)]) for key, value in entry.items()}
+            for n, entry in content.get("state", {}).items()
+            if mine[int(n)]
         }
         self.optimizer.load_state_dict(content)
-
-
-def gather_states(
-    session: state.Session, entries: Mapping[int, Mapping[str, Any]]
-) -> dict[int, dict[str, Any]]:
-    """What all ranks of the pipeline hold for parameters, by their number; collective over the pipeline."""
-    tensors = {}
-    plain = {}
-    for number, entry in entries.items():
-        for name, value in entry.items():
-            if isinstance(value, Tensor):
-                tensors[f"{number}/{name}"] = value
-            else:
-                plain[f"{number}/{name}"] = value
-    everything = gather_tensors(tensors, plain, session.group("pp"), session.peers("pp"))
-    merged: dict[int, dict[str, Any]] = {}
-    for path, value in everything.items():
-        number_text, _, name = path.partition("/")
-        merged.setdefault(int(number_text), {})[name] = value
-    return {number: merged[number] for number in sorted(merged)}
 
 
 def is_local(parameter: Tensor) -> bool:
@@ -187,21 +247,31 @@ def clip_grad_norm_(
     ``min(1, max_norm / (norm + 1e-6))``.
     """
     parameters = model.parameters() if isinstance(model, nn.Module) else model
-    unique = {id(p): p for p in parameters if p.grad is not None and is_local(p)}
-    grads = [p.grad for p in unique.values() if p.grad is not None]
+    unique = {id(p): p for p in parameters if is_local(p)}
+    axis = None if state.session().pipeline is None else "pp"
+    return clip_along(axis, list(unique.values()), max_norm, norm_type, error_if_nonfinite)
+
+
+def clip_along(
+    axis: str | None, parameters: Sequence[Tensor], max_norm: float, norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> Tensor:  # fmt: skip
+    """As :func:`clip_grad_norm_`, for gradients of which each rank along an axis of the mesh has others."""
+    parameters = [p for p in parameters if p.grad is not None]
+    grads = [p.grad for p in parameters if p.grad is not None]
     session = state.session()
     norm_type = float(norm_type)
-    local = torch.nn.utils.get_total_norm(grads, norm_type) if grads else torch.zeros(())
-    if session.pipeline is None:
+    local = whole(torch.nn.utils.get_total_norm(grads, norm_type)) if grads else torch.zeros(())
+    if axis is None:
         total = local
     else:
         shared = local.detach().double().cpu()
         with session.doing("clip_grad_norm_()"):
             if norm_type == float("inf"):
-                dist.all_reduce(shared, dist.ReduceOp.MAX, group=session.group("pp"))
+                dist.all_reduce(shared, dist.ReduceOp.MAX, group=session.group(axis))
             else:
                 shared = shared**norm_type
-                dist.all_reduce(shared, group=session.group("pp"))
+                dist.all_reduce(shared, group=session.group(axis))
                 shared = shared ** (1.0 / norm_type)
         total = shared.to(local.dtype if grads else torch.float32)
     if error_if_nonfinite and not torch.isfinite(total):
@@ -209,5 +279,5 @@ def clip_grad_norm_(
             f"the norm of the gradients over all ranks is {total.item()}, so they cannot be clipped"
         )
     if grads:
-        torch.nn.utils.clip_grads_with_norm_(list(unique.values()), max_norm, total.to(grads[0].device))
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total.to(grads[0].device))
     return total

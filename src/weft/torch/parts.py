@@ -22,10 +22,10 @@ from weft.torch.content import Decoder, Encoder
 from weft.torch.model import DistributedModel
 from weft.torch.optimizer import DistributedOptimizer
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, mix
+from weft.torch.sharded import like, whole
 from weft.torch.state import Session
 
 Reader = Callable[[str], Tensor]
-MASTER = "fp32_master"
 
 
 @dataclass
@@ -66,11 +66,11 @@ def position(session: Session) -> int:
 
 
 def add_model(part: Part, session: Session, model: DistributedModel) -> None:
-    """This rank's parameters and buffers."""
+    """This rank's parameters and buffers; collective over the replicas if they share parameters."""
     here = position(session)
     tensors, aliases, objects = named_state(model.module)
     mine = {name: value for name, value in tensors.items() if owner_of(model, name) == here}
-    part.tensors |= {f"model/{name}": value for name, value in mine.items()}
+    part.tensors |= {f"model/{name}": whole(value) for name, value in mine.items()}
     encoder = Encoder(part.tensors, f"extra-{session.rank}")
     extra = {
         name: encoder.encode(value, f"the extra state {name}")
@@ -91,29 +91,30 @@ def inner(optimizer: Any) -> torch.optim.Optimizer:
     return found
 
 
-def masters_of(optimizer: Any) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """This rank's parameters that the optimizer has copies of, with these."""
-    return optimizer.masters() if isinstance(optimizer, DistributedOptimizer) else []
-
-
 def parameter_names(model: DistributedModel, optimizer: Any) -> list[list[str]]:
     """The names of an optimizer's parameters, by group."""
     names = {id(parameter): name for name, parameter in model.module.named_parameters()}
-    names |= {id(master): names[id(low)] for low, master in masters_of(optimizer) if id(low) in names}
-    groups = [[names.get(id(p), "") for p in group["params"]] for group in inner(optimizer).param_groups]
-    unknown = sum(name == "" for group in groups for name in group)
+    groups = inner(optimizer).param_groups
+    flat = iter(
+        optimizer.weights()
+        if isinstance(optimizer, DistributedOptimizer)
+        else [p for group in groups for p in group["params"]]
+    )
+    found = [[names.get(id(next(flat)), "") for _ in group["params"]] for group in groups]
+    unknown = sum(name == "" for group in found for name in group)
     if unknown:
         raise UsageError(
             f"{unknown} parameters of the optimizer are not the model's: build it from model.parameters()"
         )
-    return groups
+    return found
 
 
 def add_optimizer(part: Part, session: Session, model: DistributedModel, optimizer: Any) -> None:
     """The optimizer's state for this rank's parameters, by their names; the groups, on the first partition."""
     groups = parameter_names(model, optimizer)
     flat = [name for group in groups for name in group]
-    state_dict = inner(optimizer).state_dict()
+    wrapped = isinstance(optimizer, DistributedOptimizer)
+    state_dict, more = optimizer.own_state() if wrapped else (optimizer.state_dict(), None)
     here = position(session)
     encoder = Encoder(part.tensors, f"optimizer-{session.rank}")
     values: dict[str, Any] = {}
@@ -124,18 +125,15 @@ def add_optimizer(part: Part, session: Session, model: DistributedModel, optimiz
         values[name] = {}
         for key, value in entry.items():
             if isinstance(value, Tensor):
-                part.tensors[f"optimizer/{name}/{key}"] = value
+                part.tensors[f"optimizer/{name}/{key}"] = whole(value)
             else:
                 values[name][key] = encoder.encode(value, f"the optimizer's {key} of {name}")
     part.content["optimizer_values"] = values
-    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
-    for low, master in masters_of(optimizer):
-        part.tensors[f"optimizer/{names[id(low)]}/{MASTER}"] = master.detach()
-    if here == 0:
+    if here == 0 and session.position("rdp") == 0:
         settings = [{k: v for k, v in group.items() if k != "params"} for group in state_dict["param_groups"]]
         part.content["optimizer"] = {
             "class": type(inner(optimizer)).__qualname__,
-            "scaling": optimizer.scaling() if isinstance(optimizer, DistributedOptimizer) else {},
+            "more": encoder.encode(more, "the loss scale"),
             "groups": [
                 {"params": names, "values": encoder.encode(group, "the optimizer's settings")}
                 for names, group in zip(groups, settings, strict=True)
@@ -196,7 +194,7 @@ def load_model(session: Session, model: DistributedModel, names: Mapping[str, An
         for found, target in local_targets(session, model):
             name = next((name for name in found if name in names), None)
             if name is not None:
-                target.copy_(read(name))
+                target.copy_(like(read(name), target))
     if model.optimizer is not None:
         model.optimizer.forget_masters()
     torch.clear_autocast_cache()  # the tracing of a step inside of autocast has left casts of the former values
@@ -232,29 +230,27 @@ def load_groups(optimizer: Any, saved: Mapping[str, Any], decoder: Decoder) -> N
     """The groups' settings, such as the learning rate; at once, as schedulers look at them before the first step."""
     for group, content in zip(inner(optimizer).param_groups, saved["groups"], strict=True):
         group.update(decoder.decode(content["values"]))
-    if isinstance(optimizer, DistributedOptimizer) and saved.get("scaling"):
-        optimizer.load_scaling(saved["scaling"])
 
 
 def load_optimizer(
     session: Session, model: DistributedModel, optimizer: Any, keys: Mapping[str, list[str]],
-    values: Mapping[str, Any], read: Reader, decoder: Decoder,
+    values: Mapping[str, Any], more: Any, read: Reader, decoder: Decoder,
 ) -> None:  # fmt: skip
-    """The state of this rank's parameters. ``keys``: the names of each parameter's tensors."""
-    copies = masters_of(optimizer)  # first, because states have the dtype of what they belong to
+    """The state of this rank's parameters. ``keys``: the names of each parameter's tensors. ``more``: what else
+    the optimizer saved."""
     flat = [name for group in parameter_names(model, optimizer) for name in group]
     content = inner(optimizer).state_dict()
     content["state"] = {}
+    mine = optimizer.mine() if isinstance(optimizer, DistributedOptimizer) else [True] * len(flat)
     for number, name in enumerate(flat):
-        if model.is_local(name) and (name in keys or name in values):
-            entry = {key: read(f"optimizer/{name}/{key}") for key in keys.get(name, ()) if key != MASTER}
+        if mine[number] and model.is_local(name) and (name in keys or name in values):
+            weight = model.module.get_parameter(name)
+            entry = {key: like(read(f"optimizer/{name}/{key}"), weight) for key in keys.get(name, ())}
             content["state"][number] = {**entry, **decoder.decode(values.get(name, {}))}
-    inner(optimizer).load_state_dict(content)
-    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
-    with torch.no_grad():
-        for low, master in copies:
-            if MASTER in keys.get(names[id(low)], ()):
-                master.copy_(read(f"optimizer/{names[id(low)]}/{MASTER}"))
+    if isinstance(optimizer, DistributedOptimizer):
+        optimizer.load_own_state(content, decoder.decode(more))
+    else:
+        optimizer.load_state_dict(content)
 
 
 def rank_content(session: Session, ranks: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:

@@ -88,7 +88,7 @@ class Reducer:
         self.options = options
         self.divide_by_all = True
         self._everything = list(named)
-        self._group = group
+        self.group = group
         self._buffers = buffers
         self._buckets: list[Fused | Sparse] | None = None
         self._signature: tuple[Any, ...] = ()
@@ -256,7 +256,7 @@ class Reducer:
             parameters = [self._named[member][1] for member in members]
             bucket: Fused | Sparse
             if sparse:
-                bucket = Sparse(number, members, parameters[0], self._group)
+                bucket = Sparse(number, members, parameters[0], self.group)
             else:
                 bucket = Fused(number, members, parameters, self.options.as_view)
             self._buckets.append(bucket)
@@ -272,7 +272,7 @@ class Reducer:
             kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
         for same in kinds.values():
             flat = torch.cat([buffer.flatten() for buffer in same])
-            dist.broadcast(flat, dist.get_global_rank(self._group, source), group=self._group)
+            dist.broadcast(flat, dist.get_global_rank(self.group, source), group=self.group)
             if self.votes.replica != source:
                 for buffer, part in zip(same, flat.split([b.numel() for b in same]), strict=True):
                     buffer.copy_(part.view(buffer.shape))
@@ -306,7 +306,7 @@ class Reducer:
                 if self._buckets is None:
                     raise UsageError("a replica had no batch for the first step: give each at least one")
                 self._launched, self._late = 0, set()
-                with _without_gradients([parameter for _, parameter in self._named]):
+                with without_gradients([parameter for _, parameter in self._named]):
                     self._average(header, joined=True)
 
     def close(self) -> None:
@@ -317,7 +317,8 @@ class Reducer:
 
 
 @contextmanager
-def _without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+def without_gradients(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, these parameters have no gradient."""
     kept = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None

@@ -21,14 +21,15 @@ from weft.torch.state import GROUP_TIMEOUT, Session
 from weft.torch.votes import Votes
 
 
-def synchronise(session: Session, model: Any, replica: int = 0) -> None:
-    """Parameters and buffers of one replica, on every replica."""
+def synchronise(session: Session, model: Any, replica: int = 0, parameters: bool = True) -> None:
+    """Parameters (if wanted) and buffers of one replica, on every replica."""
     group = session.group("rdp")
     if session.mesh.rdp == 1 or group is None:
         return
     source = session.peers("rdp")[replica]
     with torch.no_grad():
-        for name, tensor in [*model.module.named_parameters(), *model.module.named_buffers()]:
+        named = [*(model.module.named_parameters() if parameters else ()), *model.module.named_buffers()]
+        for name, tensor in named:
             if model.is_local(name):
                 content = tensor.detach().cpu().contiguous()
                 dist.broadcast(content, source, group=group)
@@ -36,15 +37,15 @@ def synchronise(session: Session, model: Any, replica: int = 0) -> None:
 
 
 def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reducer | None:
-    """What averages the gradients of ``model``; ``None`` if there is one replica. Collective over the replicas."""
-    if session.mesh.rdp == 1:
+    """What averages the gradients of ``model``; ``None`` if there is one replica, or if FSDP2 does it. Collective over
+    the replicas."""
+    if session.mesh.rdp == 1 or model.sharded:
         return None
     ranks = session.peers("rdp")
-    on_gpus = session.device.type == "cuda"
-    own_gpus = on_gpus and dist.is_nccl_available() and torch.cuda.device_count() >= session.place.local_size
+    on_gpus, own_gpus = session.device.type == "cuda", backend_of(session) == "nccl"
     settings = session.settings
     compression = make(settings.compression) if settings.compression else None
-    group = new_group(ranks, "nccl" if own_gpus else "gloo")
+    group = new_group(ranks, backend_of(session))
     # A compression has a thread, whose messages must not meet those of this one in the same group.
     beside = new_group(ranks, "gloo") if own_gpus or compression else group
     device = session.device if own_gpus else torch.device("cpu")
@@ -63,6 +64,12 @@ def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reduc
     reducer = Reducer(named, lane, own, Votes(beside), options, buffers)
     weakref.finalize(reducer, lane.close).atexit = False
     return reducer
+
+
+def backend_of(session: Session) -> str:
+    """NCCL where each rank has a GPU of its own, else gloo."""
+    own_gpus = session.device.type == "cuda" and torch.cuda.device_count() >= session.place.local_size
+    return "nccl" if own_gpus and dist.is_nccl_available() else "gloo"
 
 
 def new_group(ranks: tuple[int, ...], backend: str) -> Any:
@@ -86,6 +93,8 @@ def finish_step(session: Session) -> None:
         for model in session.models:
             if model.reducer is not None:
                 model.reducer.finish()
+            elif model.sharded and model.broadcasts_buffers:
+                synchronise(session, model, parameters=False)
 
 
 @contextmanager

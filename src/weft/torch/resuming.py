@@ -22,6 +22,8 @@ from weft.torch.shard_file import ShardReader
 from weft.torch.state import Session
 
 log = logging.getLogger("weft")
+APART = ("record", "checked", "shard_optimizer_state", "offload_activations", "sharded_data_parallel_degree")
+"""Settings on which no split depends."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ def _fix_plan(session: Session, model: Any, content: Mapping[str, Any]) -> None:
 def split_settings(session: Session) -> dict[str, Any]:
     """The settings on which a split depends."""
     kept = json.loads(session.settings.to_json())
-    return {name: value for name, value in kept.items() if name not in ("record", "checked")}
+    return {name: value for name, value in kept.items() if name not in APART}
 
 
 def _land(
@@ -214,7 +216,8 @@ def _land(
                 name, _, key = path.removeprefix("optimizer/").rpartition("/")
                 keys.setdefault(name, []).append(key)
         parts.load_optimizer(
-            session, wanted.model, wanted.optimizer, keys, content["optimizer_values"], reader.read, decoder
-        )
+            session, wanted.model, wanted.optimizer, keys, content["optimizer_values"],
+            content["optimizer"].get("more"), reader.read, decoder,
+        )  # fmt: skip
     log.info("rank %d read %d bytes of %s", session.rank, reader.bytes_read, reader.folder)
     reader.close()

@@ -113,18 +113,21 @@ class Saves:
             self.store, f"{self._met[0]}.{self._met[1]}", session.rank,
             (*required, *others) if everybody else required, () if everybody else others,
             session.steps, session.monitor.signs, what, session.settings.wait_timeout,
+            everybody and session.mesh.rdp > 1,
         )  # fmt: skip
 
 
 @dataclass
 class Request:
-    """One call of ``save_checkpoint``. ``reached``: told of each phase; for tests of faults."""
+    """One call of ``save_checkpoint``. ``reached``: told of each phase; for tests of faults. ``everybody``: copies of
+    the pipeline have something to save too."""
 
     root: Path
     tag: str
     keep: int | None
     background: bool
     reached: Callable[[str], None]
+    everybody: bool = False
 
     @property
     def what(self) -> str:
@@ -161,11 +164,11 @@ def unlike(came: Mapping[int, Mapping[str, Any]]) -> list[str]:
     return faults
 
 
-def run(session: Session, request: Request, make: Callable[[bool], Part]) -> SaveReport | PendingSave | None:
+def run(session: Session, request: Request, make: Callable[[], Part]) -> SaveReport | PendingSave | None:
     """Save together with the other ranks.
 
-    ``make(whole)`` gives this rank's part: of the model and all (``whole``), or what belongs to the rank alone. None
-    for a rank whose pipeline is a copy and that came when the others had begun without it.
+    ``make()`` gives this rank's part. None for a rank whose pipeline is a copy and that came when the others had begun
+    without it.
     """
     saves = Saves.of(session)
     saves.finish()
@@ -173,8 +176,8 @@ def run(session: Session, request: Request, make: Callable[[bool], Part]) -> Sav
     session.monitor.note("checkpoint", session.steps)
     try:
         request.reached("stage")
-        meeting = saves.meeting(request.what)
-        part, tensors, fault = _prepared(meeting, request, make)
+        meeting = saves.meeting(request.what, request.everybody)
+        part, tensors, fault = _prepared(request, make)
         writer, ranks, folder = _begin(meeting, request, saves, fault)
     finally:
         session.monitor.note("", session.steps)
@@ -202,12 +205,10 @@ def run(session: Session, request: Request, make: Callable[[bool], Part]) -> Sav
         session.monitor.note("", session.steps)
 
 
-def _prepared(
-    meeting: Meeting, request: Request, make: Callable[[bool], Part]
-) -> tuple[Part, dict[str, Any], str]:
+def _prepared(request: Request, make: Callable[[], Part]) -> tuple[Part, dict[str, Any], str]:
     """This rank's part in host memory; an error is kept, for the others to hear of."""
     try:
-        part = make(meeting.rank in meeting.required)
+        part = make()
         return part, staged(part.tensors, copy=request.background), ""
     except Exception as error:
         if not isinstance(error, WeftError):

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from weft.errors import UsageError
 from weft.torch.deferred import DeferWeights
 from weft.torch.glue import Glue, running, settings
+from weft.torch.offload import offloading
 from weft.torch.pipeline import Pipeline
 from weft.torch.signature import scan
 from weft.torch.structure import replace
@@ -100,7 +101,8 @@ class UnitCall:
             program.enter(self.name)
             forward = self._deferring(inner) if program.tape.splits and self.deferrable else inner
             if program.checkpointing and torch.is_grad_enabled():
-                return checkpoint(forward, *local[0], use_reentrant=False, **local[1])
+                with offloading():
+                    return checkpoint(forward, *local[0], use_reentrant=False, **local[1])
             return forward(*local[0], **local[1])
 
         def localise(inputs: Any, transform: Callable[[Tensor], Tensor]) -> Any:

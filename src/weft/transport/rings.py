@@ -74,7 +74,9 @@ class Rings:
         begin = self._given[peer]
         read = self._segments[peer].counters[LINE * self._rank]
         if read == begin or begin % RING_BYTES + size > RING_BYTES:
-            begin += -begin % RING_BYTES  # an empty ring starts again, so few pages are touched; a piece is whole
+            begin += (
+                -begin % RING_BYTES
+            )  # an empty ring starts again, so few pages are touched; a piece is whole
         end = begin + -(-size // _PIECE) * _PIECE
         if read < self._given[peer] and end - read > RING_BYTES:
             return None

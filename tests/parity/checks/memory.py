@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
+from weft.torch import offload
+from weft.torch.activation_checkpointing import set_activation_checkpointing
 
-from .harness import check, seeded, start
+from .harness import WIDTH, check, same_as_alone, seeded, start, vectors
 
 MANY = 64
 WIDE = 8
@@ -159,3 +161,35 @@ def simple_schedule_holds_many() -> None:
     """Forwards come first, so that the graphs of many microbatches live at once: counting works."""
     found = peaks(train, [0, 0, 1, 1], pipeline="simple")
     assert all(graphs > MANY // 4 for graphs, _ in found), found
+
+
+@check
+def offloaded_activations_come_back() -> None:
+    """A checkpoint that is spread over partitions, and one inside of a unit: both give away what they keep."""
+    moved: list[str] = []
+
+    class Moved(torch.autograd.graph.saved_tensors_hooks):
+        def __init__(self, pin_memory: bool) -> None:
+            super().__init__(self.pack, self.unpack)
+
+        def pack(self, tensor: Tensor) -> Tensor:
+            moved.append("out")
+            return tensor.clone()
+
+        def unpack(self, packed: Tensor) -> Tensor:
+            moved.append("back")
+            return packed
+
+    def layer() -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+    net = seeded(lambda: nn.Sequential(nn.Sequential(layer(), layer()), layer(), layer()))
+    real, offload.save_on_cpu = offload.save_on_cpu, Moved  # type: ignore[assignment,misc]
+    try:
+        for module in (net[0], net[2]):
+            set_activation_checkpointing(module, strategy="contiguous")
+        same_as_alone(net, vectors(), places={"0.0": 0, "0.1": 1, "1": 0, "2": 1}, offload_activations=True)
+    finally:
+        offload.save_on_cpu = real  # type: ignore[misc]
+        start(offload_activations=False)
+    assert moved.count("out") == moved.count("back") > 0, moved

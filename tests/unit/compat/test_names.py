@@ -92,9 +92,6 @@ def test_who_wins_among_settings():
     ("given", "text"),
     [
         ({"fp16": True, "bf16": True}, "fp16 and bf16 are both on"),
-        ({"sharded_data_parallel_degree": 2}, "sharded data parallelism is not supported yet: write 1"),
-        ({"offload_activations": True}, "offload_activations is not supported yet: checkpoint activations"),
-        ({"shard_optimizer_state": True}, "shard_optimizer_state is not supported yet"),
         ({"partitions": 2, "pipeline_parallel_degree": 4}, "leave one out"),
         ({"fp16": 1}, 'write "fp16": true or false'),
         ({"horovod": True, "ddp": True}, "exclude each other"),
@@ -103,6 +100,13 @@ def test_who_wins_among_settings():
 def test_settings_that_cannot_be(given, text):
     with pytest.raises(ConfigError, match=text):
         read(given, {})
+
+
+def test_settings_of_sharding_and_offloading_are_wefts_own():
+    given = {"shard_optimizer_state": True, "offload_activations": True, "sharded_data_parallel_degree": 2}
+    found = read({**given, "sdp_gradient_clipping": 0.5, "activation_loading_horizon": 2}, {})
+    assert found.own == given and found.kept["sdp_gradient_clipping"] == 0.5
+    assert found.kept["activation_loading_horizon"] == 2
 
 
 def test_unknown_settings_are_warned_about():

@@ -1,0 +1,73 @@
+"""Shares of an optimizer's state: of the replicas of a parameter, one keeps its state and updates it.
+
+Stage 1 of ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5.1), with whole parameters instead of slices of a flat
+one: so every optimizer of ``torch.optim`` computes what it does without sharding, those included that look at a whole
+parameter (LAMB, Adafactor). See ``docs/decisions/0050-shares-of-whole-parameters.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+BUCKET_BYTES = 25 << 20
+"""Parameters travel together up to this size."""
+
+
+class Shares:
+    """Which replica updates which parameter, by the parameter's number in the optimizer.
+
+    ``group``: the ranks that hold the same part of the model; ``replica``: this rank's place in it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, replica: int, replicas: int) -> None:
+        self.replica = replica
+        self.replicas = replicas
+        self._group = group
+        self._replica_of: list[int] = []
+        self._load = {trains: [0] * replicas for trains in (True, False)}
+
+    def extend(self, parameters: Sequence[Tensor], local: Sequence[bool]) -> None:
+        """Give away the parameters that are new: the largest first, each to the replica with the least so far.
+
+        The same on every replica, because names, sizes and order are. What is frozen is balanced by itself: nothing
+        has to move when it is trained later. Those of other partitions (not ``local``) count for nothing.
+        """
+        known = len(self._replica_of)
+        new = range(known, len(parameters))
+        self._replica_of += [0] * len(new)
+        for number in sorted(new, key=lambda n: (-parameters[n].numel(), n)):
+            if local[number]:
+                load = self._load[parameters[number].requires_grad]
+                self._replica_of[number] = load.index(min(load))
+                load[self._replica_of[number]] += parameters[number].numel()
+
+    def has(self, number: int) -> bool:
+        """Whether this replica updates the parameter of that number."""
+        return self._replica_of[number] == self.replica
+
+    def exchange(self, parameters: dict[int, Tensor]) -> None:
+        """Parameters by number, as the replica that updates each has them, on every replica; collective."""
+        for replica in range(self.replicas):
+            mine = [p.detach() for number, p in parameters.items() if self._replica_of[number] == replica]
+            if mine:
+                dist._broadcast_coalesced(self._group, mine, BUCKET_BYTES, replica)
+
+
+def tensors_and_plain(entries: dict[Any, dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimizer's states by parameter, as tensors and other values by ``parameter/key``."""
+    flat = {f"{number}/{key}": value for number, entry in entries.items() for key, value in entry.items()}
+    tensors = {path: value for path, value in flat.items() if isinstance(value, Tensor)}
+    return tensors, {path: value for path, value in flat.items() if path not in tensors}
+
+
+def by_parameter(flat: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The inverse of :func:`tensors_and_plain`, in the order of the parameters."""
+    merged: dict[int, dict[str, Any]] = {}
+    for path, value in flat.items():
+        number, _, key = path.partition("/")
+        merged.setdefault(int(number), {})[key] = value
+    return {number: merged[number] for number in sorted(merged)}

@@ -1,0 +1,366 @@
+"""Replicas that share an optimizer's state train as those that each have all of it; started by `test_shares.py`.
+
+    shares.py FOLDER --partitions 2 check...
+
+Every rank asserts for itself; a job that ends well has passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import weft.torch as weft
+from tests.parity.together import told
+from weft.compat.optimizers import FusedLAMB
+from weft.errors import UsageError
+
+CHECKS: dict[str, Callable[[], None]] = {}
+STEPS, ROWS, WIDTH = 3, 8, 12
+given = argparse.Namespace()
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.inner = nn.Linear(WIDTH, 2 * WIDTH)
+        self.outer = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(torch.tanh(self.inner(self.norm(x))))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block() for _ in range(4)))
+
+
+class Job:
+    """A model and what trains it. `shared`: replicas share the optimizer's state."""
+
+    def __init__(
+        self,
+        shared: bool,
+        optimizer_of: Callable[[Iterable[Any]], torch.optim.Optimizer],
+        net: nn.Module | None = None,
+        places: dict[str, int] | None = None,
+    ) -> None:
+        gc.collect()  # a model that is left over on some ranks only would take part in their steps
+        settings = {"partitions": given.partitions, "microbatches": 2, "ddp": True, "default_partition": 0}
+        weft.init({**settings, "auto_partition": places is None, "shard_optimizer_state": shared})
+        net = network() if net is None else net
+        for name, partition in (places or {}).items():
+            weft.set_partition(net.get_submodule(name), min(partition, given.partitions - 1))
+        self.model = weft.DistributedModel(net)
+        self.optimizer = weft.DistributedOptimizer(optimizer_of(self.model.parameters()))
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
+        self.scaler = weft.amp.GradScaler("cpu", init_scale=64.0)
+        self.max_norm = 1e9
+        self.steps = 0
+
+        @weft.step
+        def step(model: Any, x: Tensor, y: Tensor) -> Tensor:
+            loss = F.mse_loss(model(x), y)
+            model.backward(self.scaler.scale(loss))
+            return loss
+
+        self.step = step
+
+    def train(self, steps: int) -> list[float]:
+        losses = []
+        for _ in range(steps):
+            numbers = torch.Generator().manual_seed(self.steps)
+            x, y = (
+                t.chunk(weft.dp_size())[weft.dp_rank()]
+                for t in torch.randn(2, ROWS, WIDTH, generator=numbers)
+            )
+            self.optimizer.zero_grad()
+            loss = self.step(self.model, x, y).reduce_mean().detach()
+            self.scaler.unscale_(self.optimizer)
+            weft.clip_grad_norm_(self.model, self.max_norm)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.scheduler.step()
+            self.steps += 1
+            if weft.dp_size() > 1:
+                dist.all_reduce(loss, group=weft.get_rdp_process_group())
+            losses.append(loss.item() / weft.dp_size())
+        return losses
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self.model.local_named_parameters()}
+
+    def state_bytes(self) -> int:
+        states = [v for entry in self.optimizer.state.values() for v in entry.values() if torch.is_tensor(v)]
+        return sum(v.numel() * v.element_size() for v in states)
+
+
+def adamw(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.02)
+
+
+def sgd(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def same(one: dict[Any, Any], other: dict[Any, Any], tolerance: float = 0.0) -> None:
+    assert set(one) == set(other), set(one) ^ set(other)
+    for name, value in one.items():
+        torch.testing.assert_close(
+            value, other[name], rtol=tolerance, atol=tolerance / 10, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def compare(make: Callable[[bool], Job]) -> tuple[Job, int]:
+    """Trains without and with sharing; the job with it, and the bytes of state without."""
+    job = make(False)
+    losses, rates = job.train(STEPS), [group["lr"] for group in job.optimizer.param_groups]
+    parameters, whole_bytes = job.parameters(), job.state_bytes()
+    state = job.optimizer.state_dict()
+    del job
+    job = make(True)
+    assert job.train(STEPS) == losses
+    assert [group["lr"] for group in job.optimizer.param_groups] == rates
+    same(job.parameters(), parameters)
+    whole = job.optimizer.state_dict()
+    assert whole["param_groups"] == state["param_groups"] and list(whole["state"]) == list(state["state"])
+    for number, entry in state["state"].items():
+        same(whole["state"][number], entry)
+    return job, whole_bytes
+
+
+# --- training -----------------------------------------------------------------------------------------------
+
+
+@check
+def optimizers_compute_the_same_with_half_the_state() -> None:
+    for optimizer_of in (adamw, sgd, FusedLAMB, torch.optim.Adagrad):
+        job, whole_bytes = compare(lambda shared, of=optimizer_of: Job(shared, of))  # type: ignore[misc]
+        assert 0.4 * whole_bytes < job.state_bytes() < 0.6 * whole_bytes, optimizer_of
+        del job
+
+
+def grouped(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    kept = list(parameters)
+    groups = [
+        {"params": [p for p in kept if p.dim() > 1]},
+        {"params": [p for p in kept if p.dim() < 2], "lr": 0.5},
+    ]
+    return torch.optim.AdamW(groups, lr=0.02)
+
+
+@check
+def groups_clipping_and_frozen_parameters() -> None:
+    def make(shared: bool) -> Job:
+        net = network()
+        for frozen in (net[0].inner, net[2].norm, net[3]):
+            frozen.requires_grad_(False)
+        job = Job(shared, grouped, net)
+        job.max_norm = 0.01
+        return job
+
+    jobs = []
+    for shared in (False, True):
+        job = make(shared)
+        losses = job.train(2)
+        job.model.module[2].norm.requires_grad_(True)
+        added = nn.Parameter(torch.ones(3))
+        job.optimizer.add_param_group({"params": [added]})
+        added.grad = torch.ones(3)
+        jobs.append((losses + job.train(2), job.parameters(), added.detach().clone()))
+        del job
+    assert jobs[0][0] == jobs[1][0] and torch.equal(jobs[0][2], jobs[1][2])
+    same(jobs[0][1], jobs[1][1])
+
+
+@check
+def a_rank_without_parameters() -> None:
+    job, _ = compare(lambda shared: Job(shared, adamw, places={"0": 0}))
+    assert (weft.pp_rank() == 0) == bool(list(job.model.local_parameters()))
+
+
+@check
+def states_go_to_jobs_with_and_without_shares() -> None:
+    job = Job(True, adamw)
+    job.train(2)
+    model, rates = copied(job.model.state_dict()), job.scheduler.state_dict()
+    whole, partial = copied(job.optimizer.state_dict()), copied(job.optimizer.local_state_dict())
+    share = copied(job.optimizer.local_state_dict(gather_if_shard=False))
+    assert set(share["state"]) < set(partial["state"]) <= set(whole["state"])
+    weft.save(share, str(given.folder / "optimizer"), v3=True)
+    weft.barrier()
+    share = weft.load(str(given.folder / "optimizer"))
+    assert share["_weft_share"] == [weft.rdp_rank(), 2] and "_weft_share" not in partial
+    share_bytes = job.state_bytes()
+    expected = job.train(2)
+    del job
+    for shared, saved in ((True, whole), (True, partial), (True, share), (False, whole), (False, partial)):
+        job = Job(shared, adamw)
+        job.model.load_state_dict(model)
+        job.scheduler.load_state_dict(rates)
+        job.optimizer.load_state_dict(copied(saved))
+        job.steps = 2
+        assert job.train(2) == expected
+        assert not shared or job.state_bytes() == share_bytes
+        if not shared:
+            with told(
+                UsageError, f"this is the state of replica {weft.rdp_rank()} of 2 that shared it, for replica"
+            ):
+                job.optimizer.load_state_dict(share)
+        elif job.model.partitioned:
+            with told(UsageError, "join() does not fit shard_optimizer_state"), job.model.join():
+                pass
+        del job
+
+
+@check
+def masters_are_shared_too() -> None:
+    from weft.compat import interface as smp
+
+    records = []
+    for shared in (False, True):
+        gc.collect()
+        smp.init({"partitions": given.partitions, "microbatches": 2, "ddp": True, "fp16": True, "auto_partition": True,
+                  "shard_optimizer_state": shared})  # fmt: skip
+        model = smp.DistributedModel(network())
+        optimizer = smp.DistributedOptimizer(grouped(model.parameters()), dynamic_loss_scale=True,
+                                             dynamic_loss_args={"init_scale": 64.0})  # fmt: skip
+
+        @smp.step
+        def step(model: Any, x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            model.backward(loss)
+            return loss
+
+        found, x = [], torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(weft.rdp_rank()))
+        for number in range(STEPS + 2):
+            optimizer.zero_grad()
+            found.append(step(model, x).reduce_mean().item())
+            if number == 1 and weft.rank() == 0:
+                next(iter(model.local_parameters())).grad.fill_(float("inf"))
+            if number == 1:
+                first = next(iter(model.local_parameters())).grad
+                dist.broadcast(first, weft.get_rdp_group()[0], group=weft.get_rdp_process_group())
+            found.append(round(float(optimizer.clip_master_grads(0.01)), 5))
+            optimizer.step()
+            assert optimizer.overflow == (number == 1)
+            if number == STEPS:
+                saved, scales = copied(optimizer.state_dict()), optimizer.loss_scale
+                weights = copied(model.state_dict())
+                root = given.folder / f"masters-{weft.size()}-{shared}"
+                weft.save_checkpoint(root, "middle", model=model, optimizer=optimizer)
+        records.append((found, {n: p.detach().clone() for n, p in model.local_named_parameters()}, saved))
+        assert len(optimizer.fp16_groups[0]) < len(list(model.local_parameters())) or not shared
+        for way in ("states", "checkpoint"):
+            if way == "states":
+                model.load_state_dict(weights)
+                optimizer.load_state_dict(copied(saved))
+            else:
+                weft.resume_from_checkpoint(root, "middle", model=model, random_states=False)
+            assert optimizer.loss_scale == scales
+            optimizer.zero_grad()
+            assert step(model, x).reduce_mean().item() == found[-2]
+            assert round(float(optimizer.clip_master_grads(0.01)), 5) == found[-1]
+            optimizer.step()
+            same(dict(model.local_named_parameters()), records[-1][1])
+        del model, optimizer
+    smp.init({"fp16": False})
+    (losses, weights, saved), (shared_losses, shared_weights, shared_saved) = records
+    assert losses == shared_losses, (losses, shared_losses)
+    same(shared_weights, weights)
+    same(shared_saved["fp32_masters"], saved["fp32_masters"], 1e-6)  # the norm is a sum in another order
+    for number, entry in saved["state"].items():
+        same(shared_saved["state"][number], entry, 1e-6)
+
+
+def copied(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: copied(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [copied(value) for value in content]
+    return content.clone() if torch.is_tensor(content) else content
+
+
+# --- checkpoints --------------------------------------------------------------------------------------------
+
+
+@check
+def checkpoints_go_to_other_layouts() -> None:
+    """Resumes what is in the folder, with and without shares, then saves its own."""
+    for earlier in sorted(given.folder.glob("*/losses.json")):
+        for shared in (True, False):
+            job = Job(shared, adamw)
+            resume(job, earlier.parent)
+            expected = json.loads(earlier.read_text())
+            losses = job.train(2)
+            assert all(abs(a - b) <= 1e-6 * b for a, b in zip(losses, expected, strict=True)), (
+                losses,
+                expected,
+            )
+            del job
+    root = given.folder / f"{weft.size()}-{given.partitions}"
+    job = Job(True, adamw)
+    job.train(2)
+    also = {"scheduler": job.scheduler}
+    weft.save_checkpoint(root, "middle", model=job.model, optimizer=job.optimizer, also=also)
+    losses = job.train(2)
+    del job
+    for shared in (True, False):
+        job = Job(shared, adamw)
+        resume(job, root)
+        assert job.train(2) == losses
+        del job
+    if weft.rank() == 0:
+        (root / "losses.json").write_text(json.dumps(losses))
+
+
+def resume(job: Job, root: Path) -> None:
+    weft.resume_from_checkpoint(
+        root, model=job.model, optimizer=job.optimizer, also={"scheduler": job.scheduler}
+    )
+    job.steps = 2
+
+
+@check
+def all_replicas_have_to_save() -> None:
+    from weft.checkpoint import meeting
+
+    meeting.STUCK_S = 1.0
+    job = Job(True, adamw)
+    job.train(1)
+    if weft.rdp_rank() == 0:
+        with told(UsageError, "Call it on every rank, and not on one rank of a pipeline alone"):
+            weft.save_checkpoint(given.folder / "part", "t", model=job.model, optimizer=job.optimizer)
+    weft.barrier()
+
+
+def main() -> None:
+    global given
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--partitions", type=int)
+    parser.add_argument("checks", nargs="+", choices=CHECKS)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in given.checks:
+        CHECKS[name]()
+        print(f"{name}: passed", flush=True)
+
+
+if __name__ == "__main__":
+    main()
