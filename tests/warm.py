@@ -77,7 +77,7 @@ class Job:
 
 def start(arguments: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> Job:
     """`weft ARGUMENTS`, or a Python script and its arguments, in a session of its own."""
-    connection = _server()
+    connection = _server("--smdistributed" not in arguments)
     request = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd or Path.cwd())}
     text = json.dumps(request).encode()
     assert len(text) < _REQUEST_BYTES, "the request is too long"
@@ -99,15 +99,24 @@ def run(arguments: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: fl
 
 
 @functools.cache
-def _server() -> socket.socket:
-    """The connection to this process's server, which ends with it."""
+def _server(transformers: bool) -> socket.socket:
+    """The connection to one of this process's servers, which end with it.
+
+    `transformers`: it is imported too; it looks for the names of smdistributed as it is imported.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST_BYTES)
     quiet = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
+        [
+            sys.executable,
+            "-m",
+            "tests.warm",
+            str(theirs.fileno()),
+            *(["transformers"] if transformers else []),
+        ],
         cwd=ROOT,
         env={**os.environ, **quiet, "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,
@@ -122,13 +131,15 @@ def _server() -> socket.socket:
 # --- in the server -----------------------------------------------------------------------------------------------
 
 
-def serve(connection: socket.socket) -> None:
+def serve(connection: socket.socket, more: Sequence[str]) -> None:
     """Forks a launcher for each request, one at a time, until the other end is closed."""
     import torch._dynamo  # noqa: F401 - the first optimizer imports it
-    import transformers.modeling_utils  # noqa: F401
 
     import weft.cli.main
     import weft.torch  # noqa: F401
+
+    if more:
+        import transformers.modeling_utils  # noqa: F401
 
     while True:
         text, received, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 2)
@@ -230,6 +241,9 @@ def _become(env: Mapping[str, str], arguments: Sequence[str]) -> None:
     if env.get("PYTHONWARNINGS") == "ignore":
         warnings.simplefilter("ignore")
     random.seed()
+    custom = Path(paths[0]) / "sitecustomize.py" if paths else None
+    if custom is not None and custom.is_file():
+        runpy.run_path(str(custom))
 
 
 def _end(work: Callable[[], object]) -> NoReturn:
@@ -254,4 +268,4 @@ def _end(work: Callable[[], object]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

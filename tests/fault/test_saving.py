@@ -26,7 +26,7 @@ def test_a_save_that_one_rank_calls_is_named(tmp_path):
 
 
 def test_a_rank_killed_as_it_saves_leaves_the_earlier_save(tmp_path):
-    done = run_ranks(2, JOB, ["kill", str(tmp_path)], timeout=300)
+    done = run_ranks(2, JOB, ["kill", str(tmp_path)], timeout=300, warm=True)
     assert done.returncode != 0 and "rank 1" in done.stderr and "SIGKILL" in done.stderr, done.stderr
     (save,) = in_order(tmp_path, None)
     assert save.tag == "good" and save.index is not None and faults(save.folder, save.index) == []

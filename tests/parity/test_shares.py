@@ -26,6 +26,6 @@ def test_replicas_share_states(tmp_path: Path):
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     for ranks, partitions, checks in LAYOUTS:
         arguments = [str(tmp_path), "--partitions", str(partitions), *checks]
-        done = run_ranks(ranks, JOB, arguments, env={"PYTHONPATH": path}, timeout=400).check()
+        done = run_ranks(ranks, JOB, arguments, env={"PYTHONPATH": path}, timeout=400, warm=True).check()
         for name in checks:
             assert done.stdout.count(f"{name}: passed") == ranks
