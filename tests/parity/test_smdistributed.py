@@ -47,7 +47,8 @@ def test_gpt2_with_data_on_the_first_rank_only(gpt2_alone, tmp_path):
     half = ("--fp16", "1", "--manual_partition", "1", "--checkpoint_dir", str(tmp_path))
     for _, _, losses, again in results(2, "gpt2.py", *half):
         assert close(losses, gpt2_alone, 5e-3)
-        assert again[0] == losses[2:], "32-bit masters were lost"
+        # the tied weight adds its gradients in the order of their arrival, in 16 bits
+        assert close(again[0], losses[2:], 3e-5), "32-bit masters were lost"
         assert close(again[1], losses[2:], 5e-4), "parts that are another rank's now were lost"
 
 
@@ -58,7 +59,7 @@ def test_gpt2_on_two_pipelines_resumes(gpt2_alone, tmp_path):
     assert close([sum(pair) / 2 for pair in zip(*of_replica.values(), strict=True)], gpt2_alone)
     for _, replica, losses, again in four:
         assert losses == of_replica[replica]
-        assert again[0] == losses[2:]
+        assert close(again[0], losses[2:])
         assert close(again[1], losses[2:])  # an automatic split may be another one
 
 
