@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,8 @@ def resume_from_checkpoint(
         partial: As it was saved.
         strict: Whether the names must be exactly the model's.
         load_optimizer: Whether the optimizer gets its state back.
-        load_sharded_optimizer_state: Accepted: as ``load_optimizer``.
+        load_sharded_optimizer_state: If not, the optimizer only gets back the 32-bit masters and the loss scale of
+            16-bit training, where a partial checkpoint has them.
         translate_function: For full files: given the state, returns it with the model's names.
         model: The model; not needed when there is one only.
         optimizer: The optimizer; not needed when the model's is a ``DistributedOptimizer``.
@@ -179,16 +181,27 @@ def resume_from_checkpoint(
     model = _only_model(session, model)
     if optimizer is None and model is not None:
         optimizer = model.optimizer
-    if not load_optimizer or not load_sharded_optimizer_state:
+    apart = load_sharded_optimizer_state or (partial and isinstance(optimizer, DistributedOptimizer))
+    if not load_optimizer or not apart:
         optimizer = None
-    wanted = resuming.Wanted(model, optimizer, parts.need_states(also), strict, random_states, allow_pickle)
+    wanted = resuming.Wanted(
+        model,
+        optimizer,
+        parts.need_states(also),
+        strict,
+        random_states,
+        allow_pickle,
+        load_sharded_optimizer_state,
+    )
     call = "resume_from_checkpoint" if partial else "resume_from_checkpoint(partial=False)"
     resuming.come_together(session, call, tag)
     if not partial:
         return full.resume(session, Path(path), tag, wanted, translate_function)
     old = resuming.told_by_first(session, lambda: str(old_partial.folder_of(Path(path), tag) or ""))
     if old:
-        return old_partial.resume(session, Path(old), wanted)
+        return old_partial.resume(
+            session, Path(old), wanted if wanted.states else replace(wanted, optimizer=None)
+        )
     save = resuming.choose(session, Path(path), tag, verify)
     return resuming.restore(session, save, wanted)
 

@@ -16,6 +16,7 @@ from weft.errors import CheckpointError, UsageError
 from weft.torch import parts
 from weft.torch.collective import broadcast_text, gather_texts
 from weft.torch.content import Decoder
+from weft.torch.optimizer import MASTERS
 from weft.torch.partition import Plan
 from weft.torch.saving import Saves, meet
 from weft.torch.shard_file import ShardReader
@@ -36,6 +37,8 @@ class Wanted:
     strict: bool
     random_states: bool
     allow_pickle: bool
+    states: bool = True
+    """Whether the optimizer's states come back, or only its 32-bit masters and the loss scale."""
 
 
 def come_together(session: Session, call: str, tag: str | None) -> None:
@@ -153,7 +156,7 @@ def restore(session: Session, save: Found, wanted: Wanted) -> Any:
     user = decoder.decode(content.get("user"))
     if mine is not None:
         parts.load_also(wanted.also, mine["also"], decoder)
-    if wanted.optimizer is not None and "optimizer" in content:
+    if wanted.optimizer is not None and wanted.states and "optimizer" in content:
         parts.load_groups(wanted.optimizer, content["optimizer"], decoder)
     if wanted.model is not None:
         _fix_plan(session, wanted.model, content)
@@ -214,9 +217,10 @@ def _land(
         for path in reader.index.tensors:
             if path.startswith("optimizer/"):
                 name, _, key = path.removeprefix("optimizer/").rpartition("/")
-                keys.setdefault(name, []).append(key)
+                if wanted.states or key == MASTERS:
+                    keys.setdefault(name, []).append(key)
         parts.load_optimizer(
-            session, wanted.model, wanted.optimizer, keys, content["optimizer_values"],
+            session, wanted.model, wanted.optimizer, keys, content["optimizer_values"] if wanted.states else {},
             content["optimizer"].get("more"), reader.read, decoder,
         )  # fmt: skip
     log.info("rank %d read %d bytes of %s", session.rank, reader.bytes_read, reader.folder)

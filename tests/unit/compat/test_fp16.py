@@ -90,6 +90,19 @@ def test_a_resumed_job_goes_on_bit_for_bit(tmp_path):
     assert_same(job.now(), expected)
 
 
+def test_masters_and_the_loss_scale_come_back_without_the_states(tmp_path):
+    job = Job()
+    job.train(0, 4)
+    weft.save_checkpoint(tmp_path, "a", model=job.model, optimizer=job.optimizer)
+    saved = job.now()
+    job = Job(1)
+    job.train(0, 1)
+    job.optimizer.param_groups[0]["lr"] = 0.5
+    weft.resume_from_checkpoint(tmp_path, load_sharded_optimizer_state=False)
+    assert_same(job.now(), saved)
+    assert not job.optimizer.state and job.optimizer.param_groups[0]["lr"] == 0.5
+
+
 def test_a_state_that_is_loaded_between_backward_and_step_changes_no_gradient(tmp_path):
     job = Job()
     job.train(0, 4)
