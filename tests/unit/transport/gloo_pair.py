@@ -151,6 +151,7 @@ def transfers_are_recorded(channel: TorchChannel) -> None:
     peer, heard = 1 - channel.rank, []
     channel.record = lambda *transfer: heard.append(transfer)
     began = time.perf_counter()
+    dist.barrier()  # nothing arrives before it is listened to
     sizes = {0: 1_000_000, 1: 3, 2: 0}
     for number, size in sizes.items():
         channel.send(peer, Message(Key(VALUE, 7, 1, number), torch.ones(size)))
