@@ -184,6 +184,12 @@ class Weft(Contender):
         weft.shutdown()
 
 
+class WeftAlone(Weft):
+    """weft with nothing to split."""
+
+    ranks = 1
+
+
 def weft_with(**settings: object) -> Callable[[Task], Contender]:
     return lambda task: Weft(task, **settings)
 
@@ -198,6 +204,8 @@ PEERS: dict[str, Callable[[Task], Contender]] = {
 
 CONTENDERS: dict[str, Callable[[Task], Contender]] = {
     "one-process": OneProcess,
+    "one-process-again": OneProcess,
+    "weft-alone": WeftAlone,
     **PEERS,
     "weft": weft_with(pipeline="interleaved"),
     "weft-memory": weft_with(pipeline="interleaved", optimize="memory", memory_weight=0.8),

@@ -25,6 +25,7 @@ RUNS = {
     "schedules": ["--contenders", "dualpipev,weft-zb_v,weft-auto", "--microbatches", "4"],
     "balance": ["--models", "gpt-50k"],
     "data_parallel": ["--contenders", "ddp-weft,weft", "--ranks", "3"],
+    "overhead": [],
     "simulator": ["--schedules", "looped", "--microbatches", "4"],
 }
 OTHERS = {
