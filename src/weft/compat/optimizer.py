@@ -220,10 +220,13 @@ class MasterOptimizer(DistributedOptimizer):
             master.grad = None if low.grad is None else low.grad.float() / self.loss_scale
             if master.grad is not None and not _finite(master.grad):
                 bad.fill_(1.0)
+        masters = {id(master) for _, master in pairs}
         for group in self.optimizer.param_groups:
             for other in group["params"]:
-                if is_local(other) and other.grad is not None and not _finite(other.grad):
-                    bad.fill_(1.0)
+                if id(other) not in masters and is_local(other) and other.grad is not None:
+                    other.grad.div_(self.loss_scale)
+                    if not _finite(other.grad):
+                        bad.fill_(1.0)
         session = session_of.session()
         axis = "world" if any(model.sharded for model in session.models) else "pp"
         if axis == "world" or session.pipeline is not None:

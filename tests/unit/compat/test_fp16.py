@@ -90,6 +90,34 @@ def test_a_resumed_job_goes_on_bit_for_bit(tmp_path):
     assert_same(job.now(), expected)
 
 
+def test_what_stays_in_32_bits_is_divided_by_the_loss_scale_too():
+    """The gain's gradient is -mean(x): one step of plain descent is 1 + 0.1 mean(x), whatever the scale."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.gain = nn.Linear(4, 4), nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return self.inner(x).float() * 0 + x.float() * self.gain
+
+    init({"fp16": True})
+    model = DistributedModel(Scaled())
+    gain = model.get_module().gain
+    gain.data = gain.data.float()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), static_loss_scale=64.0)
+
+    @weft.step
+    def step(model, x):
+        loss = -model(x).mean()
+        model.backward(loss)
+        return loss
+
+    step(model, torch.ones(2, 4))
+    optimizer.step()
+    assert gain.item() == pytest.approx(1.1)
+
+
 def test_masters_and_the_loss_scale_come_back_without_the_states(tmp_path):
     job = Job()
     job.train(0, 4)
