@@ -186,7 +186,9 @@ def resolve(
     faults += _value_faults(values, origins)
     if not faults and world_size is not None:
         faults += _world_faults(values.get("partitions", 1), world_size)
-        faults += _degree_faults(values.get("sharded_data_parallel_degree", 1), world_size)
+        faults += _divisor_faults(
+            "sharded_data_parallel_degree", values.get("sharded_data_parallel_degree", 1), world_size
+        )
     _raise(faults)
     return Settings(**values)
 
@@ -338,23 +340,18 @@ def _complete(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _world_faults(partitions: int, world_size: int) -> list[str]:
-    if world_size % partitions == 0:
+    start = f"start a multiple of {partitions} processes (weft run -n {partitions}), or "
+    return _divisor_faults("partitions", partitions, world_size, start)
+
+
+def _divisor_faults(name: str, value: int, world_size: int, remedy: str = "") -> list[str]:
+    """A setting that has to divide the number of processes; `remedy` comes before the values that do."""
+    if world_size % value == 0:
         return []
     divisors = [str(n) for n in range(1, world_size + 1) if world_size % n == 0]
     return [
-        f"partitions is {partitions}, but the job has {world_size} processes, which it does not divide: "
-        f"start a multiple of {partitions} processes (weft run -n {partitions}), "
-        f'or write "partitions": {" or ".join(divisors)}'
-    ]
-
-
-def _degree_faults(degree: int, world_size: int) -> list[str]:
-    if world_size % degree == 0:
-        return []
-    divisors = [str(n) for n in range(1, world_size + 1) if world_size % n == 0]
-    return [
-        f"sharded_data_parallel_degree is {degree}, but the job has {world_size} processes, which it does not divide: "
-        f'write "sharded_data_parallel_degree": {" or ".join(divisors)}'
+        f"{name} is {value}, but the job has {world_size} processes, which it does not divide: "
+        f'{remedy}write "{name}": {" or ".join(divisors)}'
     ]
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from tests.parity.compare import TOLERANCE, Comparison
+from tests.parity.shares import WIDTH, Block
 from tests.parity.together import told
 from weft.compat import interface as smp
 from weft.errors import ConfigError, UsageError
@@ -28,7 +29,7 @@ from weft.torch.activation_checkpointing import set_activation_checkpointing
 from weft.torch.sharded import blocks, is_sharded, share_of, whole
 
 CHECKS: dict[str, Callable[[], None]] = {}
-STEPS, ROWS, WIDTH, WORDS, CLIP = 3, 16, 12, 11, 0.05
+STEPS, ROWS, WORDS, CLIP = 3, 16, 11, 0.05
 DEGREES = (4, 2)
 given = argparse.Namespace()
 
@@ -38,17 +39,6 @@ def check(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.inner = nn.Linear(WIDTH, 13)  # no multiple of the ranks
-        self.outer = nn.Linear(13, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.outer(torch.tanh(self.inner(self.norm(x))))
-
-
 class Net(nn.Module):
     """Tied weights, frozen ones, a scalar, a buffer that the forward pass writes, and layers of a kind."""
 
@@ -56,7 +46,7 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.words = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(Block(13) for _ in range(3))  # 13: no multiple of the ranks
         self.scale = nn.Parameter(torch.ones(1))
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         self.head.weight = self.words.weight

@@ -35,11 +35,11 @@ def check(function: Callable[[], None]) -> Callable[[], None]:
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, inside: int = 2 * WIDTH) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
-        self.inner = nn.Linear(WIDTH, 2 * WIDTH)
-        self.outer = nn.Linear(2 * WIDTH, WIDTH)
+        self.inner = nn.Linear(WIDTH, inside)
+        self.outer = nn.Linear(inside, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.outer(torch.tanh(self.inner(self.norm(x))))

@@ -181,8 +181,8 @@ def resume_from_checkpoint(
     model = _only_model(session, model)
     if optimizer is None and model is not None:
         optimizer = model.optimizer
-    apart = load_sharded_optimizer_state or (partial and isinstance(optimizer, DistributedOptimizer))
-    if not load_optimizer or not apart:
+    has_masters = partial and isinstance(optimizer, DistributedOptimizer)
+    if not load_optimizer or not (load_sharded_optimizer_state or has_masters):
         optimizer = None
     wanted = resuming.Wanted(
         model,
