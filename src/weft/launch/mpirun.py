@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from weft.errors import LaunchError
 
 _HANDED_ON = (
-    "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONUNBUFFERED",
+    "MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS", "PYTHONPATH",
+    "PYTHONUNBUFFERED",
 )  # fmt: skip
 
 

@@ -4,10 +4,11 @@ A step frees and takes the same large buffers again and again. By default glibc 
 and taking them again costs page faults: 7 % of a step. So freed memory is kept, up to ``KEPT_BYTES``, and given
 back once, after the trace, which needs more than the steps that follow.
 
-(One heap for all threads was tried, because microbatches are threads: it fragments, and grew for as long as it ran.)
+Microbatches are threads, of which one runs at a time. glibc would give each a heap of its own, where the others cannot
+use what it has freed: so there is one heap for all that start from now on.
 
-What the user has set in the environment (``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_``) stays. Elsewhere than
-on glibc nothing is done.
+What the user has set in the environment (``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_ARENA_MAX``)
+stays. Elsewhere than on glibc nothing is done.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from collections.abc import Mapping
 
 KEPT_BYTES = 1 << 30
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _SETTINGS = (
     ("MALLOC_MMAP_THRESHOLD_", _M_MMAP_THRESHOLD, KEPT_BYTES),
     ("MALLOC_TRIM_THRESHOLD_", _M_TRIM_THRESHOLD, KEPT_BYTES),
+    ("MALLOC_ARENA_MAX", _M_ARENA_MAX, 1),
 )
 
 

@@ -42,7 +42,7 @@ def _pass(tracer: Tracer, run: Callable[[], Any], streams: Streams) -> dict[str,
     tracer.events = []
     tasks: list[Task] = []
     tracer.tasks = tasks
-    with untouched(tracer.root, streams, forget=False):
+    with untouched(tracer.root, streams, forget=None):
         with tracer.attached(), DeferWeights():
             tracer.set_current(True)
             try:

@@ -146,12 +146,12 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     if _session is not None:
         _change(_session, settings)
         return
+    keep_memory(os.environ)  # before there are more threads
     store = rendezvous.connect(place, TIMEOUT)
     monitor = Monitor.start(place, Limits(settings.heartbeat_timeout, settings.wait_timeout), store)
     atexit.register(rendezvous.shutdown, monitor)
     agree(store, place, described(settings), TIMEOUT)
     recorder = recording.open_recorder(settings, place)
-    keep_memory(os.environ)
     device = choose_device(place)
     if place.world_size > 1:
         rendezvous.init_process_group(place, store, "gloo", GROUP_TIMEOUT)

@@ -4,7 +4,7 @@ Nothing that it does is left behind: gradients, buffers, plain attributes of mod
 
 * forward time: around every module's call
 * backward time: around every node of autograd's graph; a node belongs to the module whose call made it, which its
-  sequence number tells
+  sequence number tells; and what adding up the gradients of a module's own parameters takes
 * activation bytes: what autograd saves, each piece of memory once, parameters not at all
 * which parameters and which other modules a module uses that are registered elsewhere, and what glue does
 
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
-from weft.runtime.allocator import give_back
 from weft.torch.crossings import Operations
 from weft.torch.deferred import Task, collecting
 from weft.torch.estimate import Clock
@@ -40,7 +39,7 @@ from weft.torch.untouched import untouched
 # Set on tensors in the watching pass: the module whose code made it, and the modules that returned it.
 Tensor._weft_made = None  # type: ignore[attr-defined]
 
-PASSES = 3
+PASSES = 4
 BUDGET_S = 2.0
 NS = 1e-9
 
@@ -246,6 +245,20 @@ class Tracer:
             self.going_back = False
             self.children_s[0] += self.now() - begun
 
+    def accumulated(self, parameter: Tensor) -> None:
+        """A parameter has its gradient, which the trace does not keep.
+
+        From its second microbatch on a step adds gradients up. That takes as long as adding the parameter does.
+        """
+        grad, parameter.grad = parameter.grad, None
+        name = self.own.get(id(parameter), "")
+        if grad is None or grad.layout != torch.strided or grad.dtype != parameter.dtype or not name:
+            return
+        start = self.now()
+        with torch.no_grad():
+            grad.add_(parameter)
+        self.records[name.rpartition(".")[0]].backward_s += self.now() - start
+
 
 class GlueWatch(TorchFunctionMode):
     """Counts the torch functions that each module calls itself, and notes which parameters they use."""
@@ -325,7 +338,7 @@ def trace(
     numpy = False
     for number in range(PASSES):
         tracer.restart(watching=number == 0)
-        with untouched(root, streams), tracer.attached():
+        with untouched(root, streams, tracer.accumulated), tracer.attached():
             Tracer.current = tracer
             try:
                 if number == 0:
@@ -345,7 +358,6 @@ def trace(
                     tracer.top.forward_s = tracer.now() - start - tracer.children_s[0]
             finally:
                 Tracer.current = None
-        give_back()
         if number > 0:
             for record in (*tracer.records.values(), tracer.top):
                 old = best.get(id(record), (record.forward_s, record.backward_s))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -11,11 +11,17 @@ from torch import Tensor, nn
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams
 
 
+def forget_grad(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
 @contextmanager
-def untouched(root: nn.Module, streams: Streams, forget: bool = True) -> Iterator[None]:
+def untouched(
+    root: nn.Module, streams: Streams, forget: Callable[[Tensor], None] | None = forget_grad
+) -> Iterator[None]:
     """Whatever runs inside leaves gradients, buffers, plain attributes and random states as they were.
 
-    ``forget``: gradients that come inside are dropped at once, not at the end.
+    ``forget`` is called with each parameter that got its gradient and drops it at once; without it they go at the end.
     """
     numpy, streams.numpy = streams.numpy, True
     states = streams.capture(TORCH | PYTHON | NUMPY)
@@ -35,8 +41,8 @@ def untouched(root: nn.Module, streams: Streams, forget: bool = True) -> Iterato
     handles = []
     for parameter, _ in grads:
         parameter.grad = None
-        if forget and parameter.requires_grad:
-            handles.append(parameter.register_post_accumulate_grad_hook(_forget_grad))
+        if forget is not None and parameter.requires_grad:
+            handles.append(parameter.register_post_accumulate_grad_hook(forget))
     try:
         yield
     finally:
@@ -56,7 +62,3 @@ def untouched(root: nn.Module, streams: Streams, forget: bool = True) -> Iterato
         streams.restore(states)
         streams.numpy = numpy
 
-
-def _forget_grad(parameter: Tensor) -> None:
-    """The trace needs no gradients, so none is kept until its end."""
-    parameter.grad = None

@@ -134,6 +134,7 @@ def test_the_variables_of_a_rank():
     }
     assert environ["OMP_NUM_THREADS"] == "4" and environ["PATH"] == "/bin"
     assert environ["MALLOC_TRIM_THRESHOLD_"] == environ["MALLOC_MMAP_THRESHOLD_"] == str(1 << 30)
+    assert environ["MALLOC_ARENA_MAX"] == "1"
     assert rank_environ({}, 0, 4, cores=2)["OMP_NUM_THREADS"] == "1"
     kept = rank_environ({"OMP_NUM_THREADS": "3", "MALLOC_TRIM_THRESHOLD_": "1", "RANK": "9"}, 0, 1, cores=2)
     assert (kept["OMP_NUM_THREADS"], kept["MALLOC_TRIM_THRESHOLD_"], kept["RANK"]) == ("3", "1", "0")

@@ -11,7 +11,7 @@ import pytest
 
 from weft.runtime import allocator
 
-NAMES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+NAMES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX")
 
 
 class Library:
@@ -35,20 +35,20 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
 
 def test_freed_memory_is_kept(library: Library):
     assert allocator.keep_memory({})
-    assert sorted(library.told) == [(-3, 1 << 30), (-1, 1 << 30)]
+    assert sorted(library.told) == [(-8, 1), (-3, 1 << 30), (-1, 1 << 30)]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_the_user_set_stays(name: str, library: Library):
     assert allocator.keep_memory({name: "7"})
-    assert len(library.told) == 1
+    assert len(library.told) == 2
 
 
 def test_a_refusal_is_told(monkeypatch: pytest.MonkeyPatch):
     refusing = Library(answer=0)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: refusing)
     assert not allocator.keep_memory({})
-    assert len(refusing.told) == 2, "the others are tried all the same"
+    assert len(refusing.told) == 3, "the others are tried all the same"
 
 
 @pytest.mark.parametrize("error", [OSError, AttributeError])
