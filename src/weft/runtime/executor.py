@@ -71,7 +71,7 @@ class Order:
 
 @dataclass
 class Hooks:
-    """What a frontend does around turns (random states, say), and whom it tells what the rank does.
+    """What a frontend does before turns (random states, say), and whom it tells what the rank does.
 
     ``note(phase, microbatch, peer)``: what it turns to; ``locate(error)``: an error was raised just now;
     ``check()`` is called before every wait, and raises if the ranks have diverged. ``record(kind, microbatch, start_s,
@@ -79,7 +79,6 @@ class Hooks:
     """
 
     resume: Callable[[Microbatch], None] = lambda microbatch: None
-    pause: Callable[[Microbatch], None] = lambda microbatch: None
     note: Callable[[str, int | None, int | None], None] = lambda phase, microbatch, peer: None
     locate: Callable[[BaseException], None] = lambda error: None
     check: Callable[[], None] = lambda: None
@@ -228,7 +227,6 @@ class Executor:
         self._slice_start = time.perf_counter()
 
     def _end_slice(self, microbatch: Microbatch) -> None:
-        self.hooks.pause(microbatch)
         self._span(self._slice_phase, microbatch.index, self._slice_start, self._slice_stage)
 
     def _span(self, kind: str, microbatch: int, start_s: float, stage: int) -> None:

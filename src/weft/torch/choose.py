@@ -4,9 +4,10 @@ Finer units balance better and cost more: every opened module's glue is intercep
 block sends more tensors. So several granularities are tried; for each the placement is exact (``partition.chain``),
 modules whose units all landed together are closed again, and what is left is judged by
 
-    largest partition's cost  +  (1 - memory_weight) * (glue + crossings) / time of the whole
+    largest partition's cost  +  (1 - memory_weight) * (calls + crossings) / time of the whole
 
-where a tensor that crosses brings a gradient back. Then single units are opened as long as that helps.
+where every rank follows every call of a unit and every operation of the glue, and a tensor that crosses brings a
+gradient back. Then single units are opened as long as that helps.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from weft.torch.trace import Record
 from weft.torch.tree import Piece, Tree
 
 GRAINS = (1.0, 0.5, 0.25, 0.125, 0.0625)
-OPERATION_S = 20e-6
-CROSSING_S = 300e-6
+CALL_S = 100e-6
+CROSSING_S = 500e-6
 BYTES_PER_S = 1e9
 ROUNDS = 4
 CANDIDATES = 12
@@ -118,12 +119,13 @@ def _place(tree: Tree, opened: set[str], settings: Settings, layout: list[int]) 
     for at, cost in zip(partitions, costs, strict=True):
         loads[at] += cost
     time_s = sum(piece.forward_s + piece.backward_s for piece in pieces) or 1.0
-    glue_s = OPERATION_S * sum(record.operations for record in tree.glue(tree.pieces(opened)))
+    calls = len(pieces) + sum(record.operations for record in tree.glue(tree.pieces(opened)))
     home = {part.name: number for number, piece in enumerate(pieces) for part in tree.subtree(piece.name)}
     crossing_s = sum(
         CROSSING_S + 2 * size / BYTES_PER_S for size in tree.trace.operations.crossing(home, partitions)
     )
-    score = max(loads) + (1.0 - settings.memory_weight) * (glue_s + crossing_s) / time_s + 1e-6 * len(pieces)
+    extra_s = CALL_S * calls + crossing_s
+    score = max(loads) + (1.0 - settings.memory_weight) * extra_s / time_s + 1e-6 * len(pieces)
     return Choice(frozenset(opened), pieces, stages, partitions, costs, score)
 
 

@@ -60,6 +60,7 @@ class Session:
     tracing: bool = False
     first_inputs: bool = False
     seed: int = 0
+    drawing: Microbatch | None = None
     chosen: Any = None
     watch: Any = None
     replicas: TorchChannel | None = None
@@ -214,7 +215,6 @@ def _connect(session: Session) -> None:
 
     hooks = Hooks(
         resume=lambda m: _resume(session, m),
-        pause=lambda m: _pause(session, m),
         note=lambda phase, microbatch, peer: monitor.note(
             phase, session.steps, microbatch, None, None, None if peer is None else rank_of(peer)
         ),
@@ -227,15 +227,17 @@ def _connect(session: Session) -> None:
 
 
 def _resume(session: Session, microbatch: Microbatch) -> None:
-    """Bring in a microbatch's own random states."""
+    """Bring in a microbatch's own random states, unless they are there still; those of the one before it are kept."""
+    streams, before = session.streams, session.drawing
+    if before is microbatch:
+        return
+    if before is not None and not before.done:
+        before.kept = streams.capture()
+    session.drawing = microbatch
     if microbatch.kept is None:
-        session.streams.seed(mix(session.seed, microbatch.index))
+        streams.seed(mix(session.seed, microbatch.index))
     else:
-        session.streams.restore(microbatch.kept)
-
-
-def _pause(session: Session, microbatch: Microbatch) -> None:
-    microbatch.kept = session.streams.capture()
+        streams.restore(microbatch.kept)
 
 
 def choose_device(place: Place) -> torch.device:

@@ -121,6 +121,7 @@ class Step:
                 session.pipeline.channel.abort(session.broken)
             raise
         finally:
+            session.drawing = None
             streams.restore(after if any(drew) else before)
         session.pipeline.channel.mailbox.discard(session.steps)
         session.monitor.note("", session.steps)

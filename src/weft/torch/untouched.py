@@ -61,4 +61,3 @@ def untouched(
             vars(module).update(values)
         streams.restore(states)
         streams.numpy = numpy
-

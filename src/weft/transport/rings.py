@@ -2,8 +2,8 @@
 
 The sender copies a payload into its ring and says in the message's header where it stands; the receiver copies it out
 when the header comes, and tells by a counter up to where it has read. So headers keep the order, and whoever waits,
-waits for a header: nobody watches the memory. Where a ring has no room, the payload goes another way, and no
-send ever waits for its receiver.
+waits for a header, which comes through a pipe: nobody watches the memory. Where a ring has no room, the payload goes
+another way, and no send ever waits for its receiver.
 
     ring      |....cccddddd..........|      given and read count bytes since the start, gaps at the end included
                    ^read    ^given
@@ -21,20 +21,21 @@ import torch.distributed as dist
 
 from weft.errors import TransportError
 from weft.transport import segment
+from weft.transport.pipes import Pipe
 from weft.transport.segment import LINE, Segment
 
 RING_BYTES = 16 << 20
-SMALLEST = 256 << 10
-"""Bytes of a payload for which this pays; `benchmarks/sends` measures it."""
 MOST_RANKS = 32
 _PIECE = 64
 
 
 class Rings:
-    """The rings of one rank. ``segments``: its own, and those of the ranks with which it shares memory."""
+    """The rings of one rank. ``segments``: its own, and those of the ranks with which it shares memory; ``pipes`` to
+    the same ranks."""
 
-    def __init__(self, rank: int, segments: dict[int, Segment]) -> None:
+    def __init__(self, rank: int, segments: dict[int, Segment], pipes: dict[int, Pipe] | None = None) -> None:
         self._rank = rank
+        self.pipes = pipes or {}
         self._segments = segments
         self._given = dict.fromkeys(segments, 0)
         self._out, self._in = {}, {}
@@ -48,28 +49,36 @@ class Rings:
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         able = segment.available() and size <= MOST_RANKS
         own, address = Segment.create(size * RING_BYTES) if able else (None, (-1, -1, 0, 0))
+        pipes = {peer: Pipe() for peer in range(size) if own is not None and peer != rank}
+        numbers = [pipes[peer].number if peer in pipes else -1 for peer in range(size)]
         opened: dict[int, Segment] = {}
-        rows = _gather([segment.host_number(), *address], group)
+        rows = _gather([segment.host_number(), *address, *numbers], group)
         for peer, (host, *there) in enumerate(rows):
-            if own is not None and peer != rank and there[0] >= 0 and host == rows[rank][0]:
+            if peer in pipes and there[0] >= 0 and host == rows[rank][0]:
                 with contextlib.suppress(TransportError):
-                    opened[peer] = Segment.open(tuple(there), size * RING_BYTES)  # type: ignore[arg-type]
-        mapped = _gather([int(peer in opened) for peer in range(size)], group)
-        for peer in [peer for peer in opened if not mapped[peer][rank]]:
-            opened.pop(peer).close()
-        if own is None or not opened:
+                    found = Segment.open(tuple(there[:4]), size * RING_BYTES)  # type: ignore[arg-type]
+                    opened[peer] = found
+                    pipes[peer].connect(there[0], there[4 + rank])
+        able_to = [peer for peer in opened if pipes[peer].writes]
+        mapped = _gather([int(peer in able_to) for peer in range(size)], group)
+        kept = {peer for peer in able_to if mapped[peer][rank]}
+        for peer, pipe in pipes.items():
+            pipe.connected() if peer in kept else pipe.close()
+        for peer in opened.keys() - kept:
+            opened[peer].close()
+        if own is None or not kept:
             if own is not None:
                 own.close()
             return None
-        return cls(rank, {rank: own, **opened})
+        return cls(rank, {rank: own, **{peer: opened[peer] for peer in kept}}, {p: pipes[p] for p in kept})
 
     def put(self, peer: int, payload: torch.Tensor) -> tuple[int, int] | None:
         """Copy a payload (uint8 [size]) into the ring to ``peer``: where it begins, and what is given with it.
 
-        None if the payload is small, the peer shares no memory, or it has yet to read too much.
+        None if the peer shares no memory, the payload is larger than the ring, or the peer has yet to read too much.
         """
         size = payload.numel()
-        if peer not in self._out or not SMALLEST <= size <= RING_BYTES:
+        if peer not in self._out or size > RING_BYTES:
             return None
         begin = self._given[peer]
         read = self._segments[peer].counters[LINE * self._rank]
@@ -99,6 +108,8 @@ class Rings:
         """Give the memory back."""
         self._out.clear()
         self._in.clear()
+        for pipe in self.pipes.values():
+            pipe.close()
         for each in self._segments.values():
             each.close()
 

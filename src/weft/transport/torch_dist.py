@@ -2,16 +2,16 @@
 
 Every message is a header of fixed size, then its payload where it has one that does not fit the header:
 
-    int64[HEADER]:  magic  sequence  kind step microbatch number  flag  form  dtype  ndim  size  dims  strides  inline
+    int64[]:  magic  sequence  kind step microbatch number  flag  form  dtype  ndim  size  dims  strides  inline
 
-The header makes messages self-describing (dtype, shape and sequence number are checked on arrival, always)
-and costs about 35 us of processor time for a message. One thread for each peer receives: it always has
+The header makes messages self-describing (dtype, shape and sequence number are checked on arrival, always).
+One thread for each peer receives: it always has
 a receive posted for the next header, and one for the next payload (see ``posted``), so the two
 directions of a pair cannot block each other. Sends are asynchronous; a second thread for each
 peer waits for them and lets go of the buffers.
 
-Large payloads between CPU ranks of one host stand in shared memory when their header comes (see ``rings``); they need
-no message of their own.
+Between CPU ranks of one host headers go through pipes, and payloads stand in shared memory when their header comes
+(see ``rings``): there gloo has only what finds no room.
 
 CUDA payloads go through NCCL when every rank has a GPU of its own: one communicator for each direction of
 each pair, used in header order only, so that no receive can wait behind a send. Ranks that share a
@@ -21,9 +21,10 @@ GPU, or a build without NCCL, stage through host memory.
 from __future__ import annotations
 
 import queue
+import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,13 +35,15 @@ from weft.transport.channel import ABORT, Key, Mailbox, Message
 from weft.transport.posted import Posted
 from weft.transport.rings import Rings
 
-HEADER = 64
+HEADER_BYTES = 512
 MAGIC = 0x77656674
 FIELDS = 11
 FORM_AT = 7
 DIMS = 12
-INLINE_AT = FIELDS + 2 * DIMS
-INLINE_BYTES = (HEADER - INLINE_AT) * 8
+WORDS = struct.Struct(f"<{FIELDS + 2 * DIMS}q")
+PLACE = struct.Struct("<2q")
+INLINE_AT = WORDS.size
+INLINE_BYTES = HEADER_BYTES - INLINE_AT
 NOTHING, TENSOR, TEXT, IN_RING = range(4)
 IN_HEADERS, AHEAD, ASKED = range(3)
 """Tags: of headers, of payloads whose receive is posted ahead, of those that the receiver asks for."""
@@ -58,7 +61,7 @@ class TorchChannel:
     ``group``: a gloo group of the pipeline's ranks. ``device``: where arriving tensors go.
     ``direct``: NCCL groups by (sender, receiver) position, or empty to stage CUDA tensors through the host.
     ``mailbox``: that of another channel, which this one fills too; its peers count -1, -2, ... there.
-    ``rings``: memory that takes large payloads, for CPU ranks; the channel closes it.
+    ``rings``: memory and pipes to ranks of the same host, for CPU ranks; the channel closes them.
     ``record(kind, peer, key, start_s, end_s)``, if one is set, is told of every message that has left ("send") or
     arrived ("recv", from its header on), on this channel's threads.
     """
@@ -82,6 +85,8 @@ class TorchChannel:
         self._group = group
         self._direct = direct or {}
         self._rings = rings
+        self._pipes = rings.pipes if rings is not None else {}
+        self._late = [0] * dist.get_world_size(group)
         self._sent = [0] * dist.get_world_size(group)
         self._lock = threading.Lock()
         self._closing = False
@@ -99,65 +104,73 @@ class TorchChannel:
 
     def send(self, peer: int, message: Message) -> None:
         began = time.perf_counter()
-        header, payload, direct = self._pack(peer, message)
+        words, payload, inline, direct = self._pack(peer, message)
         with self._lock:
-            header[1] = self._sent[peer]
+            words[1] = self._sent[peer]
             self._sent[peer] += 1
-            if payload is not None and self._in_ring(peer, header, payload):
-                payload = None
+            if payload is not None and not direct and message.text is None and self._rings is not None:
+                place = self._rings.put(peer, payload)
+                if place is not None:
+                    words[FORM_AT], inline, payload = IN_RING, PLACE.pack(*place), None
             try:
-                work = [(self._group.send([header], peer, IN_HEADERS), header)]
+                work = self._send_header(peer, header_of(words, inline))
                 if payload is not None and direct:
                     group = self._direct[(self.rank, peer)]
                     work.append((group.send([payload], int(peer > self.rank), 1), payload))
                 elif payload is not None:
                     tag = AHEAD if self._posted[peer].takes(payload.numel()) else ASKED
                     work.append((self._group.send([payload], peer, tag), payload))
-            except RuntimeError as error:
+            except (RuntimeError, OSError) as error:
                 raise PeerError(self.ranks[peer], f"connection lost: {error}") from error
-        self._pending[peer].put((work, message.key, began))
+        if work:
+            self._pending[peer].put((work, message.key, began))
+        else:
+            self._record("send", peer, message.key, began)
 
-    def _pack(self, peer: int, message: Message) -> tuple[torch.Tensor, torch.Tensor | None, bool]:
-        payload, form, dtype, direct = None, NOTHING, 0, False
+    def _send_header(self, peer: int, header: bytes) -> list[tuple[Any, Any]]:
+        """Sends a header; what there is to wait for. Called with the lock held."""
+        pipe = self._pipes.get(peer)
+        if pipe is None:
+            content = _bytes_of(header)
+            return [(self._group.send([content], peer, IN_HEADERS), content)]
+        if self._late[peer] or not pipe.write(header):  # behind those that wait for room already
+            self._late[peer] += 1
+            return [(Late(self, peer, header), None)]
+        return []
+
+    def _pack(self, peer: int, message: Message) -> tuple[list[int], torch.Tensor | None, bytes, bool]:
+        """The header's words, and the payload (uint8 [size], or whole if it goes directly) or its bytes if few."""
+        payload: torch.Tensor | None = None
+        form, dtype, direct, inline = NOTHING, 0, False, b""
         shape: tuple[int, ...] = ()
         strides: tuple[int, ...] = ()
+        size = 0
         if message.text is not None:
-            form = TEXT
-            content = bytearray(message.text.encode())
-            payload = (
-                torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
-            )
-            shape = payload.shape
+            form, inline = TEXT, message.text.encode()
+            size = len(inline)
+            shape, strides = (size,), (1,)
+            if size > INLINE_BYTES:
+                payload, inline = _bytes_of(inline), b""
         elif message.payload is not None:
-            form, payload = TENSOR, message.payload
-            payload = dense(payload.detach())
+            form, payload = TENSOR, dense(message.payload.detach())
             dtype, shape, strides = DTYPE_CODES.get(payload.dtype, -1), payload.shape, payload.stride()
             if dtype < 0 or len(shape) > DIMS:
                 raise TransportError(
                     f"a tensor of {payload.dtype} with {len(shape)} dims cannot be sent between ranks: "
                     f"weft sends the dtypes {', '.join(str(d) for d in DTYPES)} with at most {DIMS} dims"
                 )
+            size = payload.numel() * payload.element_size()
             direct = payload.is_cuda and (self.rank, peer) in self._direct
-            payload = flat(payload) if direct else flat(payload).view(torch.uint8).cpu()
-        size = 0 if payload is None else payload.numel() * payload.element_size()
-        fields = [MAGIC, 0, *message.key, int(message.flag), form, dtype, len(shape), size, *shape]
-        fields += [0] * (FIELDS + DIMS - len(fields)) + list(strides)
-        header = torch.tensor(fields + [0] * (HEADER - len(fields)), dtype=torch.int64)
-        if payload is not None and not direct and size <= INLINE_BYTES:
-            header[INLINE_AT:].view(torch.uint8)[:size] = payload
-            payload = None
-        return header, (payload if size else None), direct
-
-    def _in_ring(self, peer: int, header: torch.Tensor, payload: torch.Tensor) -> bool:
-        """Whether the payload stands in memory that the peer sees; the header says where then."""
-        if self._rings is None or header[FORM_AT] != TENSOR:
-            return False
-        place = self._rings.put(peer, payload)
-        if place is None:
-            return False
-        header[FORM_AT] = IN_RING
-        header[INLINE_AT], header[INLINE_AT + 1] = place
-        return True
+            content = flat(payload) if direct else flat(payload).view(torch.uint8).cpu()
+            if not direct and size <= INLINE_BYTES:
+                payload, inline = None, content.numpy().tobytes()
+            else:
+                payload = content
+        words = [MAGIC, 0, *message.key, int(message.flag), form, dtype, len(shape), size, *shape]
+        words += [0] * (FIELDS + DIMS - len(words))
+        words += strides
+        words += [0] * (FIELDS + 2 * DIMS - len(words))
+        return words, (payload if size else None), inline, direct
 
     def _receive(self, peer: int) -> None:
         expected = 0
@@ -166,13 +179,12 @@ class TorchChannel:
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)
             while True:
-                header = torch.empty(HEADER, dtype=torch.int64)
-                self._group.recv([header], peer, IN_HEADERS).wait()
+                header = self._next_header(peer)
                 began = time.perf_counter()
-                fields = header.tolist()
+                fields = WORDS.unpack_from(header)
                 if fields[0] != MAGIC or fields[1] != expected:
                     raise TransportError(
-                        f"message {expected} from pipeline rank {peer} arrived as {fields[:2]}: "
+                        f"message {expected} from pipeline rank {peer} arrived as {list(fields[:2])}: "
                         "something else uses weft's process group"
                     )
                 expected += 1
@@ -193,7 +205,18 @@ class TorchChannel:
                     else PeerError(self.ranks[peer], f"connection lost: {error}")
                 )
 
-    def _unpack(self, peer: int, header: torch.Tensor, fields: list[int], payloads: Payloads) -> Message:
+    def _next_header(self, peer: int) -> bytes:
+        pipe = self._pipes.get(peer)
+        if pipe is None:
+            content = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+            self._group.recv([content], peer, IN_HEADERS).wait()
+            return content.numpy().tobytes()
+        header = pipe.read(HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
+            raise ConnectionError("the process at its other end is gone")
+        return header
+
+    def _unpack(self, peer: int, header: bytes, fields: Sequence[int], payloads: Payloads) -> Message:
         key, (flag, form, dtype, ndim, size) = Key(*fields[2:6]), fields[6:FIELDS]
         if form == NOTHING:
             return Message(key, flag=bool(flag))
@@ -206,9 +229,12 @@ class TorchChannel:
             return Message(key, payload, flag=bool(flag))
         if form == IN_RING:
             assert self._rings is not None
-            raw = self._rings.take(peer, fields[INLINE_AT], fields[INLINE_AT + 1], size)
+            at, end = PLACE.unpack_from(header, INLINE_AT)
+            raw = self._rings.take(peer, at, end, size)
         elif size <= INLINE_BYTES:
-            raw = header[INLINE_AT:].view(torch.uint8)[:size].clone()
+            if form == TEXT:
+                return Message(key, text=header[INLINE_AT : INLINE_AT + size].decode(), flag=bool(flag))
+            raw = _bytes_of(header[INLINE_AT : INLINE_AT + size])
         else:
             raw = payloads.next(size)
         if form == TEXT:
@@ -226,10 +252,19 @@ class TorchChannel:
                 while work:
                     work.pop()[0].wait()
                 self._record("send", peer, key, began)
-            except RuntimeError as error:
+            except (RuntimeError, OSError) as error:
                 if not self._closing:
                     self.mailbox.fail(PeerError(self.ranks[peer], f"connection lost: {error}"))
             del sent, work
+
+    def _write_late(self, peer: int, header: bytes) -> None:
+        """Write a header that found no room in its pipe."""
+        while True:
+            self._pipes[peer].wait_for_room()
+            with self._lock:
+                if self._pipes[peer].write(header):
+                    self._late[peer] -= 1
+                    return
 
     def _record(self, kind: str, peer: int, key: Key, began: float) -> None:
         if self.record is not None:
@@ -272,6 +307,17 @@ class TorchChannel:
             self._rings.close()
 
 
+class Late:
+    """A header that waits for room, as something to wait for."""
+
+    def __init__(self, channel: TorchChannel, peer: int, header: bytes) -> None:
+        self._arguments = channel, peer, header
+
+    def wait(self) -> None:
+        channel, peer, header = self._arguments
+        channel._write_late(peer, header)
+
+
 class Payloads:
     """The payloads of one peer, in the order of their headers."""
 
@@ -296,6 +342,17 @@ class Payloads:
             self._buffer = torch.empty(self._posted.bytes, dtype=torch.uint8)
             self._work = self._group.recv([self._buffer], self._peer, AHEAD)
         return found
+
+
+def header_of(words: Sequence[int], inline: bytes) -> bytes:
+    return WORDS.pack(*words) + inline + bytes(INLINE_BYTES - len(inline))
+
+
+def _bytes_of(data: bytes) -> torch.Tensor:
+    """uint8 [size], in memory of its own."""
+    if not data:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,9 +19,8 @@ RING = 4096
 
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[Rings, Rings]:
-    """Rings of 4096 bytes that take payloads from 100 bytes on."""
+    """Rings of 4096 bytes."""
     monkeypatch.setattr(rings, "RING_BYTES", RING)
-    monkeypatch.setattr(rings, "SMALLEST", 100)
     segments = {rank: Segment.create(2 * RING)[0] for rank in (0, 1)}
     return Rings(0, segments), Rings(1, segments)
 
@@ -53,7 +52,6 @@ def test_what_is_put_is_taken_however_late(pair: tuple[Rings, Rings]):
 
 def test_a_payload_that_does_not_fit_goes_another_way(pair: tuple[Rings, Rings]):
     first, _ = pair
-    assert first.put(1, payload(99)) is None, "small"
     assert first.put(1, payload(RING + 1)) is None, "larger than the ring"
     assert first.put(2, payload(1000)) is None, "a rank on another host"
     assert first.put(1, payload(RING)) == (0, RING)

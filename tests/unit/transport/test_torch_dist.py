@@ -18,13 +18,14 @@ from weft.transport.torch_dist import (
     ASKED,
     DIMS,
     DTYPES,
-    HEADER,
+    HEADER_BYTES,
     IN_HEADERS,
     INLINE_BYTES,
     Payloads,
     TorchChannel,
     dense,
     flat,
+    header_of,
 )
 
 KEY = Key(VALUE, 3, 1, 2**40 + 5)
@@ -73,11 +74,12 @@ def round_trip(message: Message) -> tuple[Message, bool]:
     """What arrives, and whether its payload travelled inside the header."""
     wire = Wire()
     channel = bare_channel(wire)
-    header, payload, direct = channel._pack(1, message)
-    assert header.shape == (HEADER,) and not direct
+    words, payload, inline, direct = channel._pack(1, message)
+    header = header_of(words, inline)
+    assert len(header) == HEADER_BYTES and not direct
     if payload is not None:
         wire.send([payload], 1, ASKED)
-    return channel._unpack(1, header, header.tolist(), Payloads(wire, 1)), payload is None
+    return channel._unpack(1, header, words, Payloads(wire, 1)), payload is None
 
 
 def test_payloads_go_where_a_receive_is_posted():
