@@ -13,7 +13,7 @@ from weft.torch.automatic import links_of, stage_costs
 from weft.torch.choose import choose
 from weft.torch.collective import agree_on
 from weft.torch.intercept import install
-from weft.torch.measured_link import measure_link
+from weft.torch.measured_link import company, measure_link
 from weft.torch.model import DistributedModel
 from weft.torch.partition import _trace
 from weft.torch.slicing import prepare
@@ -56,7 +56,8 @@ def predictions(
             raise RuntimeError("; ".join(faults))
         return json.dumps({one.option.schedule: one.step_s for one in found})
 
-    return json.loads(agree_on(session, decide))
+    with company(session):
+        return json.loads(agree_on(session, decide))
 
 
 def chunks_of(name: str, chunks: int) -> int | None:

@@ -126,6 +126,8 @@ class Stored(Board):
         self._page = Page.private(1)
         self._judge = Judge(sees_all=rank == 0)
         self._seen: dict[int, Sign] = {}
+        self._looks = 0
+        self._missed: dict[int, int] = {}
         self._ended = False
         self._error: RuntimeError | None = None
         self._stop = threading.Event()
@@ -154,6 +156,7 @@ class Stored(Board):
                 for rank in watched:
                     if self._store.check([f"sign/{rank}"]):
                         self._seen[rank] = Sign.from_dict(json.loads(self._store.get(f"sign/{rank}")))
+                self._looks += 1
                 self._ended = self.ending
                 if self._stop.wait(self._interval if len(self._seen) == len(watched) else _FIRST_SECONDS):
                     return
@@ -173,10 +176,16 @@ class Stored(Board):
         return rank in self._seen and self._seen[rank].host == socket.gethostname()
 
     def gone(self) -> Verdict | None:
-        """The first watched rank of this host whose process ended before its time."""
+        """The first watched rank of this host whose process ended before its time.
+
+        One that came to its end may have said that it finished since its sign was read: that is looked at anew.
+        """
+        looks = self._looks
         for rank, sign in dict(self._seen).items():
             early = State.ABSENT < sign.state < State.FINISHED
             if early and self.local(rank) and not is_alive(sign.pid):
+                if sign.state is State.FINISHING and looks < self._missed.setdefault(rank, looks) + 2:
+                    continue
                 return Verdict("gone", (rank,), f"{sign.who(rank)} is gone{sign.last_seen()}")
         return None
 

@@ -22,7 +22,7 @@ from weft.partition.auto import Found, Option, Placed, explain, options, search
 from weft.schedule.legal import check
 from weft.simulate import Links, StageCost, simulate
 from weft.timeline import Span
-from weft.torch.choose import Choice, choose
+from weft.torch.choose import CALL_S, Choice, choose
 from weft.torch.collective import agree_on, gather_texts
 from weft.torch.measured_link import MeasuredLink
 from weft.torch.planned import Chosen
@@ -106,8 +106,9 @@ def links_of(tree: Tree, link: MeasuredLink) -> Links:
 
 
 def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:
-    """What the pieces of each stage cost together."""
+    """What the pieces of each stage cost together, and what following all calls costs each rank."""
     costs = []
+    follow_s = CALL_S * choice.calls * len({*choice.partitions}) / stages
     for stage in range(stages):
         pieces = [piece for piece, at in zip(choice.pieces, choice.stages, strict=True) if at == stage]
         size = pieces[-1].output_bytes if pieces else 0
@@ -115,7 +116,7 @@ def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:
         saved = sum(piece.saved_bytes for piece in pieces)
         costs.append(
             StageCost(
-                forward_s=sum(piece.forward_s for piece in pieces),
+                forward_s=sum(piece.forward_s for piece in pieces) + follow_s,
                 backward_s=sum(piece.backward_s for piece in pieces),
                 input_s=sum(piece.input_s for piece in pieces),
                 weight_s=sum(piece.weight_s for piece in pieces),

@@ -32,7 +32,8 @@ CANDIDATES = 12
 
 @dataclass
 class Choice:
-    """Units (``pieces``), the stage of each and its partition; ``score`` is what :func:`choose` minimises."""
+    """Units (``pieces``), the stage of each and its partition; ``score`` is what :func:`choose` minimises. ``calls``:
+    those of units and glue that every rank follows for a microbatch."""
 
     opened: frozenset[str]
     pieces: list[Piece]
@@ -40,6 +41,7 @@ class Choice:
     partitions: list[int]
     costs: list[float]
     score: float
+    calls: int = 0
 
 
 def choose(tree: Tree, settings: Settings, partition_of_stage: Sequence[int] | None = None) -> Choice:
@@ -126,7 +128,7 @@ def _place(tree: Tree, opened: set[str], settings: Settings, layout: list[int]) 
     )
     extra_s = CALL_S * calls + crossing_s
     score = max(loads) + (1.0 - settings.memory_weight) * extra_s / time_s + 1e-6 * len(pieces)
-    return Choice(frozenset(opened), pieces, stages, partitions, costs, score)
+    return Choice(frozenset(opened), pieces, stages, partitions, costs, score, calls)
 
 
 def _where(tree: Tree, piece: Piece, where: dict[str, int]) -> int:

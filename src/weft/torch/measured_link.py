@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -88,6 +88,12 @@ def _receive(channel: Channel, peer: int, key: Key) -> None:
         seen = channel.mailbox.wait(seen, 1.0)
         if channel.mailbox.failure is not None:
             raise channel.mailbox.failure
+
+
+def company(session: Session) -> AbstractContextManager[Any]:
+    """Inside, the ranks that do not decide keep their processors busy: the deciding one measures what a step will find,
+    where all compute at once."""
+    return busy(session.device.type == "cpu" and session.position("pp") > 0)
 
 
 @contextmanager

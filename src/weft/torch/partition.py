@@ -9,7 +9,7 @@ import functools
 import json
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from dataclasses import replace as replace_fields
 from typing import Any
@@ -25,7 +25,7 @@ from weft.torch.choose import choose, graph_of, piece_costs
 from weft.torch.collective import agree_on
 from weft.torch.delayed import has_delayed, materialise
 from weft.torch.estimate import Clock, on_meta
-from weft.torch.measured_link import MeasuredLink, measure_link
+from weft.torch.measured_link import MeasuredLink, company, measure_link
 from weft.torch.model import DistributedModel
 from weft.torch.placement import wishes
 from weft.torch.planned import MEASURED, Chosen, layout
@@ -131,7 +131,8 @@ def partition_models(
     for model in models:
         session.tracing = True
         try:
-            text = agree_on(session, functools.partial(_plan_text, session, model, function, batch, link))
+            with nullcontext() if link is None else company(session):
+                text = agree_on(session, functools.partial(_plan_text, session, model, function, batch, link))
         finally:
             session.tracing = False
         plans.append(Plan.from_json(text))

@@ -8,7 +8,8 @@ Nothing that it does is left behind: gradients, buffers, plain attributes of mod
 * activation bytes: what autograd saves, each piece of memory once, parameters not at all
 * which parameters and which other modules a module uses that are registered elsewhere, and what glue does
 
-The first pass warms up and watches, the others measure; the smallest time counts.
+The first pass warms up and watches, the others measure. Each module's smallest time counts, which tells best how they
+compare; all are scaled to what a pass takes together, because the smallest of many times are faster than any one pass.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from weft.errors import UsageError
 from weft.torch.crossings import Operations
 from weft.torch.deferred import Task, collecting
 from weft.torch.estimate import Clock
-from weft.torch.halves import measure_halves
+from weft.torch.halves import measure_halves, set_halves
 from weft.torch.random_state import NUMPY, Streams, same_states
 from weft.torch.rules import METADATA
 from weft.torch.structure import Describer
 from weft.torch.tape import run_autograd
+from weft.torch.times import typical
 from weft.torch.unit import SLOT
 from weft.torch.untouched import untouched
 
@@ -334,7 +336,8 @@ def trace(
     tracer = Tracer(root, device, clock)
     written: set[str] = set()
     replaced: set[str] = set()
-    best: dict[int, tuple[float, float]] = {}
+    passes: list[dict[int, tuple[float, ...]]] = []
+    halves: list[dict[str, tuple[float, ...]]] = []
     numpy = False
     for number in range(PASSES):
         tracer.restart(watching=number == 0)
@@ -359,18 +362,20 @@ def trace(
             finally:
                 Tracer.current = None
         if number > 0:
-            for record in (*tracer.records.values(), tracer.top):
-                old = best.get(id(record), (record.forward_s, record.backward_s))
-                best[id(record)] = (min(old[0], record.forward_s), min(old[1], record.backward_s))
+            everything = (*tracer.records.values(), tracer.top)
+            passes.append({id(record): (record.forward_s, record.backward_s) for record in everything})
+            if split:  # in turn, so that a machine whose speed drifts does so for both
+                halves.append(measure_halves(tracer, run, streams))
             if clock is not None or time.perf_counter() - started > BUDGET_S:
                 break
     called = [record for record in tracer.records.values() if record.order >= 0]
+    best = typical(passes)
     for record in (*called, tracer.top):
         record.forward_s, record.backward_s = best[id(record)]
         if not tracer.went_backward:
             record.backward_s = 2 * record.forward_s
     if split:
-        measure_halves(tracer, run, streams)
+        set_halves(tracer, halves)
     records = sorted([*called, *uncalled(tracer)], key=lambda record: record.order)
     leaking = {name for name in tracer.leaking if name in tracer.records}
     return Trace(

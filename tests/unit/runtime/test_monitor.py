@@ -162,6 +162,32 @@ def test_a_process_that_is_gone_is_told_at_once():
     watching.close()
 
 
+def test_a_process_that_said_that_it_finished_is_not_missed():
+    """Its last word may come after its sign was read for the last time, but before it is seen to be gone."""
+    store = torch_distributed.HashStore()
+    child = subprocess.Popen(["true"])
+    child.wait()
+
+    def ending(state: State) -> Stored:
+        board = stored(store, 1)
+        sign = replace(board.sign(), pid=child.pid, state=state)
+        board.sign = lambda: sign  # type: ignore[method-assign]
+        board._publish()
+        return board
+
+    watching = stored(store, 0, heartbeat=60)
+    ending(State.FINISHING)
+    while not watching.signs():
+        assert watching.beat() is None
+    assert watching.gone() is None
+    ending(State.FINISHED)
+    assert verdict_of(watching, 0.3) is None
+    ending(State.FINISHING)
+    verdict = verdict_of(watching, 5)
+    assert verdict is not None and verdict.kind == "gone", "it never said so"
+    watching.close()
+
+
 def test_a_lost_store_means_that_rank_0_is_gone():
     board = stored(Lost(), 1)
     with pytest.raises(RuntimeError, match="Broken pipe"):
