@@ -18,7 +18,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from weft.reduce.choice import choose
+from weft.reduce.collective import Work
 from weft.reduce.compression import make
+from weft.reduce.lane import Lane
 
 HOSTS = ["a", "a", "b", "b"]
 INT8 = 1 + 4 / 256
@@ -41,30 +43,22 @@ def hook(name: str) -> Callable[[Any, Any], Any] | None:
     if name == "ddp fp16":
         return lambda state, bucket: fp16_compress_hook(None, bucket)
     _, algorithm, *spec = name.split()
-    collective = choose(dist.group.WORLD, algorithm, hosts=HOSTS)
-    compression = make(spec[0]) if spec else None
-    states: dict[int, Any] = {}
+    lane = Lane(choose(dist.group.WORLD, algorithm, hosts=HOSTS), make(spec[0]) if spec else None)
     thread = ThreadPoolExecutor(1)
 
-    def average(index: int, flat: torch.Tensor, future: torch.futures.Future[torch.Tensor]) -> None:
+    def wait(work: Work, flat: torch.Tensor, future: torch.futures.Future[torch.Tensor]) -> None:
         try:
-            with torch.no_grad():
-                if compression is None:
-                    collective.all_reduce(flat.div_(collective.size)).wait()
-                else:
-                    if index not in states:
-                        states[index] = compression.init(
-                            flat.numel(), flat.dtype, flat.device, collective.size
-                        )
-                    compression.update(states[index], flat, collective)
+            work.wait()
             future.set_result(flat)
         except BaseException as error:
             future.set_exception(error)
 
     def launch(state, bucket):  # DDP refuses annotations that are texts
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        # DDP makes its buckets anew after the first step: another length is another tensor.
-        thread.submit(average, bucket.buffer().numel() * 1000 + bucket.index(), bucket.buffer(), future)
+        flat = bucket.buffer()
+        if lane.scale != 1.0:
+            flat.mul_(lane.scale)
+        thread.submit(wait, lane.launch(bucket.index(), flat), flat, future)
         return future
 
     return launch

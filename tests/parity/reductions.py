@@ -18,8 +18,9 @@ from weft.reduce.choice import choose
 from weft.reduce.collective import Collective, Direct, Work
 from weft.reduce.compression import make
 from weft.reduce.exchange import Exchange, GroupExchange
-from weft.reduce.hierarchical import Hierarchical
+from weft.reduce.lane import Lane
 from weft.reduce.shared import HostMemory, SharedMemory
+from weft.reduce.tracks import Tracks
 
 # The spec, the largest difference of one update relative to the largest value, and whether errors are fed back.
 BATTERY = {
@@ -72,7 +73,7 @@ def collectives() -> dict[str, Collective]:
         found[f"hierarchical {hosts}"] = choose(world, "hierarchical", hosts=hosts)
         found[f"auto {hosts}"] = choose(world, hosts=hosts)
     if two_hosts():
-        assert isinstance(choose(world, hosts=two_hosts()[0], compressed=True), Hierarchical)
+        assert isinstance(choose(world, hosts=two_hosts()[0], compressed=True), Tracks)
         assert isinstance(choose(world, hosts=["a", "b", "b", "b"]), Direct)
     assert isinstance(choose(world, compressed=True), SharedMemory)
     return found
@@ -88,7 +89,7 @@ def algorithms() -> None:
             torch.bfloat16: 2e-2,
             torch.int64: 0,
         }.items():
-            sizes = [1, 3, 1000, 70_001]
+            sizes = [1, 3, 1000, 70_001, 600_001]
             given = [values(numel, dtype, salt=numel) for numel in sizes]
             flats = [own(rows) for rows in given]
             works = [each.all_reduce(flat) for flat in flats]
@@ -224,7 +225,28 @@ def chance() -> None:
     assert means["nearest"] == 0.0 and abs(means["stochastic"] - 0.3) < 0.05, means
 
 
-CHECKS = {check.__name__: check for check in (algorithms, volumes, compressions, chance)}
+def lanes() -> None:
+    """Buckets in flight through a lane, whole or in pieces that take several tracks, step after step."""
+    collective: Collective = Direct(dist.group.WORLD)
+    if two_hosts():
+        collective = choose(dist.group.WORLD, "hierarchical", hosts=two_hosts()[0])
+    for spec in ("int8", "fp16", "topk:ratio=0.5", None):
+        lane = Lane(collective, make(spec) if spec else None)
+        sizes = [1_200_001, 5, 600_001]
+        given = [values(numel, salt=numel) for numel in sizes]
+        for _ in range(2):
+            flats = [own(rows).mul_(lane.scale) for rows in given]
+            works = [lane.launch(number, flat) for number, flat in enumerate(flats)]
+            for flat, rows, work in zip(flats, given, works, strict=True):
+                work.wait()
+                same_everywhere(flat)
+                exact = torch.stack(rows).mean(0)
+                close = 1.0 if spec and spec.startswith("topk") else 2e-2
+                assert float((flat - exact).abs().max()) <= close * float(torch.stack(rows).abs().max()), spec
+    collective.close()
+
+
+CHECKS = {check.__name__: check for check in (algorithms, volumes, compressions, chance, lanes)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -14,10 +14,13 @@ from weft.reduce.collective import Collective, Direct, Work
 from weft.reduce.exchange import gather_rows
 from weft.reduce.hierarchical import Hierarchical
 from weft.reduce.shared import TIMEOUT, SharedMemory
+from weft.reduce.tracks import Tracks
 from weft.transport import segment
 
 ALGORITHMS = ("auto", "direct", "shared", "hierarchical")
 SIZES_BYTES = (64 << 10, 1 << 20, 8 << 20)
+TRACKS = 4
+"""Enough to keep the wire busy while pieces are summed inside hosts, compressed and handed back; see `benchmarks`."""
 _REPETITIONS = 3
 
 
@@ -90,11 +93,20 @@ def choose(
         _check_shared(found, device)
         return SharedMemory.connect(group, timeout)
     if algorithm == "hierarchical":
-        return Hierarchical.connect(group, found, device, timeout)
+        return _hierarchical(group, found, device, timeout)
     fitting = _fitting(group, found, device, timeout)
     if compressed or len(fitting) == 1:
         return fitting[-1]
     return _fastest(group, fitting, device)
+
+
+def _hierarchical(
+    group: dist.ProcessGroup, hosts: Sequence[Hashable], device: torch.device, timeout: timedelta
+) -> Collective:
+    """On GPUs one track: kernels of several NCCL groups at once may wait for each other's place on the device."""
+    count = TRACKS if device.type == "cpu" else 1
+    tracks = [Hierarchical.connect(group, hosts, device, timeout) for _ in range(count)]
+    return Tracks(group, tracks) if count > 1 else tracks[0]
 
 
 def _check_shared(hosts: Sequence[Hashable], device: torch.device) -> None:
@@ -124,7 +136,7 @@ def _fitting(
         if len(set(hosts)) == 1:
             return [direct, SharedMemory.connect(group, timeout)] if device.type == "cpu" else [direct]
         if len(counts) == 1 and counts != {1}:
-            return [direct, Hierarchical.connect(group, hosts, device, timeout)]
+            return [direct, _hierarchical(group, hosts, device, timeout)]
     except TransportError:  # raised by all ranks together
         pass
     return [direct]

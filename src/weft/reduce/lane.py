@@ -1,43 +1,36 @@
 """Reductions in flight, one behind the other: what the reducer launches and later waits for.
 
 An algorithm starts by itself and goes on while the backward pass does. A compressor computes between its messages, so
-it has a thread, which takes buckets in the order in which they were launched: the same on every rank.
+each track of the collective has a thread for it, which takes what is launched there in order: the same on every rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
 
 from weft.reduce.collective import Collective, Work
+from weft.reduce.tracks import Together, cut, tracks_of
+from weft.reduce.worker import Worker
 
 
 class Compression(Protocol):
     """A pair: ``init`` makes what ``update`` keeps from step to step for one bucket (errors to feed back, say).
 
     ``update(state, flat, collective)`` returns the average of ``flat`` over the ranks, as it arrives through the
-    compression; it may write into ``flat``.
+    compression; it may write into ``flat``. ``divisible``: whether pieces of a tensor can be averaged one by one.
     """
+
+    @property
+    def divisible(self) -> bool: ...
 
     @property
     def init(self) -> Callable[[int, torch.dtype, torch.device, int], Any]: ...
 
     @property
     def update(self) -> Callable[[Any, torch.Tensor, Collective], torch.Tensor]: ...
-
-
-class Later:
-    """A work that a thread does."""
-
-    def __init__(self, future: Future[None]) -> None:
-        self._future = future
-
-    def wait(self) -> None:
-        """Return when it is done; raise what it raised."""
-        self._future.result()
 
 
 class Lane:
@@ -51,36 +44,40 @@ class Lane:
         self.collective = collective
         self.compression = compression
         self.scale = 1.0 / collective.size if compression is None else 1.0
+        self._tracks = [(track, Worker("weft-reduce")) for track in tracks_of(collective)]
         self._states: dict[Any, Any] = {}
-        self._thread: ThreadPoolExecutor | None = None
 
     def launch(self, number: int, flat: torch.Tensor) -> Work:
         """Start to replace ``flat`` (1-D, contiguous, scaled) by the average; ``number`` names it in every step."""
         if self.compression is None:
             return self.collective.all_reduce(flat)
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "weft-reduce")
-        kept = (number, flat.numel(), flat.dtype, flat.device)
-        if kept not in self._states:
-            self._states[kept] = self.compression.init(*kept[1:], self.collective.size)
-        stream = torch.cuda.current_stream(flat.device) if flat.is_cuda else None
-        return Later(self._thread.submit(self._compressed, self._states[kept], flat, stream))
+        several = self.compression.divisible and len(self._tracks) > 1
+        pieces = cut(flat) if several else [flat]
+        return Together([self._start(self.compression, (number, i), piece) for i, piece in enumerate(pieces)])
 
-    @torch.no_grad()
-    def _compressed(self, state: Any, flat: torch.Tensor, stream: Any) -> None:
-        assert self.compression is not None
-        with torch.cuda.stream(stream):
-            result = self.compression.update(state, flat, self.collective)
-            if result is not flat:
-                flat.copy_(result.view_as(flat))
+    def _start(self, compression: Compression, name: tuple[int, int], flat: torch.Tensor) -> Work:
+        """Average a piece; it has a state, and a track, for good."""
+        kept = (*name, flat.numel(), flat.dtype, flat.device)
+        if kept not in self._states:
+            turn = len(self._states) % len(self._tracks)
+            self._states[kept] = (compression.init(*kept[2:], self.collective.size), *self._tracks[turn])
+        state, track, worker = self._states[kept]
+        stream = torch.cuda.current_stream(flat.device) if flat.is_cuda else None
+
+        def step() -> None:
+            with torch.cuda.stream(stream):
+                result = compression.update(state, flat, track)
+                if result is not flat:
+                    flat.copy_(result.view_as(flat))
+
+        return worker.start(step)
 
     def forget(self) -> None:
         """Other buckets come from now on: what was kept for the old ones is of no use."""
         self._states.clear()
 
     def close(self) -> None:
-        """End the thread and the collective; nothing is in flight."""
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
+        """End the threads and the collective; nothing is in flight."""
+        for _, worker in self._tracks:
+            worker.close()
         self.collective.close()

@@ -11,7 +11,8 @@ rounds. In round k, with n ranks, rank r
 Three counters a rank say how many rounds it has contributed, reduced and gathered. There are two slots, so that step 1
 of the next round comes before step 3 of this one. Slots are small: what a rank writes, the others read from the cache.
 Bytes that each rank copies into shared memory: the tensor's, once. Every sum is made by one rank, so all ranks get the
-same bits.
+same bits. A reduce-scatter alone ends after step 2, with its sums in the tensors only; an all-gather alone contributes
+the rank's own shard in step 1 and goes on with step 3: so each waits for the others once a round.
 """
 
 from __future__ import annotations
@@ -191,10 +192,9 @@ class HostMemory:
         if round == 0:
             own[_NUMEL + number % SLOTS] = run.flat.numel()
             own[_DTYPE + number % SLOTS] = _DTYPES.index(run.flat.dtype)
-        if run.scatter:
-            for rank in self._others:
-                piece = run.piece(round, rank)
-                run.shared(round, self.rank, rank, piece).copy_(piece)
+        for rank in self._others if run.scatter else (self.rank,):
+            piece = run.piece(round, rank)
+            run.shared(round, self.rank, rank, piece).copy_(piece)
         own[_CONTRIBUTED] = number + 1
 
     def _reduce(self, run: _Pass, round: int) -> None:
@@ -203,8 +203,8 @@ class HostMemory:
         if round == 0:
             self._compare(run)
         mine = run.piece(round, self.rank)
-        total = run.shared(round, self.rank, self.rank, mine)
-        if run.scatter:
+        if run.scatter and run.gather:
+            total = run.shared(round, self.rank, self.rank, mine)
             parts = [
                 mine if rank == self.rank else run.shared(round, rank, self.rank, mine)
                 for rank in range(self.size)
@@ -213,14 +213,15 @@ class HostMemory:
             for part in parts[2:]:
                 total.add_(part)
             mine.copy_(total)
-        else:
-            total.copy_(mine)
+        elif run.scatter:
+            for rank in self._others:
+                mine.add_(run.shared(round, rank, self.rank, mine))
         self._counters[self.rank][_REDUCED] = number + 1
 
     def _gather(self, run: _Pass, round: int) -> None:
         number = run.first + round
-        self._await(_REDUCED, number + 1)
         if run.gather:
+            self._await(_REDUCED if run.scatter else _CONTRIBUTED, number + 1)
             for rank in self._others:
                 piece = run.piece(round, rank)
                 piece.copy_(run.shared(round, rank, rank, piece))

@@ -73,10 +73,12 @@ class Worker:
 
     def submit(self, step: Callable[[], None], flat: torch.Tensor) -> Job | Queued:
         """Start a step that works on ``flat``, and return it; ``UsageError`` after ``close``."""
-        if self._closed:
-            raise UsageError("this collective was closed: make a new one")
-        if flat.is_cuda:
-            return self._queue(step, flat)
+        self._check_open()
+        return self._queue(step, flat) if flat.is_cuda else self.start(step)
+
+    def start(self, step: Callable[[], None]) -> Job:
+        """Start a step on the thread, wherever its tensors are; see :meth:`submit`."""
+        self._check_open()
         job = Job(self, step)
         self._pending.append(job)
         if self._thread is None:
@@ -84,6 +86,10 @@ class Worker:
             self._thread.start()
         self._news.put(True)
         return job
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this collective was closed: make a new one")
 
     def _queue(self, step: Callable[[], None], flat: torch.Tensor) -> Queued:
         if self._stream is None:

@@ -2,6 +2,8 @@
 
 launched   right after the backend has begun to add up (`--all-reduce direct`)
 round      between two rounds of a sum in shared memory, where these are made (`--all-reduce shared`)
+between    when sums between hosts have begun, or between the two messages of int8 (`--all-reduce hierarchical`; four
+           ranks are taken for two hosts)
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from torch import nn
 from training import FAULTS, Plan
 
 import weft.torch as weft
+from weft.reduce import choice
+from weft.reduce.exchange import GroupExchange
 from weft.reduce.lane import Lane
 from weft.reduce.shared import HostMemory
 
@@ -24,6 +28,7 @@ ROWS, WIDTH = 4, 1024
 def interrupt(plan: Plan) -> None:
     """Let every sum come past the plan."""
     launch, reduce = Lane.launch, HostMemory._reduce
+    add_up, gather = GroupExchange.all_reduce, GroupExchange.all_gather
 
     def launched(self: Lane, *arguments: Any) -> Any:
         work = launch(self, *arguments)
@@ -35,7 +40,17 @@ def interrupt(plan: Plan) -> None:
         if round == 1:
             plan.reached("round")
 
+    def summed(self: GroupExchange, flat: torch.Tensor) -> Any:
+        work = add_up(self, flat)
+        plan.reached("between")
+        return work
+
+    def gathered(self: GroupExchange, flat: torch.Tensor) -> torch.Tensor:
+        plan.reached("between")
+        return gather(self, flat)
+
     Lane.launch, HostMemory._reduce = launched, reduced  # type: ignore[method-assign]
+    GroupExchange.all_reduce, GroupExchange.all_gather = summed, gathered  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -45,9 +60,13 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=3)
     parser.add_argument("--phase", default="round")
     parser.add_argument("--all-reduce", default="shared")
+    parser.add_argument("--compression", default="")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    weft.init({"partitions": 1, "all_reduce": options.all_reduce, "heartbeat_timeout": 60.0})
+    if options.all_reduce == "hierarchical":
+        choice.hosts_of = lambda group, device=None: ["a", "a", "b", "b"]  # type: ignore[assignment]
+    settings = {"partitions": 1, "all_reduce": options.all_reduce, "heartbeat_timeout": 60.0}
+    weft.init({**settings, "compression": options.compression})
     plan = Plan(options)
     interrupt(plan)
     model = weft.DistributedModel(

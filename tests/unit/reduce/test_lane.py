@@ -1,15 +1,17 @@
-"""A lane sends tensors straight, or through a compression that has a thread; see also `tests/parity`."""
+"""A lane sends tensors straight, or through a compression on tracks with a thread each; see also `tests/parity`."""
 
 from __future__ import annotations
 
-import threading
 from typing import NamedTuple
 
 import pytest
 import torch
 
+from weft.reduce import tracks
 from weft.reduce.collective import Collective, Work
+from weft.reduce.compression import Compression
 from weft.reduce.lane import Lane
+from weft.reduce.tracks import Tracks
 
 
 class Done:
@@ -37,12 +39,13 @@ class Noted(NamedTuple):
     """A compression that notes its calls."""
 
     calls: list
+    divisible = True
 
     def init(self, numel, dtype, device, ranks):
         return [numel, dtype, ranks]
 
     def update(self, state, flat, collective):
-        self.calls.append((tuple(state), threading.current_thread().name))
+        self.calls.append((tuple(state), collective))
         sent = flat.clone()
         collective.all_reduce(sent).wait()
         return sent / collective.size
@@ -55,7 +58,7 @@ def test_without_compression_the_caller_divides():
     assert flat.tolist() == [1.0] * 4
 
 
-def test_a_compression_has_a_thread_and_a_state_for_each_bucket():
+def test_a_compression_has_a_state_for_each_bucket():
     made: list = []
     collective = Double()
     lane = Lane(collective, Noted(made))
@@ -66,9 +69,44 @@ def test_a_compression_has_a_thread_and_a_state_for_each_bucket():
         work.wait()
     assert [flat.tolist() for flat in flats] == [[3.0] * 2, [3.0] * 5]
     assert [state for state, _ in made] == [(2, torch.float32, 2), (5, torch.float32, 2)], "in order"
-    assert {name for _, name in made} == {"weft-reduce_0"}
     lane.close()
     assert collective.closed
+
+
+def test_pieces_take_tracks_in_turns_and_keep_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tracks, "PIECE_BYTES", 16)
+    made: list = []
+    several = Tracks(None, [Double(), Double()])  # type: ignore[arg-type]
+    lane = Lane(several, Noted(made))
+    for _ in range(2):
+        flats = [torch.full((n,), 3.0) for n in (11, 4)]
+        for work in [lane.launch(number, flat) for number, flat in enumerate(flats)]:
+            work.wait()
+        assert [flat.tolist() for flat in flats] == [[3.0] * 11, [3.0] * 4]
+    for index, track in enumerate(several.tracks):
+        assert [state[0] for state, used in made if used is track] == [[3, 4], [4, 4]][index] * 2
+    made.clear()
+    whole = Noted(made)
+    lane.compression = Compression(whole.init, whole.update)
+    lane.launch(2, torch.ones(11)).wait()
+    assert [state[0] for state, _ in made] == [11], "what is not divisible stays whole"
+    lane.close()
+    assert all(track.closed for track in several.tracks)
+
+
+def test_sums_take_tracks_in_turns(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tracks, "PIECE_BYTES", 16)
+    several = Tracks(None, [Double(), Double()])  # type: ignore[arg-type]
+    assert isinstance(several, Collective) and several.size == 2
+    assert tracks.tracks_of(several) == several.tracks and tracks.tracks_of(several.tracks[0]) == (
+        several.tracks[0],
+    )
+    flat = torch.ones(11)
+    several.all_reduce(flat).wait()
+    assert flat.tolist() == [2.0] * 11
+    assert several._next == 1, "three pieces"
+    several.all_reduce(flat[:0]).wait()
+    several.close()
 
 
 def test_what_a_compression_raises_is_raised_to_who_waits():

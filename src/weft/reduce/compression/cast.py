@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.reduce.collective import Collective
-from weft.reduce.compression.pair import Compression
+from weft.reduce.compression.pair import Compression, Divisible
 
 
 def cast(dtype: torch.dtype) -> Compression:
@@ -31,4 +31,4 @@ def cast(dtype: torch.dtype) -> Compression:
         collective.all_reduce(state).wait()
         return flat.copy_(state)
 
-    return Compression(init, update)
+    return Divisible(init, update)

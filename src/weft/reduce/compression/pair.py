@@ -11,6 +11,7 @@ from weft.errors import UsageError
 from weft.reduce.collective import Collective
 from weft.reduce.exchange import Exchange, exchange
 from weft.reduce.hierarchical import Hierarchical
+from weft.reduce.tracks import tracks_of
 
 Init = Callable[[int, torch.dtype, torch.device, int], Any]
 Update = Callable[[Any, torch.Tensor, Collective], torch.Tensor]
@@ -30,6 +31,20 @@ class Compression(NamedTuple):
 
     init: Init
     update: Update
+
+    @property
+    def divisible(self) -> bool:
+        """Whether pieces of a tensor can be averaged one by one; see :class:`Divisible`."""
+        return False
+
+
+class Divisible(Compression):
+    """One for which pieces of a tensor can be averaged one by one, each with a state of its own, for the same bytes and
+    as good a result."""
+
+    @property
+    def divisible(self) -> bool:
+        return True
 
 
 class Chained:
@@ -78,7 +93,8 @@ def chain(first: Compression, second: Compression) -> Compression:
         own, states = state
         return first.update(own, flat, Chained(exchange(collective), second, states))
 
-    return Compression(init, update)
+    kind = Divisible if first.divisible and second.divisible else Compression
+    return kind(init, update)
 
 
 def between_hosts(compression: Compression) -> Compression:
@@ -101,12 +117,20 @@ def between_hosts(compression: Compression) -> Compression:
                 state[key] = compression.init(*key, ranks.size)
             return compression.update(state[key], part, ranks)
 
+        collective = tracks_of(collective)[0]
         if collective.size == 1:
             return flat
         if not isinstance(collective, Hierarchical):
             return average(flat, collective)
-        flat.div_(collective.inside.size)
-        collective.through(flat, lambda shard: average(shard, collective.between))
+        # Before the sum where it could overflow, else after it, in the shard alone.
+        first = flat.dtype.itemsize < 4
+        if first:
+            flat.div_(collective.inside.size)
+
+        def middle(shard: torch.Tensor) -> None:
+            average(shard if first else shard.div_(collective.inside.size), collective.between)
+
+        collective.through(flat, middle)
         return flat
 
-    return Compression(init, update)
+    return type(compression)(init, update)
