@@ -25,6 +25,7 @@ from weft.torch.random_state import NUMPY, PYTHON, TORCH, mix, same_states
 from weft.torch.signature import Spec, Watch, described_shapes, digest, empty_like_described
 from weft.torch.structure import Describer, build, replace
 from weft.torch.tape import Alias, Tape, Value, root_gradient
+from weft.torch.untouched import version
 from weft.torch.wire import decode, encode
 from weft.transport.channel import OUTPUT, READ, SHAPES, TELL, Key, Message
 
@@ -183,7 +184,7 @@ class Program:
         streams = self.pipeline.streams
         with streams.own(self._call_seed(name), TORCH | PYTHON | NUMPY):
             before = [streams.capture(which) for which in (TORCH, PYTHON, NUMPY)]
-            versions = [_version(tensor) for tensor in tensors]
+            versions = [version(tensor) for tensor in tensors]
             with Watch() as watch:
                 result = function(local)
             random = sum(
@@ -192,7 +193,7 @@ class Program:
                 if not same_states(state, streams.capture(which))
             )
         mutated = tuple(
-            number for number, tensor in enumerate(tensors) if _version(tensor) != versions[number]
+            number for number, tensor in enumerate(tensors) if version(tensor) != versions[number]
         )
         description = self._describe(Describer(inputs), result, name)
         dynamic = watch.dynamic or bool(random & ~TORCH)
@@ -392,7 +393,3 @@ class Program:
 
 def _number(pair: tuple[Tensor, Value]) -> int:
     return pair[1].number
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version

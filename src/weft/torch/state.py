@@ -42,7 +42,8 @@ JUDGE_S = 5.0
 
 @dataclass
 class Session:
-    """This process's place in the job. ``groups``: ``torch.distributed`` groups by the ranks in them."""
+    """This process's place in the job. ``groups``: ``torch.distributed`` groups by the ranks in them; ``drawing``: the
+    microbatch whose random states are the process's now."""
 
     settings: Settings
     place: Place

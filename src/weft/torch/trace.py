@@ -36,14 +36,13 @@ from weft.torch.structure import Describer
 from weft.torch.tape import run_autograd
 from weft.torch.times import typical
 from weft.torch.unit import SLOT
-from weft.torch.untouched import untouched
+from weft.torch.untouched import is_new, untouched, version
 
 # Set on tensors in the watching pass: the module whose code made it, and the modules that returned it.
 Tensor._weft_made = None  # type: ignore[attr-defined]
 
 PASSES = 4
 BUDGET_S = 2.0
-NS = 1e-9
 
 
 @dataclass
@@ -306,17 +305,6 @@ def graph_nodes(tensors: list[Tensor]) -> list[Any]:
             found[node] = None
             waiting.extend(following for following, _ in node.next_functions if following is not None)
     return list(found)
-
-
-def version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def is_new(buffer: Tensor, old: Tensor, old_version: int, content: Tensor) -> bool:
-    """Whether a buffer was replaced or written; batch norm's kernels do not count their writes as versions."""
-    if buffer is not old or version(buffer) != old_version:
-        return True
-    return buffer.device.type != "meta" and not torch.equal(buffer, content)
 
 
 def trace(

@@ -12,6 +12,7 @@ from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams
 
 
 def forget_grad(parameter: Tensor) -> None:
+    """Drop a gradient: the trace needs none, so none is kept until its end."""
     parameter.grad = None
 
 
@@ -61,3 +62,15 @@ def untouched(
             vars(module).update(values)
         streams.restore(states)
         streams.numpy = numpy
+
+
+def version(tensor: Tensor) -> int:
+    """How often the tensor was written; 0 for an inference tensor, which does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def is_new(buffer: Tensor, old: Tensor, old_version: int, content: Tensor) -> bool:
+    """Whether a buffer was replaced or written; batch norm's kernels do not count their writes as versions."""
+    if buffer is not old or version(buffer) != old_version:
+        return True
+    return buffer.device.type != "meta" and not torch.equal(buffer, content)

@@ -24,7 +24,7 @@ class Pipe:
     def __init__(self) -> None:
         self._reading, self._lent = os.pipe2(os.O_CLOEXEC)
         self._writing = -1
-        with contextlib.suppress(OSError, AttributeError):  # more than this user may have, or an old Python
+        with contextlib.suppress(OSError):  # more than this user may have: 64 KiB do, too
             fcntl.fcntl(self._lent, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     @property

@@ -59,11 +59,13 @@ class Rings:
                     found = Segment.open(tuple(there[:4]), size * RING_BYTES)  # type: ignore[arg-type]
                     opened[peer] = found
                     pipes[peer].connect(there[0], there[4 + rank])
-        able_to = [peer for peer in opened if pipes[peer].writes]
-        mapped = _gather([int(peer in able_to) for peer in range(size)], group)
-        kept = {peer for peer in able_to if mapped[peer][rank]}
-        for peer, pipe in pipes.items():
-            pipe.connected() if peer in kept else pipe.close()
+        reached = [peer for peer in opened if pipes[peer].writes]
+        mapped = _gather([int(peer in reached) for peer in range(size)], group)
+        kept = {peer for peer in reached if mapped[peer][rank]}
+        for peer in kept:
+            pipes[peer].connected()
+        for peer in pipes.keys() - kept:
+            pipes[peer].close()
         for peer in opened.keys() - kept:
             opened[peer].close()
         if own is None or not kept:

@@ -124,6 +124,10 @@ def test_headers_without_room_keep_their_order():
     mailbox.wait(mailbox.arrivals, 5.0)
     assert isinstance(mailbox.failure, PeerError) and "at its other end is gone" in mailbox.failure.text
     theirs.close()
+    channels[0]._pending[1].put(None)
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def bare(rank: int, pipes: dict[int, Pipe]) -> TorchChannel:
