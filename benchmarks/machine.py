@@ -1,6 +1,7 @@
-"""What the benchmarks read from the machine: other processes' load, a process's memory, the machine's name.
+"""What the benchmarks read from the machine: other processes' load, how fast a core is just now, a process's memory,
+the machine's name.
 
-Linux only: everything comes from /proc.
+Linux only: all but the pace comes from /proc.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ import platform
 import time
 from pathlib import Path
 
+import torch
+
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 QUIET_CORES = 0.15
 """Steps during which other processes used more of a core than this are dropped."""
+STEADY = 1.15
+"""So are those beside which a core took more than this times the shortest time for the work of `pace_s`."""
 
 MALLOC_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """Keeps glibc from giving large freed tensors back to the system and faulting the pages in again. All
@@ -35,6 +40,21 @@ def wait_until_quiet(patience_s: float, window_s: float = 0.5) -> float:
         if (busy_s() - before) / (time.monotonic() - start) <= QUIET_CORES:
             break
     return time.monotonic() - begin
+
+
+def pace_s(tries: int = 3) -> float:
+    """Processor time, in seconds, of a few milliseconds of arithmetic on the core that this runs on.
+
+    A virtual machine's core can share its hardware with somebody else's, which no figure of the system tells: it is
+    slower then, on the machine that these figures are from 1.5 times, for a second or for a minute.
+    """
+    matrix, times_s = torch.ones(512, 256), []
+    for _ in range(tries):
+        start_s = time.thread_time()
+        for _ in range(2):
+            torch.mm(matrix, matrix.t())
+        times_s.append(time.thread_time() - start_s)
+    return min(times_s)
 
 
 def reset_peak_rss() -> None:

@@ -17,7 +17,7 @@ from benchmarks import machine
 from benchmarks.contenders import SMALL
 from benchmarks.simulator.contenders import Task
 from benchmarks.turns import options
-from benchmarks.turns.driver import compare, started
+from benchmarks.turns.driver import Pace, compare, started
 from benchmarks.turns.figures import figures, wrong_gradients
 from weft.schedule import CHUNKS
 
@@ -39,20 +39,25 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def measure(task: Task, given: argparse.Namespace) -> tuple[list[dict], bool]:
     """A line for each schedule, and whether gradients were wrong. What is predicted is predicted anew in each round."""
-    predicted: dict[str, list[float]] = {name: [] for name in given.schedules}
+    predicted: list[tuple[float, dict[str, float]]] = []
 
-    def predict() -> None:
-        machine.wait_until_quiet(given.patience)
-        for name, step_s in predictor.ask("call", "predictions", given.schedules)[0].items():
-            predicted[name].append(step_s)
+    def predict(pace: Pace) -> None:
+        left_s = given.patience - machine.wait_until_quiet(given.patience)
+        for _ in range(given.steps):
+            left_s -= pace.wait(predictor, left_s)
+            found = predictor.ask("call", "predictions", given.schedules)[0]
+            predicted.append((pace.of(predictor), found))
 
     names = [YARDSTICK, *(f"weft-{name}" for name in given.schedules)]
     with started(["predictor"], task) as [predictor]:
         records = compare(names, task, given.rounds, given.steps, given.patience, after_round=predict)
+    full_s = machine.STEADY * records[0].best_pace_s
+    kept = [found for pace_s, found in predicted if pace_s <= full_s] or [found for _, found in predicted]
     lines = []
     rows = [figures(record, records[0]) for record in records]
     for name, row, record in zip(given.schedules, rows[1:], records[1:], strict=True):
-        predicted_ms = median(predicted[name]) * 1e3
+        predictions_ms = [found[name] * 1e3 for found in kept]
+        predicted_ms = median(predictions_ms)
         line = {
             "microbatches": task.microbatches,
             "schedule": name,
@@ -60,7 +65,7 @@ def measure(task: Task, given: argparse.Namespace) -> tuple[list[dict], bool]:
             "measured_ms": row["step_ms"],
             "error_percent": 100 * (predicted_ms / row["step_ms"] - 1),
             "kept": row["kept"],
-            "predictions_ms": [step_s * 1e3 for step_s in predicted[name]],
+            "predictions_ms": predictions_ms,
             "steps": [asdict(step) for step in record.steps],
         }
         lines.append(line)

@@ -11,11 +11,13 @@ machine meets all contenders alike, and no contender's heap or threads meet anot
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, Pipe
@@ -126,17 +128,38 @@ def started(names: list[str], task: Task) -> Iterator[list[Job]]:
             job.stop()
 
 
+class Pace:
+    """Full speed of the cores (`machine.pace_s`), as far as this run has seen it yet."""
+
+    def __init__(self) -> None:
+        self.best_s = math.inf
+
+    def of(self, job: Job) -> float:
+        """Now, of the slowest of the job's cores."""
+        paces_s = job.ask("pace")
+        self.best_s = min(self.best_s, *paces_s)
+        return max(paces_s)
+
+    def wait(self, job: Job, patience_s: float) -> float:
+        """Let the job wait until its cores have it, at most `patience_s`; the seconds it took."""
+        begin = time.monotonic()
+        while self.of(job) > machine.STEADY * self.best_s and time.monotonic() - begin < patience_s:
+            pass
+        return time.monotonic() - begin
+
+
 def compare(
     names: list[str],
     task: Task,
     rounds: int,
     steps: int,
     patience_s: float,
-    after_round: Callable[[], None] = lambda: None,
+    after_round: Callable[[Pace], None] = lambda _: None,
 ) -> list[Record]:
     """`rounds` times: each contender in turn runs `steps` steps. The first name is the yardstick."""
     with started(names, task) as jobs, tempfile.TemporaryDirectory() as folder:
         records = []
+        pace = Pace()
         expected: dict[str, torch.Tensor] = {}
         for job in jobs:
             machine.wait_until_quiet(patience_s)
@@ -145,14 +168,19 @@ def compare(
             expected = expected or found
             record.gradient_difference = largest_difference(found, expected)
             job.run(job.warm_up)
+            pace.of(job)
             records.append(record)
         for turn in range(rounds):
             for job, record in zip(jobs, records, strict=True):
-                machine.wait_until_quiet(patience_s)
-                record.steps += job.run(steps)
-            after_round()
-            kept = min(sum(step.quiet for step in record.steps) for record in records)
-            print(f"round {turn + 1} of {rounds}: at least {kept} quiet steps each", file=sys.stderr)
+                left_s = patience_s - machine.wait_until_quiet(patience_s)
+                for _ in range(steps):
+                    left_s -= pace.wait(job, left_s)
+                    record.steps += job.run(1)
+            after_round(pace)
+            for record in records:
+                record.best_pace_s = pace.best_s
+            kept = min(len(record.kept()) for record in records)
+            print(f"round {turn + 1} of {rounds}: at least {kept} steps of each count", file=sys.stderr)
         for job, record in zip(jobs, records, strict=True):
             record.memory = job.ask("memory")
     return records

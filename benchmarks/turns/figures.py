@@ -1,4 +1,4 @@
-"""From the steps that were measured to the figures of a table: medians of the quiet steps, ratios, their errors."""
+"""From the steps that were measured to the figures of a table: medians of the kept steps, ratios, their errors."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ def figures(record: Record, yardstick: Record) -> dict[str, object]:
         "first_step_ms": record.first.wall_s * 1e3,
         "first_step_quiet": record.first.quiet,
         "gradient_difference": record.gradient_difference,
-        "kept": sum(step.quiet for step in record.steps),
+        "kept": len(record.kept()),
         "steps": len(record.steps),
     }
 
 
 def seconds(record: Record, field: str = "wall_s") -> list[float]:
-    """That field of the quiet steps; of all steps where none was quiet (the table then says that 0 were kept)."""
-    kept = [step for step in record.steps if step.quiet] or record.steps
-    return [getattr(step, field) for step in kept]
+    """That field of the steps that count; of all steps where none does (the table then says that 0 were kept)."""
+    return [getattr(step, field) for step in record.kept() or record.steps]
 
 
 def ratio(record: Record, base: Record, draws: int = 400) -> tuple[float, float]:

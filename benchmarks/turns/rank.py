@@ -64,17 +64,23 @@ class Rank:
 
     def steps(self, count: int) -> list[RankStep]:
         seen = []
-        before = self._snapshot()
+        slow_s = self.pace()
         for _ in range(count):
+            before = self._snapshot()
             self.meet()
             start_s = time.monotonic()
             self.contender.step(*self.inputs)
             end_s = time.monotonic()
             after = self._snapshot()
             window_s, cpu_s, busy_s = (new - old for new, old in zip(after, before, strict=True))
-            seen.append(RankStep(start_s, end_s, window_s, cpu_s, busy_s))
-            before = after
+            earlier_s, slow_s = slow_s, self.pace()
+            seen.append(RankStep(start_s, end_s, window_s, cpu_s, busy_s, max(earlier_s, slow_s)))
         return seen
+
+    def pace(self) -> float:
+        """How fast this rank's core is, with the others' in use."""
+        self.meet()
+        return machine.pace_s()
 
     def _snapshot(self) -> tuple[float, float, float]:
         self.meet()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from benchmarks import machine
@@ -19,6 +20,8 @@ class RankStep:
     """User and system time of this process, all threads."""
     busy_s: float
     """Processor time that the machine spent on anything."""
+    pace_s: float = 0.0
+    """What `machine.pace_s` was before the step or after it, the larger one."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Step:
     wall_s: float
     cpu_s: float
     other_cores: float
+    pace_s: float = 0.0
+    """That of the slowest core."""
 
     @property
     def quiet(self) -> bool:
@@ -48,7 +53,8 @@ class Step:
 def together(ranks: tuple[RankStep, ...]) -> Step:
     cpu_s = sum(rank.cpu_s for rank in ranks)
     wall_s = max(rank.end_s for rank in ranks) - min(rank.start_s for rank in ranks)
-    return Step(wall_s, cpu_s, max(0.0, ranks[0].busy_s - cpu_s) / ranks[0].window_s)
+    other_cores = max(0.0, ranks[0].busy_s - cpu_s) / ranks[0].window_s
+    return Step(wall_s, cpu_s, other_cores, max(rank.pace_s for rank in ranks))
 
 
 @dataclass
@@ -60,3 +66,9 @@ class Record:
     gradient_difference: float = 0.0
     steps: list[Step] = field(default_factory=list)
     memory: list[RankMemory] = field(default_factory=list)
+    best_pace_s: float = math.inf
+    """The shortest that any contender's cores had in this run."""
+
+    def kept(self) -> list[Step]:
+        """The steps that count: those that had the machine for themselves, and its cores at full speed."""
+        return [s for s in self.steps if s.quiet and s.pace_s <= machine.STEADY * self.best_pace_s]
