@@ -159,18 +159,24 @@ class Executor:
         best: Microbatch | tuple[int, int] | None = None
         best_position = LAST + 1
         place = self._order.position.get
-        full = len(self._held) >= self._order.limit
+        entering = [place(("F", m.stage, m.index), LAST) for m in self._active if m.entering]
+
+        def room(position: int) -> bool:
+            """Whether a stage may be entered: whoever waits to, and comes first in the list, keeps a place."""
+            return len(self._held) + sum(other < position for other in entering) < self._order.limit
+
         for number, microbatch in enumerate(self._active):
-            if microbatch.entering and full and number:  # the lowest may always go on
+            if not microbatch.ready(self.mailbox):
                 continue
-            if microbatch.ready(self.mailbox):
-                position = place((microbatch.phase, microbatch.stage, microbatch.index), LAST)
-                if position < best_position:
-                    best, best_position = microbatch, position
-        if self._waiting and not (full and (self._active or self._tasks)):
+            position = place((microbatch.phase, microbatch.stage, microbatch.index), LAST)
+            if microbatch.entering and number and not room(position):  # the lowest may always go on
+                continue
+            if position < best_position:
+                best, best_position = microbatch, position
+        if self._waiting:
             new = self._waiting[-1]
             position = place(("F", new.stage, new.index), LAST)
-            if position < best_position:
+            if position < best_position and (room(position) or not (self._active or self._tasks)):
                 best, best_position = new, position
         for stage, index in self._tasks:
             position = place(("W", stage, index), LAST)
@@ -247,6 +253,8 @@ class Executor:
             return
         microbatch.waiting_since_s = time.perf_counter()
         self._end_slice(microbatch)
+        if microbatch.entering:
+            self._held.discard((microbatch.stage, microbatch.index))
         if self.mailbox.failure is None and self._choose() is microbatch:
             self._begin_slice(microbatch)
             return

@@ -58,9 +58,10 @@ class Worker:
 class Microbatch:
     """State of one microbatch on this rank: what it does next, and what it waits for.
 
-    ``phase`` is "F" until the backward pass begins, then "B"; ``stage`` is where it is, and ``entering`` whether that
-    still has to be granted. ``waiting`` is the message it waits for, ``follows`` the
-    place (by name) and the number of times that ``before``, the microbatch before it, must have passed it.
+    ``phase`` is "F" until the backward pass begins, then "B"; ``stage`` is where it is, ``entering`` whether that still
+    has to be granted, and ``worked`` whether anything was computed there. ``waiting`` is the message it waits for,
+    ``follows`` the place (by name) and the number of times that ``before``, the microbatch before it, must have passed
+    it.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Microbatch:
         self.phase = "F"
         self.stage = stage
         self.entering = True
+        self.worked = False
         self.waiting: tuple[int, Key] | None = None
         self.waiting_since_s = 0.0
         self.follows: tuple[str, int] | None = None
@@ -102,10 +104,14 @@ class Microbatch:
         self.executor.finished(self)
 
     def receive(self, peer: int, key: Key, what: str = "") -> Message:
-        """The message ``key`` from ``peer``; others have their turn until it is there."""
+        """The message ``key`` from ``peer``; others have their turn until it is there.
+
+        Who waits for the first input of a stage holds nothing there yet, and enters it anew.
+        """
         message = self.executor.mailbox.take(peer, key)
         while message is None:
             self.waiting, self.what = (peer, key), what
+            self.entering = self.phase == "F" and not self.worked
             self._yield()
             self.waiting = None
             message = self.executor.mailbox.take(peer, key)
@@ -137,6 +143,7 @@ class Microbatch:
         if stage != self.stage:
             self.stage = stage
             self.entering = self.phase == "F"
+            self.worked = False
             self._yield()
 
     def completed(self, tasks: Sequence[Callable[[], None]]) -> None:

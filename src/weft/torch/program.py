@@ -126,6 +126,7 @@ class Program:
     def enter(self, name: str) -> None:
         """A unit's code runs on this rank from now on."""
         self.module = name
+        self.microbatch.worked = True
         self.pipeline.note("forward", self.step, self.microbatch.index, name)
 
     def next_call(self) -> int:

@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
+Pass = Mapping[Any, tuple[float, ...]]
+"""The times of each thing in one pass over all of them."""
 
-def typical(passes: Sequence[Mapping[Any, tuple[float, ...]]]) -> dict[Any, tuple[float, ...]]:
-    """The smallest of each key's times, scaled so that all together are the median of the passes' sums.
+AGREED = 1.08
+"""Passes that take at most this times what the smallest of all passes' times add up to, agree with them."""
 
-    >>> typical([{"a": (1.0, 2.0), "b": (3.0, 3.0)}, {"a": (2.0, 1.0), "b": (2.0, 4.0)}])
+
+def typical(passes: Sequence[Pass]) -> dict[Any, tuple[float, ...]]:
+    """The smallest of each key's times, scaled so that all together are the smallest of the passes' sums.
+
+    >>> typical([{"a": (1.0, 2.0), "b": (3.0, 3.0)}, {"a": (2.0, 1.0), "b": (2.0, 5.0)}])
     {'a': (1.2857142857142858, 1.2857142857142858), 'b': (2.5714285714285716, 3.8571428571428577)}
     """
-    least = {key: tuple(map(min, zip(*(one[key] for one in passes), strict=True))) for key in passes[0]}
-    smallest = sum(map(sum, least.values()))
-    scale = median(sum(map(sum, one.values())) for one in passes) / smallest if smallest else 1.0
+    least = _least(passes)
+    smallest = _sum(least)
+    scale = min(map(_sum, passes)) / smallest if smallest else 1.0
     return {key: tuple(scale * time_s for time_s in times) for key, times in least.items()}
+
+
+def agree(passes: Sequence[Pass]) -> bool:
+    """Whether two passes agree with the smallest times: both ran at one speed of the machine from end to end.
+
+    One is not enough: where the speed changed in the middle of it, half of the smallest times may be its own.
+
+    >>> fast, slow, changed = {"a": (1.0,), "b": (1.0,)}, {"a": (1.5,), "b": (1.5,)}, {"a": (1.0,), "b": (1.5,)}
+    >>> agree([slow, slow]), agree([changed, slow]), agree([changed, slow, slow, fast, fast])
+    (True, False, True)
+    """
+    limit = AGREED * _sum(_least(passes))
+    return sum(_sum(one) <= limit for one in passes) >= 2
+
+
+def _least(passes: Sequence[Pass]) -> dict[Any, tuple[float, ...]]:
+    return {key: tuple(map(min, zip(*(one[key] for one in passes), strict=True))) for key in passes[0]}
+
+
+def _sum(one: Pass) -> float:
+    return sum(map(sum, one.values()))

@@ -8,8 +8,9 @@ Nothing that it does is left behind: gradients, buffers, plain attributes of mod
 * activation bytes: what autograd saves, each piece of memory once, parameters not at all
 * which parameters and which other modules a module uses that are registered elsewhere, and what glue does
 
-The first pass warms up and watches, the others measure. Each module's smallest time counts, which tells best how they
-compare; all are scaled to what a pass takes together, because the smallest of many times are faster than any one pass.
+The first pass warms up and watches, the others measure until two agree (``times``): a machine may change its speed
+meanwhile. Each module's smallest time counts, which tells best how they compare; all are scaled to what the fastest
+pass takes together, because the smallest of many times are faster than any one pass.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from weft.torch.random_state import NUMPY, Streams, same_states
 from weft.torch.rules import METADATA
 from weft.torch.structure import Describer
 from weft.torch.tape import run_autograd
-from weft.torch.times import typical
+from weft.torch.times import Pass, agree, typical
 from weft.torch.unit import SLOT
 from weft.torch.untouched import is_new, untouched, version
 
 # Set on tensors in the watching pass: the module whose code made it, and the modules that returned it.
 Tensor._weft_made = None  # type: ignore[attr-defined]
 
-PASSES = 4
-BUDGET_S = 2.0
+PASSES = 9
+BUDGET_S = 4.0
 
 
 @dataclass
@@ -262,17 +263,17 @@ class Tracer:
 
 
 class GlueWatch(TorchFunctionMode):
-    """Counts the torch functions that each module calls itself, and notes which parameters they use."""
+    """Counts the operations that each module's own code runs, and notes which parameters they use."""
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
         self.tracer = tracer
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        record = self.tracer.stack[-1]
-        record.operations += 1
         if func in METADATA:
             return func(*args, **(kwargs or {}))
+        record = self.tracer.stack[-1]
+        record.operations += 1
         own = self.tracer.own
         operands = []
         for item in (*args, *(kwargs or {}).values()):
@@ -324,8 +325,7 @@ def trace(
     tracer = Tracer(root, device, clock)
     written: set[str] = set()
     replaced: set[str] = set()
-    passes: list[dict[int, tuple[float, ...]]] = []
-    halves: list[dict[str, tuple[float, ...]]] = []
+    passes: list[Pass] = []
     numpy = False
     for number in range(PASSES):
         tracer.restart(watching=number == 0)
@@ -351,19 +351,21 @@ def trace(
                 Tracer.current = None
         if number > 0:
             everything = (*tracer.records.values(), tracer.top)
-            passes.append({id(record): (record.forward_s, record.backward_s) for record in everything})
+            times: Pass = {id(record): (record.forward_s, record.backward_s) for record in everything}
             if split:  # in turn, so that a machine whose speed drifts does so for both
-                halves.append(measure_halves(tracer, run, streams))
-            if clock is not None or time.perf_counter() - started > BUDGET_S:
+                halves = measure_halves(tracer, run, streams)
+                times = {key: (*both, *halves[key]) for key, both in times.items()}
+            passes.append(times)
+            if clock is not None or agree(passes) or time.perf_counter() - started > BUDGET_S:
                 break
     called = [record for record in tracer.records.values() if record.order >= 0]
     best = typical(passes)
     for record in (*called, tracer.top):
-        record.forward_s, record.backward_s = best[id(record)]
+        record.forward_s, record.backward_s, *halves_s = best[id(record)]
         if not tracer.went_backward:
             record.backward_s = 2 * record.forward_s
-    if split:
-        set_halves(tracer, halves)
+        if halves_s:
+            set_halves(record, *halves_s)
     records = sorted([*called, *uncalled(tracer)], key=lambda record: record.order)
     leaking = {name for name in tracer.leaking if name in tracer.records}
     return Trace(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.runtime.toys import Body, Rank, run_all
+from tests.unit.runtime.toys import Body, Rank, one_rank, run_all
 from weft import schedule
 from weft.runtime.executor import Order
 from weft.runtime.microbatch import Microbatch
@@ -29,6 +29,7 @@ def staged(rank: Rank, made: Schedule, ran: list[Action]) -> Body:
 
         def does(kind: str, stage: int) -> None:
             ran.append(Action(stage, kind, index))
+            microbatch.worked = True
             rank.work(microbatch)
 
         def move(kind: int, stage: int, to: int, value: int) -> None:
@@ -94,6 +95,35 @@ def test_one_rank_follows_its_list(name: str):
     made = schedule.make(name, 1, 5)
     _, (ran,) = run(made)
     assert ran == list(made.ranks[0])
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_microbatches_that_wait_for_their_inputs_hold_no_place(name: str, ranks: int):
+    """All start before anything is there; then everything comes at once."""
+    made = schedule.make(name, ranks, 6)
+    owners = made.rank_of_stage
+    for number in range(ranks):
+        rank = one_rank(number, ranks)
+        own = [stage for stage, owner in enumerate(owners) if owner == number]
+
+        def arrive(rank: Rank = rank, own: list[int] = own) -> None:
+            rank.executor.hooks.check = lambda: None
+            for index in range(made.microbatches):
+                for stage in own:
+                    for kind, source in ((VALUE, stage - 1), (GRADIENT, stage + 1)):
+                        if 0 <= source < made.stages and owners[source] != rank.number:
+                            message = Message(Key(kind, 0, index, stage), payload=1)
+                            rank.channel.mailbox.put(owners[source], message)
+
+        ran: list[Action] = []
+        rank.executor.hooks.check = arrive
+        if not number:
+            arrive()  # it waits for nobody before it has worked
+        actions = made.ranks[number]
+        rank.run([staged(rank, made, ran) for _ in range(made.microbatches)], Order.of(actions, len(actions)))
+        assert ran == list(actions)
+        rank.executor.close()
 
 
 def test_weights_fill_the_wait_and_then_give_way():

@@ -106,6 +106,20 @@ def test_who_uses_whose_parameters_is_noticed():
     assert found.records[""].operations >= 2 and found.records[""].called == {"embed", "block"}
 
 
+def test_only_operations_count_and_not_what_the_trace_itself_looks_at():
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for part in self.parts:
+                x = x + part(x.reshape(x.shape))
+            return x
+
+    assert traced(Sums()).records[""].operations == 6
+
+
 def test_a_result_that_cannot_be_described_is_noticed():
     class Odd(nn.Module):
         def __init__(self) -> None:
