@@ -114,7 +114,7 @@ class Timeline:
     def idle_share(self, rank: int) -> float:
         """The share of the timeline's duration in which the rank ran no F, B, I or W."""
         busy = self.busy_s(rank)
-        return 1.0 - busy / self.duration_s if self.duration_s else 0.0
+        return max(0.0, 1.0 - busy / self.duration_s) if self.duration_s else 0.0
 
     @property
     def bubble(self) -> float:
