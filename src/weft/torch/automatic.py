@@ -22,7 +22,7 @@ from weft.partition.auto import Found, Option, Placed, explain, options, search
 from weft.schedule.legal import check
 from weft.simulate import Links, StageCost, simulate
 from weft.timeline import Span
-from weft.torch.choose import CALL_S, Choice, choose
+from weft.torch.choose import CALL_S, MICROBATCH_S, Choice, choose
 from weft.torch.collective import agree_on, gather_texts
 from weft.torch.measured_link import MeasuredLink
 from weft.torch.planned import Chosen
@@ -106,9 +106,9 @@ def links_of(tree: Tree, link: MeasuredLink) -> Links:
 
 
 def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:
-    """What the pieces of each stage cost together, and what following all calls costs each rank."""
+    """What the pieces of each stage cost together, and what a microbatch and following all calls cost each rank."""
     costs = []
-    follow_s = CALL_S * choice.calls * len({*choice.partitions}) / stages
+    follow_s = (MICROBATCH_S + CALL_S * choice.calls) * len({*choice.partitions}) / stages
     for stage in range(stages):
         pieces = [piece for piece, at in zip(choice.pieces, choice.stages, strict=True) if at == stage]
         size = pieces[-1].output_bytes if pieces else 0

@@ -25,8 +25,10 @@ from weft.torch.tree import Piece, Tree
 GRAINS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 CALL_S = 100e-6
 """What a call of a unit or an operation of the glue costs each rank, seconds: measured on a tiny GPT on two ranks."""
+MICROBATCH_S = 1e-3
+"""What a microbatch costs each rank besides: its thread, the glue's mode, random states; measured likewise."""
 CROSSING_S = 500e-6
-"""The same for a tensor that crosses and its gradient, besides their bytes."""
+"""What a tensor that crosses and its gradient cost, besides their bytes; measured likewise."""
 BYTES_PER_S = 1e9
 ROUNDS = 4
 CANDIDATES = 12
