@@ -101,9 +101,16 @@ def test_only_quiet_steps_count_unless_there_are_none():
     assert found == pytest.approx(0.55) and 0.0 < error < 0.1
 
 
+def test_only_steps_at_the_cores_full_speed_count():
+    mixed = record("weft", 1.0)
+    mixed.steps += [Step(1.1, 2.2, 0.0, pace_s=0.011), Step(1.5, 3.0, 0.0, pace_s=0.015)]
+    mixed.best_pace_s = 0.010
+    assert seconds(mixed) == [1.0, 1.1] and len(mixed.kept()) == 2
+
+
 def test_a_step_lasts_from_the_first_start_to_the_last_end():
-    ranks = (RankStep(1.0, 3.0, 4.0, 1.5, 5.0), RankStep(1.5, 3.5, 4.0, 1.5, 5.0))
-    assert together(ranks) == Step(wall_s=2.5, cpu_s=3.0, other_cores=0.5)
+    ranks = (RankStep(1.0, 3.0, 4.0, 1.5, 5.0, 0.01), RankStep(1.5, 3.5, 4.0, 1.5, 5.0, 0.02))
+    assert together(ranks) == Step(wall_s=2.5, cpu_s=3.0, other_cores=0.5, pace_s=0.02)
 
 
 def test_gradients_are_compared_by_norm_and_rounding_by_that_of_the_largest():
