@@ -64,7 +64,7 @@ class Rank:
 
     def steps(self, count: int) -> list[RankStep]:
         seen = []
-        slow_s = self.pace()
+        pace_s = self.pace()
         for _ in range(count):
             before = self._snapshot()
             self.meet()
@@ -73,8 +73,8 @@ class Rank:
             end_s = time.monotonic()
             after = self._snapshot()
             window_s, cpu_s, busy_s = (new - old for new, old in zip(after, before, strict=True))
-            earlier_s, slow_s = slow_s, self.pace()
-            seen.append(RankStep(start_s, end_s, window_s, cpu_s, busy_s, max(earlier_s, slow_s)))
+            pace_before_s, pace_s = pace_s, self.pace()
+            seen.append(RankStep(start_s, end_s, window_s, cpu_s, busy_s, max(pace_before_s, pace_s)))
         return seen
 
     def pace(self) -> float:

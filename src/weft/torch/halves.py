@@ -18,8 +18,7 @@ def measure_halves(tracer: Tracer, run: Callable[[], Any], streams: Streams) -> 
 
     Weight gradients belong to the module that holds the parameter.
     """
-    everything = (*tracer.records.values(), tracer.top)
-    weights = {id(record): 0.0 for record in everything}
+    weights = {id(record): 0.0 for record in tracer.everything}
     tracer.restart(watching=False)
     tasks: list[Task] = []
     tracer.tasks = tasks
@@ -36,7 +35,7 @@ def measure_halves(tracer: Tracer, run: Callable[[], Any], streams: Streams) -> 
             task()
             holder = tracer.own.get(id(task.parameter), "").rpartition(".")[0]
             weights[id(tracer.records[holder])] += tracer.now() - start
-    return {id(r): (r.forward_s, r.backward_s, weights[id(r)]) for r in everything}
+    return {id(r): (r.forward_s, r.backward_s, weights[id(r)]) for r in tracer.everything}
 
 
 def set_halves(record: Record, forward_s: float, input_s: float, weight_s: float) -> None:

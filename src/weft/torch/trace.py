@@ -43,7 +43,9 @@ from weft.torch.untouched import is_new, untouched, version
 Tensor._weft_made = None  # type: ignore[attr-defined]
 
 PASSES = 9
+"""At most, the watching one included."""
 BUDGET_S = 4.0
+"""After so many seconds a pass is the last one."""
 
 
 @dataclass
@@ -95,6 +97,7 @@ class Tracer:
         self.clock = clock
         self.records = {name: Record(name, module) for name, module in root.named_modules()}
         self.top = Record("", root)
+        self.everything = (*self.records.values(), self.top)
         self.stack: list[Record] = [self.top]
         self.children_s = [0.0]
         self.events: list[tuple[int, Record]] = []
@@ -115,7 +118,7 @@ class Tracer:
         self.watching = watching
         self.events = []
         self.children_s = [0.0]
-        for record in (*self.records.values(), self.top):
+        for record in self.everything:
             record.calls = 0
             record.forward_s = record.backward_s = 0.0
 
@@ -350,22 +353,21 @@ def trace(
             finally:
                 Tracer.current = None
         if number > 0:
-            everything = (*tracer.records.values(), tracer.top)
-            times: Pass = {id(record): (record.forward_s, record.backward_s) for record in everything}
+            times: Pass = {id(record): (record.forward_s, record.backward_s) for record in tracer.everything}
             if split:  # in turn, so that a machine whose speed drifts does so for both
                 halves = measure_halves(tracer, run, streams)
                 times = {key: (*both, *halves[key]) for key, both in times.items()}
             passes.append(times)
             if clock is not None or agree(passes) or time.perf_counter() - started > BUDGET_S:
                 break
-    called = [record for record in tracer.records.values() if record.order >= 0]
     best = typical(passes)
-    for record in (*called, tracer.top):
+    for record in tracer.everything:  # who was not called may hold a parameter all the same
         record.forward_s, record.backward_s, *halves_s = best[id(record)]
         if not tracer.went_backward:
             record.backward_s = 2 * record.forward_s
         if halves_s:
             set_halves(record, *halves_s)
+    called = [record for record in tracer.records.values() if record.order >= 0]
     records = sorted([*called, *uncalled(tracer)], key=lambda record: record.order)
     leaking = {name for name in tracer.leaking if name in tracer.records}
     return Trace(

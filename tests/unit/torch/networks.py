@@ -92,7 +92,7 @@ class Normed(nn.Module):
         return self.out(self.drop(self.norm(x))) + self.table
 
 
-def traced(net: nn.Module, rows: int = 4, backward: bool = True) -> Trace:
+def traced(net: nn.Module, rows: int = 4, backward: bool = True, split: bool = False) -> Trace:
     """One microbatch of a step that sums the network's result."""
     x = torch.randn(rows, WIDTH)
 
@@ -102,4 +102,4 @@ def traced(net: nn.Module, rows: int = 4, backward: bool = True) -> Trace:
             assert Tracer.current is not None
             Tracer.current.backward([loss], [torch.ones_like(loss)])
 
-    return trace(net, run, CPU, Streams(CPU))
+    return trace(net, run, CPU, Streams(CPU), split=split)

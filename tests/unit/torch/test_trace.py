@@ -120,6 +120,21 @@ def test_only_operations_count_and_not_what_the_trace_itself_looks_at():
     assert traced(Sums()).records[""].operations == 6
 
 
+def test_weight_gradients_count_where_the_parameter_is_held_though_that_module_is_never_called():
+    class Borrows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+            self.held = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(self.block(x), self.held.weight)
+
+    found = traced(Borrows(), split=True)
+    assert found.records["held"].calls == 0 and found.records["held"].weight_s > 0.0
+    assert found.records[""].input_s > 0.0
+
+
 def test_a_result_that_cannot_be_described_is_noticed():
     class Odd(nn.Module):
         def __init__(self) -> None:
