@@ -106,12 +106,14 @@ class Microbatch:
     def receive(self, peer: int, key: Key, what: str = "") -> Message:
         """The message ``key`` from ``peer``; others have their turn until it is there.
 
-        Who waits for the first input of a stage holds nothing there yet, and enters it anew.
+        Who waits for the first input of a stage holds nothing there yet, and enters it anew: even where the message
+        is there, because that of a microbatch which the schedule puts first may have come meanwhile.
         """
-        message = self.executor.mailbox.take(peer, key)
+        enters = self.phase == "F" and not self.worked
+        message = None if enters else self.executor.mailbox.take(peer, key)
         while message is None:
             self.waiting, self.what = (peer, key), what
-            self.entering = self.phase == "F" and not self.worked
+            self.entering = enters
             self._yield()
             self.waiting = None
             message = self.executor.mailbox.take(peer, key)

@@ -97,24 +97,28 @@ def test_one_rank_follows_its_list(name: str):
     assert ran == list(made.ranks[0])
 
 
+def deliver_all(rank: Rank, made: Schedule) -> None:
+    """Every message that the rank will ever receive is there."""
+    owners = made.rank_of_stage
+    for index in range(made.microbatches):
+        for stage in (stage for stage, owner in enumerate(owners) if owner == rank.number):
+            for kind, source in ((VALUE, stage - 1), (GRADIENT, stage + 1)):
+                if 0 <= source < made.stages and owners[source] != rank.number:
+                    message = Message(Key(kind, 0, index, stage), payload=1)
+                    rank.channel.mailbox.put(owners[source], message)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_microbatches_that_wait_for_their_inputs_hold_no_place(name: str, ranks: int):
     """All start before anything is there; then everything comes at once."""
     made = schedule.make(name, ranks, 6)
-    owners = made.rank_of_stage
     for number in range(ranks):
         rank = one_rank(number, ranks)
-        own = [stage for stage, owner in enumerate(owners) if owner == number]
 
-        def arrive(rank: Rank = rank, own: list[int] = own) -> None:
+        def arrive(rank: Rank = rank) -> None:
             rank.executor.hooks.check = lambda: None
-            for index in range(made.microbatches):
-                for stage in own:
-                    for kind, source in ((VALUE, stage - 1), (GRADIENT, stage + 1)):
-                        if 0 <= source < made.stages and owners[source] != rank.number:
-                            message = Message(Key(kind, 0, index, stage), payload=1)
-                            rank.channel.mailbox.put(owners[source], message)
+            deliver_all(rank, made)
 
         ran: list[Action] = []
         rank.executor.hooks.check = arrive
@@ -124,6 +128,24 @@ def test_microbatches_that_wait_for_their_inputs_hold_no_place(name: str, ranks:
         rank.run([staged(rank, made, ran) for _ in range(made.microbatches)], Order.of(actions, len(actions)))
         assert ran == list(actions)
         rank.executor.close()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "interleaved"])  # it holds one microbatch
+def test_inputs_that_come_while_the_second_microbatch_starts_are_taken_in_order(name: str):
+    made = schedule.make(name, 2, 6)
+    rank = one_rank(1, 2)
+    ran: list[Action] = []
+    program = staged(rank, made, ran)
+
+    def body(microbatch: Microbatch) -> None:
+        if microbatch.index == 1:
+            deliver_all(rank, made)
+        program(microbatch)
+
+    actions = made.ranks[1]
+    rank.run([body] * made.microbatches, Order.of(actions, len(actions)))
+    assert ran == list(actions)
+    rank.executor.close()
 
 
 def test_weights_fill_the_wait_and_then_give_way():
