@@ -272,6 +272,37 @@ def steps_without_backward() -> None:
 
 
 @check
+def gradients_that_somebody_holds() -> None:
+    """No later step writes into a gradient that was set to None, and a tensor that was given as `.grad` stays it."""
+    torch.manual_seed(9)
+    net = Plain()
+    weft.init({"microbatches": 2})
+    model = weft.DistributedModel(net, bucket_cap_mb=TINY)
+
+    @weft.step(non_split_inputs=["step"])
+    def train_step(model: Any, x: Tensor, step: int) -> None:
+        model.backward(loss_of(model, x, step))
+
+    first, second, third = inputs(net, 3)
+    for step, x in enumerate((first, second)):
+        net.zero_grad()
+        train_step(model, x, step)
+        held = [p.grad for p in net.parameters()]
+        before = [grad.clone() for grad in held]
+    net.zero_grad()
+    train_step(model, third, 2)
+    assert all(map(torch.equal, held, before))
+    expected = [p.grad.clone() for p in net.parameters()]
+    own = [torch.zeros_like(p) for p in net.parameters()]
+    for parameter, grad in zip(net.parameters(), own, strict=True):
+        parameter.grad = grad
+    train_step(model, third, 2)
+    assert all(p.grad is grad for p, grad in zip(net.parameters(), own, strict=True))
+    for grad, wanted in zip(own, expected, strict=True):
+        torch.testing.assert_close(grad, wanted, rtol=1e-5, atol=1e-7)
+
+
+@check
 def outside_of_a_step() -> None:
     """With one partition a step is optional."""
     torch.manual_seed(4)

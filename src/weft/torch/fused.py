@@ -4,8 +4,11 @@
     launch  the flat tensor is summed over the ranks; gradients that this rank lacks count as zero
     give    its place in the flat tensor -> gradient
 
-With ``as_view`` a gradient *is* its place in the flat tensor, from its arrival on: no second copy in memory, and
-nothing to give. A sparse gradient has a bucket of its own and stays sparse.
+A gradient that began in this step, so that nobody can hold its tensor yet, becomes its place in the flat tensor,
+which the bucket then lets go; any other keeps its tensor and gets a copy.
+
+With ``as_view`` a gradient *is* its place in the flat tensor, from its arrival on and in every step: no second copy in
+memory, and nothing to give. A sparse gradient has a bucket of its own and stays sparse.
 """
 
 from __future__ import annotations
@@ -40,16 +43,26 @@ class Fused:
         self.as_view = as_view
         self.pending = 0
         self.work: Work | None = None
-        first = parameters[0]
-        self.flat = torch.zeros(
-            sum(parameter.numel() for parameter in parameters), dtype=first.dtype, device=first.device
-        )
         self._taken = [False] * len(parameters)
-        self.views: list[Tensor] = []
-        at = 0
-        for parameter in parameters:
-            self.views.append(shaped_like(self.flat[at : at + parameter.numel()], parameter))
-            at += parameter.numel()
+        self._made: tuple[Tensor, list[Tensor]] | None = None
+
+    @property
+    def flat(self) -> Tensor:
+        """All its gradients, [elements]; a new one after it was handed out."""
+        return self._make()[0]
+
+    @property
+    def views(self) -> list[Tensor]:
+        """The places in ``flat``, one for each parameter."""
+        return self._make()[1]
+
+    def _make(self) -> tuple[Tensor, list[Tensor]]:
+        if self._made is None:
+            sizes = [parameter.numel() for parameter in self.parameters]
+            first = self.parameters[0]
+            flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+            self._made = flat, list(map(shaped_like, flat.split(sizes), self.parameters))
+        return self._made
 
     @torch.no_grad()
     def take(self, place: int, scale: float) -> None:
@@ -87,20 +100,25 @@ class Fused:
         self.work = None
 
     @torch.no_grad()
-    def give(self, present: list[int], factor: float) -> None:
-        """Hand the averages out, times ``factor``, to parameters for which ``present`` says that some rank had one."""
+    def give(self, present: list[int], fresh: list[bool], factor: float) -> None:
+        """Hand the averages out, times ``factor``, to parameters for which ``present`` says that some rank had one.
+
+        ``fresh``: those that had no gradient when the step began.
+        """
         if factor != 1.0:
             self.flat.mul_(factor)
+        handed_out = False
         for member, parameter, view in zip(self.members, self.parameters, self.views, strict=True):
             if not present[member]:
                 continue
             grad = parameter.grad
-            if self.as_view:
+            if self.as_view or grad is None or grad.is_sparse or (fresh[member] and alike(grad, view)):
                 parameter.grad = view
-            elif grad is None or grad.is_sparse:
-                parameter.grad = torch.empty_like(parameter).copy_(view)
+                handed_out = True
             else:
                 grad.copy_(view)
+        if handed_out and not self.as_view:
+            self._made = None
 
 
 class Sparse:
@@ -143,7 +161,7 @@ class Sparse:
         self.work = None
 
     @torch.no_grad()
-    def give(self, present: list[int], factor: float) -> None:
+    def give(self, present: list[int], fresh: list[bool], factor: float) -> None:
         """Hand the average out; see :meth:`Fused.give`."""
         assert self._sum is not None
         if present[self.members[0]]:
@@ -159,3 +177,8 @@ def shaped_like(part: Tensor, parameter: Tensor) -> Tensor:
     ):
         return part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
     return part.view(parameter.shape)
+
+
+def alike(one: Tensor, other: Tensor) -> bool:
+    """Whether either can stand for the other, but for the values."""
+    return one.stride() == other.stride() and one.dtype == other.dtype

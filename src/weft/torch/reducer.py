@@ -119,6 +119,7 @@ class Reducer:
             self._watch()
         self._active = True
         self._microbatches = microbatches
+        self._fresh = [parameter.grad is None for _, parameter in self._named]
         self._seen = [0] * len(self._named)
         self._last_arrival = [-1] * len(self._named)
         self._clock = 0
@@ -215,7 +216,7 @@ class Reducer:
         for bucket, again in zip(self._buckets, late, strict=True):
             if again:
                 bucket.wait()
-            bucket.give([0] * len(present) if joined else present, factor)
+            bucket.give([0] * len(present) if joined else present, self._fresh, factor)
         self._trained = header.trains
         self._share_buffers(header.trains[0])
 
@@ -305,7 +306,7 @@ class Reducer:
             if header.trains:
                 if self._buckets is None:
                     raise UsageError("a replica had no batch for the first step: give each at least one")
-                self._launched, self._late = 0, set()
+                self._launched, self._late, self._fresh = 0, set(), []
                 with without_gradients([parameter for _, parameter in self._named]):
                     self._average(header, joined=True)
 
