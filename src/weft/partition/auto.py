@@ -41,7 +41,7 @@ class Option:
         active: How many microbatches a rank may hold, where that is free.
         recompute: Whether activations are computed anew in the backward pass instead of kept.
         like: For "list": the schedule whose stages it takes.
-        splits: For "list": whether backward passes are I and W.
+        splits: For "list": whether backward passes may be I and W.
         text: For "file": the CSV text.
     """
 
@@ -91,6 +91,7 @@ class Option:
                 weight_s=stage.weight_s if self.splits else None,
                 activation_bytes=max(stage.activation_bytes, stage.weight_bytes * self.splits),
                 transfer_s=_transfer_s(links, rank, after, stage),
+                whole_s=stage.backward_s if self.splits else None,
             )
             for rank, after, stage in zip(layout, (*layout[1:], layout[-1]), stages, strict=True)
         ]

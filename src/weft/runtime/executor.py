@@ -34,13 +34,13 @@ class Order:
     """What an executor needs of a schedule for one rank.
 
     ``position``: by (phase, stage, microbatch), with "B" for an I too; ``limit``: the most (stage, microbatch) in
-    flight; ``first``: the rank's first stage; ``splits``: the backward passes are I and W.
+    flight; ``first``: the rank's first stage; ``later``: the (stage, microbatch) whose backward pass is I and W.
     """
 
     position: Mapping[tuple[str, int, int], int]
     limit: int
     first: int = 0
-    splits: bool = False
+    later: frozenset[tuple[int, int]] = frozenset()
 
     @classmethod
     def of(cls, actions: Sequence[Action], limit: int, revisited: bool = False, ahead: int = 0) -> Order:
@@ -65,8 +65,12 @@ class Order:
             position,
             max(1, limit if revisited else min(limit, peak + ahead)),
             min((action.stage for action in actions), default=0),
-            any(action.kind == "W" for action in actions),
+            frozenset((action.stage, action.microbatch) for action in actions if action.kind == "W"),
         )
+
+    def splits(self, microbatch: int) -> frozenset[int]:
+        """The stages in which the backward pass of ``microbatch`` is I and W."""
+        return frozenset(stage for stage, index in self.later if index == microbatch)
 
 
 @dataclass
@@ -224,11 +228,14 @@ class Executor:
 
     def _begin_slice(self, microbatch: Microbatch) -> None:
         self.hooks.resume(microbatch)
+        place = microbatch.stage, microbatch.index
         if microbatch.entering:
             microbatch.entering = False
-            self._held.add((microbatch.stage, microbatch.index))
+            self._held.add(place)
         self.hooks.note(PHASES[microbatch.phase], microbatch.index, None)
-        self._slice_phase = "I" if self._order.splits and microbatch.phase == "B" else microbatch.phase
+        self._slice_phase = (
+            "I" if microbatch.phase == "B" and place in self._order.later else microbatch.phase
+        )
         self._slice_stage = microbatch.stage
         self._slice_start = time.perf_counter()
 

@@ -7,6 +7,9 @@ runs the ready action that comes first by a fixed priority. Here
     2  then a forward that memory admits: see below
     3  then a W, the oldest first: it fills idle time, and frees memory where 2 is not admitted
 
+Splitting a backward pass costs time of its own, so where the costs say what B takes, only the last microbatches are
+split, whose W fill the wait at the end of the step; how many is tried as well, and those before run B.
+
 Within 1 and 2 one of several policies (`POLICIES`) decides: the lowest microbatch first, or the one with the
 longest way to go first (for F to the last stage, for B to the first). And microbatches enter the first
 stage as early as they can, or at a pace, as a share of what the busiest rank needs for one. A W does not
@@ -44,6 +47,8 @@ POLICIES = (
     ("way", 0.0, 0.0),
 )
 """(what goes first, pace, patience)."""
+LEADERS = 2
+"""So many of them are tried with some of the backward passes split."""
 TRIED = 64
 """Policies are compared on that many microbatches, or two for each rank if that is more."""
 
@@ -52,7 +57,8 @@ TRIED = 64
 class ListCost:
     """What one microbatch costs in one stage.
 
-    `backward_s` is the whole backward pass (B) where `weight_s` is not given, else that of the inputs (I).
+    `backward_s` is the whole backward pass (B) where `weight_s` is not given, else that of the inputs (I). `whole_s` is
+    B beside these two: then every microbatch may run either.
     `transfer_s` is how long the result takes to the next stage, and its gradient back, if that is on another rank.
     """
 
@@ -62,6 +68,7 @@ class ListCost:
     weight_s: float | None = None
     activation_bytes: int = 0
     transfer_s: float = 0.0
+    whole_s: float | None = None
 
 
 def greedy(
@@ -82,11 +89,47 @@ def greedy(
         raise ScheduleError("; ".join(faults))
     ranks = 1 + max(stage.rank for stage in stages)
     some = min(microbatches, max(TRIED, 2 * ranks))
-    tried = [_Run(stages, some, memory_bytes, *policy).finish() for policy in POLICIES]
-    best = min(tried, key=lambda run: run.end_s)
+
+    def run(policy: tuple[str, float, float], split: int, microbatches: int = some) -> _Run:
+        return _Run(stages, microbatches, memory_bytes, policy, split).finish()
+
+    tried = [run(policy, microbatches) for policy in POLICIES]
+    if any(stage.whole_s is not None for stage in stages):
+        tried += [run(policy, 0) for policy in POLICIES]
+        leaders = dict.fromkeys(one.policy for one in sorted(tried, key=_end_s)[:LEADERS])
+        tried += [run(policy, split) for policy in leaders for split in _numbers(some, ranks)]
+    best = min(tried, key=_end_s)
     if some < microbatches:
-        best = _Run(stages, microbatches, memory_bytes, *best.policy).finish()
-    return Schedule("list", tuple(map(tuple, best.rows)), tuple(stage.rank for stage in stages))
+        best = run(best.policy, best.split, microbatches)
+    rows = [_joined(row) if stages[0].whole_s is not None else row for row in best.rows]
+    return Schedule("list", tuple(map(tuple, rows)), tuple(stage.rank for stage in stages))
+
+
+def _joined(row: Sequence[Action]) -> list[Action]:
+    """A rank's actions with B where the first stage, for whose gradient nobody waits, has I and at once W."""
+    joined: list[Action] = []
+    for action in row:
+        if action.kind == "W" and joined and joined[-1] == (0, "I", action.microbatch) and action.stage == 0:
+            joined[-1] = action._replace(kind="B")
+        else:
+            joined.append(action)
+    return joined
+
+
+def _end_s(run: _Run) -> float:
+    return run.end_s
+
+
+def _numbers(microbatches: int, ranks: int) -> list[int]:
+    """How many microbatches to split: few, because only the end of the step has time to fill.
+
+    >>> _numbers(8, 2), _numbers(2, 4)
+    ([1, 2, 3, 4], [1])
+    """
+    most = min(microbatches - 1, 2 * ranks)
+    return sorted(
+        {number for number in (1, 2, 3, *(most >> shift for shift in range(8))) if 0 < number <= most}
+    )
 
 
 def _faults(stages: Sequence[ListCost], microbatches: int, memory_bytes: Sequence[int] | None) -> list[str]:
@@ -96,7 +139,8 @@ def _faults(stages: Sequence[ListCost], microbatches: int, memory_bytes: Sequenc
     if microbatches < 1:
         faults.append(f"microbatches is {microbatches}, it must be at least 1")
     for number, stage in enumerate(stages):
-        for name in ("rank", "forward_s", "backward_s", "weight_s", "activation_bytes", "transfer_s"):
+        numbers = ("rank", "forward_s", "backward_s", "weight_s", "activation_bytes", "transfer_s", "whole_s")
+        for name in numbers:
             value = getattr(stage, name)
             if value is not None and not 0 <= value < float("inf"):
                 faults.append(f"{name} of stage {number} is {value}, it must be finite and not negative")
@@ -125,17 +169,18 @@ class _Run:
         stages: Sequence[ListCost],
         microbatches: int,
         memory_bytes: Sequence[int] | None,
-        first: str,
-        pace: float,
-        patience: float,
+        policy: tuple[str, float, float],
+        split: int,
     ) -> None:
         self.stages, self.microbatches, self.memory_bytes = stages, microbatches, memory_bytes
-        self.policy = (first, pace, patience)
+        self.policy, self.split = policy, split
+        first, pace, patience = policy
         self.by_way, self.patience = first == "way", patience
         ranks = 1 + max(stage.rank for stage in stages)
         self.own = [[s for s, stage in enumerate(stages) if stage.rank == rank] for rank in range(ranks)]
         self.whole = [sum(stages[s].activation_bytes for s in own) for own in self.own]
-        self.forwards, self.backwards, self.weights = ([0] * len(stages) for _ in range(3))
+        self.forwards, self.backwards = ([0] * len(stages) for _ in range(2))
+        self.weights = [self._first_split(stage) for stage in stages]
         self.inputs: list[list[float]] = [[] for _ in stages]
         self.gradients: list[list[float]] = [[] for _ in stages]
         self.busy_until, self.held = [0.0] * ranks, [0] * ranks
@@ -146,6 +191,12 @@ class _Run:
         self.events = [(0.0, rank) for rank in range(ranks)]
         self.events += [(time, stages[0].rank) for time in self.inputs[0]]
         heapify(self.events)
+
+    def _first_split(self, stage: ListCost) -> int:
+        """The first microbatch whose backward pass is I and W there."""
+        if stage.weight_s is None:
+            return self.microbatches
+        return 0 if stage.whole_s is None else max(0, self.microbatches - self.split)
 
     def finish(self) -> _Run:
         """Run the step to its end."""
@@ -165,7 +216,8 @@ class _Run:
         ]
         if ready:
             microbatch, stage = min(ready, key=lambda it: it[1]) if self.by_way else min(ready)
-            return Action(-stage, "B" if self.stages[-stage].weight_s is None else "I", microbatch)
+            whole = microbatch < self._first_split(self.stages[-stage])
+            return Action(-stage, "B" if whole else "I", microbatch)
         ready = [
             (self.forwards[s], -s)
             for s in self.own[rank]
@@ -176,11 +228,7 @@ class _Run:
         if ready:
             microbatch, stage = max(ready, key=lambda it: it[1]) if self.by_way else min(ready)
             return Action(-stage, "F", microbatch)
-        ready = [
-            (self.weights[s], -s)
-            for s in self.own[rank]
-            if self.weights[s] < self.backwards[s] and self.stages[s].weight_s is not None
-        ]
+        ready = [(self.weights[s], -s) for s in self.own[rank] if self.weights[s] < self.backwards[s]]
         if ready:
             microbatch, stage = min(ready)
             if self._next_arrival(rank, now) > now + self.patience * (self.stages[-stage].weight_s or 0.0):
@@ -226,7 +274,7 @@ class _Run:
             end = now + (cost.weight_s or 0.0)
             self.weights[s] += 1
         else:
-            end = now + cost.backward_s
+            end = now + (cost.backward_s if kind == "I" or cost.whole_s is None else cost.whole_s)
             self.backwards[s] += 1
             if s > 0:
                 self._arrive(self.gradients, s - 1, end, rank, self.stages[s - 1].transfer_s)

@@ -106,9 +106,9 @@ def links_of(tree: Tree, link: MeasuredLink) -> Links:
 
 
 def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:
-    """What the pieces of each stage cost together, and what a microbatch and following all calls cost each rank."""
+    """What the pieces of each stage cost together, with what a microbatch costs there and following all calls."""
     costs = []
-    follow_s = (MICROBATCH_S + CALL_S * choice.calls) * len({*choice.partitions}) / stages
+    follow_s = MICROBATCH_S + CALL_S * choice.calls * len({*choice.partitions}) / stages
     for stage in range(stages):
         pieces = [piece for piece, at in zip(choice.pieces, choice.stages, strict=True) if at == stage]
         size = pieces[-1].output_bytes if pieces else 0
@@ -145,19 +145,21 @@ class Watch:
             return
         if not any(span.kind in ("B", "I") for span in spans):
             return
-        self.steps.append((step_s, stage_times(spans, microbatches)))
+        self.steps.append((step_s, stage_times(spans)))
         if len(self.steps) > STEPS:
             self.done = True
             compare(session, self.steps[1:])
 
 
-def stage_times(spans: Sequence[Span], microbatches: int) -> dict[str, float]:
-    """Seconds of one microbatch by stage and kind, as `0F`."""
-    found: dict[str, float] = {}
+def stage_times(spans: Sequence[Span]) -> dict[str, float]:
+    """Seconds of one microbatch by stage and kind, as `0F`, over those that ran it."""
+    took_s: dict[str, float] = {}
+    which: dict[str, set[int]] = {}
     for span in spans:
         key = f"{span.stage}{span.kind}"
-        found[key] = found.get(key, 0.0) + (span.end_s - span.start_s) / microbatches
-    return found
+        took_s[key] = took_s.get(key, 0.0) + span.end_s - span.start_s
+        which.setdefault(key, set()).add(span.microbatch)
+    return {key: took_s[key] / len(which[key]) for key in took_s}
 
 
 def compare(session: Session, steps: list[tuple[float, dict[str, float]]]) -> None:
@@ -207,16 +209,17 @@ def _answer(session: Session, found: list[dict[str, Any]]) -> str:
 
 def corrected(stage: StageCost, number: int, times: dict[str, float]) -> StageCost:
     """The costs with measured times; those of the kinds that did not run keep their proportion."""
-    forward_s = times.get(f"{number}F", stage.forward_s)
-    if f"{number}B" in times:
-        backward_s = times[f"{number}B"]
-        scale = backward_s / stage.backward_s if stage.backward_s else 1.0
-        input_s, weight_s = stage.input_s * scale, stage.weight_s * scale
-    else:
-        input_s = times.get(f"{number}I", stage.input_s)
-        weight_s = times.get(f"{number}W", stage.weight_s)
-        halves = stage.input_s + stage.weight_s
-        backward_s = stage.backward_s * (input_s + weight_s) / halves if halves else stage.backward_s
+    backward = {"B": stage.backward_s, "I": stage.input_s, "W": stage.weight_s}
+    ran = [kind for kind in backward if f"{number}{kind}" in times]
+    expected_s = sum(backward[kind] for kind in ran)
+    scale = sum(times[f"{number}{kind}"] for kind in ran) / expected_s if expected_s else 1.0
+    backward_s, input_s, weight_s = (
+        times.get(f"{number}{kind}", scale * took_s) for kind, took_s in backward.items()
+    )
     return dataclasses.replace(
-        stage, forward_s=forward_s, backward_s=backward_s, input_s=input_s, weight_s=weight_s
+        stage,
+        forward_s=times.get(f"{number}F", stage.forward_s),
+        backward_s=backward_s,
+        input_s=input_s,
+        weight_s=weight_s,
     )

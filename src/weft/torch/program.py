@@ -34,7 +34,7 @@ Localise = Callable[[Any, Callable[[Tensor], Tensor]], Any]
 
 class Program:
     """See the module. ``seed``: this step's; ``scale``: what the microbatch's loss weighs in the whole; ``splits``:
-    whether weight gradients come later (see ``deferred``)."""
+    the stages whose weight gradients come later (see ``deferred``)."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Program:
         step: int,
         seed: int,
         scale: float,
-        splits: bool = False,
+        splits: frozenset[int] = frozenset(),
     ) -> None:
         self.pipeline = pipeline
         self.rank = pipeline.rank

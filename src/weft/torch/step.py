@@ -137,7 +137,12 @@ class Step:
         assert session.pipeline is not None
         index = microbatch.index
         program = Program(
-            session.pipeline, microbatch, session.steps, session.seed, batch.weight(index), order.splits
+            session.pipeline,
+            microbatch,
+            session.steps,
+            session.seed,
+            batch.weight(index),
+            order.splits(index),
         )
         args, kwargs = batch.slice(index)
         program.checkpointing = session.chosen is not None and session.chosen.option.recompute

@@ -110,7 +110,12 @@ class Tape:
     """The segments of one microbatch on one rank, its sends and receives."""
 
     def __init__(
-        self, rank: int, step: int, microbatch: Microbatch, channel: Channel, splits: bool = False
+        self,
+        rank: int,
+        step: int,
+        microbatch: Microbatch,
+        channel: Channel,
+        splits: frozenset[int] = frozenset(),
     ) -> None:
         self.rank = rank
         self.step = step
@@ -119,6 +124,11 @@ class Tape:
         self.splits = splits
         self.current = Segment(microbatch.stage)
         self.segments = [self.current]
+
+    @property
+    def defers(self) -> bool:
+        """Whether weight gradients of what runs now come later."""
+        return self.microbatch.stage in self.splits
 
     def enter_stage(self, stage: int) -> None:
         """A later stage of this rank begins: it has segments of its own."""

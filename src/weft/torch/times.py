@@ -1,4 +1,8 @@
-"""One time for each thing that was measured several times."""
+"""One time for each thing that was measured several times.
+
+Things of one kind are measured more often: each has the smallest time of all. Else blocks that are alike would look
+different where the machine changed its speed between them.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,29 @@ from typing import Any
 Pass = Mapping[Any, tuple[float, ...]]
 """The times of each thing in one pass over all of them."""
 
+Kinds = Mapping[Any, Any]
+"""The kind of each thing that others are like."""
+NO_KINDS: Kinds = {}
+
 AGREED = 1.08
 """Passes that take at most this times what the smallest of all passes' times add up to, agree with them."""
 
 
-def typical(passes: Sequence[Pass]) -> dict[Any, tuple[float, ...]]:
+def typical(passes: Sequence[Pass], kinds: Kinds = NO_KINDS) -> dict[Any, tuple[float, ...]]:
     """The smallest of each key's times, scaled so that all together are the smallest of the passes' sums.
 
     >>> typical([{"a": (1.0, 2.0), "b": (3.0, 3.0)}, {"a": (2.0, 1.0), "b": (2.0, 5.0)}])
     {'a': (1.2857142857142858, 1.2857142857142858), 'b': (2.5714285714285716, 3.8571428571428577)}
+    >>> typical([{"a": (1.0,), "b": (3.0,), "c": (2.0,)}], {"a": "block", "b": "block"})
+    {'a': (1.5,), 'b': (1.5,), 'c': (3.0,)}
     """
-    least = _least(passes)
+    least = _least(passes, kinds)
     smallest = _sum(least)
     scale = min(map(_sum, passes)) / smallest if smallest else 1.0
     return {key: tuple(scale * time_s for time_s in times) for key, times in least.items()}
 
 
-def agree(passes: Sequence[Pass]) -> bool:
+def agree(passes: Sequence[Pass], kinds: Kinds = NO_KINDS) -> bool:
     """Whether two passes agree with the smallest times: both ran at one speed of the machine from end to end.
 
     One is not enough: where the speed changed in the middle of it, half of the smallest times may be its own.
@@ -33,12 +43,17 @@ def agree(passes: Sequence[Pass]) -> bool:
     >>> agree([slow, slow]), agree([changed, slow]), agree([changed, slow, slow, fast, fast])
     (True, False, True)
     """
-    limit = AGREED * _sum(_least(passes))
+    limit = AGREED * _sum(_least(passes, kinds))
     return sum(_sum(one) <= limit for one in passes) >= 2
 
 
-def _least(passes: Sequence[Pass]) -> dict[Any, tuple[float, ...]]:
-    return {key: tuple(map(min, zip(*(one[key] for one in passes), strict=True))) for key in passes[0]}
+def _least(passes: Sequence[Pass], kinds: Kinds) -> dict[Any, tuple[float, ...]]:
+    measured: dict[Any, list[tuple[float, ...]]] = {}
+    for one in passes:
+        for key, times in one.items():
+            measured.setdefault(kinds.get(key, key), []).append(times)
+    least = {kind: tuple(map(min, zip(*times, strict=True))) for kind, times in measured.items()}
+    return {key: least[kinds.get(key, key)] for key in passes[0]}
 
 
 def _sum(one: Pass) -> float:

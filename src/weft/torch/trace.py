@@ -9,8 +9,8 @@ Nothing that it does is left behind: gradients, buffers, plain attributes of mod
 * which parameters and which other modules a module uses that are registered elsewhere, and what glue does
 
 The first pass warms up and watches, the others measure until two agree (``times``): a machine may change its speed
-meanwhile. Each module's smallest time counts, which tells best how they compare; all are scaled to what the fastest
-pass takes together, because the smallest of many times are faster than any one pass.
+meanwhile. The smallest time of a module, and of those alike, counts, which tells best how they compare; all are
+scaled to what the fastest pass takes together, because the smallest of many times are faster than any one pass.
 """
 
 from __future__ import annotations
@@ -329,6 +329,7 @@ def trace(
     written: set[str] = set()
     replaced: set[str] = set()
     passes: list[Pass] = []
+    kinds: dict[int, Any] = {}
     numpy = False
     for number in range(PASSES):
         tracer.restart(watching=number == 0)
@@ -346,6 +347,7 @@ def trace(
                     numpy = not same_states(before[2], streams.capture(NUMPY)[2])
                     replaced = {n for n, b in root.named_buffers() if n in known and known[n][0] is not b}
                     written = {n for n, b in root.named_buffers() if n not in known or is_new(b, *known[n])}
+                    kinds = {id(record): kind_of(record) for record in tracer.everything}
                 else:
                     start = tracer.now()
                     run()
@@ -358,9 +360,9 @@ def trace(
                 halves = measure_halves(tracer, run, streams)
                 times = {key: (*both, *halves[key]) for key, both in times.items()}
             passes.append(times)
-            if clock is not None or agree(passes) or time.perf_counter() - started > BUDGET_S:
+            if clock is not None or agree(passes, kinds) or time.perf_counter() - started > BUDGET_S:
                 break
-    best = typical(passes)
+    best = typical(passes, kinds)
     for record in tracer.everything:  # who was not called may hold a parameter all the same
         record.forward_s, record.backward_s, *halves_s = best[id(record)]
         if not tracer.went_backward:
@@ -374,6 +376,14 @@ def trace(
         {r.name: r for r in records}, leaking, written, replaced, tracer.operations, tracer.top, numpy,
         time.perf_counter() - started,
     )  # fmt: skip
+
+
+def kind_of(record: Record) -> Any:
+    """What modules that cost alike have alike, after the watching pass: their class, their sizes, what they did."""
+    own = tuple((name, p.shape, p.dtype) for name, p in record.module.named_parameters(recurse=False))
+    inside = sum(1 for _ in record.module.children())
+    did = (record.calls, record.saved_bytes, record.output_bytes, record.operations)
+    return type(record.module), own, inside, did
 
 
 def uncalled(tracer: Tracer) -> list[Record]:

@@ -99,7 +99,7 @@ class UnitCall:
 
         def run(local: Any) -> Any:
             program.enter(self.name)
-            forward = self._deferring(inner) if program.tape.splits and self.deferrable else inner
+            forward = self._deferring(inner) if program.tape.defers and self.deferrable else inner
             if program.checkpointing and torch.is_grad_enabled():
                 with offloading():
                     return checkpoint(forward, *local[0], use_reentrant=False, **local[1])

@@ -59,6 +59,7 @@ def by_hand(
                 one.input_s if option.splits else one.backward_s,
                 one.weight_s if option.splits else None,
                 transfer_s=2 * links.overhead_s + links.between(0, 1).transfer_s(one.forward_bytes),
+                whole_s=one.backward_s if option.splits else None,
             )
             for rank, one in zip(layout, stages, strict=True)
         ]
@@ -184,7 +185,8 @@ def test_recomputing_takes_less_memory_and_more_time():
             pair = search(4, 8, evenly, FREE, tried=[option, replace(option, recompute=True)])
             plain, again = (one_of(pair, one) for one in (option, replace(option, recompute=True)))
             assert again.step_s > plain.step_s
-            assert all(new <= old for new, old in zip(again.peak_bytes, plain.peak_bytes, strict=True))
+            if option.schedule != "list":  # it plans anew, and may leave more W to a rank that has the memory
+                assert all(new <= old for new, old in zip(again.peak_bytes, plain.peak_bytes, strict=True))
             if option.active != 1:
                 assert again.peak_bytes[0] < plain.peak_bytes[0], option
 
