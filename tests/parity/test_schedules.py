@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from .jobs import Outcome, run_items
-from .run_schedules import ITEMS, MODELS, NAMED
+from .run_schedules import BY_FILE, ITEMS, MODELS, NAMED
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -24,6 +24,7 @@ SELECTED = {
     (3, 1): [f"{model}/{kind}" for model in TWO for kind in ("looped", "looped_bfs", "list", *SPLITTING)],
     (4, 1): [f"{MODELS[1]}/{kind}" for kind in ("looped", *SPLITTING)],
     (2, 2): [f"{model}/{kind}" for model in TWO for kind in ("interleaved", "auto", *SPLITTING)]
+    + BY_FILE[:1]
     + [
         f"{model}/{kind}"
         for model, kind in zip(

@@ -101,7 +101,9 @@ def greedy(
     best = min(tried, key=_end_s)
     if some < microbatches:
         best = run(best.policy, best.split, microbatches)
-    rows = [_joined(row) if stages[0].whole_s is not None else row for row in best.rows]
+    first = stages[0]
+    joins = first.whole_s is not None and first.whole_s <= first.backward_s + (first.weight_s or 0.0)
+    rows = map(_joined, best.rows) if joins else best.rows
     return Schedule("list", tuple(map(tuple, rows)), tuple(stage.rank for stage in stages))
 
 

@@ -49,15 +49,15 @@ TIMES = st.sampled_from([0.0, 0.1, 0.5, 1.0, 1.5, 2.0, 7.0])
 
 @st.composite
 def stage_costs(draw: Any) -> list[ListCost]:
-    """Stages on any ranks, ranks visited several times and unevenly; B whole or split by stage."""
+    """Stages on any ranks, ranks visited several times and unevenly; B whole, split or either, by stage."""
     ranks = draw(st.integers(1, 4))
     owners = draw(st.permutations([*range(ranks), *draw(st.lists(st.integers(0, ranks - 1), max_size=4))]))
-    return [
-        ListCost(
-            owner, draw(TIMES), draw(TIMES), draw(st.none() | TIMES), draw(st.integers(0, 5)), draw(TIMES)
-        )
-        for owner in owners
-    ]
+    stages = []
+    for owner in owners:
+        weight_s = draw(st.none() | TIMES)
+        costs = draw(TIMES), draw(TIMES), weight_s, draw(st.integers(0, 5)), draw(TIMES)
+        stages.append(ListCost(owner, *costs, None if weight_s is None else draw(st.none() | TIMES)))
+    return stages
 
 
 def whole(stages: list[ListCost]) -> list[int]:

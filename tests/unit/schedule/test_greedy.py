@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
@@ -21,14 +22,20 @@ def play(schedule: Schedule, stages: list[ListCost]) -> Times:
 
     def cost(action: Action) -> float:
         stage = stages[action.stage]
-        times = {"F": stage.forward_s, "B": stage.backward_s, "I": stage.backward_s, "W": stage.weight_s}
+        whole_s = stage.backward_s if stage.whole_s is None else stage.whole_s
+        times = {"F": stage.forward_s, "B": whole_s, "I": stage.backward_s, "W": stage.weight_s}
         return times[action.kind] or 0.0
 
     return run(schedule, cost, lambda stage: stages[stage].transfer_s)
 
 
 def work(stage: ListCost) -> float:
-    return stage.forward_s + stage.backward_s + (stage.weight_s or 0.0)
+    return stage.forward_s + max(stage.backward_s + (stage.weight_s or 0.0), stage.whole_s or 0.0)
+
+
+def least_work(stage: ListCost) -> float:
+    halves = stage.backward_s + (stage.weight_s or 0.0)
+    return stage.forward_s + (halves if stage.whole_s is None else min(halves, stage.whole_s))
 
 
 def chain(ranks: int, chunks: int = 1, split: bool = True) -> list[ListCost]:
@@ -46,7 +53,10 @@ def test_any_stages_under_any_limit_are_legal(case: tuple[list[ListCost], int, l
     assert schedule.rank_of_stage == tuple(stage.rank for stage in stages)
     for stage, cost in enumerate(stages):
         kinds = {action.kind for row in schedule.ranks for action in row if action.stage == stage}
-        assert kinds == set("FB" if cost.weight_s is None else "FIW")
+        if cost.whole_s is None:
+            assert kinds == set("FB" if cost.weight_s is None else "FIW")
+        else:
+            assert kinds in (set("FB"), set("FIW"), set("FBIW"))
 
 
 @given(listed())
@@ -79,7 +89,7 @@ def test_the_step_is_bounded(stages: list[ListCost], microbatches: int):
         a.transfer_s for a, b in zip(stages, stages[1:], strict=False) if a.rank != b.rank
     )
     busiest = max(
-        sum(work(stage) for stage in stages if stage.rank == rank) for rank in {s.rank for s in stages}
+        sum(least_work(stage) for stage in stages if stage.rank == rank) for rank in {s.rank for s in stages}
     )
     assert busiest * microbatches <= step * (1 + 1e-9)
     assert step <= one * microbatches * (1 + 1e-9)
@@ -104,6 +114,27 @@ def test_split_backwards(p: int, m: int):
 def test_several_chunks_with_split_backwards_fill_the_bubble(p: int, m: int, v: int):
     stages = chain(p, v)
     assert play(greedy(stages, m), stages).step == 3 * v * m + p - 1
+
+
+@given(stage_costs(), st.integers(1, 9))
+@settings(max_examples=60, deadline=None)
+def test_no_worse_than_all_or_none_split(stages: list[ListCost], microbatches: int):
+    stages = [replace(stage, whole_s=stage.whole_s or 1.0) for stage in stages if stage.weight_s is not None]
+    stages = [replace(stage, rank=number % 2) for number, stage in enumerate(stages)]
+    if stages:
+        never = [replace(s, backward_s=s.whole_s, weight_s=None, whole_s=None) for s in stages]
+        always = [replace(s, whole_s=None) for s in stages]
+        step, *others = (play(greedy(costs, microbatches), costs).step for costs in (stages, never, always))
+        assert step <= min(others) + 1e-9
+
+
+def test_only_the_last_backward_passes_are_split():
+    """Splitting takes a tenth more, so only those are split whose W fill the wait for the last gradients."""
+    costs = [ListCost(rank, 1.0, 1.1, 1.1, 1, 0.0, 2.0) for rank in range(2)]
+    schedule = greedy(costs, 8)
+    assert [str(action) for action in schedule.ranks[1][-7:]] == "1B5 1F6 1I6 1F7 1I7 1W6 1W7".split()
+    assert all(action.kind in "FB" for action in (*schedule.ranks[0], *schedule.ranks[1][:-7]))
+    assert play(schedule, costs).step == pytest.approx(8 * 3 + 1 + 2 * 0.2)
 
 
 @given(st.sampled_from(["zb_v", "v_half", "v_min", "zb_h1"]), st.integers(2, 5))
