@@ -110,6 +110,7 @@ class Executor:
         self._active: list[Microbatch] = []
         self._held: set[tuple[int, int]] = set()
         self._tasks: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self._interrupted = False
         self._slice_start = 0.0
         self._slice_phase, self._slice_stage = "F", 0
 
@@ -122,6 +123,7 @@ class Executor:
         self.spans = []
         self._order = order
         self._held, self._tasks = set(), {}
+        self._interrupted = False
         everything: list[Microbatch] = []
         for index, body in enumerate(bodies):
             before = everything[-1] if everything else None
@@ -143,10 +145,8 @@ class Executor:
                 self._resume(chosen)
                 try:
                     self._back.acquire()
-                except (
-                    BaseException
-                ):  # an interrupt: whoever has the turn must give it back before others unwind
-                    chosen.cancelled = True
+                except BaseException:  # an interrupt: whoever has the turn gives it back, then all unwind
+                    self._interrupted = True
                     self._back.acquire()
                     raise
                 failed = next((m for m in everything if m.error is not None), None)
@@ -262,12 +262,27 @@ class Executor:
         self._end_slice(microbatch)
         if microbatch.entering:
             self._held.discard((microbatch.stage, microbatch.index))
-        if self.mailbox.failure is None and self._choose() is microbatch:
+        chosen = self._next()
+        if chosen is microbatch:
             self._begin_slice(microbatch)
             return
-        self._back.release()
+        self._pass_on(chosen)
         assert microbatch.worker is not None
         microbatch.worker.turn.acquire()
+
+    def _next(self) -> Microbatch | None:
+        """The microbatch that goes on; None where the thread that runs the step has something to do."""
+        if self._interrupted or self.mailbox.failure is not None:
+            return None
+        chosen = self._choose()
+        return chosen if isinstance(chosen, Microbatch) else None
+
+    def _pass_on(self, chosen: Microbatch | None) -> None:
+        """Give the turn to a microbatch, or back."""
+        if chosen is None:
+            self._back.release()
+        else:
+            self._resume(chosen)
 
     def finished(self, microbatch: Microbatch) -> None:
         """The body has returned or raised; called on its thread as the last thing it does."""
@@ -280,7 +295,7 @@ class Executor:
         microbatch.kept = None
         assert microbatch.worker is not None
         self._idle.append(microbatch.worker)
-        self._back.release()
+        self._pass_on(None if microbatch.cancelled or microbatch.error is not None else self._next())
 
     def _sleep(self, seen: int) -> None:
         if self.mailbox.failure is not None:
