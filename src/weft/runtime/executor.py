@@ -112,7 +112,7 @@ class Executor:
         self._tasks: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._interrupted = False
         self._slice_start = 0.0
-        self._slice_phase, self._slice_stage = "F", 0
+        self._slice = "F", 0
 
     def run(self, bodies: Sequence[Callable[[Microbatch], Any]], order: Order) -> list[Any]:
         """Run every body to its end; their results in order of microbatch.
@@ -228,19 +228,24 @@ class Executor:
 
     def _begin_slice(self, microbatch: Microbatch) -> None:
         self.hooks.resume(microbatch)
-        place = microbatch.stage, microbatch.index
-        if microbatch.entering:
-            microbatch.entering = False
-            self._held.add(place)
+        self._enter(microbatch)
         self.hooks.note(PHASES[microbatch.phase], microbatch.index, None)
-        self._slice_phase = (
-            "I" if microbatch.phase == "B" and place in self._order.later else microbatch.phase
-        )
-        self._slice_stage = microbatch.stage
+        self._slice = self._doing(microbatch)
         self._slice_start = time.perf_counter()
 
+    def _enter(self, microbatch: Microbatch) -> None:
+        if microbatch.entering:
+            microbatch.entering = False
+            self._held.add((microbatch.stage, microbatch.index))
+
+    def _doing(self, microbatch: Microbatch) -> tuple[str, int]:
+        """The kind of action that the microbatch is at, and the stage."""
+        later = microbatch.phase == "B" and (microbatch.stage, microbatch.index) in self._order.later
+        return "I" if later else microbatch.phase, microbatch.stage
+
     def _end_slice(self, microbatch: Microbatch) -> None:
-        self._span(self._slice_phase, microbatch.index, self._slice_start, self._slice_stage)
+        kind, stage = self._slice
+        self._span(kind, microbatch.index, self._slice_start, stage)
 
     def _span(self, kind: str, microbatch: int, start_s: float, stage: int) -> None:
         """A span of work that ends now."""
@@ -258,11 +263,13 @@ class Executor:
         """Give the turn away; returns when it comes back. Called on the microbatch's own thread."""
         if microbatch.cancelled:
             return
-        microbatch.waiting_since_s = time.perf_counter()
-        self._end_slice(microbatch)
         if microbatch.entering:
             self._held.discard((microbatch.stage, microbatch.index))
         chosen = self._next()
+        if chosen is microbatch and self._doing(microbatch) == self._slice:
+            self._enter(microbatch)
+            return
+        self._end_slice(microbatch)
         if chosen is microbatch:
             self._begin_slice(microbatch)
             return

@@ -73,7 +73,6 @@ class Microbatch:
         self.entering = True
         self.worked = False
         self.waiting: tuple[int, Key] | None = None
-        self.waiting_since_s = 0.0
         self.follows: tuple[str, int] | None = None
         self.before = before
         self.times: dict[str, int] = {}
@@ -106,14 +105,13 @@ class Microbatch:
     def receive(self, peer: int, key: Key, what: str = "") -> Message:
         """The message ``key`` from ``peer``; others have their turn until it is there.
 
-        Who waits for the first input of a stage holds nothing there yet, and enters it anew: even where the message
-        is there, because that of a microbatch which the schedule puts first may have come meanwhile.
+        Even where the message is there, that of a microbatch which the schedule puts first may have come meanwhile. Who
+        waits for the first input of a stage holds nothing there yet, and enters it anew.
         """
-        enters = self.phase == "F" and not self.worked
-        message = None if enters else self.executor.mailbox.take(peer, key)
+        message = None
         while message is None:
             self.waiting, self.what = (peer, key), what
-            self.entering = enters
+            self.entering = self.phase == "F" and not self.worked
             self._yield()
             self.waiting = None
             message = self.executor.mailbox.take(peer, key)

@@ -148,6 +148,26 @@ def test_inputs_that_come_while_the_second_microbatch_starts_are_taken_in_order(
     rank.executor.close()
 
 
+def test_gradients_that_are_there_at_once_are_taken_in_order():
+    """Both come while the second microbatch runs: the first one's goes first, so sums are the same in every run."""
+    rank = one_rank(0, 2)
+    ran: list[int] = []
+
+    def body(microbatch: Microbatch) -> None:
+        microbatch.worked = True
+        microbatch.begin("B")
+        if microbatch.index == 1:
+            for index in (0, 1):
+                rank.channel.mailbox.put(1, Message(Key(GRADIENT, 0, index, 0), payload=1))
+        microbatch.receive(1, Key(GRADIENT, 0, microbatch.index, 0))
+        ran.append(microbatch.index)
+
+    actions = [Action(0, "F", 0), Action(0, "F", 1), Action(0, "B", 0), Action(0, "B", 1)]
+    rank.run([body, body], Order.of(actions, 2))
+    assert ran == [0, 1]
+    rank.executor.close()
+
+
 def test_weights_fill_the_wait_and_then_give_way():
     made = schedule.make("zb_h1", 2, 4)
     _, ran = run(made, 3, 2e-3)
