@@ -188,7 +188,7 @@ class _Run:
         self.busy_until, self.held = [0.0] * ranks, [0] * ranks
         self.rows: list[list[Action]] = [[] for _ in range(ranks)]
         self.end_s = 0.0
-        busiest = max(sum(_work(stages[s]) for s in own) for own in self.own)
+        busiest = max(sum(self._work(stages[s]) for s in own) for own in self.own)
         self.inputs[0] = [pace * busiest * i for i in range(microbatches)]
         self.events = [(0.0, rank) for rank in range(ranks)]
         self.events += [(time, stages[0].rank) for time in self.inputs[0]]
@@ -199,6 +199,12 @@ class _Run:
         if stage.weight_s is None:
             return self.microbatches
         return 0 if stage.whole_s is None else max(0, self.microbatches - self.split)
+
+    def _work(self, stage: ListCost) -> float:
+        """What a microbatch costs there, split as most are that may be."""
+        whole_s = stage.backward_s if stage.whole_s is None else stage.whole_s
+        halves_s = stage.backward_s + (stage.weight_s or 0.0)
+        return stage.forward_s + (whole_s if self._first_split(stage) else halves_s)
 
     def finish(self) -> _Run:
         """Run the step to its end."""
@@ -291,7 +297,3 @@ class _Run:
         time = end if reader == rank else end + transfer_s
         where[stage].append(time)
         heappush(self.events, (time, reader))
-
-
-def _work(cost: ListCost) -> float:
-    return cost.forward_s + cost.backward_s + (cost.weight_s or 0.0)

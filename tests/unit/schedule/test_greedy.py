@@ -117,7 +117,7 @@ def test_several_chunks_with_split_backwards_fill_the_bubble(p: int, m: int, v: 
 
 
 @given(stage_costs(), st.integers(1, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_worse_than_all_or_none_split(stages: list[ListCost], microbatches: int):
     stages = [replace(stage, whole_s=stage.whole_s or 1.0) for stage in stages if stage.weight_s is not None]
     stages = [replace(stage, rank=number % 2) for number, stage in enumerate(stages)]
