@@ -6,8 +6,11 @@ different where the machine changed its speed between them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weft.torch.trace import Record
 
 Pass = Mapping[Any, tuple[float, ...]]
 """The times of each thing in one pass over all of them."""
@@ -45,6 +48,21 @@ def agree(passes: Sequence[Pass], kinds: Kinds = NO_KINDS) -> bool:
     """
     limit = AGREED * _sum(_least(passes, kinds))
     return sum(_sum(one) <= limit for one in passes) >= 2
+
+
+def kinds_of(records: Iterable[Record]) -> Kinds:
+    """The kind of each record by its id, after the pass that watches: class, sizes, what the module did.
+
+    Modules that were not called are of no kind: one may hold a weight that another module applies.
+    """
+    return {id(record): _kind(record) for record in records if record.calls}
+
+
+def _kind(record: Record) -> Any:
+    own = tuple((name, p.shape, p.dtype) for name, p in record.module.named_parameters(recurse=False))
+    inside = sum(1 for _ in record.module.children())
+    did = (record.calls, record.saved_bytes, record.output_bytes, record.operations)
+    return type(record.module), own, inside, did
 
 
 def _least(passes: Sequence[Pass], kinds: Kinds) -> dict[Any, tuple[float, ...]]:

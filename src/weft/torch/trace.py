@@ -35,7 +35,7 @@ from weft.torch.random_state import NUMPY, Streams, same_states
 from weft.torch.rules import METADATA
 from weft.torch.structure import Describer
 from weft.torch.tape import run_autograd
-from weft.torch.times import Pass, agree, typical
+from weft.torch.times import Pass, agree, kinds_of, typical
 from weft.torch.unit import SLOT
 from weft.torch.untouched import is_new, untouched, version
 
@@ -329,7 +329,6 @@ def trace(
     written: set[str] = set()
     replaced: set[str] = set()
     passes: list[Pass] = []
-    kinds: dict[int, Any] = {}
     numpy = False
     for number in range(PASSES):
         tracer.restart(watching=number == 0)
@@ -347,7 +346,7 @@ def trace(
                     numpy = not same_states(before[2], streams.capture(NUMPY)[2])
                     replaced = {n for n, b in root.named_buffers() if n in known and known[n][0] is not b}
                     written = {n for n, b in root.named_buffers() if n not in known or is_new(b, *known[n])}
-                    kinds = {id(record): kind_of(record) for record in tracer.everything}
+                    kinds = kinds_of(tracer.everything)
                 else:
                     start = tracer.now()
                     run()
@@ -376,14 +375,6 @@ def trace(
         {r.name: r for r in records}, leaking, written, replaced, tracer.operations, tracer.top, numpy,
         time.perf_counter() - started,
     )  # fmt: skip
-
-
-def kind_of(record: Record) -> Any:
-    """What modules that cost alike have alike, after the watching pass: their class, their sizes, what they did."""
-    own = tuple((name, p.shape, p.dtype) for name, p in record.module.named_parameters(recurse=False))
-    inside = sum(1 for _ in record.module.children())
-    did = (record.calls, record.saved_bytes, record.output_bytes, record.operations)
-    return type(record.module), own, inside, did
 
 
 def uncalled(tracer: Tracer) -> list[Record]:

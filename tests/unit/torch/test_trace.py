@@ -126,11 +126,13 @@ def test_weight_gradients_count_where_the_parameter_is_held_though_that_module_i
             super().__init__()
             self.block = Block()
             self.held = nn.Linear(WIDTH, WIDTH)
+            self.idle = nn.Linear(WIDTH, WIDTH)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return nn.functional.linear(self.block(x), self.held.weight)
 
     found = traced(Borrows(), split=True)
+    assert found.records["idle"].weight_s == 0.0
     assert found.records["held"].calls == 0 and found.records["held"].weight_s > 0.0
     assert found.records[""].input_s > 0.0
 
