@@ -7,8 +7,7 @@ tensor among their arguments go to the program. Inside a unit the mode is off al
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,24 +48,9 @@ class Glue(TorchFunctionMode):
         _running.glue = None
         super().__exit__(*details)
 
-    @contextmanager
-    def lifted(self) -> Iterator[None]:
+    def lifted(self) -> Lifted:
         """No interception inside: for units. Modes that the user has put on top stay."""
-        above = []
-        while (mode := torch._C._pop_torch_function_stack()) is not self:
-            above.append(mode)
-        for mode in reversed(above):
-            torch._C._push_on_torch_function_stack(mode)
-        _running.glue = None
-        try:
-            yield
-        finally:
-            for _ in above:
-                torch._C._pop_torch_function_stack()
-            torch._C._push_on_torch_function_stack(self)
-            for mode in reversed(above):
-                torch._C._push_on_torch_function_stack(mode)
-            _running.glue = self
+        return Lifted(self)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call that no torch-function mode sees, treated as if one did."""
@@ -210,6 +194,33 @@ class Glue(TorchFunctionMode):
                 "inside a step that is split, backward() takes no retain_graph, create_graph or inputs"
             )
         backward(self.program, given.get("tensors", given.get("self")), grads)
+
+
+class Lifted:
+    """See :meth:`Glue.lifted`."""
+
+    __slots__ = ("above", "glue")
+
+    def __init__(self, glue: Glue) -> None:
+        self.glue = glue
+        self.above: list[Any] = []
+
+    def __enter__(self) -> None:
+        while (mode := torch._C._pop_torch_function_stack()) is not self.glue:
+            self.above.append(mode)
+        self._put_back()
+        _running.glue = None
+
+    def __exit__(self, *details: Any) -> None:
+        for _ in self.above:
+            torch._C._pop_torch_function_stack()
+        torch._C._push_on_torch_function_stack(self.glue)
+        self._put_back()
+        _running.glue = self.glue
+
+    def _put_back(self) -> None:
+        for mode in reversed(self.above):
+            torch._C._push_on_torch_function_stack(mode)
 
 
 def backward(program: Program, tensors: Any, grads: Any) -> None:

@@ -305,9 +305,7 @@ class Program:
 
     def _check_shapes(self, spec: Spec, shapes: list[Any], name: str) -> None:
         told = described_shapes(spec.description)
-        if len(told) != len(shapes) or any(
-            list(shape) != said for shape, said in zip(shapes, told, strict=True)
-        ):
+        if told != [*map(list, shapes)]:
             raise DivergenceError(
                 f"{name} returned tensors of shapes {[list(s) for s in shapes]}, but the first time with the same "
                 f"arguments it returned {told}. If its result depends on something else than its arguments' "

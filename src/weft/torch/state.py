@@ -25,6 +25,7 @@ from weft.launch.startup import agree
 from weft.profiler.recorder import Recorder
 from weft.runtime.allocator import keep_memory
 from weft.runtime.executor import Executor, Hooks
+from weft.runtime.huge_pages import HugePages
 from weft.runtime.microbatch import Microbatch
 from weft.runtime.monitor import Limits, Monitor
 from weft.topology.mesh import Mesh
@@ -56,6 +57,7 @@ class Session:
     executor: Executor | None = None
     recorder: Recorder | None = None
     forward: tuple[int, float] | None = None
+    huge_pages: HugePages = field(default_factory=HugePages)
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     steps: int = 0
     tracing: bool = False

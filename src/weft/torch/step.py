@@ -57,6 +57,8 @@ class Step:
         for model in session.models:
             model.run_partition_hooks()
             warn_of_few_samples(session, model, batch)
+        if session.device.type == "cpu":
+            session.huge_pages.look()
         begin_step(session, batch.microbatches)
         if session.pipeline is None:
             session.steps += 1

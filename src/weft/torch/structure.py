@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from operator import is_
 from typing import Any
 
 import torch
@@ -52,12 +53,14 @@ def replace(
         return tree
     if isinstance(tree, (list, tuple)):
         items = [replace(item, function, depth, attributes=attributes) for item in tree]
-        if all(new is old for new, old in zip(items, tree, strict=True)):
+        if same_objects(items, tree):
             return tree
         return rebuild_sequence(type(tree), items)
     if isinstance(tree, dict):
+        if not tree:
+            return tree
         values = {key: replace(item, function, depth, attributes=attributes) for key, item in tree.items()}
-        if all(values[key] is item for key, item in tree.items()):
+        if same_objects(values.values(), tree.values()):
             return tree
         return rebuild_dict(type(tree), values, tree)
     is_data = dataclasses.is_dataclass(tree)
@@ -72,6 +75,11 @@ def replace(
         for name, item in changed.items():
             object.__setattr__(tree, name, item)
     return tree
+
+
+def same_objects(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Whether two collections of one length hold the same objects in the same order."""
+    return all(map(is_, some, others))
 
 
 def rebuild_sequence(kind: type, items: list[Any]) -> Any:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
+from weft.runtime.huge_pages import HugePages
 from weft.torch.crossings import Operations
 from weft.torch.deferred import Task, collecting
 from weft.torch.estimate import Clock
@@ -347,6 +348,8 @@ def trace(
                     replaced = {n for n, b in root.named_buffers() if n in known and known[n][0] is not b}
                     written = {n for n, b in root.named_buffers() if n not in known or is_new(b, *known[n])}
                     kinds = kinds_of(tracer.everything)
+                    if device.type == "cpu":
+                        HugePages().look()  # as before the steps that the times are for
                 else:
                     start = tracer.now()
                     run()
