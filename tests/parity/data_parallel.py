@@ -56,11 +56,6 @@ def plain() -> None:
 
 
 @check
-def algorithms() -> None:
-    compare(Plain, variants=[{"settings": {"all_reduce": name}} for name in ("direct", "shared")])
-
-
-@check
 def compressed() -> None:
     """Near the exact losses, and the same on all replicas."""
     torch.manual_seed(7)

@@ -109,6 +109,31 @@ def algorithms() -> None:
         each.close()
 
 
+def pieces() -> None:
+    """Tensors summed where they are equal brute force, however they are cut on each rank; in fp16 nothing overflows."""
+    world = dist.group.WORLD
+    slots = (SharedMemory.connect(world), SharedMemory(world, HostMemory.connect(world, slot_bytes=4096)))
+    for each in slots:
+        for dtype, close in {torch.float32: 1e-6, torch.float64: 1e-12, torch.float16: 4e-3}.items():
+            for sizes in ([1], [0, 5, 0, 1], [700, 1, 2_000, 0, 33], [300_001, 17, 250_000]):
+                whole = values(sum(sizes), dtype, salt=sum(sizes))
+                flat = own(whole)
+                mine = sizes if dist.get_rank() else sizes[::-1]
+                works = [
+                    each.sum_pieces(list(flat.split(mine)), 1 / ranks()),
+                    each.sum_pieces([torch.full((3,), 60_000.0, dtype=torch.float16)], 1 / ranks()),
+                ]
+                for work in works:
+                    work.wait()
+                exact = torch.stack([row.double() for row in whole]).mean(0)
+                assert float((flat.double() - exact).abs().max()) <= close * float(exact.abs().max().clamp(1))
+                same_everywhere(flat)
+        large = torch.full((5,), 60_000.0, dtype=torch.float16)
+        each.sum_pieces([large[:2], large[2:]], 1 / ranks()).wait()
+        assert torch.allclose(large.float(), torch.tensor(60_000.0), rtol=1e-3)
+        each.close()
+
+
 class Counted:
     """An exchange that counts the bytes that a rank sends, for collectives that send no more than they must."""
 
@@ -247,7 +272,7 @@ def lanes() -> None:
     collective.close()
 
 
-CHECKS = {check.__name__: check for check in (algorithms, volumes, compressions, chance, lanes)}
+CHECKS = {check.__name__: check for check in (algorithms, pieces, volumes, compressions, chance, lanes)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

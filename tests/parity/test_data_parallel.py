@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -15,10 +16,11 @@ PATH = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_replicas_train_as_ddp(ranks: int):
+@pytest.mark.parametrize(("ranks", "algorithm"), [(2, "direct"), (2, "shared"), (4, "shared")])
+def test_replicas_train_as_ddp(ranks: int, algorithm: str):
     job = Path(__file__).parent / "data_parallel.py"
-    done = run_ranks(ranks, job, env=PATH, timeout=800, warm=True).check()
+    env = {**PATH, "WEFT_CONFIG": json.dumps({"all_reduce": algorithm})}
+    done = run_ranks(ranks, job, env=env, timeout=800, warm=True).check()
     assert done.stdout.count(" passed") == done.stdout.count("\n") > 10
 
 

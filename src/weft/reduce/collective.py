@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -30,6 +31,15 @@ class Collective(Protocol):
 
     def close(self) -> None:
         """Give back what it holds; nothing is in flight."""
+
+
+@runtime_checkable
+class SumsPieces(Protocol):
+    """A collective that also sums tensors where they are."""
+
+    def sum_pieces(self, tensors: Sequence[torch.Tensor], scale: float) -> Work:
+        """Start to replace each tensor (1-D, dense, contiguous, all of one dtype, together the same numel on every
+        rank) by the sum over the ranks of ``scale`` times it; they belong to the collective until the work is done."""
 
 
 class Direct:

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
-from weft.reduce.collective import Collective, Work
+from weft.reduce.choice import BySize
+from weft.reduce.collective import Collective, SumsPieces, Work
 from weft.reduce.tracks import Together, cut, tracks_of
 from weft.reduce.worker import Worker
 
@@ -54,6 +55,13 @@ class Lane:
         several = self.compression.divisible and len(self._tracks) > 1
         pieces = cut(flat) if several else [flat]
         return Together([self._start(self.compression, (number, i), piece) for i, piece in enumerate(pieces)])
+
+    def in_place(self, size_bytes: int) -> SumsPieces | None:
+        """What averages gradients of so many bytes where they are, without a flat tensor; ``None`` if nothing does."""
+        collective = self.collective
+        if isinstance(collective, BySize):
+            collective = collective.find(size_bytes)
+        return collective if self.compression is None and isinstance(collective, SumsPieces) else None
 
     def _start(self, compression: Compression, name: tuple[int, int], flat: torch.Tensor) -> Work:
         """Average a piece; it has a state, and a track, for good."""

@@ -1,7 +1,7 @@
 """Sums between CPU processes of one host through memory that they share.
 
-A tensor is cut into one shard a rank, a shard into parts that fit a slot, and all ranks go through the parts in
-rounds. In round k, with n ranks, rank r
+A tensor, or a list of tensors as if they were one, is cut into one shard a rank, a shard into parts that fit a slot,
+and all ranks go through the parts in rounds. In round k, with n ranks, rank r
 
     1. copies the k-th part of the other ranks' shards from its tensor into its slot      (contribute)
     2. adds up the k-th part of shard r from all slots and its own tensor, in the order
@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -52,11 +54,35 @@ _DTYPES: tuple[torch.dtype, ...] = (
 _DTYPES += (torch.int16, torch.int8, torch.uint8, torch.complex64, torch.complex128)
 
 
+class Pieces:
+    """1-D tensors of one dtype, taken as one: ``cut(start, stop)`` are the parts of them that lie there."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.tensors = [tensor for tensor in tensors if tensor.numel()]
+        self.dtype = tensors[0].dtype
+        self.ends = list(accumulate(tensor.numel() for tensor in self.tensors))
+        self.numel = self.ends[-1] if self.ends else 0
+
+    def cut(self, start: int, stop: int) -> list[torch.Tensor]:
+        """The values from ``start`` to ``stop``, as views in order."""
+        found = []
+        number = bisect_right(self.ends, start)
+        while start < stop:
+            tensor, end = self.tensors[number], self.ends[number]
+            begin = end - tensor.numel()
+            upto = min(stop, end)
+            found.append(tensor[start - begin : upto - begin])
+            start = upto
+            number += 1
+        return found
+
+
 @dataclass
 class _Pass:
-    """One tensor on its way through the slots; ``slots[s][r]``: slot s of rank r, in the tensor's dtype."""
+    """Tensors on their way through the slots, times ``scale``; ``slots[s][r]``: slot s of rank r, in their dtype."""
 
-    flat: torch.Tensor
+    values: Pieces
+    scale: float
     shards: list[tuple[int, int]]
     part: int
     slots: list[list[torch.Tensor]]
@@ -68,16 +94,18 @@ class _Pass:
         longest = max(stop - start for start, stop in self.shards)
         return max(1, -(-longest // self.part))
 
-    def piece(self, round: int, rank: int) -> torch.Tensor:
-        """The round's part of a rank's shard in this rank's tensor; it may be empty."""
+    def pieces(self, round: int, rank: int) -> Iterator[tuple[torch.Tensor, int]]:
+        """The round's part of a rank's shard in this rank's tensors, and where in a slot each of it stands."""
         start, stop = self.shards[rank]
         at = start + round * self.part
-        return self.flat[min(at, stop) : min(at + self.part, stop)]
+        place = rank * self.part
+        for piece in self.values.cut(min(at, stop), min(at + self.part, stop)):
+            yield piece, place
+            place += piece.numel()
 
-    def shared(self, round: int, owner: int, rank: int, like: torch.Tensor) -> torch.Tensor:
-        """Where the round's part of a rank's shard stands in the owner's slot."""
-        at = rank * self.part
-        return self.slots[(self.first + round) % SLOTS][owner][at : at + like.numel()]
+    def shared(self, round: int, owner: int, place: int, like: torch.Tensor) -> torch.Tensor:
+        """What stands in the owner's slot at that place."""
+        return self.slots[(self.first + round) % SLOTS][owner][place : place + like.numel()]
 
 
 class HostMemory:
@@ -151,23 +179,29 @@ class HostMemory:
 
     def all_reduce(self, flat: torch.Tensor) -> None:
         """Replace ``flat`` (1-D, contiguous) by its sum over the members, in its own dtype."""
-        self._run(flat, scatter=True, gather=True)
+        self._run([flat], scatter=True, gather=True)
+
+    def sum_pieces(self, tensors: Sequence[torch.Tensor], scale: float) -> None:
+        """Replace each tensor (1-D, contiguous, one dtype) by the sum over the members of ``scale`` times it."""
+        self._run(tensors, scatter=True, gather=True, scale=scale)
 
     def reduce_scatter(self, flat: torch.Tensor) -> None:
         """Replace this rank's shard of ``flat`` by the sum over the members; the rest stays as it is."""
-        self._run(flat, scatter=True, gather=False)
+        self._run([flat], scatter=True, gather=False)
 
     def all_gather(self, flat: torch.Tensor) -> None:
         """Replace the other ranks' shards of ``flat`` by those ranks' values."""
-        self._run(flat, scatter=False, gather=True)
+        self._run([flat], scatter=False, gather=True)
 
-    def _run(self, flat: torch.Tensor, scatter: bool, gather: bool) -> None:
+    def _run(self, tensors: Sequence[torch.Tensor], scatter: bool, gather: bool, scale: float = 1.0) -> None:
+        values = Pieces(tensors)
         if self.size == 1:
+            for tensor in values.tensors if scale != 1.0 else ():
+                tensor.mul_(scale)
             return
-        itemsize = flat.dtype.itemsize
-        part = self._slot_bytes // self.size // 64 * 64 // itemsize
-        shards = bounds(flat.numel(), self.size)
-        run = _Pass(flat, shards, part, self._slots(flat.dtype), self._rounds, scatter, gather)
+        part = self._slot_bytes // self.size // 64 * 64 // values.dtype.itemsize
+        shards = bounds(values.numel, self.size)
+        run = _Pass(values, scale, shards, part, self._slots(values.dtype), self._rounds, scatter, gather)
         rounds = run.rounds()
         self._contribute(run, 0)
         for round in range(rounds):
@@ -190,11 +224,15 @@ class HostMemory:
         self._await(_GATHERED, number - SLOTS + 1)  # the slot is free
         own = self._counters[self.rank]
         if round == 0:
-            own[_NUMEL + number % SLOTS] = run.flat.numel()
-            own[_DTYPE + number % SLOTS] = _DTYPES.index(run.flat.dtype)
+            own[_NUMEL + number % SLOTS] = run.values.numel
+            own[_DTYPE + number % SLOTS] = _DTYPES.index(run.values.dtype)
         for rank in self._others if run.scatter else (self.rank,):
-            piece = run.piece(round, rank)
-            run.shared(round, self.rank, rank, piece).copy_(piece)
+            for piece, place in run.pieces(round, rank):
+                told = run.shared(round, self.rank, place, piece)
+                if run.scale == 1.0:
+                    told.copy_(piece)
+                else:
+                    torch.mul(piece, run.scale, out=told)
         own[_CONTRIBUTED] = number + 1
 
     def _reduce(self, run: _Pass, round: int) -> None:
@@ -202,20 +240,22 @@ class HostMemory:
         self._await(_CONTRIBUTED, number + 1)
         if round == 0:
             self._compare(run)
-        mine = run.piece(round, self.rank)
-        if run.scatter and run.gather:
-            total = run.shared(round, self.rank, self.rank, mine)
-            parts = [
-                mine if rank == self.rank else run.shared(round, rank, self.rank, mine)
-                for rank in range(self.size)
-            ]
-            torch.add(parts[0], parts[1], out=total)
-            for part in parts[2:]:
-                total.add_(part)
-            mine.copy_(total)
-        elif run.scatter:
-            for rank in self._others:
-                mine.add_(run.shared(round, rank, self.rank, mine))
+        for mine, place in run.pieces(round, self.rank) if run.scatter else ():
+            if run.scale != 1.0:
+                mine.mul_(run.scale)
+            if run.gather:
+                total = run.shared(round, self.rank, place, mine)
+                parts = [
+                    mine if rank == self.rank else run.shared(round, rank, place, mine)
+                    for rank in range(self.size)
+                ]
+                torch.add(parts[0], parts[1], out=total)
+                for part in parts[2:]:
+                    total.add_(part)
+                mine.copy_(total)
+            else:
+                for rank in self._others:
+                    mine.add_(run.shared(round, rank, place, mine))
         self._counters[self.rank][_REDUCED] = number + 1
 
     def _gather(self, run: _Pass, round: int) -> None:
@@ -223,18 +263,18 @@ class HostMemory:
         if run.gather:
             self._await(_REDUCED if run.scatter else _CONTRIBUTED, number + 1)
             for rank in self._others:
-                piece = run.piece(round, rank)
-                piece.copy_(run.shared(round, rank, rank, piece))
+                for piece, place in run.pieces(round, rank):
+                    piece.copy_(run.shared(round, rank, place, piece))
         self._counters[self.rank][_GATHERED] = number + 1
 
     def _compare(self, run: _Pass) -> None:
         slot = run.first % SLOTS
         for rank in self._others:
             numel, dtype = self._counters[rank][_NUMEL + slot], self._counters[rank][_DTYPE + slot]
-            if numel != run.flat.numel() or _DTYPES[dtype] != run.flat.dtype:
+            if numel != run.values.numel or _DTYPES[dtype] != run.values.dtype:
                 raise DivergenceError(
-                    f"rank {self.members[self.rank]} adds up {run.flat.numel()} values of {run.flat.dtype} where rank "
-                    f"{self.members[rank]} has {numel} of {_DTYPES[dtype]}: every rank must make the same calls"
+                    f"rank {self.members[self.rank]} adds up {run.values.numel} values of {run.values.dtype} where "
+                    f"rank {self.members[rank]} has {numel} of {_DTYPES[dtype]}: every rank must make the same calls"
                 )
 
     def _await(self, counter: int, value: int) -> None:
@@ -313,6 +353,12 @@ class SharedMemory:
         """Start to replace ``flat`` by its sum over the ranks; see ``Collective``."""
         check(flat)
         return self._worker.submit(lambda: self.memory.all_reduce(flat), flat)
+
+    def sum_pieces(self, tensors: Sequence[torch.Tensor], scale: float) -> Job | Queued:
+        """Start to replace each tensor by the sum of ``scale`` times it; see ``SumsPieces``."""
+        for tensor in tensors:
+            check(tensor)
+        return self._worker.submit(lambda: self.memory.sum_pieces(tensors, scale), tensors[0])
 
     def close(self) -> None:
         """End the thread and give the memory back; nothing is in flight."""

@@ -85,6 +85,9 @@ class HookLane:
         self._hook = hook
         self._find = find
 
+    def in_place(self, size_bytes: int) -> None:
+        """A hook takes flat tensors."""
+
     def launch(self, number: int, flat: Tensor) -> Work:
         """Call the hook."""
         return _Result(self._hook(self._state, GradientBucket(number, flat, *self._find(number))), flat)

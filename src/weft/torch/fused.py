@@ -9,6 +9,9 @@ which the bucket then lets go; any other keeps its tensor and gets a copy.
 
 With ``as_view`` a gradient *is* its place in the flat tensor, from its arrival on and in every step: no second copy in
 memory, and nothing to give. A sparse gradient has a bucket of its own and stays sparse.
+
+Where the collective can sum tensors where they are (shared memory can), there is no flat tensor: gradients are averaged
+in place, see :class:`InPlace`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from weft.reduce.collective import Work
+from weft.reduce.collective import SumsPieces, Work
+from weft.torch.arrival import Settle, only_arrivals
 
 
 class Lane(Protocol):
@@ -29,6 +33,8 @@ class Lane(Protocol):
     def scale(self) -> float: ...
 
     def launch(self, number: int, flat: Tensor) -> Work: ...
+
+    def in_place(self, size_bytes: int) -> SumsPieces | None: ...
 
 
 class Fused:
@@ -121,6 +127,86 @@ class Fused:
             self._made = None
 
 
+class InPlace:
+    """A bucket whose gradients are averaged where they are, without a flat tensor; see :class:`Fused`.
+
+    A gradient is the sum's from the launch on. Whatever makes it grow later in the step waits, finds the average and
+    adds to it, and the bucket is averaged again: an average stays what it is, and what was added is averaged. Where a
+    rank has no gradient, or none that can be worked on (another layout, sparse, somebody looks at it), a tensor stands
+    in for it.
+    """
+
+    def __init__(
+        self, number: int, members: tuple[int, ...], parameters: list[nn.Parameter], sums: SumsPieces
+    ) -> None:
+        self.number = number
+        self.members = members
+        self.parameters = parameters
+        self.pending = 0
+        self._sums = sums
+        self._work: Work | None = None
+        self._parts: list[Tensor] = []
+        self._absent: dict[int, Tensor] = {}
+        self._handles: list[Any] = []
+
+    def take(self, place: int, scale: float) -> None:
+        """Nothing is copied before the launch."""
+
+    @torch.no_grad()
+    def launch(self, lane: Lane) -> None:
+        """Start to average, with whatever gradients there are now."""
+        self._parts = [self._part(place, parameter) for place, parameter in enumerate(self.parameters)]
+        self._work = self._sums.sum_pieces([flattened(part) for part in self._parts], lane.scale)
+        if not self._handles:
+            self._handles = [parameter.register_hook(Settle(self)) for parameter in self.parameters]
+
+    def _part(self, place: int, parameter: nn.Parameter) -> Tensor:
+        """What takes part in the sum for a parameter."""
+        grad, absent = parameter.grad, self._absent.get(place)
+        if grad is None:
+            if absent is None:
+                absent = self._absent[place] = empty_like(parameter).zero_()
+            return absent
+        dense = grad.to_dense() if grad.is_sparse else grad
+        if absent is not None:  # it began after the first sum of this step
+            del self._absent[place]
+            parameter.grad = absent.add_(dense)
+            return absent
+        if dense is grad and fits(grad, parameter) and only_arrivals(parameter):
+            return grad
+        return empty_like(parameter).copy_(dense)
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        """The averages are there, and in the gradients that there are."""
+        if self._work is None:
+            return
+        self._work.wait()
+        self._work = None
+        for place, (parameter, part) in enumerate(zip(self.parameters, self._parts, strict=True)):
+            grad = parameter.grad
+            if grad is part or place in self._absent:
+                continue
+            if grad is None or grad.is_sparse:
+                parameter.grad = part
+            else:
+                grad.copy_(part)
+
+    @torch.no_grad()
+    def give(self, present: list[int], fresh: list[bool], factor: float) -> None:
+        """Hand the averages out; see :meth:`Fused.give`."""
+        for handle in self._handles:
+            handle.remove()
+        for place, (member, parameter) in enumerate(zip(self.members, self.parameters, strict=True)):
+            if not present[member]:
+                continue
+            if place in self._absent:
+                parameter.grad = self._absent[place]
+            if factor != 1.0 and parameter.grad is not None:
+                parameter.grad.mul_(factor)
+        self._parts, self._absent, self._handles = [], {}, []
+
+
 class Sparse:
     """A bucket of one sparse gradient, summed by the backend itself; see :class:`Fused`."""
 
@@ -169,14 +255,42 @@ class Sparse:
         self._sum = None
 
 
+Bucket = Fused | InPlace | Sparse
+
+
 def shaped_like(part: Tensor, parameter: Tensor) -> Tensor:
     """``part`` (1-D) in the shape of ``parameter``, and in its memory format where that leaves no gaps."""
-    if not parameter.is_contiguous() and (
-        (parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last))
-        or (parameter.dim() == 5 and parameter.is_contiguous(memory_format=torch.channels_last_3d))
-    ):
+    if has_channels_last(parameter):
         return part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
     return part.view(parameter.shape)
+
+
+def has_channels_last(parameter: Tensor) -> bool:
+    """Whether the parameter is dense in another order than that of its dimensions."""
+    return not parameter.is_contiguous() and (
+        (parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last))
+        or (parameter.dim() == 5 and parameter.is_contiguous(memory_format=torch.channels_last_3d))
+    )
+
+
+def empty_like(parameter: Tensor) -> Tensor:
+    """A tensor for a gradient, laid out as :func:`shaped_like` has it."""
+    flat = torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+    return shaped_like(flat, parameter)
+
+
+def fits(grad: Tensor, parameter: Tensor) -> bool:
+    """Whether the gradient's values stand in memory as those of :func:`empty_like` do, and may be overwritten."""
+    if grad.dtype != parameter.dtype or grad.requires_grad or type(grad) is not Tensor:
+        return False
+    if has_channels_last(parameter):
+        return grad.stride() == parameter.stride()
+    return grad.is_contiguous()
+
+
+def flattened(part: Tensor) -> Tensor:
+    """The values of a dense tensor in the order of memory, [elements]."""
+    return part.as_strided((part.numel(),), (1,), part.storage_offset())
 
 
 def alike(one: Tensor, other: Tensor) -> bool:

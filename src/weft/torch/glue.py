@@ -25,12 +25,12 @@ from weft.torch.tape import Value
 Tensor._weft_value = None  # type: ignore[attr-defined]
 Tensor._weft_owner = None  # type: ignore[attr-defined]
 
-_running = threading.local()
+running_here = threading.local()
 
 
 def running() -> Glue | None:
     """The glue mode of the microbatch that runs on this thread; ``None`` inside units and outside of steps."""
-    return getattr(_running, "glue", None)
+    return getattr(running_here, "glue", None)
 
 
 class Glue(TorchFunctionMode):
@@ -41,11 +41,11 @@ class Glue(TorchFunctionMode):
         self.program = program
 
     def __enter__(self) -> Glue:
-        _running.glue = self
+        running_here.glue = self
         return super().__enter__()
 
     def __exit__(self, *details: Any) -> None:
-        _running.glue = None
+        running_here.glue = None
         super().__exit__(*details)
 
     def lifted(self) -> Lifted:
@@ -209,14 +209,14 @@ class Lifted:
         while (mode := torch._C._pop_torch_function_stack()) is not self.glue:
             self.above.append(mode)
         self._put_back()
-        _running.glue = None
+        running_here.glue = None
 
     def __exit__(self, *details: Any) -> None:
         for _ in self.above:
             torch._C._pop_torch_function_stack()
         torch._C._push_on_torch_function_stack(self.glue)
         self._put_back()
-        _running.glue = self.glue
+        running_here.glue = self.glue
 
     def _put_back(self) -> None:
         for mode in reversed(self.above):

@@ -293,7 +293,7 @@ class DistributedModel(nn.Module):
 
     def _use_comm_hook(self) -> None:
         if self._comm_hook is not None and self.reducer is not None:
-            self.reducer.lane = HookLane(*self._comm_hook, self.reducer.described)
+            self.reducer.use(HookLane(*self._comm_hook, self.reducer.described))
 
     # --- states ---------------------------------------------------------------------------------------------
 

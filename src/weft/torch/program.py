@@ -56,7 +56,7 @@ class Program:
         self.checkpointing = False
         self.drew = False
         self._numbers = 0
-        self._calls = 0
+        self.calls = 0
         self._named_calls: dict[str, int] = {}
         self._adopted: dict[int, tuple[Tensor, Value]] = {}
 
@@ -130,8 +130,8 @@ class Program:
         self.pipeline.note("forward", self.step, self.microbatch.index, name)
 
     def next_call(self) -> int:
-        self._calls += 1
-        return self._calls
+        self.calls += 1
+        return self.calls
 
     def run_here(
         self, key: Any, name: str, call: int, function: Callable[[Any], Any], tensors: list[Tensor], inputs: Any,
@@ -167,6 +167,19 @@ class Program:
         if spec.dynamic:
             self._tell(self.tape.key(SHAPES, call), spec)
         return self._place_results(result, tensors, entered, spec, name, alias)
+
+    def place(self, result: Any, spec: Spec, name: str, tensor: Tensor, local: Tensor) -> Any:
+        """Give the result of a call with a plain ``spec`` a place; ``local``: what the argument ``tensor`` was here."""
+        self._named_calls[name] = self._named_calls.get(name, 0) + 1
+        if (
+            type(result) is Tensor
+            and result is not local
+            and not self._is_marked(result)
+            and list(result.shape) == spec.description[1][1]
+        ):
+            result._weft_value = self.new_value(self.rank, None)  # type: ignore[attr-defined]
+            return result
+        return self._place_results(result, [tensor], {id(tensor): local}, spec, name, None)
 
     def _heard(self, key: Any, name: str) -> Spec | None:
         """A signature that another rank told already, because it ran the same call before."""
@@ -318,13 +331,13 @@ class Program:
         """What a call on another rank returned, without data."""
         for number in spec.mutated:
             self.overwrite(tensors[number], owner, None)
+        return build(spec.description, [], lambda each: self.stand_in(each, owner, alias), inputs)
 
-        def make(description: list[Any]) -> Tensor:
-            new = empty_like_described(description)
-            new._weft_value = self.new_value(owner, alias)  # type: ignore[attr-defined]
-            return new
-
-        return build(spec.description, [], make, inputs)
+    def stand_in(self, description: list[Any], owner: int, alias: Alias | None = None) -> Tensor:
+        """A tensor that a call on another rank returned, without data."""
+        new = empty_like_described(description)
+        new._weft_value = self.new_value(owner, alias)  # type: ignore[attr-defined]
+        return new
 
     def close(self) -> None:
         """Let go of everything, so that no cycle keeps tensors alive."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from weft.errors import UsageError
 from weft.reduce.bucket import Slot, assign
 from weft.torch.arrival import Arrival
-from weft.torch.fused import Fused, Lane, Sparse
+from weft.torch.fused import Bucket, Fused, InPlace, Lane, Sparse
 from weft.torch.votes import SPARSE, Header, Votes
 
 MIB = 1 << 20
@@ -90,7 +90,7 @@ class Reducer:
         self._everything = list(named)
         self.group = group
         self._buffers = buffers
-        self._buckets: list[Fused | Sparse] | None = None
+        self._buckets: list[Bucket] | None = None
         self._signature: tuple[Any, ...] = ()
         self._passes = 0
         self._suspended = 0
@@ -181,7 +181,7 @@ class Reducer:
         """Whether this step's gradients are to be averaged, and not only added up."""
         return self._passes + 1 >= self.options.passes
 
-    def _came_late(self, bucket: Fused | Sparse, number: int) -> None:
+    def _came_late(self, bucket: Bucket, number: int) -> None:
         if self.options.as_view and isinstance(bucket, Fused):
             raise UsageError(
                 f"the gradient of {self._named[number][0]} grew after it was averaged, because this step uses the "
@@ -250,14 +250,18 @@ class Reducer:
             for (_, p), kind in zip(self._named, kinds, strict=True)
         ]
         self._buckets = []
-        self._where: dict[int, tuple[Fused | Sparse, int]] = {}
+        self._where: dict[int, tuple[Bucket, int]] = {}
         for number, (members, sparse) in enumerate(
             assign(slots, order, int(self.options.bucket_cap_mb * MIB))
         ):
             parameters = [self._named[member][1] for member in members]
-            bucket: Fused | Sparse
+            size_bytes = sum(parameter.nbytes for parameter in parameters)
+            sums = None if sparse or self.options.as_view else self.lane.in_place(size_bytes)
+            bucket: Bucket
             if sparse:
                 bucket = Sparse(number, members, parameters[0], self.group)
+            elif sums is not None:
+                bucket = InPlace(number, members, parameters, sums)
             else:
                 bucket = Fused(number, members, parameters, self.options.as_view)
             self._buckets.append(bucket)
@@ -277,6 +281,11 @@ class Reducer:
             if self.votes.replica != source:
                 for buffer, part in zip(same, flat.split([b.numel() for b in same]), strict=True):
                     buffer.copy_(part.view(buffer.shape))
+
+    def use(self, lane: Lane) -> None:
+        """Average through ``lane`` from the next step on; every replica calls this before the same step."""
+        self.lane = lane
+        self._watch()
 
     def described(self, number: int) -> tuple[list[Tensor], list[nn.Parameter], bool]:
         """A dense bucket's gradients as views, its parameters, and whether it is the last."""

@@ -35,6 +35,11 @@ class Spec(NamedTuple):
     random: int
     mutated: tuple[int, ...]
 
+    @property
+    def plain(self) -> bool:
+        """Whether the call returns one tensor and does nothing else."""
+        return self[1:] == (False, 0, ()) and self.description[0] == "tensor"
+
     def to_text(self) -> str:
         return json.dumps(self)
 
@@ -42,6 +47,10 @@ class Spec(NamedTuple):
     def from_text(cls, text: str) -> Spec:
         description, dynamic, random, mutated = json.loads(text)
         return cls(description, dynamic, random, tuple(mutated))
+
+
+ONE = (tuple, 1)
+"""What :func:`scan` finds in the arguments ``(tensor,)``, before the tensor's shape and dtype."""
 
 
 def scan(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from weft.reduce import tracks
+from weft.reduce.choice import BySize
 from weft.reduce.collective import Collective, Work
 from weft.reduce.compression import Compression
 from weft.reduce.lane import Lane
@@ -49,6 +50,26 @@ class Noted(NamedTuple):
         sent = flat.clone()
         collective.all_reduce(sent).wait()
         return sent / collective.size
+
+
+class Pieces(Double):
+    """Sums where tensors are, too."""
+
+    def sum_pieces(self, tensors, scale):
+        for tensor in tensors:
+            tensor.mul_(2 * scale)
+        return Done()
+
+
+def test_who_can_average_in_place_is_found(monkeypatch: pytest.MonkeyPatch):
+    able = Pieces()
+    assert Lane(able).in_place(100) is able
+    assert Lane(Double()).in_place(100) is None
+    assert Lane(able, Noted([])).in_place(100) is None, "a compression takes flat tensors"
+    monkeypatch.setattr(BySize, "size", 2)
+    lane = Lane(BySize(None, [(1000, Double()), (2000, able)]))
+    assert lane.in_place(1000) is None
+    assert lane.in_place(1001) is lane.in_place(5000) is able
 
 
 def test_without_compression_the_caller_divides():
