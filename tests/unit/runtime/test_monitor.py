@@ -143,7 +143,9 @@ def test_a_rank_whose_signs_stop_is_judged_by_rank_0():
     verdict = verdict_of(watching)
     assert verdict is not None and (verdict.kind, verdict.ranks) == ("frozen", (1,))
     assert watching.claim_ending() and not frozen.claim_ending()
-    assert verdict_of(stored(store, 2, 3), 5) == Verdict("ended", (), "")
+    third = stored(store, 2, 3)
+    assert verdict_of(third, 5) == Verdict("ended", (), "")
+    third.close()
     watching.close()
 
 
