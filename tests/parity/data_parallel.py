@@ -25,6 +25,7 @@ from tests.parity.data_parallel_models import (
     Embedding,
     Mixed,
     Plain,
+    Shifted,
     Sometimes,
     Tied,
     Twice,
@@ -75,6 +76,11 @@ def compressed() -> None:
 @check
 def unused() -> None:
     compare(Sometimes, {"find_unused_parameters": True}, [{}, {"gradient_as_bucket_view": True}])
+
+
+@check
+def gradients_in_the_same_memory() -> None:
+    compare(Shifted, variants=[{}, {"bucket_cap_mb": 25}, {"overlapping_allreduce": False}])
 
 
 @check

@@ -46,6 +46,22 @@ class Sometimes(Net):
         return y
 
 
+class Shifted(Net):
+    """The gradients of its shifts are views of one that the rest of the backward pass reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.shift = nn.Parameter(torch.zeros(ROWS, WIDTH))
+        self.other = nn.Parameter(torch.zeros(WIDTH, ROWS))
+        self.last = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        y = self.first(x)
+        y = y.flatten() + self.shift.flatten() + self.other.flatten()
+        return self.last(torch.tanh(y.view(ROWS, WIDTH)))
+
+
 class Tied(Net):
     """Input and output share their weight."""
 

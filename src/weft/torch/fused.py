@@ -89,7 +89,7 @@ class Fused:
         torch.mul(grad, scale, out=view)
 
     @torch.no_grad()
-    def launch(self, lane: Lane) -> None:
+    def launch(self, lane: Lane, fresh: list[bool]) -> None:
         """Start to average, with whatever gradients there are now."""
         for place, taken in enumerate(self._taken):
             if not taken:
@@ -132,8 +132,8 @@ class InPlace:
 
     A gradient is the sum's from the launch on. Whatever makes it grow later in the step waits, finds the average and
     adds to it, and the bucket is averaged again: an average stays what it is, and what was added is averaged. Where a
-    rank has no gradient, or none that can be worked on (another layout, sparse, somebody looks at it), a tensor stands
-    in for it.
+    rank has no gradient, or none that can be worked on (another layout, sparse, somebody looks at it, or its memory is
+    that of another tensor too, which the backward pass may still read), a tensor stands in for it.
     """
 
     def __init__(
@@ -146,6 +146,7 @@ class InPlace:
         self._sums = sums
         self._work: Work | None = None
         self._parts: list[Tensor] = []
+        self._fresh: list[bool] = []
         self._absent: dict[int, Tensor] = {}
         self._handles: list[Any] = []
 
@@ -153,12 +154,14 @@ class InPlace:
         """Nothing is copied before the launch."""
 
     @torch.no_grad()
-    def launch(self, lane: Lane) -> None:
-        """Start to average, with whatever gradients there are now."""
+    def launch(self, lane: Lane, fresh: list[bool]) -> None:
+        """Start to average, with whatever gradients there are now; ``fresh`` as in :meth:`Fused.give`."""
+        self._fresh = fresh
         self._parts = [self._part(place, parameter) for place, parameter in enumerate(self.parameters)]
         self._work = self._sums.sum_pieces([flattened(part) for part in self._parts], lane.scale)
         if not self._handles:
-            self._handles = [parameter.register_hook(Settle(self)) for parameter in self.parameters]
+            settle = Settle(self)
+            self._handles = [parameter.register_hook(settle) for parameter in self.parameters]
 
     def _part(self, place: int, parameter: nn.Parameter) -> Tensor:
         """What takes part in the sum for a parameter."""
@@ -172,7 +175,7 @@ class InPlace:
             del self._absent[place]
             parameter.grad = absent.add_(dense)
             return absent
-        if dense is grad and fits(grad, parameter) and only_arrivals(parameter):
+        if dense is grad and fits(grad, parameter) and only_arrivals(parameter) and is_alone(grad):
             return grad
         return empty_like(parameter).copy_(dense)
 
@@ -187,7 +190,7 @@ class InPlace:
             grad = parameter.grad
             if grad is part or place in self._absent:
                 continue
-            if grad is None or grad.is_sparse:
+            if grad is None or grad.is_sparse or self._fresh[self.members[place]]:
                 parameter.grad = part
             else:
                 grad.copy_(part)
@@ -224,7 +227,7 @@ class Sparse:
         """Nothing is copied before the launch."""
 
     @torch.no_grad()
-    def launch(self, lane: Lane) -> None:
+    def launch(self, lane: Lane, fresh: list[bool]) -> None:
         """Start to average."""
         parameter = self.parameter
         grad = parameter.grad
@@ -286,6 +289,19 @@ def fits(grad: Tensor, parameter: Tensor) -> bool:
     if has_channels_last(parameter):
         return grad.stride() == parameter.stride()
     return grad.is_contiguous()
+
+
+def users_of_memory(tensor: Tensor) -> int:
+    """How many there are, this question included."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+_ALONE = users_of_memory(torch.empty(1))
+
+
+def is_alone(grad: Tensor) -> bool:
+    """Whether no other tensor has the same memory: autograd makes gradients that are views of what it still reads."""
+    return users_of_memory(grad) == _ALONE
 
 
 def flattened(part: Tensor) -> Tensor:

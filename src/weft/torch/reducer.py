@@ -193,7 +193,7 @@ class Reducer:
     def _launch_full(self) -> None:
         assert self._buckets is not None
         while self._launched < len(self._buckets) and not self._buckets[self._launched].pending:
-            self._buckets[self._launched].launch(self.lane)
+            self._buckets[self._launched].launch(self.lane, self._fresh)
             self._launched += 1
 
     def _average(self, header: Header, joined: bool = False) -> None:
@@ -202,7 +202,7 @@ class Reducer:
             self._build(header.trains[0])
         assert self._buckets is not None
         for bucket in self._buckets[self._launched :]:
-            bucket.launch(self.lane)
+            bucket.launch(self.lane, self._fresh)
         present, late = self.votes.trailer(
             [not joined and parameter.grad is not None for _, parameter in self._named],
             [bucket.number in self._late for bucket in self._buckets],
@@ -212,7 +212,7 @@ class Reducer:
         for bucket, again in zip(self._buckets, late, strict=True):
             bucket.wait()
             if again:
-                bucket.launch(self.lane)
+                bucket.launch(self.lane, self._fresh)
         for bucket, again in zip(self._buckets, late, strict=True):
             if again:
                 bucket.wait()

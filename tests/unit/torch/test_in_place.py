@@ -76,7 +76,7 @@ def sums() -> Both:
 def average(replicas: Sequence[Replica], present: Sequence[int] = (1, 1), factor: float = 1.0) -> None:
     """As at the end of a step in which nothing came late."""
     for replica in replicas:
-        replica.bucket.launch(Lane())
+        replica.bucket.launch(Lane(), [False, False])
     finish(replicas, present, factor)
 
 
@@ -136,13 +136,41 @@ def test_what_cannot_be_worked_on_has_a_stand_in(make: Any, sums: Both):
     one.weight.grad, two.weight.grad = make(), torch.zeros(2, 3)
     given = one.weight.grad
     one.bias.grad, two.bias.grad = torch.ones(2), torch.ones(2)
-    one.bucket.launch(Lane())
+    one.bucket.launch(Lane(), [False, False])
     assert torch.equal(given.to_dense().detach(), torch.full((2, 3), 4.0))
-    two.bucket.launch(Lane())
+    two.bucket.launch(Lane(), [False, False])
     finish((one, two))
     assert (one.weight.grad is given) == (not given.is_sparse)
     assert torch.equal(one.weight.grad.detach(), torch.full((2, 3), 2.0))
     assert torch.equal(two.weight.grad, torch.full((2, 3), 2.0))
+
+
+def test_gradients_in_the_same_memory_are_averaged_apart(sums: Both):
+    """Autograd gives both the same memory here, which the rest of the backward pass reads, too."""
+    one, two = Replica(sums, (2,)), Replica(sums, (2,))
+    given = torch.tensor([2.0, 4.0])
+    for replica, factor in ((one, 1.0), (two, 3.0)):
+        total = replica.weight.view(1, 2) + replica.bias.view(1, 2)
+        (total * (given * factor)).sum().backward()
+    assert one.weight.grad.data_ptr() == one.bias.grad.data_ptr()
+    before = one.weight.grad
+    for replica in (one, two):
+        replica.bucket.launch(Lane(), [True, True])
+    finish((one, two))
+    assert torch.equal(before, given), "who else reads this memory finds what was there"
+    for parameter in (one.weight, one.bias, two.weight, two.bias):
+        assert torch.equal(parameter.grad, given * 2.0)
+
+
+def test_views_that_somebody_gave_stay_what_they_are(sums: Both):
+    one, two = Replica(sums), Replica(sums)
+    flat = torch.arange(8.0)
+    one.weight.grad, one.bias.grad = flat[:6].view(2, 3), flat[6:]
+    held = one.weight.grad
+    two.weight.grad, two.bias.grad = torch.zeros(2, 3), torch.zeros(2)
+    average((one, two))
+    assert one.weight.grad is held
+    assert torch.equal(flat, torch.arange(8.0) / 2)
 
 
 def test_a_gradient_that_somebody_looks_at_has_a_stand_in(sums: Both):
@@ -151,7 +179,7 @@ def test_a_gradient_that_somebody_looks_at_has_a_stand_in(sums: Both):
     two.weight.register_post_accumulate_grad_hook(lambda parameter: None)
     for replica in (one, two):
         replica.weight.grad = torch.ones(2, 3)
-        replica.bucket.launch(Lane())
+        replica.bucket.launch(Lane(), [False, False])
     assert sums.asked[0][0].data_ptr() == one.weight.grad.data_ptr(), "a reducer's own hook is nobody else"
     assert sums.asked[1][0].data_ptr() != two.weight.grad.data_ptr()
 
@@ -194,13 +222,13 @@ def test_growth_after_the_launch_waits_and_is_averaged(grow: Any, first: bool, s
         two.weight.grad = torch.full((2, 3), 4.0)
     for replica in (one, two):
         replica.bias.grad = torch.ones(2)
-        replica.bucket.launch(Lane())
+        replica.bucket.launch(Lane(), [False, False])
     assert sums.sums == 0
     grow(two, 8.0)
     assert sums.sums == 1, "the sum came first"
     one.bucket.wait()
     for replica in (one, two):
-        replica.bucket.launch(Lane())
+        replica.bucket.launch(Lane(), [False, False])
     finish((one, two))
     wanted = (2.0 + (4.0 if first else 0.0) + 8.0) / 2
     for replica in (one, two):
@@ -213,11 +241,11 @@ def test_growth_of_one_that_has_a_stand_in_is_averaged(sums: Both):
     one.weight.grad, two.weight.grad = strided(), torch.zeros(2, 3)
     for replica in (one, two):
         replica.bias.grad = torch.ones(2)
-        replica.bucket.launch(Lane())
+        replica.bucket.launch(Lane(), [False, False])
     addition(one, 6.0)
     two.bucket.wait()
     for replica in (one, two):
-        replica.bucket.launch(Lane())
+        replica.bucket.launch(Lane(), [False, False])
     finish((one, two))
     assert all(torch.equal(r.weight.grad, torch.full((2, 3), 5.0)) for r in (one, two))
 
