@@ -50,6 +50,7 @@ class Fused:
         self.pending = 0
         self.work: Work | None = None
         self._taken = [False] * len(parameters)
+        self._fresh: list[bool] = []
         self._made: tuple[Tensor, list[Tensor]] | None = None
 
     @property
@@ -90,7 +91,11 @@ class Fused:
 
     @torch.no_grad()
     def launch(self, lane: Lane, fresh: list[bool]) -> None:
-        """Start to average, with whatever gradients there are now."""
+        """Start to average, with whatever gradients there are now.
+
+        ``fresh``, by the parameters' numbers: those that had no gradient when the step began.
+        """
+        self._fresh = fresh
         for place, taken in enumerate(self._taken):
             if not taken:
                 self.take(place, lane.scale)
@@ -106,11 +111,8 @@ class Fused:
         self.work = None
 
     @torch.no_grad()
-    def give(self, present: list[int], fresh: list[bool], factor: float) -> None:
-        """Hand the averages out, times ``factor``, to parameters for which ``present`` says that some rank had one.
-
-        ``fresh``: those that had no gradient when the step began.
-        """
+    def give(self, present: list[int], factor: float) -> None:
+        """Hand the averages out, times ``factor``, to parameters for which ``present`` says that some rank had one."""
         if factor != 1.0:
             self.flat.mul_(factor)
         handed_out = False
@@ -118,7 +120,7 @@ class Fused:
             if not present[member]:
                 continue
             grad = parameter.grad
-            if self.as_view or grad is None or grad.is_sparse or (fresh[member] and alike(grad, view)):
+            if self.as_view or grad is None or grad.is_sparse or (self._fresh[member] and alike(grad, view)):
                 parameter.grad = view
                 handed_out = True
             else:
@@ -155,7 +157,7 @@ class InPlace:
 
     @torch.no_grad()
     def launch(self, lane: Lane, fresh: list[bool]) -> None:
-        """Start to average, with whatever gradients there are now; ``fresh`` as in :meth:`Fused.give`."""
+        """Start to average, with whatever gradients there are now; see :meth:`Fused.launch`."""
         self._fresh = fresh
         self._parts = [self._part(place, parameter) for place, parameter in enumerate(self.parameters)]
         self._work = self._sums.sum_pieces([flattened(part) for part in self._parts], lane.scale)
@@ -196,7 +198,7 @@ class InPlace:
                 grad.copy_(part)
 
     @torch.no_grad()
-    def give(self, present: list[int], fresh: list[bool], factor: float) -> None:
+    def give(self, present: list[int], factor: float) -> None:
         """Hand the averages out; see :meth:`Fused.give`."""
         for handle in self._handles:
             handle.remove()
@@ -250,7 +252,7 @@ class Sparse:
         self.work = None
 
     @torch.no_grad()
-    def give(self, present: list[int], fresh: list[bool], factor: float) -> None:
+    def give(self, present: list[int], factor: float) -> None:
         """Hand the average out; see :meth:`Fused.give`."""
         assert self._sum is not None
         if present[self.members[0]]:

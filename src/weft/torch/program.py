@@ -166,20 +166,7 @@ class Program:
         self.drew = self.drew or bool(spec.random)
         if spec.dynamic:
             self._tell(self.tape.key(SHAPES, call), spec)
-        return self._place_results(result, tensors, entered, spec, name, alias)
-
-    def place(self, result: Any, spec: Spec, name: str, tensor: Tensor, local: Tensor) -> Any:
-        """Give the result of a call with a plain ``spec`` a place; ``local``: what the argument ``tensor`` was here."""
-        self._named_calls[name] = self._named_calls.get(name, 0) + 1
-        if (
-            type(result) is Tensor
-            and result is not local
-            and not self._is_marked(result)
-            and list(result.shape) == spec.description[1][1]
-        ):
-            result._weft_value = self.new_value(self.rank, None)  # type: ignore[attr-defined]
-            return result
-        return self._place_results(result, [tensor], {id(tensor): local}, spec, name, None)
+        return self.place_results(result, tensors, entered, spec, name, alias)
 
     def _heard(self, key: Any, name: str) -> Spec | None:
         """A signature that another rank told already, because it ran the same call before."""
@@ -277,18 +264,22 @@ class Program:
     def _call_seed(self, name: str) -> int:
         return mix(self.seed, self.microbatch.index, name, self._named_calls[name])
 
-    def _place_results(
-        self,
-        result: Any,
-        tensors: list[Tensor],
-        entered: dict[int, Tensor],
-        spec: Spec,
-        name: str,
+    def place_results(
+        self, result: Any, tensors: list[Tensor], entered: dict[int, Tensor], spec: Spec, name: str,
         alias: Alias | None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Give every tensor of a result its value; one that is not new becomes an alias of what it was."""
         known = {id(tensor) for tensor in tensors}
         known.update(id(tensor) for tensor in entered.values())
+        if (
+            type(result) is Tensor
+            and alias is None
+            and id(result) not in known
+            and not self._is_marked(result)
+        ):
+            result._weft_value = self.new_value(self.rank, None)  # type: ignore[attr-defined]
+            self._check_shapes(spec, [result.shape], name)
+            return result
         placed: dict[int, Tensor] = {}
         shapes: list[Any] = []
 

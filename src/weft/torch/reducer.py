@@ -216,7 +216,7 @@ class Reducer:
         for bucket, again in zip(self._buckets, late, strict=True):
             if again:
                 bucket.wait()
-            bucket.give([0] * len(present) if joined else present, self._fresh, factor)
+            bucket.give([0] * len(present) if joined else present, factor)
         self._trained = header.trains
         self._share_buffers(header.trains[0])
 

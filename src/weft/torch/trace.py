@@ -327,26 +327,14 @@ def trace(
     """
     started = time.perf_counter()
     tracer = Tracer(root, device, clock)
-    written: set[str] = set()
-    replaced: set[str] = set()
     passes: list[Pass] = []
-    numpy = False
     for number in range(PASSES):
         tracer.restart(watching=number == 0)
         with untouched(root, streams, tracer.accumulated), tracer.attached():
             Tracer.current = tracer
             try:
                 if number == 0:
-                    known = {name: (b, version(b), b.detach().clone()) for name, b in root.named_buffers()}
-                    before = streams.capture(NUMPY)
-                    with (
-                        GlueWatch(tracer),
-                        torch.autograd.graph.saved_tensors_hooks(tracer.save, lambda t: t),
-                    ):
-                        run()
-                    numpy = not same_states(before[2], streams.capture(NUMPY)[2])
-                    replaced = {n for n, b in root.named_buffers() if n in known and known[n][0] is not b}
-                    written = {n for n, b in root.named_buffers() if n not in known or is_new(b, *known[n])}
+                    written, replaced, numpy = watched(tracer, run, streams)
                     kinds = kinds_of(tracer.everything)
                     if device.type == "cpu":
                         HugePages().look()  # as before the steps that the times are for
@@ -378,6 +366,18 @@ def trace(
         {r.name: r for r in records}, leaking, written, replaced, tracer.operations, tracer.top, numpy,
         time.perf_counter() - started,
     )  # fmt: skip
+
+
+def watched(tracer: Tracer, run: Callable[[], Any], streams: Streams) -> tuple[set[str], set[str], bool]:
+    """A pass that looks at all that ``run`` does: buffers written, buffers replaced, whether it draws from NumPy."""
+    root = tracer.root
+    known = {name: (b, version(b), b.detach().clone()) for name, b in root.named_buffers()}
+    before = streams.capture(NUMPY)
+    with GlueWatch(tracer), torch.autograd.graph.saved_tensors_hooks(tracer.save, lambda t: t):
+        run()
+    written = {n for n, b in root.named_buffers() if n not in known or is_new(b, *known[n])}
+    replaced = {n for n, b in root.named_buffers() if n in known and known[n][0] is not b}
+    return written, replaced, not same_states(before[2], streams.capture(NUMPY)[2])
 
 
 def uncalled(tracer: Tracer) -> list[Record]:

@@ -29,10 +29,8 @@ class Lane:
 class Job:
     def __init__(self, both: Both) -> None:
         self.both = both
-        self.waits = 0
 
     def wait(self) -> None:
-        self.waits += 1
         self.both.sum()
 
 
@@ -84,7 +82,7 @@ def finish(replicas: Sequence[Replica], present: Sequence[int] = (1, 1), factor:
     for replica in replicas:
         replica.bucket.wait()
     for replica in replicas:
-        replica.bucket.give(list(present), [], factor)
+        replica.bucket.give(list(present), factor)
 
 
 def test_tensors_stay_and_become_the_average(sums: Both):
