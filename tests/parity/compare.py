@@ -44,6 +44,24 @@ class Record:
     state: Named = field(default_factory=dict)
 
 
+def device() -> torch.device:
+    """Where models train: on a GPU if this process sees one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def on_device(batch: Any) -> Any:
+    """The tensors of a nested batch where models train."""
+    if isinstance(batch, Tensor):
+        return batch.to(device())
+    if isinstance(batch, Mapping):
+        return {key: on_device(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(on_device, batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(map(on_device, batch))
+    return batch
+
+
 def slices(batch: Any, microbatches: int) -> list[Any]:
     """Equal parts along dim 0 of every tensor in a nested batch; anything else is the same in each part."""
     if isinstance(batch, Tensor):
@@ -90,7 +108,8 @@ def train_alone(
 ) -> Record:
     """One process: the reference. `loss_of(net, part)` is the forward pass of one microbatch."""
     record = Record()
-    for batch in batches:
+    net.to(device())
+    for batch in map(on_device, batches):
         if zero_grad:
             optimizer.zero_grad()
         total = 0.0

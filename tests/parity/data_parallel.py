@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import weft.torch as weft
-from tests.parity.compare import TOLERANCE, Comparison, copies
+from tests.parity.compare import TOLERANCE, Comparison, copies, device
 from tests.parity.data_parallel_harness import TINY, compare, inputs, loss_of, with_ddp, with_weft
 from tests.parity.data_parallel_models import (
     Convolutions,
@@ -129,7 +129,7 @@ def uneven(divide_by_all: bool) -> None:
     net, other = Convolutions(), Convolutions()
     other.load_state_dict(net.state_dict())
     weft.init({"microbatches": 1})
-    ddp = DistributedDataParallel(net)
+    ddp = DistributedDataParallel(net.to(device()))
     model = weft.DistributedModel(other, bucket_cap_mb=TINY)
 
     @weft.step(non_split_inputs=["step"])
@@ -170,7 +170,7 @@ def hook() -> None:
     torch.manual_seed(5)
     net = Plain()
     reference, other = copy.deepcopy(net), copy.deepcopy(net)
-    ddp = DistributedDataParallel(reference)
+    ddp = DistributedDataParallel(reference.to(device()))
     ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     weft.init({"microbatches": 1})
     model = weft.DistributedModel(other, bucket_cap_mb=TINY)
@@ -210,7 +210,7 @@ def grow(**options: Any) -> None:
     weft.init({"microbatches": 1})
     model = weft.DistributedModel(net, bucket_cap_mb=TINY / 10, **options)
     replicas = weft.dp_size()
-    batches = torch.randn(5, replicas, 4, 8, generator=torch.Generator().manual_seed(1))
+    batches = torch.randn(5, replicas, 4, 8, generator=torch.Generator().manual_seed(1)).to(device())
 
     def parts(step: int, replica: int, x: Tensor) -> list[Tensor]:
         whole = net.second(net.first(x)).pow(2).mean()
@@ -309,7 +309,10 @@ def outside_of_a_step() -> None:
     torch.manual_seed(4)
     net = Plain()
     reference = copy.deepcopy(net)
-    ddp, model = DistributedDataParallel(reference), weft.DistributedModel(net, bucket_cap_mb=TINY)
+    ddp, model = (
+        DistributedDataParallel(reference.to(device())),
+        weft.DistributedModel(net, bucket_cap_mb=TINY),
+    )
     for step, x in enumerate(inputs(net, 3)):
         for trained in (ddp, model):
             trained.zero_grad()

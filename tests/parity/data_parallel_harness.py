@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import weft.torch as weft
-from tests.parity.compare import TOLERANCE, Comparison, copies, largest_of
+from tests.parity.compare import TOLERANCE, Comparison, copies, device, largest_of
 
 STEPS = 20
 TINY = 0.001
@@ -25,7 +25,7 @@ Net = Callable[[], nn.Module]
 def inputs(net: nn.Module, steps: int = STEPS) -> list[Tensor]:
     """This rank's own data."""
     numbers = torch.Generator().manual_seed(100 + weft.dp_rank())
-    return [net.batch(numbers) for _ in range(steps)]
+    return [net.batch(numbers).to(device()) for _ in range(steps)]
 
 
 def loss_of(model: nn.Module, x: Tensor, step: int) -> Tensor:
@@ -36,7 +36,7 @@ def loss_of(model: nn.Module, x: Tensor, step: int) -> Tensor:
 def with_ddp(
     net: nn.Module, steps: int = STEPS, accumulate: int = 1, **options: Any
 ) -> tuple[list[float], nn.Module]:
-    model = DistributedDataParallel(net, **options)
+    model = DistributedDataParallel(net.to(device()), **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses = []
     for step, x in enumerate(inputs(net, steps)):

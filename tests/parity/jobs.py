@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent
+
+Start = Callable[[Sequence[str], Mapping[str, str], Path], Any]
+"""Starts `weft ARGUMENTS` with variables in a folder; see `warm.start`."""
 
 # A job that wrote no line for so long is stuck; weft itself should have ended it before.
 PATIENCE_S = 240.0
@@ -51,17 +54,19 @@ def run_items(
     ranks: int,
     partitions: int | None = None,
     patience_s: float = PATIENCE_S,
+    start: Start = warm.start,
 ) -> dict[str, Outcome]:
     """Outcomes of all `items` (in this order) of a worker in this folder, on `ranks` processes.
 
-    `partitions`: as many as ranks, if not given.
+    `partitions`: as many as ranks, if not given. `start`: starts a job.
     """
     outcomes: dict[str, Outcome] = {}
     waiting = list(items)
     for _ in range(MOST_RESTARTS):
         if not waiting:
             break
-        lines, began, output = _attempt(script, waiting, ranks, partitions or ranks, patience_s)
+        given = command(script, waiting, ranks, partitions or ranks)
+        lines, began, output = _attempt(given, patience_s, start)
         if not began:
             return outcomes | {item: Outcome(broken=f"no rank began:\n{output}") for item in waiting}
         done = [item for item in waiting if len(lines.get(item, ())) == ranks]
@@ -76,10 +81,9 @@ def run_items(
     }
 
 
-def command(script: str, items: Sequence[str], ranks: int, partitions: int, *options: str) -> list[str]:
+def command(script: str, items: Sequence[str], ranks: int, partitions: int) -> list[str]:
     """The arguments of `weft` that start a worker of this folder."""
-    start = ["run", "-n", str(ranks), str(FOLDER / script), "--partitions", str(partitions)]
-    return [*start, *options, *items]
+    return ["run", "-n", str(ranks), str(FOLDER / script), "--partitions", str(partitions), *items]
 
 
 def environment() -> dict[str, str]:
@@ -92,13 +96,12 @@ def environment() -> dict[str, str]:
 
 
 def _attempt(
-    script: str, items: Sequence[str], ranks: int, partitions: int, patience_s: float
+    arguments: Sequence[str], patience_s: float, start: Start
 ) -> tuple[dict[str, list[dict[str, Any]]], bool, str]:
     """One job: the result lines by item, whether any item began, and what the job printed."""
     with tempfile.TemporaryDirectory(prefix="weft-parity-") as name:
         folder = Path(name)
-        arguments = command(script, items, ranks, partitions, "--results", name)
-        job = warm.start(arguments, environment(), ROOT)
+        job = start([*arguments, "--results", name], environment(), ROOT)
         note = _wait(job, folder, patience_s)
         text = "".join(job.communicate(30))
         lines, began = _read(folder)

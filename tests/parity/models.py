@@ -275,9 +275,9 @@ class CrossAttending(nn.Module):
         self.register_buffer("speeds", 1.0 / 100 ** (torch.arange(0, WIDTH, 2) / WIDTH))
 
     def forward(self, source: Tensor, x: Tensor) -> Tensor:
-        angles = torch.arange(x.shape[1])[:, None] * self.speeds
+        angles = torch.arange(x.shape[1], device=x.device)[:, None] * self.speeds
         table = (angles.cos(), angles.sin())
-        mask = torch.ones(x.shape[1], x.shape[1]).tril().log()
+        mask = torch.ones(x.shape[1], x.shape[1], device=x.device).tril().log()
         for layer in self.encoder:
             source = layer(source, source, table, None)
         for number, layer in enumerate(self.decoder):

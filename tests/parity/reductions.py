@@ -7,17 +7,21 @@ By hand, from the root of the repository:
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import weft.torch as weft
+from tests.parity.compare import device
 from weft.reduce.choice import choose
 from weft.reduce.collective import Collective, Direct, Work
 from weft.reduce.compression import make
 from weft.reduce.exchange import Exchange, GroupExchange
+from weft.reduce.hierarchical import Hierarchical
 from weft.reduce.lane import Lane
 from weft.reduce.shared import HostMemory, SharedMemory
 from weft.reduce.tracks import Tracks
@@ -42,10 +46,16 @@ def ranks() -> int:
     return dist.get_world_size()
 
 
+@functools.lru_cache
+def world() -> Any:
+    """All ranks, with a backend for the tensors' device."""
+    return dist.group.WORLD if device().type == "cpu" else dist.new_group(backend="nccl")
+
+
 def values(numel: int, dtype: torch.dtype = torch.float32, salt: int = 0) -> list[torch.Tensor]:
     """What each rank has: the same on all ranks."""
     made = [torch.Generator().manual_seed(1000 * salt + rank) for rank in range(ranks())]
-    return [(torch.randn(numel, generator=each) * 8).to(dtype) for each in made]
+    return [(torch.randn(numel, generator=each) * 8).to(device(), dtype) for each in made]
 
 
 def own(each: list[torch.Tensor]) -> torch.Tensor:
@@ -53,7 +63,7 @@ def own(each: list[torch.Tensor]) -> torch.Tensor:
 
 
 def same_everywhere(flat: torch.Tensor) -> None:
-    rows = GroupExchange(dist.group.WORLD).all_gather(flat.contiguous().view(torch.uint8))
+    rows = GroupExchange(world()).all_gather(flat.contiguous().view(torch.uint8))
     assert all(torch.equal(row, rows[0]) for row in rows), "ranks have different bits"
 
 
@@ -62,20 +72,24 @@ def two_hosts() -> list[list[str]]:
 
 
 def collectives() -> dict[str, Collective]:
-    world = dist.group.WORLD
+    everyone, where = world(), device()
+    on_cpu = where.type == "cpu"
     found: dict[str, Collective] = {
-        "direct": choose(world, "direct"),
-        "shared": choose(world, "shared"),
-        "shared, small slots": SharedMemory(world, HostMemory.connect(world, slot_bytes=4096)),
-        "auto": choose(world),
+        "direct": choose(everyone, "direct", device=where),
+        "auto": choose(everyone, device=where),
     }
+    if on_cpu:
+        found["shared"] = choose(everyone, "shared")
+        small = HostMemory.connect(everyone, slot_bytes=4096)
+        found["shared, small slots"] = SharedMemory(everyone, small)
     for hosts in two_hosts():
-        found[f"hierarchical {hosts}"] = choose(world, "hierarchical", hosts=hosts)
-        found[f"auto {hosts}"] = choose(world, hosts=hosts)
+        found[f"hierarchical {hosts}"] = choose(everyone, "hierarchical", hosts=hosts, device=where)
+        found[f"auto {hosts}"] = choose(everyone, hosts=hosts, device=where)
     if two_hosts():
-        assert isinstance(choose(world, hosts=two_hosts()[0], compressed=True), Tracks)
-        assert isinstance(choose(world, hosts=["a", "b", "b", "b"]), Direct)
-    assert isinstance(choose(world, compressed=True), SharedMemory)
+        compressed = choose(everyone, hosts=two_hosts()[0], compressed=True, device=where)
+        assert isinstance(compressed, Tracks if on_cpu else Hierarchical)
+        assert isinstance(choose(everyone, hosts=["a", "b", "b", "b"], device=where), Direct)
+    assert isinstance(choose(everyone, compressed=True, device=where), SharedMemory if on_cpu else Direct)
     return found
 
 
@@ -103,7 +117,7 @@ def algorithms() -> None:
                     flat.numel(),
                 )
                 same_everywhere(flat)
-        works = [each.all_reduce(torch.ones(5000)) for _ in range(20)]
+        works = [each.all_reduce(torch.ones(5000, device=device())) for _ in range(20)]
         for work in works:
             work.wait()
         each.close()
@@ -111,12 +125,13 @@ def algorithms() -> None:
 
 def pieces() -> None:
     """Tensors summed where they are equal brute force, however they are cut on each rank; in fp16 nothing overflows."""
-    world = dist.group.WORLD
-    slots = (SharedMemory.connect(world), SharedMemory(world, HostMemory.connect(world, slot_bytes=4096)))
+    everyone = dist.group.WORLD
+    small = HostMemory.connect(everyone, slot_bytes=4096)
+    slots = (SharedMemory.connect(everyone), SharedMemory(everyone, small))
     for each in slots:
         for dtype, close in {torch.float32: 1e-6, torch.float64: 1e-12, torch.float16: 4e-3}.items():
             for sizes in ([1], [0, 5, 0, 1], [700, 1, 2_000, 0, 33], [300_001, 17, 250_000]):
-                whole = values(sum(sizes), dtype, salt=sum(sizes))
+                whole = [each.cpu() for each in values(sum(sizes), dtype, salt=sum(sizes))]
                 flat = own(whole)
                 mine = sizes if dist.get_rank() else sizes[::-1]
                 works = [
@@ -168,20 +183,19 @@ def volumes() -> None:
         "topk:ratio=0.01": 8 * -(-numel // 100) * (n - 1),
     }
     for spec, sent in expected.items():
-        counted, compression = Counted(GroupExchange(dist.group.WORLD)), make(spec)
-        state = compression.init(numel, torch.float32, torch.device("cpu"), n)
+        counted, compression = Counted(GroupExchange(world())), make(spec)
+        state = compression.init(numel, torch.float32, device(), n)
         compression.update(state, own(values(numel)), counted)
         assert counted.sent == sent, (spec, counted.sent, sent)
 
 
 def compressions() -> None:
     """One battery for every compression, over the backend and, for four ranks, between two hosts."""
-    over: dict[str, Collective] = {
-        "direct": Direct(dist.group.WORLD),
-        "shared": choose(dist.group.WORLD, "shared"),
-    }
+    over: dict[str, Collective] = {"direct": Direct(world())}
+    if device().type == "cpu":
+        over["shared"] = choose(world(), "shared")
     if two_hosts():
-        over["hierarchical"] = choose(dist.group.WORLD, "hierarchical", hosts=two_hosts()[0])
+        over["hierarchical"] = choose(world(), "hierarchical", hosts=two_hosts()[0], device=device())
     for where, collective in over.items():
         for spec in BATTERY:
             for numel in (1, 257, 5000):
@@ -202,7 +216,7 @@ def updates(
     spec: str, collective: Collective, numel: int, dtype: torch.dtype = torch.float32
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     compression = make(spec)
-    state = compression.init(numel, dtype, torch.device("cpu"), ranks())
+    state = compression.init(numel, dtype, device(), ranks())
     return lambda flat: compression.update(state, flat, collective)
 
 
@@ -236,25 +250,25 @@ def battery(spec: str, collective: Collective, numel: int) -> None:
 
     update = updates(spec, collective, numel)
     for _ in range(3):
-        assert not update(torch.zeros(numel)).any(), "zeros have another average"
+        assert not update(torch.zeros(numel, device=device())).any(), "zeros have another average"
 
 
 def chance() -> None:
     """Stochastic rounding is right on average, where nearest rounding is not."""
-    flat = torch.full((512,), 0.3)
+    flat = torch.full((512,), 0.3, device=device())
     flat[::256] = 127.0
     means = {}
     for rounding in ("nearest", "stochastic"):
-        update = updates(f"int8:rounding={rounding},feedback=false", Direct(dist.group.WORLD), 512)
+        update = updates(f"int8:rounding={rounding},feedback=false", Direct(world()), 512)
         means[rounding] = float(torch.stack([update(flat.clone())[1:256] for _ in range(60)]).mean())
     assert means["nearest"] == 0.0 and abs(means["stochastic"] - 0.3) < 0.05, means
 
 
 def lanes() -> None:
     """Buckets in flight through a lane, whole or in pieces that take several tracks, step after step."""
-    collective: Collective = Direct(dist.group.WORLD)
+    collective: Collective = Direct(world())
     if two_hosts():
-        collective = choose(dist.group.WORLD, "hierarchical", hosts=two_hosts()[0])
+        collective = choose(world(), "hierarchical", hosts=two_hosts()[0], device=device())
     for spec in ("int8", "fp16", "topk:ratio=0.5", None):
         lane = Lane(collective, make(spec) if spec else None)
         sizes = [1_200_001, 5, 600_001]

@@ -10,7 +10,7 @@ from torch import nn
 
 import weft.torch as weft
 
-from .compare import LossOf, Record, copies, first_names, gradients
+from .compare import LossOf, Record, copies, first_names, gradients, on_device
 
 OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -42,7 +42,7 @@ def train_split(
         return loss
 
     record = Record()
-    for batch in batches:
+    for batch in map(on_device, batches):
         if zero_grad:
             optimizer.zero_grad()
         record.losses.append(train_step(model, batch).reduce_mean().item())

@@ -39,6 +39,7 @@ def arguments(known: Sequence[str]) -> argparse.Namespace:
 def work(given: argparse.Namespace, run_item: RunItem) -> None:
     """Runs all items. An exception ends the job after its line: the other ranks may be elsewhere by then."""
     torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False
     weft.init({"partitions": given.partitions})
     for item in given.items:
         _write(given.results, {"case": item, "rank": weft.rank(), "began": True})

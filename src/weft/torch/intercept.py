@@ -1,10 +1,12 @@
-"""Two entry points of PyTorch that no torch-function mode sees: activation checkpoints and custom autograd functions.
+"""Entry points of PyTorch that no torch-function mode sees: activation checkpoints, custom autograd functions and
+functions of ``torch.jit.script``.
 
 In glue, a checkpoint cannot run its function again later, because what it calls may live on other ranks. So inside a
 checkpoint glue runs as usual, and every *unit* called in it is checkpointed by the rank that runs it.
-``torch.autograd.Function`` in glue is an operation like any other: it runs where its newest argument is.
+``torch.autograd.Function`` or a scripted function in glue is an operation like any other: it runs where its newest
+argument is.
 
-Outside of glue both are what they were. See ``docs/decisions/0004-intercepted-entry-points.md``.
+Outside of glue they are what they were. See ``docs/decisions/0004-intercepted-entry-points.md``.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ def install() -> None:
     _installed = True
     _intercept_checkpoints()
     _intercept_functions()
+    _intercept_scripted()
 
 
 @contextmanager
@@ -74,32 +77,46 @@ def _intercept_checkpoints() -> None:
     checkpoints.CheckpointFunction = Reentrant  # type: ignore[misc]
 
 
-class Applied:
-    """``apply`` of one autograd function, as glue's functions are: hashable, with a name."""
+class Bound:
+    """A method with its object, as glue's functions are: hashable, with a name."""
 
-    def __init__(self, kind: type, original: Any) -> None:
-        self.kind = kind
+    def __init__(self, original: Any, owner: Any, module: str, name: str) -> None:
         self.original = original
-        self.__name__ = "apply"
-        self.__module__ = kind.__module__
-        self.__qualname__ = f"{kind.__qualname__}.apply"
+        self.owner = owner
+        self.__name__ = original.__name__
+        self.__module__ = module
+        self.__qualname__ = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.original(self.kind, *args, **kwargs)
+        return self.original(self.owner, *args, **kwargs)
 
 
 def _intercept_functions() -> None:
     kind = torch.autograd.Function
     original = kind.__dict__["apply"].__func__
-    applied: dict[type, Applied] = {}
+
+    @functools.cache
+    def bound(cls: type) -> Bound:
+        return Bound(original, cls, cls.__module__, f"{cls.__qualname__}.apply")
 
     @functools.wraps(original)
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         glue = running()
-        if glue is None:
-            return original(cls, *args, **kwargs)
-        if cls not in applied:
-            applied[cls] = Applied(cls, original)
-        return glue.call(applied[cls], args, kwargs)
+        return original(cls, *args, **kwargs) if glue is None else glue.call(bound(cls), args, kwargs)
 
     kind.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
+
+
+def _intercept_scripted() -> None:
+    kind = torch.jit.ScriptFunction
+    original = kind.__call__
+
+    @functools.cache
+    def bound(function: Any) -> Bound:
+        return Bound(original, function, "torch.jit", function.qualified_name)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        glue = running()
+        return original(self, *args, **kwargs) if glue is None else glue.call(bound(self), args, kwargs)
+
+    kind.__call__ = call  # type: ignore[method-assign]

@@ -52,13 +52,15 @@ def measure_link(session: Session) -> MeasuredLink:
     with busy(session.device.type == "cpu") as worked_s:
         found = []
         for size in (SMALL_BYTES, LARGE_BYTES):
-            seen = [_there_and_back(session.pipeline.channel, me, size, number) for number in range(TRIES)]
+            content = torch.zeros(size, dtype=torch.uint8, device=session.device)
+            seen = [_there_and_back(session.pipeline.channel, me, content, number) for number in range(TRIES)]
             found.append(median(seen))
         spent = []
         for size in (SMALL_BYTES, LARGE_BYTES):
+            content = torch.zeros(size, dtype=torch.uint8, device=session.device)
             before_s = time.process_time() - worked_s()
             for number in range(TRIES):
-                _there_and_back(session.pipeline.channel, me, size, number)
+                _there_and_back(session.pipeline.channel, me, content, number)
             spent.append((time.process_time() - worked_s() - before_s) / TRIES / 2)
     larger = LARGE_BYTES - SMALL_BYTES
     return MeasuredLink(
@@ -69,12 +71,11 @@ def measure_link(session: Session) -> MeasuredLink:
     )
 
 
-def _there_and_back(channel: Channel, me: int, size: int, number: int) -> float:
-    """Half of the time that a tensor of `size` bytes takes to the other rank and back again."""
-    content = torch.zeros(size, dtype=torch.uint8)
+def _there_and_back(channel: Channel, me: int, content: torch.Tensor, number: int) -> float:
+    """Half of the time that a tensor of bytes takes to the other rank and back again."""
     start_s = time.perf_counter()
     for sender in (0, 1):
-        key = Key(VALUE, 0, sender, size + number)
+        key = Key(VALUE, 0, sender, len(content) + number)
         if me == sender:
             channel.send(1 - me, Message(key, content))
         else:

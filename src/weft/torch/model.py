@@ -31,6 +31,11 @@ from weft.torch.trace import Tracer
 _scale = threading.local()
 
 
+def _on(device: torch.device, tensor: Tensor) -> Tensor:
+    """The tensor there, unless it has no data."""
+    return tensor if tensor.device.type == "meta" else tensor.to(device)
+
+
 @contextmanager
 def current_scale(weight: float) -> Iterator[None]:
     """Inside, a microbatch with this share of the mini-batch's samples runs on this thread."""
@@ -115,8 +120,8 @@ class DistributedModel(nn.Module):
             raise UsageError(
                 "the model is split over partitions: call it inside a function decorated with @weft.step"
             )
-        if session.device.type != "cpu" and not session.tracing:
-            args, kwargs = replace((args, kwargs), lambda t: t.to(session.device), attributes=False)
+        if session.device.type != "cpu":
+            args, kwargs = replace((args, kwargs), lambda t: _on(session.device, t), attributes=False)
         glue = running()
         if session.first_inputs and glue is not None:
             with glue.lifted():

@@ -68,8 +68,8 @@ class Reducer:
     Args:
         named: All parameters of this rank's part by name; those that need no gradient at present are left out.
         lane: What the flat tensors travel through.
-        group: For sparse gradients and buffers; a group that nobody else uses.
-        votes: The small sums beside the gradients.
+        group: For buffers; a group that nobody else uses.
+        votes: The small sums beside the gradients; sparse gradients, which NCCL does not sum, go through its group.
         options: See :class:`ReducerOptions`.
         buffers: This rank's buffers, asked for when they are needed.
     """
@@ -259,7 +259,7 @@ class Reducer:
             sums = None if sparse or self.options.as_view else self.lane.in_place(size_bytes)
             bucket: Bucket
             if sparse:
-                bucket = Sparse(number, members, parameters[0], self.group)
+                bucket = Sparse(number, members, parameters[0], self.votes.group)
             elif sums is not None:
                 bucket = InPlace(number, members, parameters, sums)
             else:

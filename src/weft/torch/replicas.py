@@ -42,7 +42,7 @@ def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reduc
     if session.mesh.rdp == 1 or model.sharded:
         return None
     ranks = session.peers("rdp")
-    on_gpus, own_gpus = session.device.type == "cuda", backend_of(session) == "nccl"
+    on_gpus, own_gpus = session.device.type == "cuda", session.nccl
     settings = session.settings
     compression = make(settings.compression) if settings.compression else None
     group = new_group(ranks, backend_of(session))
@@ -68,8 +68,7 @@ def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reduc
 
 def backend_of(session: Session) -> str:
     """NCCL where each rank has a GPU of its own, else gloo."""
-    own_gpus = session.device.type == "cuda" and torch.cuda.device_count() >= session.place.local_size
-    return "nccl" if own_gpus and dist.is_nccl_available() else "gloo"
+    return "nccl" if session.nccl else "gloo"
 
 
 def new_group(ranks: tuple[int, ...], backend: str) -> Any:

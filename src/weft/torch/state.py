@@ -23,6 +23,7 @@ from weft.launch import rendezvous
 from weft.launch.discovery import Place, discover
 from weft.launch.startup import agree
 from weft.profiler.recorder import Recorder
+from weft.reduce.exchange import gather_rows
 from weft.runtime.allocator import keep_memory
 from weft.runtime.executor import Executor, Hooks
 from weft.runtime.huge_pages import HugePages
@@ -44,7 +45,7 @@ JUDGE_S = 5.0
 @dataclass
 class Session:
     """This process's place in the job. ``groups``: ``torch.distributed`` groups by the ranks in them; ``drawing``: the
-    microbatch whose random states are the process's now."""
+    microbatch whose random states are the process's now; ``nccl``: ranks have GPUs of their own, and NCCL is there."""
 
     settings: Settings
     place: Place
@@ -71,6 +72,7 @@ class Session:
     broken: str = ""
     store: Any = None
     saves: Any = None
+    nccl: bool = False
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -162,6 +164,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     mesh = Mesh(place.world_size, settings.partitions, placement=settings.placement_strategy)
     _session = Session(settings, place, mesh, device, make_groups(mesh, place.rank), Streams(device), monitor)
     _session.store = store
+    _session.nccl = device.type == "cuda" and dist.is_nccl_available() and have_own_gpus(_session)
     if settings.partitions > 1:
         _connect(_session)
     recording.start(_session, recorder)
@@ -204,7 +207,7 @@ def rings_of(group: Any, device: torch.device) -> Rings | None:
 
 def _connect(session: Session) -> None:
     """The pipeline's channel and executor."""
-    direct = direct_groups(session.mesh, session.place, session.device)
+    direct = direct_groups(session)
     group = session.group("pp")
     channel = TorchChannel(group, session.device, direct, rings=rings_of(group, session.device))
     session.pipeline = Pipeline(
@@ -270,18 +273,32 @@ def make_groups(mesh: Mesh, rank: int) -> dict[tuple[int, ...], Any]:
     return {ranks: group for ranks, group in made.items() if rank in ranks}
 
 
-def direct_groups(mesh: Mesh, place: Place, device: torch.device) -> dict[tuple[int, int], Any]:
+def gpu_of(device: torch.device) -> str:
+    """A name for a GPU that no other one has, whatever number it has for a process."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def have_own_gpus(session: Session) -> bool:
+    """Whether no two ranks of the job share a GPU; every rank calls this."""
+    group = session.group("world")
+    if group is None:
+        return True
+    own = torch.tensor([mix(gpu_of(session.device))])
+    return len(set(gather_rows(own, group).view(-1).tolist())) == session.place.world_size
+
+
+def direct_groups(session: Session) -> dict[tuple[int, int], Any]:
     """NCCL groups by (sender, receiver) position in this rank's pipeline, one for each direction of each pair.
 
     Empty where there is no NCCL or ranks share a GPU: NCCL refuses that, so tensors go through host memory.
     """
-    if device.type != "cuda" or not dist.is_nccl_available() or torch.cuda.device_count() < place.local_size:
-        return {}
-    direct = {}
-    for ranks in mesh.groups("pp"):
+    direct: dict[tuple[int, int], Any] = {}
+    if not session.nccl:
+        return direct
+    for ranks in session.mesh.groups("pp"):
         for sender, receiver in itertools.permutations(ranks, 2):
-            group = dist.new_group(sorted((sender, receiver)), backend="nccl")
-            if place.rank in (sender, receiver):
+            group = dist.new_group(sorted((sender, receiver)), backend="nccl", device_id=session.device)
+            if session.rank in (sender, receiver):
                 direct[ranks.index(sender), ranks.index(receiver)] = group
     return direct
 

@@ -93,6 +93,7 @@ class Step:
         seed = streams.draw()
         after = streams.capture()
         context = ThreadContext()
+        session.pipeline.channel.stream = context.stream
         peers = session.peers("pp")
         name = self.function.__qualname__
         if session.first_inputs:

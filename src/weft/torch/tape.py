@@ -247,11 +247,15 @@ class Tape:
 def run_autograd(roots: Sequence[Any], grads: Sequence[Tensor]) -> None:
     """``torch.autograd.backward`` without its checks, which import a symbolic algebra package at their first call.
 
+    It runs on this thread, which knows its microbatch; for a GPU autograd would take a thread of its own, the same for
+    all microbatches.
+
     ``roots``: tensors or gradient edges; ``grads``: their gradients, of their shapes.
     """
-    _engine_run_backward(
-        tuple(roots), tuple(grads), False, False, (), allow_unreachable=True, accumulate_grad=True
-    )
+    with torch.autograd.set_multithreading_enabled(False):
+        _engine_run_backward(
+            tuple(roots), tuple(grads), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
 
 
 def root_gradient(tensor: Tensor, grad: Tensor | None, scale: float) -> Tensor:

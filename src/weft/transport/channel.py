@@ -44,9 +44,10 @@ class Message:
 
 
 class Channel(Protocol):
-    """Sends never block the caller; what arrives stands in ``mailbox``."""
+    """Sends never block the caller; what arrives stands in ``mailbox``. ``stream``: where it will be used, on a GPU."""
 
     mailbox: Mailbox
+    stream: Any
 
     def send(self, peer: int, message: Message) -> None:
         """Queue ``message`` for ``peer`` (a position in the pipeline's group) and return at once."""

@@ -15,7 +15,8 @@ Between CPU ranks of one host headers go through pipes, and payloads stand in sh
 
 CUDA payloads go through NCCL when every rank has a GPU of its own: one communicator for each direction of
 each pair, used in header order only, so that no receive can wait behind a send. Ranks that share a
-GPU, or a build without NCCL, stage through host memory.
+GPU, or a build without NCCL, stage through host memory. The threads have CUDA streams of their own: neither does a
+message wait for what the step has queued, nor the step for a message that is on its way.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ WORDS = struct.Struct(f"<{FIELDS + 2 * DIMS}q")
 PLACE = struct.Struct("<2q")
 INLINE_AT = WORDS.size
 INLINE_BYTES = HEADER_BYTES - INLINE_AT
-NOTHING, TENSOR, TEXT, IN_RING = range(4)
+NOTHING, TENSOR, TEXT, IN_RING, DIRECT, ON_HOST = range(6)
+"""What a header announces. A tensor goes to the receiver's device, through host memory or directly, except one that the
+sender has beside its device, in host memory: that stays there."""
 IN_HEADERS, AHEAD, ASKED = range(3)
 """Tags: of headers, of payloads whose receive is posted ahead, of those that the receiver asks for."""
 DTYPES = (
@@ -62,11 +65,13 @@ class TorchChannel:
     ``direct``: NCCL groups by (sender, receiver) position, or empty to stage CUDA tensors through the host.
     ``mailbox``: that of another channel, which this one fills too; its peers count -1, -2, ... there.
     ``rings``: memory and pipes to ranks of the same host, for CPU ranks; the channel closes them.
+    ``stream``: where what arrives will be used, on a GPU.
     ``record(kind, peer, key, start_s, end_s)``, if one is set, is told of every message that has left ("send") or
     arrived ("recv", from its header on), on this channel's threads.
     """
 
     record: Callable[[str, int, Key, float, float], None] | None = None
+    stream: Any = None
     _mirrored = False
 
     def __init__(
@@ -93,6 +98,8 @@ class TorchChannel:
         self._threads: list[threading.Thread] = []
         self._pending: list[queue.SimpleQueue[Any]] = []
         self._posted = [Posted() for _ in self._sent]
+        if device.type == "cuda":
+            self.stream = torch.cuda.current_stream(device)
         for peer in range(dist.get_world_size(group)):
             self._pending.append(queue.SimpleQueue())
             if peer != self.rank:
@@ -152,7 +159,8 @@ class TorchChannel:
             if size > INLINE_BYTES:
                 payload, inline = _bytes_of(inline), b""
         elif message.payload is not None:
-            form, payload = TENSOR, dense(message.payload.detach())
+            payload = dense(message.payload.detach())
+            form = TENSOR if payload.device.type == self.device.type else ON_HOST
             dtype, shape, strides = DTYPE_CODES.get(payload.dtype, -1), payload.shape, payload.stride()
             if dtype < 0 or len(shape) > DIMS:
                 raise TransportError(
@@ -160,7 +168,8 @@ class TorchChannel:
                     f"weft sends the dtypes {', '.join(str(d) for d in DTYPES)} with at most {DIMS} dims"
                 )
             size = payload.numel() * payload.element_size()
-            direct = payload.is_cuda and (self.rank, peer) in self._direct
+            direct = form == TENSOR and (self.rank, peer) in self._direct
+            form = DIRECT if direct and size else form
             content = flat(payload) if direct else flat(payload).view(torch.uint8).cpu()
             if not direct and size <= INLINE_BYTES:
                 payload, inline = None, content.numpy().tobytes()
@@ -176,8 +185,7 @@ class TorchChannel:
         expected = 0
         payloads = Payloads(self._group, peer)
         try:
-            if self.device.type == "cuda":
-                torch.cuda.set_device(self.device)
+            own_stream(self.device)
             while True:
                 header = self._next_header(peer)
                 began = time.perf_counter()
@@ -222,11 +230,10 @@ class TorchChannel:
             return Message(key, flag=bool(flag))
         shape = fields[FIELDS : FIELDS + ndim]
         strides = fields[FIELDS + DIMS : FIELDS + DIMS + ndim]
-        if form == TENSOR and self._direct and size:
+        if form == DIRECT:
             payload = torch.empty_strided(shape, strides, dtype=DTYPES[dtype], device=self.device)
             self._direct[(peer, self.rank)].recv([flat(payload)], int(peer > self.rank), 1).wait()
-            torch.cuda.current_stream(self.device).synchronize()  # only this thread waits
-            return Message(key, payload, flag=bool(flag))
+            return Message(key, self._arrived(payload), flag=bool(flag))
         if form == IN_RING:
             assert self._rings is not None
             at, end = PLACE.unpack_from(header, INLINE_AT)
@@ -239,23 +246,36 @@ class TorchChannel:
             raw = payloads.next(size)
         if form == TEXT:
             return Message(key, text=raw.numpy().tobytes().decode(), flag=bool(flag))
-        payload = raw.view(DTYPES[dtype]).as_strided(shape, strides).to(self.device)
-        return Message(key, payload, flag=bool(flag))
+        payload = raw.view(DTYPES[dtype]).as_strided(shape, strides)
+        return Message(
+            key, payload if form == ON_HOST else self._arrived(payload.to(self.device)), flag=bool(flag)
+        )
+
+    def _arrived(self, payload: torch.Tensor) -> torch.Tensor:
+        """The payload when it is there; its memory is not used again before the step is done with it."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).synchronize()  # only this thread waits
+            payload.record_stream(self.stream)
+        return payload
 
     def _reap(self, peer: int) -> None:
+        own = own_stream(self.device)
         while (sent := self._pending[peer].get()) is not None:
             if isinstance(sent, threading.Event):
                 sent.set()
                 continue
             work, key, began = sent
             try:
-                while work:
-                    work.pop()[0].wait()
+                for each, _ in work:
+                    each.wait()
+                if own is not None:  # NCCL's wait holds up the stream alone
+                    own.synchronize()
+                work.clear()
                 self._record("send", peer, key, began)
             except (RuntimeError, OSError) as error:
                 if not self._closing:
                     self.mailbox.fail(PeerError(self.ranks[peer], f"connection lost: {error}"))
-            del sent, work
+            del sent, work, each
 
     def _write_late(self, peer: int, header: bytes) -> None:
         """Write a header that found no room in its pipe."""
@@ -342,6 +362,15 @@ class Payloads:
             self._buffer = torch.empty(self._posted.bytes, dtype=torch.uint8)
             self._work = self._group.recv([self._buffer], self._peer, AHEAD)
         return found
+
+
+def own_stream(device: torch.device) -> Any:
+    """This thread's CUDA stream from now on, a new one; ``None`` on the CPU."""
+    if device.type != "cuda":
+        return None
+    stream = torch.cuda.Stream(device)
+    torch.cuda.set_stream(stream)
+    return stream
 
 
 def header_of(words: Sequence[int], inline: bytes) -> bytes:

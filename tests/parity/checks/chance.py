@@ -243,9 +243,11 @@ def random_numbers_in_glue_are_the_same_for_every_part() -> list[float]:
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             left, right = [], []
             for _ in range(2):
-                noise = F.dropout(torch.ones_like(x), 0.5) + torch.rand(len(x), 1) + torch.randn_like(x)
+                noise = F.dropout(torch.ones_like(x), 0.5) + torch.randn_like(x)
+                noise += torch.rand(len(x), 1, device=x.device)
                 noise += torch.bernoulli(torch.full_like(x, 0.5)) + x.new_empty(x.shape).normal_()
-                noise += torch.randint(0, 9, (WIDTH,)) + torch.randperm(WIDTH)
+                noise += torch.randint(0, 9, (WIDTH,), device=x.device)
+                noise += torch.randperm(WIDTH, device=x.device)
                 left.append(self.a(noise))
                 right.append(self.b(noise))
             return torch.cat(left), torch.cat(right)

@@ -40,9 +40,12 @@ def operations_between_parts() -> None:
         h, g = parts.a(x), parts.b(x)
         rows, width = h.shape
         assert isinstance(h, Tensor) and torch.is_tensor(g) and len(h) == rows and h.dim() == 2
-        assert h.dtype is x.dtype and h.device == x.device and not h.is_cuda and h.size(-1) == width
+        assert h.dtype is x.dtype and h.device == x.device and h.is_cuda == x.is_cuda and h.size(-1) == width
         z = torch.stack([h, g, x]).sum(0) / 3 + 1 - 2 * h.new_ones(1) ** 2
-        z = torch.where(z > 0, z, 0.1 * g) @ torch.eye(width) + torch.einsum("ij,ij->i", h, g)[:, None]
+        z = (
+            torch.where(z > 0, z, 0.1 * g) @ torch.eye(width, device=z.device)
+            + torch.einsum("ij,ij->i", h, g)[:, None]
+        )
         first, second = z.split([width // 2, width - width // 2], dim=1)
         z = torch.cat([second.clamp(min=-3), first.neg()], dim=1).unsqueeze(1).flatten(1)
         best = torch.topk(z, 3, dim=1)
@@ -106,6 +109,22 @@ def autograd_functions_and_detached_values() -> None:
 
 
 @check
+def scripted_functions() -> None:
+    """`torch.jit.script` where PyTorch still has it: the operations inside pass by every torch-function mode."""
+
+    @torch.jit.script
+    def mixed(x: Tensor, y: Tensor, times: int) -> Tensor:
+        rows = torch.arange(x.size(1), device=x.device, dtype=x.dtype)
+        return x * rows.repeat(times)[: x.size(1)] + y.tanh()
+
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = parts.a(x)
+        return parts.d(mixed(parts.b(h), parts.c(h), 2)) + mixed(x, x, 1)
+
+    glued(run)
+
+
+@check
 def whole_numbers_masks_and_other_types_between_parts() -> None:
     class Kinds(nn.Module):
         def __init__(self) -> None:
@@ -150,7 +169,8 @@ def values_read_from_placed_tensors() -> None:
         scales = h.detach().mean(1).sigmoid().tolist()
         h = torch.stack([row * scale for row, scale in zip(h, scales, strict=True)])
         if float(h.detach().norm()) > 1e-3 and not torch.allclose(h, torch.zeros_like(h)):
-            h = h / max(1.0, float(h.detach().abs().max().numpy()))
+            largest = h.detach().abs().max()
+            h = h / max(1.0, float((largest.cpu() if largest.is_cuda else largest).numpy()))
         order = sorted(range(len(h)), key=h.detach().sum(1).cpu().numpy().tolist().__getitem__)
         return parts.d(h[order]) if h.sum() != 0 else h
 
@@ -311,13 +331,13 @@ def views_written_in_place() -> None:
 @check
 def local_tensor_filled_with_placed_values() -> None:
     def run(parts: Any, x: Tensor) -> Tensor:
-        table = torch.zeros(len(x), 3, WIDTH)
+        table = torch.zeros(len(x), 3, WIDTH, device=x.device)
         table[:, 0] = parts.a(x)
         table[:, 1] = parts.b(x)
         table[:, 2] += x
         flat = x.new_zeros(len(x), WIDTH)
         flat.add_(parts.c(x))
-        flat.index_copy_(1, torch.tensor([1, 3]), table[:, 0, :2])
+        flat.index_copy_(1, torch.tensor([1, 3], device=x.device), table[:, 0, :2])
         return parts.d(table.sum(1) + flat)
 
     glued(run)

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 
-from ..compare import TOLERANCE, Comparison, LossOf, Record, first_names, train_alone
+from ..compare import (
+    TOLERANCE,
+    Comparison,
+    LossOf,
+    Record,
+    device,
+    first_names,
+    on_device,
+    train_alone,
+)
 from ..split import OptimizerOf, train_split
 
 RANKS = 2
@@ -52,10 +61,11 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def vectors(*shape: int, steps: int = 3, rows: int = ROWS) -> list[dict[str, Tensor]]:
-    """For each step `x` and `y` [rows, *shape] (default: [rows, WIDTH])."""
+    """For each step `x` and `y` [rows, *shape] (default: [rows, WIDTH]), where models train."""
     numbers = torch.Generator().manual_seed(11)
     size = (rows, *(shape or (WIDTH,)))
-    return [{name: torch.randn(size, generator=numbers) for name in "xy"} for _ in range(steps)]
+    made = [{name: torch.randn(size, generator=numbers) for name in "xy"} for _ in range(steps)]
+    return list(map(on_device, made))
 
 
 def squared_error(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -69,9 +79,9 @@ def own_loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
 
 
 def seeded(build: Callable[..., nn.Module], *arguments: Any, **keywords: Any) -> nn.Module:
-    """A network with the same weights on all ranks, in training mode."""
+    """A network with the same weights on all ranks, in training mode, where models train."""
     torch.manual_seed(3)
-    return build(*arguments, **keywords).train()
+    return build(*arguments, **keywords).train().to(device())
 
 
 def trained_alone(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import weft.torch as weft
 
 from .. import models
-from ..compare import Record, gradients
+from ..compare import Record, device, gradients
 from .harness import MICROBATCHES, ROWS, WIDTH, assert_same, check, seeded, start, vectors
 
 HALF = ROWS // MICROBATCHES
@@ -87,7 +87,7 @@ def nested_inputs_are_cut_everywhere() -> None:
 def inputs_that_are_not_cut() -> None:
     model, alone = chain()
     batch = vectors()[0]
-    weights, sizes = torch.rand(3, WIDTH), torch.tensor(0.5)
+    weights, sizes = torch.rand(3, WIDTH, device=device()), torch.tensor(0.5, device=device())
 
     @weft.step(non_split_inputs=["weights", "sizes"])
     def step(model: nn.Module, x: Tensor, weights: Tensor, sizes: Any, y: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def inputs_cut_along_another_dim() -> None:
         out = model(rows_first + rows_second.transpose(0, 1))
         return out.mean((1, 2)) * last[0].sum(0)
 
-    factors = torch.rand(3, ROWS)
+    factors = torch.rand(3, ROWS, device=device())
     out = step(model, x, x.transpose(0, 1), [factors]).concat()
     torch.testing.assert_close(out, alone(2 * x).mean((1, 2)).detach() * factors.sum(0), rtol=1e-5, atol=1e-6)
 
@@ -164,10 +164,11 @@ def results_keep_their_structure() -> list[Any]:
     assert isinstance(result.loss, weft.StepOutput) and isinstance(result["loss"], weft.StepOutput)
     assert len(result.loss.outputs) == MICROBATCHES and all(o.shape == () for o in result.loss.outputs)
     assert all(type(o) is Tensor and not o.requires_grad for o in result.loss.outputs)
-    torch.testing.assert_close(torch.stack(result.loss.outputs), torch.tensor(losses), rtol=1e-5, atol=0.0)
-    torch.testing.assert_close(result.loss.reduce_mean(), torch.tensor(losses).mean(), rtol=1e-5, atol=0.0)
-    torch.testing.assert_close(result.loss.reduce_sum(), torch.tensor(losses).sum(), rtol=1e-5, atol=0.0)
-    torch.testing.assert_close(result.loss.stack(), torch.tensor(losses), rtol=1e-5, atol=0.0)
+    told = torch.tensor(losses, device=device())
+    torch.testing.assert_close(torch.stack(result.loss.outputs), told, rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(result.loss.reduce_mean(), told.mean(), rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(result.loss.reduce_sum(), told.sum(), rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(result.loss.stack(), told, rtol=1e-5, atol=0.0)
     torch.testing.assert_close(result.out.concat(), expected, rtol=1e-5, atol=1e-6)
     assert result.out.stack().shape == (MICROBATCHES, HALF, WIDTH)
     torch.testing.assert_close(result["pair"].x.concat(), expected.sum(1), rtol=1e-5, atol=1e-5)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import weft.torch as weft
 
 from .. import models
-from ..compare import Record, gradients
+from ..compare import Record, device, gradients
 from .harness import WIDTH, assert_same, check, same_as_alone, seeded, start, trained_alone, vectors
 from .structure import numbered
 
@@ -39,7 +39,7 @@ def loss_from_several_partitions() -> None:
 @check
 def backward_from_several_tensors() -> None:
     net = seeded(models.ThreeWays)
-    weight = torch.linspace(0, 1, WIDTH)
+    weight = torch.linspace(0, 1, WIDTH, device=device())
 
     def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         y, side = model(batch["x"])

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import weft.torch as weft
 
 from .. import models
+from ..compare import device
 from ..split import train_split
 from .harness import (
     MICROBATCHES,
@@ -284,7 +285,7 @@ HALF_TOLERANCE = 2e-2
 @check
 def autocast_in_the_step() -> None:
     def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(device().type, torch.bfloat16):
             out = model(batch["x"])
             loss = F.mse_loss(out, batch["y"])
         return loss.float()
@@ -297,10 +298,10 @@ def autocast_in_the_step() -> None:
 def autocast_inside_the_model() -> None:
     class Net(Three):
         def forward(self, x: Tensor) -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                h = self.a.down(self.a.up(x)) @ torch.eye(WIDTH)
+            with torch.autocast(device().type, torch.bfloat16):
+                h = self.a.down(self.a.up(x)) @ torch.eye(WIDTH, device=x.device)
                 assert h.dtype is torch.bfloat16, h.dtype
-                with torch.autocast("cpu", enabled=False):
+                with torch.autocast(device().type, enabled=False):
                     g = self.b(h.float())
                     assert g.dtype is torch.float32, g.dtype
                 h = self.c(g)
@@ -333,7 +334,7 @@ def autocast_keeps_its_dtype_in_every_part() -> None:
             return x
 
     def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(device().type, torch.bfloat16):
             return F.mse_loss(model(batch["x"]).float(), batch["y"])
 
     same_as_alone(seeded(Net), vectors(), loss_of, places=ALTERNATING, tolerance=HALF_TOLERANCE)

@@ -194,7 +194,7 @@ def angles_from_a_part_of_their_own() -> None:
 
         @torch.no_grad()
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            angles = torch.arange(x.shape[1])[:, None] * self.scale
+            angles = torch.arange(x.shape[1], device=x.device)[:, None] * self.scale
             return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
     class Net(models.CrossAttending):

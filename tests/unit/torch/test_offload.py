@@ -29,11 +29,13 @@ class Counted(torch.autograd.graph.saved_tensors_hooks):
         super().__init__(self.pack, self.unpack)
 
     def pack(self, tensor: Tensor) -> Tensor:
-        self.out.append(tuple(tensor.shape))
+        if tensor.numel():  # PyTorch 2.11 keeps an empty one for each checkpoint
+            self.out.append(tuple(tensor.shape))
         return tensor.clone()
 
     def unpack(self, packed: Tensor) -> Tensor:
-        self.back.append(tuple(packed.shape))
+        if packed.numel():
+            self.back.append(tuple(packed.shape))
         return packed
 
 

@@ -14,7 +14,7 @@ from weft.errors import PeerError, TransportError
 from weft.transport.channel import VALUE, Key, Mailbox, Message
 from weft.transport.pipes import Pipe
 from weft.transport.segment import available
-from weft.transport.torch_dist import TorchChannel
+from weft.transport.torch_dist import WORDS, Payloads, TorchChannel, header_of
 
 pytestmark = pytest.mark.skipif(not available(), reason="pipes go with shared memory: Linux on x86-64")
 
@@ -128,6 +128,18 @@ def test_headers_without_room_keep_their_order():
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive()
+
+
+def test_host_tensors_beside_a_gpu_stay_in_host_memory():
+    """The header tells: what else comes goes to the receiver's device, or straight there."""
+    sender, receiver = bare(0, {}), bare(1, {})
+    sender.device = receiver.device = torch.device("cuda", 0)
+    content = torch.arange(6.0).view(2, 3).t()
+    words, payload, inline, direct = sender._pack(1, Message(Key(VALUE, 0, 0, 7), content))
+    header = header_of(words, inline)
+    assert payload is None and not direct
+    message = receiver._unpack(0, header, WORDS.unpack_from(header), Payloads(None, 0))
+    assert message.payload.device.type == "cpu" and torch.equal(message.payload, content)
 
 
 def bare(rank: int, pipes: dict[int, Pipe]) -> TorchChannel:

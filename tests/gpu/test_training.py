@@ -1,0 +1,85 @@
+"""On a GPU split models and replicas train as in one process; with messages through the host, and through NCCL.
+
+The machine needs one GPU: see `own_gpus.py` for how ranks that share it come to NCCL. What a rank is compared with is
+trained on the same GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import jobs
+from tests.gpus import KEPT
+from tests.parity.checks.registry import CHECKS
+from tests.parity.data_parallel import CHECKS as REPLICAS
+from tests.parity.jobs import ROOT, Start, environment, run_items
+from tests.parity.run_schedules import MODELS, NAMED
+from tests.parity.zoo import CASES
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(not os.environ[KEPT], reason="no GPU on this machine"),
+]
+
+both = pytest.mark.parametrize("start", [jobs.sharing, jobs.owning])
+
+
+def check(script: str, items: list[str], start: Start, partitions: int = 2, replicas: int = 1) -> None:
+    outcomes = run_items(script, items, partitions * replicas, partitions, start=start)
+    faults = [f"{name}: {outcome.faults()}" for name, outcome in outcomes.items() if outcome.faults()]
+    assert not faults, "\n".join([f"{len(faults)} of {len(items)} items", *faults])
+
+
+@both
+def test_behaviour(start: Start) -> None:
+    check("run_checks.py", list(CHECKS), start)
+
+
+@pytest.mark.parametrize(("start", "every"), [(jobs.sharing, 8), (jobs.owning, 1)])
+def test_models(start: Start, every: int) -> None:
+    check("run_zoo.py", list(CASES)[::every], start)
+
+
+def test_schedules() -> None:
+    items = [f"{model}/{kind}" for model, kind in zip(MODELS * 2, NAMED, strict=False)]
+    check("run_schedules.py", items, jobs.owning)
+
+
+def test_schedules_of_replicas() -> None:
+    items = [f"{MODELS[0]}/{kind}" for kind in ("interleaved", "zb_h1", "zb_v", "auto")]
+    check("run_schedules.py", items, jobs.owning, replicas=2)
+
+
+AFTER_A_FAILURE = {"freezing"}
+"""Checks that go on after an error: what one rank has begun in NCCL alone cannot be taken back."""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "script", "arguments"),
+    [
+        (2, "data_parallel.py", sorted(REPLICAS.keys() - AFTER_A_FAILURE)),
+        (2, "reductions.py", ["algorithms", "volumes", "compressions", "chance", "lanes"]),
+        (4, "reductions.py", ["algorithms", "compressions", "lanes"]),
+        (2, "../gpu/backend.py", []),
+    ],
+    ids=lambda value: Path(value).stem if isinstance(value, str) else None,
+)
+def test_reductions(ranks: int, script: str, arguments: list[str]) -> None:
+    path = (ROOT / "tests" / "parity" / script).resolve()
+    job = jobs.owning(["run", "-n", str(ranks), str(path), *arguments], environment(), ROOT)
+    out, err = job.communicate(900)
+    assert job.returncode == 0 and "passed" in out, out + err
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_failure_ends_all_ranks(partitions: int) -> None:
+    path = Path(__file__).with_name("failing.py")
+    job = jobs.owning(["run", "-n", "2", str(path), str(partitions)], environment(), ROOT)
+    out, err = job.communicate(90)
+    assert job.returncode == 1 and "step 1 done" in out and "step 2 done" not in out, out + err
+    first = next(line for line in err.splitlines() if line.startswith("weft: "))
+    assert "rank 1 on " in first and "ValueError: the data are broken" in first, out + err
