@@ -271,7 +271,7 @@ def lanes() -> None:
         collective = choose(world(), "hierarchical", hosts=two_hosts()[0], device=device())
     for spec in ("int8", "fp16", "topk:ratio=0.5", None):
         lane = Lane(collective, make(spec) if spec else None)
-        sizes = [1_200_001, 5, 600_001]
+        sizes = [2_400_001, 5, 600_001]
         given = [values(numel, salt=numel) for numel in sizes]
         for _ in range(2):
             flats = [own(rows).mul_(lane.scale) for rows in given]

@@ -13,7 +13,7 @@ import torch
 
 from weft.reduce.choice import BySize
 from weft.reduce.collective import Collective, SumsPieces, Work
-from weft.reduce.tracks import Together, cut, tracks_of
+from weft.reduce.tracks import COMPRESSED_BYTES, Together, cut, tracks_of
 from weft.reduce.worker import Worker
 
 
@@ -53,7 +53,7 @@ class Lane:
         if self.compression is None:
             return self.collective.all_reduce(flat)
         several = self.compression.divisible and len(self._tracks) > 1
-        pieces = cut(flat) if several else [flat]
+        pieces = cut(flat, COMPRESSED_BYTES) if several else [flat]
         return Together([self._start(self.compression, (number, i), piece) for i, piece in enumerate(pieces)])
 
     def in_place(self, size_bytes: int) -> SumsPieces | None:

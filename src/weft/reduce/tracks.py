@@ -27,6 +27,8 @@ from weft.reduce.collective import Collective, Work
 from weft.reduce.shards import bounds
 
 PIECE_BYTES = 2 << 20
+COMPRESSED_BYTES = 8 << 20
+"""Of pieces that are compressed: what a piece costs besides its values weighs more where few bytes go."""
 
 
 class Together:
@@ -56,7 +58,7 @@ class Tracks:
     def all_reduce(self, flat: torch.Tensor) -> Work:
         """Start to replace ``flat`` by its sum over the ranks; see ``Collective``."""
         works = []
-        for piece in cut(flat):
+        for piece in cut(flat, PIECE_BYTES):
             works.append(self.tracks[self._next].all_reduce(piece))
             self._next = (self._next + 1) % len(self.tracks)
         return works[0] if len(works) == 1 else Together(works)
@@ -67,13 +69,13 @@ class Tracks:
             each.close()
 
 
-def cut(flat: torch.Tensor) -> list[torch.Tensor]:
-    """Equal pieces of ``PIECE_BYTES`` at most, as views of ``flat`` (1-D).
+def cut(flat: torch.Tensor, most_bytes: int) -> list[torch.Tensor]:
+    """Equal pieces of ``most_bytes`` at most, as views of ``flat`` (1-D).
 
-    >>> [piece.nbytes for piece in cut(torch.zeros(3 << 20, dtype=torch.int8))]
+    >>> [piece.nbytes for piece in cut(torch.zeros(3 << 20, dtype=torch.int8), 2 << 20)]
     [1572864, 1572864]
     """
-    count = max(1, -(-flat.nbytes // PIECE_BYTES))
+    count = max(1, -(-flat.nbytes // most_bytes))
     return [flat[start:stop] for start, stop in bounds(flat.numel(), count)]
 
 

@@ -19,6 +19,7 @@ often a microbatch visits them.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -244,6 +245,9 @@ class Tape:
                 value.leaf = value.leaf_segment = None
 
 
+_has_gpu = functools.cache(torch.cuda.is_available)
+
+
 def run_autograd(roots: Sequence[Any], grads: Sequence[Tensor]) -> None:
     """``torch.autograd.backward`` without its checks, which import a symbolic algebra package at their first call.
 
@@ -252,7 +256,7 @@ def run_autograd(roots: Sequence[Any], grads: Sequence[Tensor]) -> None:
 
     ``roots``: tensors or gradient edges; ``grads``: their gradients, of their shapes.
     """
-    with torch.autograd.set_multithreading_enabled(False):
+    with torch.autograd.set_multithreading_enabled(False) if _has_gpu() else nullcontext():
         _engine_run_backward(
             tuple(roots), tuple(grads), False, False, (), allow_unreachable=True, accumulate_grad=True
         )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from weft.reduce import lane as lanes
 from weft.reduce import tracks
 from weft.reduce.choice import BySize
 from weft.reduce.collective import Collective, Work
@@ -95,7 +96,7 @@ def test_a_compression_has_a_state_for_each_bucket():
 
 
 def test_pieces_take_tracks_in_turns_and_keep_them(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tracks, "PIECE_BYTES", 16)
+    monkeypatch.setattr(lanes, "COMPRESSED_BYTES", 16)
     made: list = []
     several = Tracks(None, [Double(), Double()])  # type: ignore[arg-type]
     lane = Lane(several, Noted(made))

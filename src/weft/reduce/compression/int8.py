@@ -14,8 +14,8 @@ from weft.reduce.exchange import exchange
 LARGEST = 127
 _TINY = torch.finfo(torch.float32).tiny
 """Values that need a smaller scale wait in the error until they have grown."""
-_TILE = 1 << 16
-"""Values that are worked on at once on a CPU: they and their copies, 1 MiB, stay in its cache."""
+_TILE = 1 << 17
+"""Values that are worked on at once on a CPU: few enough for its cache, and so many that calls cost little."""
 
 
 @dataclass
