@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.gpu import jobs
-from tests.gpus import KEPT
+from tests.gpus import KEPT, VISIBLE
+from tests.launching import run_ranks
 from tests.parity.checks.registry import CHECKS
 from tests.parity.data_parallel import CHECKS as REPLICAS
 from tests.parity.jobs import ROOT, Start, environment, run_items
@@ -24,6 +25,8 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.skipif(not os.environ[KEPT], reason="no GPU on this machine"),
 ]
+
+ENVIRON = {**environment(), VISIBLE: os.environ[KEPT]}
 
 both = pytest.mark.parametrize("start", [jobs.sharing, jobs.owning])
 
@@ -61,25 +64,24 @@ AFTER_A_FAILURE = {"freezing"}
 @pytest.mark.parametrize(
     ("ranks", "script", "arguments"),
     [
-        (2, "data_parallel.py", sorted(REPLICAS.keys() - AFTER_A_FAILURE)),
-        (2, "reductions.py", ["algorithms", "volumes", "compressions", "chance", "lanes"]),
-        (4, "reductions.py", ["algorithms", "compressions", "lanes"]),
-        (2, "../gpu/backend.py", []),
+        (2, "parity/data_parallel.py", sorted(REPLICAS.keys() - AFTER_A_FAILURE)),
+        (2, "parity/reductions.py", ["algorithms", "volumes", "compressions", "chance", "lanes"]),
+        (4, "parity/reductions.py", ["algorithms", "compressions", "lanes"]),
+        (2, "gpu/backend.py", []),
     ],
     ids=lambda value: Path(value).stem if isinstance(value, str) else None,
 )
 def test_reductions(ranks: int, script: str, arguments: list[str]) -> None:
-    path = (ROOT / "tests" / "parity" / script).resolve()
-    job = jobs.owning(["run", "-n", str(ranks), str(path), *arguments], environment(), ROOT)
-    out, err = job.communicate(900)
-    assert job.returncode == 0 and "passed" in out, out + err
+    done = run_ranks(
+        ranks, jobs.OWN, [str(ROOT / "tests" / script), *arguments], ENVIRON, timeout=900
+    ).check()
+    assert "passed" in done.stdout
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_a_failure_ends_all_ranks(partitions: int) -> None:
     path = Path(__file__).with_name("failing.py")
-    job = jobs.owning(["run", "-n", "2", str(path), str(partitions)], environment(), ROOT)
-    out, err = job.communicate(90)
-    assert job.returncode == 1 and "step 1 done" in out and "step 2 done" not in out, out + err
-    first = next(line for line in err.splitlines() if line.startswith("weft: "))
-    assert "rank 1 on " in first and "ValueError: the data are broken" in first, out + err
+    done = run_ranks(2, jobs.OWN, [str(path), str(partitions)], ENVIRON, timeout=90)
+    assert done.returncode == 1 and "step 1 done" in done.stdout and "step 2 done" not in done.stdout, done
+    first = next(line for line in done.stderr.splitlines() if line.startswith("weft: "))
+    assert "rank 1 on " in first and "ValueError: the data are broken" in first, done

@@ -33,6 +33,7 @@ import torch.distributed as dist
 
 from weft.errors import PeerError, TransportError
 from weft.transport.channel import ABORT, Key, Mailbox, Message
+from weft.transport.payloads import AHEAD, ASKED, Payloads
 from weft.transport.posted import Posted
 from weft.transport.rings import Rings
 
@@ -48,8 +49,8 @@ INLINE_BYTES = HEADER_BYTES - INLINE_AT
 NOTHING, TENSOR, TEXT, IN_RING, DIRECT, ON_HOST = range(6)
 """What a header announces. A tensor goes to the receiver's device, through host memory or directly, except one that the
 sender has beside its device, in host memory: that stays there."""
-IN_HEADERS, AHEAD, ASKED = range(3)
-"""Tags: of headers, of payloads whose receive is posted ahead, of those that the receiver asks for."""
+IN_HEADERS = 0
+"""The tag of headers; payloads have others."""
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
     torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fn,
@@ -336,32 +337,6 @@ class Late:
     def wait(self) -> None:
         channel, peer, header = self._arguments
         channel._write_late(peer, header)
-
-
-class Payloads:
-    """The payloads of one peer, in the order of their headers."""
-
-    def __init__(self, group: Any, peer: int) -> None:
-        self._group = group
-        self._peer = peer
-        self._posted = Posted()
-        self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._work: Any = None
-
-    def next(self, size: int) -> torch.Tensor:
-        """The next payload, uint8 [size]."""
-        if self._posted.takes(size):
-            self._work.wait()
-            # A small part of a large buffer is copied, so that it does not keep all of it.
-            found = self._buffer[:size].clone() if 2 * size < len(self._buffer) else self._buffer[:size]
-            self._work = None
-        else:
-            found = torch.empty(size, dtype=torch.uint8)
-            self._group.recv([found], self._peer, ASKED).wait()
-        if self._work is None and self._posted.bytes:
-            self._buffer = torch.empty(self._posted.bytes, dtype=torch.uint8)
-            self._work = self._group.recv([self._buffer], self._peer, AHEAD)
-        return found
 
 
 def own_stream(device: torch.device) -> Any:

@@ -12,9 +12,10 @@ import torch
 
 from weft.errors import PeerError, TransportError
 from weft.transport.channel import VALUE, Key, Mailbox, Message
+from weft.transport.payloads import Payloads
 from weft.transport.pipes import Pipe
 from weft.transport.segment import available
-from weft.transport.torch_dist import WORDS, Payloads, TorchChannel, header_of
+from weft.transport.torch_dist import WORDS, TorchChannel, header_of
 
 pytestmark = pytest.mark.skipif(not available(), reason="pipes go with shared memory: Linux on x86-64")
 

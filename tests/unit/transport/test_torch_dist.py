@@ -12,6 +12,7 @@ from torch import Tensor
 
 from weft.errors import TransportError
 from weft.transport.channel import TELL, VALUE, Key, Message
+from weft.transport.payloads import Payloads
 from weft.transport.posted import POSTED_BYTES, Posted
 from weft.transport.torch_dist import (
     AHEAD,
@@ -21,7 +22,6 @@ from weft.transport.torch_dist import (
     HEADER_BYTES,
     IN_HEADERS,
     INLINE_BYTES,
-    Payloads,
     TorchChannel,
     dense,
     flat,
