@@ -304,6 +304,36 @@ def gradients_that_somebody_holds() -> None:
 
 
 @check
+def hooks_of_the_script() -> None:
+    """A script's own hook for arrived gradients finds them, where buckets would have left long ago."""
+    torch.manual_seed(9)
+    net = Plain()
+    weft.init({"microbatches": 1})
+    model = weft.DistributedModel(net, bucket_cap_mb=TINY)
+    seen: dict[int, Tensor] = {}
+    for number, parameter in enumerate(net.parameters()):
+        parameter.register_post_accumulate_grad_hook(
+            lambda p, number=number: seen.update({number: p.grad.clone()})
+        )
+
+    @weft.step
+    def train_step(model: Any, x: Tensor) -> None:
+        model.backward(loss_of(model, x, 0))
+
+    for x in inputs(net, 3):
+        net.zero_grad()
+        train_step(model, x)
+        averaged = [p.grad.clone() for p in net.parameters()]
+        with model.no_sync():
+            net.zero_grad()
+            loss_of(net, x, 0).backward()
+        for number, (average, parameter) in enumerate(zip(averaged, net.parameters(), strict=True)):
+            torch.testing.assert_close(seen[number], parameter.grad)
+            dist.all_reduce(parameter.grad)
+            torch.testing.assert_close(average, parameter.grad / dist.get_world_size())
+
+
+@check
 def outside_of_a_step() -> None:
     """With one partition a step is optional."""
     torch.manual_seed(4)

@@ -38,7 +38,7 @@ class SumsPieces(Protocol):
     """A collective that also sums tensors where they are."""
 
     def sum_pieces(self, tensors: Sequence[torch.Tensor], scale: float) -> Work:
-        """Start to replace each tensor (1-D, dense, contiguous, all of one dtype, together the same numel on every
+        """Start to replace each tensor (1-D, dense, contiguous, all of one dtype, of the same sizes in order on every
         rank) by the sum over the ranks of ``scale`` times it; they belong to the collective until the work is done."""
 
 

@@ -35,14 +35,18 @@ from weft.reduce.worker import Job, Queued, Worker
 from weft.transport import segment
 from weft.transport.segment import LINE, Segment
 
-SLOT_BYTES = 1 << 20
 SLOTS = 2
+PART_BYTES = 512 << 10
+"""Of each shard in a round, where a slot of `MOST_SLOT_BYTES` has room for that many ranks."""
+MOST_SLOT_BYTES = 4 << 20
 TIMEOUT = timedelta(minutes=30)
 _CONTRIBUTED, _REDUCED, _GATHERED = 0, LINE, 2 * LINE
 _NUMEL, _DTYPE = 3 * LINE, 3 * LINE + SLOTS
 _SPIN_S = 50e-6
-_LONGEST_NAP_S = 1e-3
+_LONGEST_NAP_S = 2e-3
 _LOOK_S = 0.05
+_SMALL = 1 << 14
+"""Values of a tensor that is not worth the calls of a sum of its own."""
 _DTYPES: tuple[torch.dtype, ...] = (
     torch.float32,
     torch.float16,
@@ -71,7 +75,8 @@ class Pieces:
             tensor, end = self.tensors[number], self.ends[number]
             begin = end - tensor.numel()
             upto = min(stop, end)
-            found.append(tensor[start - begin : upto - begin])
+            whole = start == begin and upto == end
+            found.append(tensor if whole else tensor[start - begin : upto - begin])
             start = upto
             number += 1
         return found
@@ -130,7 +135,7 @@ class HostMemory:
         cls,
         group: dist.ProcessGroup,
         members: Sequence[int] | None = None,
-        slot_bytes: int = SLOT_BYTES,
+        slot_bytes: int | None = None,
         timeout: timedelta = TIMEOUT,
     ) -> HostMemory:
         """Map the memory of the members. Every rank of the group calls it, each with the members of its own host.
@@ -138,7 +143,7 @@ class HostMemory:
         Args:
             group: A group with a CPU backend (gloo).
             members: The ranks in the group that share this rank's host, in ascending order; all of them if None.
-            slot_bytes: How much is in flight at once.
+            slot_bytes: How much is in flight at once; by default `PART_BYTES` for each member, up to a limit.
             timeout: After which time another rank's silence is an error.
 
         Raises:
@@ -146,6 +151,7 @@ class HostMemory:
         """
         size, rank = group.size(), group.rank()
         members = list(range(size) if members is None else members)
+        slot_bytes = slot_bytes or min(PART_BYTES * len(members), MOST_SLOT_BYTES)
         own, address = (
             Segment.create(SLOTS * slot_bytes) if segment.available() else (None, (os.getpid(), -1, 0, 0))
         )
@@ -182,8 +188,18 @@ class HostMemory:
         self._run([flat], scatter=True, gather=True)
 
     def sum_pieces(self, tensors: Sequence[torch.Tensor], scale: float) -> None:
-        """Replace each tensor (1-D, contiguous, one dtype) by the sum over the members of ``scale`` times it."""
-        self._run(tensors, scatter=True, gather=True, scale=scale)
+        """Replace each tensor (1-D, contiguous, one dtype) by the sum over the members of ``scale`` times it.
+
+        Those that are small travel as one.
+        """
+        small = [tensor for tensor in tensors if tensor.numel() <= _SMALL]
+        if len(small) < 2:
+            self._run(tensors, scatter=True, gather=True, scale=scale)
+            return
+        together = torch.cat(small)
+        large = [tensor for tensor in tensors if tensor.numel() > _SMALL]
+        self._run([*large, together], scatter=True, gather=True, scale=scale)
+        torch.split_with_sizes_copy(together, [tensor.numel() for tensor in small], out=small)
 
     def reduce_scatter(self, flat: torch.Tensor) -> None:
         """Replace this rank's shard of ``flat`` by the sum over the members; the rest stays as it is."""
@@ -241,22 +257,26 @@ class HostMemory:
         if round == 0:
             self._compare(run)
         for mine, place in run.pieces(round, self.rank) if run.scatter else ():
-            if run.scale != 1.0:
-                mine.mul_(run.scale)
             if run.gather:
-                total = run.shared(round, self.rank, place, mine)
                 parts = [
                     mine if rank == self.rank else run.shared(round, rank, place, mine)
                     for rank in range(self.size)
                 ]
-                torch.add(parts[0], parts[1], out=total)
-                for part in parts[2:]:
-                    total.add_(part)
+                total = run.shared(round, self.rank, place, mine)
+                self._add_up(parts, run.scale, total)
                 mine.copy_(total)
             else:
                 for rank in self._others:
                     mine.add_(run.shared(round, rank, place, mine))
         self._counters[self.rank][_REDUCED] = number + 1
+
+    def _add_up(self, parts: Sequence[torch.Tensor], scale: float, total: torch.Tensor) -> None:
+        """Write the sum of the parts, in their order, into ``total``; the own one counts ``scale`` times."""
+        weights = [scale if rank == self.rank and scale != 1.0 else 1 for rank in range(self.size)]
+        one, other = (0, 1) if weights[0] == 1 else (1, 0)
+        torch.add(parts[one], parts[other], alpha=weights[other], out=total)
+        for part, weight in zip(parts[2:], weights[2:], strict=True):
+            total.add_(part, alpha=weight)
 
     def _gather(self, run: _Pass, round: int) -> None:
         number = run.first + round
@@ -284,7 +304,7 @@ class HostMemory:
                 self._pause(rank, counter, value)
 
     def _pause(self, rank: int, counter: int, value: int) -> None:
-        """Look again at once for a moment, then ever less often: a long wait costs no processor time."""
+        """Look again at once for a moment, then ever less often: a long wait costs hardly any processor time."""
         counters = self._counters[rank]
         start = time.monotonic()
         next_look = _LOOK_S
@@ -296,7 +316,7 @@ class HostMemory:
             if waited > next_look:
                 next_look = waited + _LOOK_S
                 self._look(rank, counter, value, waited)
-            time.sleep(min(waited / 8, _LONGEST_NAP_S))
+            time.sleep(min(waited / 2, _LONGEST_NAP_S))
 
     def _look(self, rank: int, counter: int, value: int, waited: float) -> None:
         lives = self._segments[rank].owner_lives()
@@ -356,8 +376,7 @@ class SharedMemory:
 
     def sum_pieces(self, tensors: Sequence[torch.Tensor], scale: float) -> Job | Queued:
         """Start to replace each tensor by the sum of ``scale`` times it; see ``SumsPieces``."""
-        for tensor in tensors:
-            check(tensor)
+        check(tensors[0])
         return self._worker.submit(lambda: self.memory.sum_pieces(tensors, scale), tensors[0])
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
-from weft.torch.arrival import announce, only_arrivals, only_settles, prepare
+from weft.torch.arrival import announce, only_arrivals
 
 
 class Task:
@@ -81,7 +81,6 @@ def _later(parameter: nn.Parameter, work: Callable[[], None]) -> None:
 
 def add_grad(parameter: nn.Parameter, grad: Tensor) -> None:
     """Add to ``parameter.grad`` as autograd does."""
-    prepare(parameter)
     if parameter.grad is None:
         parameter.grad = grad
     else:
@@ -91,7 +90,6 @@ def add_grad(parameter: nn.Parameter, grad: Tensor) -> None:
 
 def add_product(parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
     """Add the matrix product ``left @ right`` to ``parameter.grad``."""
-    prepare(parameter)
     if parameter.grad is None:
         parameter.grad = left @ right
     else:
@@ -199,7 +197,7 @@ def _plain(parameter: Any) -> bool:
     return (
         isinstance(parameter, nn.Parameter)
         and type(parameter) is nn.Parameter
-        and only_settles(parameter)
+        and not parameter._backward_hooks
         and only_arrivals(parameter)
     )
 

@@ -16,6 +16,8 @@ in place, see :class:`InPlace`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from weft.reduce.collective import SumsPieces, Work
-from weft.torch.arrival import Settle, only_arrivals
+from weft.torch.arrival import only_arrivals
 
 
 class Lane(Protocol):
@@ -37,18 +39,50 @@ class Lane(Protocol):
     def in_place(self, size_bytes: int) -> SumsPieces | None: ...
 
 
-class Fused:
-    """A bucket on this rank. ``members``: its parameters' numbers; ``pending``: how many gradients it waits for."""
+class Bucket(ABC):
+    """Gradients that travel together. ``members``: their parameters' numbers; ``pending``: how many it waits for."""
+
+    def __init__(self, number: int, members: tuple[int, ...], parameters: list[nn.Parameter]) -> None:
+        self.number = number
+        self.members = members
+        self.parameters = parameters
+        self.pending = 0
+        self._work: Work | None = None
+
+    def may_leave(self) -> bool:
+        """Whether a full bucket can leave before the step ends."""
+        return True
+
+    def gone(self) -> Sequence[int]:
+        """The numbers of the parameters that lack their gradient until it is given back."""
+        return ()
+
+    @abstractmethod
+    def launch(self, lane: Lane, fresh: list[bool]) -> None:
+        """Start to average, with whatever gradients there are now.
+
+        ``fresh``, by the parameters' numbers: those that had no gradient when the step began.
+        """
+
+    def wait(self) -> None:
+        """The averages are there."""
+        assert self._work is not None
+        self._work.wait()
+        self._work = None
+
+    @abstractmethod
+    def give(self, present: list[int], factor: float) -> None:
+        """Hand the averages out, times ``factor``, to parameters for which ``present`` says that some rank had one."""
+
+
+class Fused(Bucket):
+    """A flat tensor with a place for each gradient."""
 
     def __init__(
         self, number: int, members: tuple[int, ...], parameters: list[nn.Parameter], as_view: bool
     ) -> None:
-        self.number = number
-        self.members = members
-        self.parameters = parameters
+        super().__init__(number, members, parameters)
         self.as_view = as_view
-        self.pending = 0
-        self.work: Work | None = None
         self._taken = [False] * len(parameters)
         self._fresh: list[bool] = []
         self._made: tuple[Tensor, list[Tensor]] | None = None
@@ -91,10 +125,6 @@ class Fused:
 
     @torch.no_grad()
     def launch(self, lane: Lane, fresh: list[bool]) -> None:
-        """Start to average, with whatever gradients there are now.
-
-        ``fresh``, by the parameters' numbers: those that had no gradient when the step began.
-        """
         self._fresh = fresh
         for place, taken in enumerate(self._taken):
             if not taken:
@@ -102,17 +132,10 @@ class Fused:
         self._taken = [False] * len(self._taken)
         if self.as_view and lane.scale != 1.0:
             self.flat.mul_(lane.scale)
-        self.work = lane.launch(self.number, self.flat)
-
-    def wait(self) -> None:
-        """The average is there."""
-        assert self.work is not None
-        self.work.wait()
-        self.work = None
+        self._work = lane.launch(self.number, self.flat)
 
     @torch.no_grad()
     def give(self, present: list[int], factor: float) -> None:
-        """Hand the averages out, times ``factor``, to parameters for which ``present`` says that some rank had one."""
         if factor != 1.0:
             self.flat.mul_(factor)
         handed_out = False
@@ -129,109 +152,77 @@ class Fused:
             self._made = None
 
 
-class InPlace:
+class InPlace(Bucket):
     """A bucket whose gradients are averaged where they are, without a flat tensor; see :class:`Fused`.
 
-    A gradient is the sum's from the launch on. Whatever makes it grow later in the step waits, finds the average and
-    adds to it, and the bucket is averaged again: an average stays what it is, and what was added is averaged. Where a
-    rank has no gradient, or none that can be worked on (another layout, sparse, somebody looks at it, or its memory is
-    that of another tensor too, which the backward pass may still read), a tensor stands in for it.
+    From the launch to the end of the step its parameters have no gradient: what arrives late begins anew, is added to
+    the average and averaged with it, and an average stays what it is. Where a rank has no gradient, or none that can
+    be worked on (another layout, sparse, or its memory is that of another tensor too, which the backward pass may
+    still read), a tensor stands in for it.
     """
 
     def __init__(
         self, number: int, members: tuple[int, ...], parameters: list[nn.Parameter], sums: SumsPieces
     ) -> None:
-        self.number = number
-        self.members = members
-        self.parameters = parameters
-        self.pending = 0
+        super().__init__(number, members, parameters)
         self._sums = sums
-        self._work: Work | None = None
         self._parts: list[Tensor] = []
-        self._fresh: list[bool] = []
-        self._absent: dict[int, Tensor] = {}
-        self._handles: list[Any] = []
+        self._grads: list[Tensor | None] = []
 
-    def take(self, place: int, scale: float) -> None:
-        """Nothing is copied before the launch."""
+    def may_leave(self) -> bool:
+        """Not where a script's own hook may look at a gradient that has arrived."""
+        return all(map(only_arrivals, self.parameters))
+
+    def gone(self) -> Sequence[int]:
+        return [member for member, grad in zip(self.members, self._grads, strict=False) if grad is not None]
 
     @torch.no_grad()
     def launch(self, lane: Lane, fresh: list[bool]) -> None:
-        """Start to average, with whatever gradients there are now; see :meth:`Fused.launch`."""
-        self._fresh = fresh
-        self._parts = [self._part(place, parameter) for place, parameter in enumerate(self.parameters)]
+        grads = [parameter.grad for parameter in self.parameters]
+        for parameter, grad in zip(self.parameters, grads, strict=True):
+            if grad is not None:
+                parameter.grad = None
+        if not self._parts:
+            self._parts = list(map(part_of, self.parameters, grads))
+            self._grads = [
+                part if grad is not None and fresh[member] else grad
+                for member, part, grad in zip(self.members, self._parts, grads, strict=True)
+            ]
+        else:
+            for place, (part, grad) in enumerate(zip(self._parts, grads, strict=True)):
+                if grad is not None:
+                    part.add_(grad)
+                    self._grads[place] = part if self._grads[place] is None else self._grads[place]
         self._work = self._sums.sum_pieces([flattened(part) for part in self._parts], lane.scale)
-        if not self._handles:
-            settle = Settle(self)
-            self._handles = [parameter.register_hook(settle) for parameter in self.parameters]
-
-    def _part(self, place: int, parameter: nn.Parameter) -> Tensor:
-        """What takes part in the sum for a parameter."""
-        grad, absent = parameter.grad, self._absent.get(place)
-        if grad is None:
-            if absent is None:
-                absent = self._absent[place] = empty_like(parameter).zero_()
-            return absent
-        dense = grad.to_dense() if grad.is_sparse else grad
-        if absent is not None:  # it began after the first sum of this step
-            del self._absent[place]
-            parameter.grad = absent.add_(dense)
-            return absent
-        if dense is grad and fits(grad, parameter) and only_arrivals(parameter) and is_alone(grad):
-            return grad
-        return empty_like(parameter).copy_(dense)
-
-    @torch.no_grad()
-    def wait(self) -> None:
-        """The averages are there, and in the gradients that there are."""
-        if self._work is None:
-            return
-        self._work.wait()
-        self._work = None
-        for place, (parameter, part) in enumerate(zip(self.parameters, self._parts, strict=True)):
-            grad = parameter.grad
-            if grad is part or place in self._absent:
-                continue
-            if grad is None or grad.is_sparse or self._fresh[self.members[place]]:
-                parameter.grad = part
-            else:
-                grad.copy_(part)
 
     @torch.no_grad()
     def give(self, present: list[int], factor: float) -> None:
-        """Hand the averages out; see :meth:`Fused.give`."""
-        for handle in self._handles:
-            handle.remove()
-        for place, (member, parameter) in enumerate(zip(self.members, self.parameters, strict=True)):
+        for member, parameter, part, grad in zip(
+            self.members, self.parameters, self._parts, self._grads, strict=True
+        ):
             if not present[member]:
                 continue
-            if place in self._absent:
-                parameter.grad = self._absent[place]
-            if factor != 1.0 and parameter.grad is not None:
-                parameter.grad.mul_(factor)
-        self._parts, self._absent, self._handles = [], {}, []
+            if factor != 1.0:
+                part.mul_(factor)
+            if grad is None or grad is part or grad.is_sparse:
+                parameter.grad = part
+            else:
+                parameter.grad = grad.copy_(part)
+        self._parts, self._grads = [], []
 
 
-class Sparse:
-    """A bucket of one sparse gradient, summed by the backend itself; see :class:`Fused`."""
+class Sparse(Bucket):
+    """One sparse gradient, summed by the backend itself."""
 
     def __init__(self, number: int, members: tuple[int, ...], parameter: nn.Parameter, group: Any) -> None:
-        self.number = number
-        self.members = members
-        self.parameter = parameter
-        self.pending = 0
-        self.work: Work | None = None
+        super().__init__(number, members, [parameter])
         self._group = group
         self._scale = 1.0 / dist.get_world_size(group)
         self._sum: Tensor | None = None
 
-    def take(self, place: int, scale: float) -> None:
-        """Nothing is copied before the launch."""
-
     @torch.no_grad()
     def launch(self, lane: Lane, fresh: list[bool]) -> None:
-        """Start to average."""
-        parameter = self.parameter
+        (parameter,) = self.parameters
         grad = parameter.grad
         if grad is None:
             grad = torch.sparse_coo_tensor(
@@ -243,24 +234,14 @@ class Sparse:
         elif not grad.is_sparse:
             grad = grad.to_sparse(1)
         self._sum = (grad * self._scale).coalesce()
-        self.work = dist.all_reduce(self._sum, group=self._group, async_op=True)
-
-    def wait(self) -> None:
-        """The average is there."""
-        assert self.work is not None
-        self.work.wait()
-        self.work = None
+        self._work = dist.all_reduce(self._sum, group=self._group, async_op=True)
 
     @torch.no_grad()
     def give(self, present: list[int], factor: float) -> None:
-        """Hand the average out; see :meth:`Fused.give`."""
         assert self._sum is not None
         if present[self.members[0]]:
-            self.parameter.grad = self._sum * factor if factor != 1.0 else self._sum
+            self.parameters[0].grad = self._sum * factor if factor != 1.0 else self._sum
         self._sum = None
-
-
-Bucket = Fused | InPlace | Sparse
 
 
 def shaped_like(part: Tensor, parameter: Tensor) -> Tensor:
@@ -276,6 +257,15 @@ def has_channels_last(parameter: Tensor) -> bool:
         (parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last))
         or (parameter.dim() == 5 and parameter.is_contiguous(memory_format=torch.channels_last_3d))
     )
+
+
+def part_of(parameter: nn.Parameter, grad: Tensor | None) -> Tensor:
+    """The gradient itself if a sum may work on it, else a tensor with its values, 0 where there is none."""
+    if grad is None:
+        return empty_like(parameter).zero_()
+    if fits(grad, parameter) and is_alone(grad):
+        return grad
+    return empty_like(parameter).copy_(grad.to_dense() if grad.is_sparse else grad)
 
 
 def empty_like(parameter: Tensor) -> Tensor:

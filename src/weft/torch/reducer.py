@@ -127,7 +127,7 @@ class Reducer:
         self._late: set[int] = set()
         self._remaining: list[int] | None = None
         expected = self._expected.get(microbatches)
-        if self._buckets is None or expected is None:
+        if self._buckets is None or expected is None or not self._due() or not self.options.overlapping:
             return
         self._remaining = expected.copy()
         for bucket in self._buckets:
@@ -143,9 +143,10 @@ class Reducer:
         self._seen[number] += 1
         self._last_arrival[number] = self._clock
         self._clock += 1
-        if self._remaining is None or not self._due() or not self.options.overlapping:
+        if self._remaining is None:
             return
-        self.votes.start_header(trains=True, done=False, building=False)
+        if self._clock == 1:
+            self.votes.start_header(trains=True, done=False, building=False)
         self._remaining[number] -= 1
         left = self._remaining[number]
         if left > 0:
@@ -154,10 +155,12 @@ class Reducer:
         if bucket.number < self._launched:
             self._came_late(bucket, number)
             return
-        bucket.take(place, self.lane.scale)
+        if isinstance(bucket, Fused):
+            bucket.take(place, self.lane.scale)
         if left == 0:
             bucket.pending -= 1
-            self._launch_full()
+            if bucket.number == self._launched and not bucket.pending:
+                self._launch_full()
 
     def finish(self) -> None:
         """The step has ended: all replicas have the averages when this returns."""
@@ -192,8 +195,10 @@ class Reducer:
 
     def _launch_full(self) -> None:
         assert self._buckets is not None
-        while self._launched < len(self._buckets) and not self._buckets[self._launched].pending:
-            self._buckets[self._launched].launch(self.lane, self._fresh)
+        for bucket in self._buckets[self._launched :]:
+            if bucket.pending or not bucket.may_leave():
+                return
+            bucket.launch(self.lane, self._fresh)
             self._launched += 1
 
     def _average(self, header: Header, joined: bool = False) -> None:
@@ -203,10 +208,11 @@ class Reducer:
         assert self._buckets is not None
         for bucket in self._buckets[self._launched :]:
             bucket.launch(self.lane, self._fresh)
-        present, late = self.votes.trailer(
-            [not joined and parameter.grad is not None for _, parameter in self._named],
-            [bucket.number in self._late for bucket in self._buckets],
-        )
+        found = [not joined and parameter.grad is not None for _, parameter in self._named]
+        for bucket in self._buckets:
+            for member in bucket.gone():
+                found[member] = True
+        present, late = self.votes.trailer(found, [bucket.number in self._late for bucket in self._buckets])
         replicas = self.votes.replicas
         factor = 1.0 if self.divide_by_all else replicas / (replicas - header.done)
         for bucket, again in zip(self._buckets, late, strict=True):

@@ -96,7 +96,6 @@ def test_tensors_stay_and_become_the_average(sums: Both):
     for replica in (one, two):
         assert torch.equal(replica.weight.grad, torch.full((2, 3), 0.5))
         assert torch.equal(replica.bias.grad, torch.full((2,), 5.0))
-        assert not replica.weight._backward_hooks, "nobody is watched any longer"
 
 
 def test_who_has_none_gets_the_average_if_anybody_has_one(sums: Both):
@@ -171,15 +170,25 @@ def test_views_that_somebody_gave_stay_what_they_are(sums: Both):
     assert torch.equal(flat, torch.arange(8.0) / 2)
 
 
-def test_a_gradient_that_somebody_looks_at_has_a_stand_in(sums: Both):
+def test_where_somebody_looks_at_a_gradient_the_bucket_stays_to_the_end(sums: Both):
     one, two = Replica(sums), Replica(sums)
     one.weight.register_post_accumulate_grad_hook(Arrival(Both(), 0))
     two.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    assert one.bucket.may_leave(), "a reducer's own hook is nobody else"
+    assert not two.bucket.may_leave()
+
+
+def test_what_has_left_is_gone_until_it_is_given_back(sums: Both):
+    one, two = Replica(sums), Replica(sums)
+    one.weight.grad, two.bias.grad = torch.ones(2, 3), torch.ones(2)
     for replica in (one, two):
-        replica.weight.grad = torch.ones(2, 3)
-        replica.bucket.launch(Lane(), [False, False])
-    assert sums.asked[0][0].data_ptr() == one.weight.grad.data_ptr(), "a reducer's own hook is nobody else"
-    assert sums.asked[1][0].data_ptr() != two.weight.grad.data_ptr()
+        assert list(replica.bucket.gone()) == []
+        replica.bucket.launch(Lane(), [True, True])
+        assert replica.weight.grad is None and replica.bias.grad is None
+    assert (list(one.bucket.gone()), list(two.bucket.gone())) == ([WEIGHT], [BIAS])
+    finish((one, two))
+    assert list(one.bucket.gone()) == list(two.bucket.gone()) == []
+    assert torch.equal(two.weight.grad, torch.full((2, 3), 0.5))
 
 
 def test_channels_last_gradients_are_worked_on_where_they_are(sums: Both):
@@ -212,7 +221,7 @@ def addition(replica: Replica, value: float) -> None:
 
 @pytest.mark.parametrize("grow", [backward, product, addition])
 @pytest.mark.parametrize("first", [True, False])
-def test_growth_after_the_launch_waits_and_is_averaged(grow: Any, first: bool, sums: Both):
+def test_growth_after_the_launch_waits_for_nobody_and_is_averaged(grow: Any, first: bool, sums: Both):
     """``first``: whether the replica that grows had a gradient at the launch."""
     one, two = Replica(sums), Replica(sums)
     one.weight.grad = torch.full((2, 3), 2.0)
@@ -221,10 +230,10 @@ def test_growth_after_the_launch_waits_and_is_averaged(grow: Any, first: bool, s
     for replica in (one, two):
         replica.bias.grad = torch.ones(2)
         replica.bucket.launch(Lane(), [False, False])
-    assert sums.sums == 0
     grow(two, 8.0)
-    assert sums.sums == 1, "the sum came first"
-    one.bucket.wait()
+    assert sums.sums == 0
+    for replica in (one, two):
+        replica.bucket.wait()
     for replica in (one, two):
         replica.bucket.launch(Lane(), [False, False])
     finish((one, two))
@@ -241,7 +250,8 @@ def test_growth_of_one_that_has_a_stand_in_is_averaged(sums: Both):
         replica.bias.grad = torch.ones(2)
         replica.bucket.launch(Lane(), [False, False])
     addition(one, 6.0)
-    two.bucket.wait()
+    for replica in (one, two):
+        replica.bucket.wait()
     for replica in (one, two):
         replica.bucket.launch(Lane(), [False, False])
     finish((one, two))
