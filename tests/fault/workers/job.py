@@ -113,7 +113,7 @@ def limits(options: argparse.Namespace) -> Limits:
 
 def _alone(place: Place, options: argparse.Namespace) -> tuple[Monitor, Callable[[int], None]]:
     monitor = Monitor.start(place, limits(options))
-    print(f"rank {place.rank} is watched", flush=True)
+    print(f"rank {place.rank} is watched\n", end="", flush=True)  # one write: ranks' lines stay apart
     if place.shared_fd is None:
         return monitor, lambda step: None
     page = Page.attach(place.shared_fd)
