@@ -37,14 +37,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def table(rows: list[dict]) -> str:
     lines = [
-        "| contender | step ms | ratio | processor ms | ratio | MiB above model | kept |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| contender | step ms | ratio | by turns | processor ms | ratio | MiB above model | kept |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
         memory = " + ".join(f"{value:.0f}" for value in row["memory_mib"])
         ratio = f"{row['step_ratio']:.3f} ± {row['step_ratio_error']:.3f}"
+        turns = f"{row['turns_ratio']:.3f} ± {row['turns_ratio_error']:.3f}"
         lines.append(
-            f"| {row['contender']} | {row['step_ms']:.0f} | {ratio} | {row['cpu_ms']:.0f} "
+            f"| {row['contender']} | {row['step_ms']:.0f} | {ratio} | {turns} | {row['cpu_ms']:.0f} "
             f"| {row['cpu_ratio']:.3f} | {memory} | {row['kept']} of {row['steps']} |"
         )
     return "\n".join(lines)
@@ -57,7 +58,10 @@ def verdict(rows: list[dict]) -> str:
         return ""
     best = min(own, key=lambda row: row["step_ratio"])
     reached = "reached" if best["step_ratio"] <= TARGET else "missed"
-    return f"\n{best['contender']}: {best['step_ratio']:.3f} of {YARDSTICK}; target {TARGET} {reached}"
+    return (
+        f"\n{best['contender']}: {best['step_ratio']:.3f} of {YARDSTICK}, {best['turns_ratio']:.3f} by turns; "
+        f"target {TARGET} {reached}"
+    )
 
 
 def main(arguments: list[str]) -> int:

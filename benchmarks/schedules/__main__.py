@@ -16,7 +16,7 @@ from benchmarks import machine
 from benchmarks.contenders import CONTENDERS, PEERS, SMALL, Task
 from benchmarks.turns import options
 from benchmarks.turns.driver import compare
-from benchmarks.turns.figures import figures, ratio, wrong_gradients
+from benchmarks.turns.figures import by_turns, figures, ratio, wrong_gradients
 from benchmarks.turns.samples import Record
 
 YARDSTICK = "one-process"
@@ -48,19 +48,21 @@ def compared(records: list[Record]) -> list[dict]:
         for line, record in zip(lines, records, strict=True):
             line["best_peer"] = best.name
             line["peer_ratio"], line["peer_ratio_error"] = ratio(record, best)
+            line["peer_turns"], line["peer_turns_error"] = by_turns(record, best)
     return lines
 
 
 def table(lines: list[dict]) -> str:
     text = [
-        "| contender | step ms | to one process | to the peer's best | processor ms | kept |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| contender | step ms | to one process | to the peer's best | by turns | processor ms | kept |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for line in lines:
         one = f"{line['step_ratio']:.3f} ± {line['step_ratio_error']:.3f}"
         peer = f"{line['peer_ratio']:.3f} ± {line['peer_ratio_error']:.3f}" if "best_peer" in line else ""
+        turns = f"{line['peer_turns']:.3f} ± {line['peer_turns_error']:.3f}" if "best_peer" in line else ""
         text.append(
-            f"| {line['contender']} | {line['step_ms']:.0f} | {one} | {peer} "
+            f"| {line['contender']} | {line['step_ms']:.0f} | {one} | {peer} | {turns} "
             f"| {line['cpu_ms']:.0f} | {line['kept']} of {line['steps']} |"
         )
     return "\n".join(text)
@@ -71,7 +73,10 @@ def verdict(lines: list[dict]) -> str:
     for line in lines:
         if line["contender"] == "weft-auto" and "best_peer" in line:
             reached = "reached" if line["peer_ratio"] <= TARGET else "missed"
-            return f"\nweft-auto: {line['peer_ratio']:.3f} of {line['best_peer']}; target {TARGET} {reached}"
+            return (
+                f"\nweft-auto: {line['peer_ratio']:.3f} of {line['best_peer']}, {line['peer_turns']:.3f} by turns; "
+                f"target {TARGET} {reached}"
+            )
     return ""
 
 

@@ -16,7 +16,7 @@ from benchmarks.balance.by_hand import equal_blocks
 from benchmarks.balance.models import MODELS
 from benchmarks.schedules.__main__ import compared, verdict
 from benchmarks.turns.driver import largest_difference
-from benchmarks.turns.figures import ratio, seconds
+from benchmarks.turns.figures import by_turns, ratio, seconds
 from benchmarks.turns.samples import RankStep, Record, Step, together
 
 ROOT = Path(__file__).parents[2]
@@ -82,9 +82,10 @@ def test_the_peers_best_is_the_one_with_the_shortest_step():
     lines = compared(records)
     assert {line["best_peer"] for line in lines} == {"dualpipev"}
     assert [line["peer_ratio"] for line in lines] == pytest.approx([2.05, 1.55, 1.0, 0.9])
-    assert verdict(lines) == "\nweft-auto: 0.900 of dualpipev; target 0.95 reached"
+    assert [line["peer_turns"] for line in lines] == pytest.approx([2.05, 1.55, 1.0, 0.9])
+    assert verdict(lines) == "\nweft-auto: 0.900 of dualpipev, 0.900 by turns; target 0.95 reached"
     records[-1] = record("weft-auto", 1.96)
-    assert "0.980 of dualpipev; target 0.95 missed" in verdict(compared(records))
+    assert "0.980 of dualpipev, 0.980 by turns; target 0.95 missed" in verdict(compared(records))
 
 
 def test_without_a_peer_nothing_is_compared_with_it():
@@ -99,6 +100,13 @@ def test_only_quiet_steps_count_unless_there_are_none():
     assert seconds(record("weft", 9.0, busy=0.5)) == [9.0]
     found, error = ratio(mixed, record("one-process", 2.0))
     assert found == pytest.approx(0.55) and 0.0 < error < 0.1
+
+
+def test_by_turns_a_slow_machine_is_slow_for_both():
+    base, other = record("one-process", 1.0, 3.0, 1.0, 3.0), record("weft", 0.9, 2.7, 0.9, 2.7)
+    assert by_turns(other, base) == (pytest.approx(0.9), pytest.approx(0.0, abs=1e-9))
+    other.steps[1:2] = record("weft", 9.0, busy=0.5).steps
+    assert by_turns(other, base)[0] == pytest.approx(0.9), "another process was busy"
 
 
 def test_only_steps_at_the_cores_full_speed_count():
