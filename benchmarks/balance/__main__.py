@@ -18,7 +18,7 @@ from benchmarks.balance.contenders import CONTENDERS, Task
 from benchmarks.balance.models import MODELS
 from benchmarks.turns import options
 from benchmarks.turns.driver import compare
-from benchmarks.turns.figures import figures, ratio, wrong_gradients
+from benchmarks.turns.figures import figures, ratio, shown, wrong_gradients
 
 NAMES = list(CONTENDERS)
 
@@ -37,7 +37,7 @@ def line(found: dict) -> str:
     steps = " | ".join(f"{figure['step_ms']:.0f}" for figure in (one, equal, own))
     shares = " | ".join(f"{figure['step_ratio']:.3f}" for figure in (equal, own))
     kept = min(figure["kept"] for figure in (one, equal, own))
-    ratio = f"{found['ratio']:.3f} ± {found['ratio_error']:.3f}"
+    ratio = shown(found, "ratio")
     return f"| {found['task']['model']} | {steps} | {shares} | {ratio} | {kept} of {one['steps']} |"
 
 

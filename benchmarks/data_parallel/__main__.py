@@ -16,7 +16,7 @@ from benchmarks import machine
 from benchmarks.data_parallel.contenders import CONTENDERS, SMALL, Task
 from benchmarks.turns import options
 from benchmarks.turns.driver import compare
-from benchmarks.turns.figures import figures, wrong_gradients
+from benchmarks.turns.figures import figures, shown, wrong_gradients
 
 YARDSTICK = "ddp"
 TARGET = 0.95
@@ -42,8 +42,8 @@ def table(rows: list[dict]) -> str:
     ]
     for row in rows:
         memory = " + ".join(f"{value:.0f}" for value in row["memory_mib"])
-        ratio = f"{row['step_ratio']:.3f} ± {row['step_ratio_error']:.3f}"
-        turns = f"{row['turns_ratio']:.3f} ± {row['turns_ratio_error']:.3f}"
+        ratio = shown(row, "step_ratio")
+        turns = shown(row, "turns_ratio")
         lines.append(
             f"| {row['contender']} | {row['step_ms']:.0f} | {ratio} | {turns} | {row['cpu_ms']:.0f} "
             f"| {row['cpu_ratio']:.3f} | {memory} | {row['kept']} of {row['steps']} |"

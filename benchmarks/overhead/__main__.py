@@ -17,7 +17,7 @@ from benchmarks.overhead import on_gpu
 from benchmarks.overhead.on_gpu import MICROBATCHES, TARGET
 from benchmarks.turns import options
 from benchmarks.turns.driver import compare
-from benchmarks.turns.figures import figures, wrong_gradients
+from benchmarks.turns.figures import figures, shown, wrong_gradients
 
 NAMES = ["one-process", "one-process-again", "weft-alone"]
 
@@ -28,7 +28,7 @@ def on_cpu(given: Any) -> list[dict]:
     rows = [figures(record, records[0]) for record in records]
     print("| on the CPU | step ms | ratio | processor ratio | kept |\n| --- | ---: | ---: | ---: | ---: |")
     for row in rows:
-        ratio = f"{row['step_ratio']:.3f} ± {row['step_ratio_error']:.3f}"
+        ratio = shown(row, "step_ratio")
         kept = f"{row['kept']} of {row['steps']}"
         print(f"| {row['contender']} | {row['step_ms']:.0f} | {ratio} | {row['cpu_ratio']:.3f} | {kept} |")
     found = rows[-1]["step_ratio"]

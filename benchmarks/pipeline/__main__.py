@@ -16,7 +16,7 @@ from benchmarks import machine
 from benchmarks.contenders import CONTENDERS, PEERS, SMALL, Task
 from benchmarks.turns import options
 from benchmarks.turns.driver import compare
-from benchmarks.turns.figures import figures, wrong_gradients
+from benchmarks.turns.figures import figures, shown, wrong_gradients
 
 YARDSTICK = "one-process"
 DEFAULT = ",".join([YARDSTICK, *PEERS, "weft", "weft-simple", "weft-memory"])
@@ -38,7 +38,7 @@ def table(rows: list[dict]) -> str:
     for row in rows:
         memory = " + ".join(f"{value:.0f}" for value in row["memory_mib"])
         first = f"{row['first_step_ms']:.0f}" + ("" if row["first_step_quiet"] else " (disturbed)")
-        ratio = f"{row['step_ratio']:.3f} ± {row['step_ratio_error']:.3f}"
+        ratio = shown(row, "step_ratio")
         lines.append(
             f"| {row['contender']} | {row['step_ms']:.0f} | {ratio} | {row['cpu_ms']:.0f} "
             f"| {row['cpu_ratio']:.3f} | {memory} | {first} | {row['kept']} of {row['steps']} |"

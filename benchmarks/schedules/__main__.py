@@ -16,7 +16,7 @@ from benchmarks import machine
 from benchmarks.contenders import CONTENDERS, PEERS, SMALL, Task
 from benchmarks.turns import options
 from benchmarks.turns.driver import compare
-from benchmarks.turns.figures import by_turns, figures, ratio, wrong_gradients
+from benchmarks.turns.figures import by_turns, figures, ratio, shown, wrong_gradients
 from benchmarks.turns.samples import Record
 
 YARDSTICK = "one-process"
@@ -58,9 +58,9 @@ def table(lines: list[dict]) -> str:
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for line in lines:
-        one = f"{line['step_ratio']:.3f} ± {line['step_ratio_error']:.3f}"
-        peer = f"{line['peer_ratio']:.3f} ± {line['peer_ratio_error']:.3f}" if "best_peer" in line else ""
-        turns = f"{line['peer_turns']:.3f} ± {line['peer_turns_error']:.3f}" if "best_peer" in line else ""
+        one = shown(line, "step_ratio")
+        peer = shown(line, "peer_ratio") if "best_peer" in line else ""
+        turns = shown(line, "peer_turns") if "best_peer" in line else ""
         text.append(
             f"| {line['contender']} | {line['step_ms']:.0f} | {one} | {peer} | {turns} "
             f"| {line['cpu_ms']:.0f} | {line['kept']} of {line['steps']} |"

@@ -67,6 +67,11 @@ def ratio(record: Record, base: Record, draws: int = 400) -> tuple[float, float]
     return median(found) / median(expected), stdev(drawn)
 
 
+def shown(line: dict, name: str) -> str:
+    """A ratio of a line, with its error."""
+    return f"{line[name]:.3f} ± {line[name + '_error']:.3f}"
+
+
 def wrong_gradients(rows: Iterable[dict]) -> bool:
     """Whether a contender computed other gradients than one process; says which."""
     wrong = [row for row in rows if not row["gradient_difference"] <= GRADIENT_TOLERANCE]

@@ -190,7 +190,7 @@ class HostMemory:
     def sum_pieces(self, tensors: Sequence[torch.Tensor], scale: float) -> None:
         """Replace each tensor (1-D, contiguous, one dtype) by the sum over the members of ``scale`` times it.
 
-        Those that are small travel as one.
+        Every member has tensors of the same sizes in the same order. Those that are small travel as one.
         """
         small = [tensor for tensor in tensors if tensor.numel() <= _SMALL]
         if len(small) < 2:
@@ -273,7 +273,7 @@ class HostMemory:
     def _add_up(self, parts: Sequence[torch.Tensor], scale: float, total: torch.Tensor) -> None:
         """Write the sum of the parts, in their order, into ``total``; the own one counts ``scale`` times."""
         weights = [scale if rank == self.rank and scale != 1.0 else 1 for rank in range(self.size)]
-        one, other = (0, 1) if weights[0] == 1 else (1, 0)
+        one, other = (0, 1) if weights[0] == 1 else (1, 0)  # only the second of two can have a weight
         torch.add(parts[one], parts[other], alpha=weights[other], out=total)
         for part, weight in zip(parts[2:], weights[2:], strict=True):
             total.add_(part, alpha=weight)
@@ -376,7 +376,8 @@ class SharedMemory:
 
     def sum_pieces(self, tensors: Sequence[torch.Tensor], scale: float) -> Job | Queued:
         """Start to replace each tensor by the sum of ``scale`` times it; see ``SumsPieces``."""
-        check(tensors[0])
+        for tensor in tensors:
+            check(tensor)
         return self._worker.submit(lambda: self.memory.sum_pieces(tensors, scale), tensors[0])
 
     def close(self) -> None:

@@ -189,10 +189,11 @@ class InPlace(Bucket):
                 for member, part, grad in zip(self.members, self._parts, grads, strict=True)
             ]
         else:
-            for place, (part, grad) in enumerate(zip(self._parts, grads, strict=True)):
+            for place, grad in enumerate(grads):
                 if grad is not None:
-                    part.add_(grad)
-                    self._grads[place] = part if self._grads[place] is None else self._grads[place]
+                    part = self._parts[place].add_(grad)
+                    if self._grads[place] is None:
+                        self._grads[place] = part
         self._work = self._sums.sum_pieces([flattened(part) for part in self._parts], lane.scale)
 
     @torch.no_grad()

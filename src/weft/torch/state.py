@@ -24,7 +24,7 @@ from weft.launch.discovery import Place, discover
 from weft.launch.startup import agree
 from weft.profiler.recorder import Recorder
 from weft.reduce.exchange import gather_rows
-from weft.runtime.allocator import keep_memory
+from weft.runtime.allocator import Growth, keep_memory
 from weft.runtime.executor import Executor, Hooks
 from weft.runtime.huge_pages import HugePages
 from weft.runtime.microbatch import Microbatch
@@ -58,6 +58,7 @@ class Session:
     executor: Executor | None = None
     recorder: Recorder | None = None
     forward: tuple[int, float] | None = None
+    growth: Growth = field(default_factory=Growth)
     huge_pages: HugePages = field(default_factory=HugePages)
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     steps: int = 0

@@ -58,6 +58,7 @@ class Step:
             model.run_partition_hooks()
             warn_of_few_samples(session, model, batch)
         if session.device.type == "cpu":
+            session.growth.look()
             session.huge_pages.look()
         begin_step(session, batch.microbatches)
         if session.pipeline is None:

@@ -65,3 +65,63 @@ def test_glibc_takes_it():
     program = "from weft.runtime.allocator import keep_memory; print(keep_memory({}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("held", "given_back"),
+    [
+        ([400, 400, 460], 0),
+        ([400, 400, 465, 400, 420], 1),
+        ([400, 480, 480, 480], 1),
+        ([2000, 2200], 0),
+        ([2000, 2251, 2251, 2500, 2600], 2),
+        ([0, 0, 900, 900], 0),
+    ],
+)
+def test_free_memory_goes_back_when_much_more_is_held(
+    held: list[int], given_back: int, monkeypatch: pytest.MonkeyPatch
+):
+    readings, calls = iter(held), []
+    monkeypatch.setattr(allocator, "resident_bytes", lambda: next(readings) * MIB)
+    monkeypatch.setattr(allocator, "give_back", lambda: calls.append(1))
+    growth = allocator.Growth()
+    for _ in range(allocator.EVERY * len(held)):
+        growth.look()
+    assert len(calls) == given_back and next(readings, None) is None
+
+
+HOLES = """
+import ctypes
+from weft.runtime import allocator
+
+def steps(count):
+    for _ in range(count * allocator.EVERY):
+        growth.look()
+
+assert allocator.keep_memory({})
+take, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
+take.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+growth = allocator.Growth()
+steps(1)
+before = allocator.resident_bytes()
+large = []
+for _ in range(300):
+    large.append(take(1 << 20))
+    ctypes.memset(large[-1], 1, 1 << 20)
+    take(64)  # keeps the pieces around it from becoming one
+for each in large:
+    free(each)
+assert allocator.resident_bytes() > before + (250 << 20)
+steps(1)
+assert allocator.resident_bytes() < before + (50 << 20)
+print("given back")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc")
+def test_free_pieces_between_used_ones_go_back():
+    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "given back", done.stderr
