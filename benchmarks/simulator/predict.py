@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from weft import schedule
-from weft.partition.auto import Option, Placed, search
+from weft.partition.auto import Found, Option, Placed, search
 from weft.torch import state
 from weft.torch.automatic import links_of, stage_costs
 from weft.torch.choose import choose
@@ -16,6 +18,7 @@ from weft.torch.intercept import install
 from weft.torch.measured_link import company, measure_link
 from weft.torch.model import DistributedModel
 from weft.torch.partition import _trace
+from weft.torch.planned import ahead
 from weft.torch.slicing import prepare
 from weft.torch.step import Step
 from weft.torch.tree import Tree
@@ -34,9 +37,21 @@ def predictions(
     batch = prepare(step.function, (model, *inputs), {}, step.cut, settings.microbatches)
     link = measure_link(session)
 
+    @functools.cache
     def place(tree: Tree, layout: Sequence[int]) -> Placed:
         choice = choose(tree, settings, layout)
         return Placed(stage_costs(choice, len(layout)), placement=choice)
+
+    def predicted(tree: Tree, name: str) -> Found:
+        (found,) = search(
+            settings.partitions,
+            settings.microbatches,
+            functools.partial(place, tree),
+            links_of(tree, link),
+            tried=[Option(name, chunks=chunks_of(name, settings.chunks))],
+            ahead=ahead(replace(settings, pipeline=name)),
+        )
+        return found
 
     def decide() -> str:
         session.tracing = True
@@ -44,13 +59,7 @@ def predictions(
             tree = Tree(model.module, _trace(session, model, step.function, batch))
         finally:
             session.tracing = False
-        found = search(
-            settings.partitions,
-            settings.microbatches,
-            lambda layout: place(tree, layout),
-            links_of(tree, link),
-            tried=[Option(name, chunks=chunks_of(name, settings.chunks)) for name in schedules],
-        )
+        found = [predicted(tree, name) for name in schedules]
         faults = [f"{one.option}: {one.fault}" for one in found if one.fault]
         if faults:
             raise RuntimeError("; ".join(faults))

@@ -97,7 +97,7 @@ def main(options: argparse.Namespace) -> int:
     best = found[0]
     if best.fault:
         raise PlacementError(_no_choice(options.schedule, found))
-    step = simulation(best, asked.placer.links)
+    step = simulation(best, asked.placer.links, ahead=asked.placer.ahead)
     if options.html:
         title = f"{Path(options.file).name}: {best.option}, {asked.placer.microbatches} microbatches"
         write(Path(options.html), page(title, [Entry("simulated", step.timeline)]))
@@ -188,7 +188,7 @@ def _by_file(asked: _Asked) -> list[Found]:
     return search(
         placer.ranks, placer.microbatches, placer, placer.links,
         memory_bytes=placer.memory_bytes, tried=[Option("file", text=asked.csv)], copies=placer.copies,
-        within=placer.within,
+        within=placer.within, ahead=placer.ahead,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from weft import schedule
 from weft.errors import PlacementError, ScheduleError
 from weft.schedule import Schedule
-from weft.simulate import Edge, Links, Simulation, StageCost, simulate
+from weft.simulate import Edge, Links, Simulation, StageCost, as_run, simulate
 from weft.units import format_bytes
 
 BEST = 5
@@ -187,6 +187,7 @@ def search(
     tried: Sequence[Option] | None = None,
     copies: int = 4,
     within: Within | None = None,
+    ahead: int | None = 0,
 ) -> list[Found]:
     """Every option, the best first, those that fell out last.
 
@@ -201,6 +202,8 @@ def search(
         tried: The options; all that `options` names if not given.
         copies: How often parameters count in the memory.
         within: Puts the units on the stages of an option that does not fit the memory otherwise.
+        ahead: How many more microbatches than its list a rank may hold, started while it would wait; None: never
+            more than at that point of the list.
 
     Raises:
         ScheduleError: If `memory_bytes` is not one number a rank.
@@ -209,7 +212,7 @@ def search(
     if memory_bytes is not None and len(memory_bytes) != ranks:
         raise ScheduleError(f"memory_bytes has {len(memory_bytes)} numbers, but there are {ranks} ranks")
     placed: dict[tuple[int, ...], Placed | str] = {}
-    evaluate = _Evaluation(ranks, microbatches, links, memory_bytes, copies)
+    evaluate = _Evaluation(ranks, microbatches, links, memory_bytes, copies, ahead)
     found = []
     for option in tried if tried is not None else options(ranks, microbatches):
         try:
@@ -258,6 +261,7 @@ class _Evaluation:
     links: Links
     memory_bytes: Sequence[int] | None
     copies: int
+    ahead: int | None
 
     def choice(self, option: Option, layout: tuple[int, ...], placed: Placed | str) -> Found:
         """What becomes of an option whose units are placed so."""
@@ -282,9 +286,7 @@ class _Evaluation:
             return Found(option, placed, fault=_line(error))
         if _splits(made) and any(one.backward_s and not one.input_s + one.weight_s for one in placed.stages):
             return Found(option, placed, fault="what I and W take by themselves is not known")
-        step = simulate(
-            made.ranks, made.rank_of_stage, stages, self.links, edges=placed.edges, copies=self.copies
-        )
+        step = as_weft_runs(made, stages, self.links, placed.edges, self.copies, self.ahead)
         return Found(
             option, placed, made, step.step_s, step.bubble, step.peak_bytes, self._fault(step.peak_bytes)
         )
@@ -330,12 +332,25 @@ def _comes_back(layout: Sequence[int], asked: Sequence[int]) -> str:
     return f"units that must lie together bring microbatches back to rank {rank} after stage {at - 1}"
 
 
-def simulation(found: Found, links: Links, copies: int = 4) -> Simulation:
+def simulation(found: Found, links: Links, copies: int = 4, ahead: int | None = 0) -> Simulation:
     """The step of a choice, as `search` simulated it; it must have a schedule."""
     assert found.placed is not None and found.schedule is not None
-    placed, made = found.placed, found.schedule
+    placed = found.placed
     stages = recomputed(placed.stages, placed.edges) if found.option.recompute else placed.stages
-    return simulate(made.ranks, made.rank_of_stage, stages, links, edges=placed.edges, copies=copies)
+    return as_weft_runs(found.schedule, stages, links, placed.edges, copies, ahead)
+
+
+def as_weft_runs(
+    made: Schedule,
+    stages: Sequence[StageCost],
+    links: Links,
+    edges: Sequence[Edge] = (),
+    copies: int = 4,
+    ahead: int | None = 0,
+) -> Simulation:
+    """A step in which ranks do not wait while they can run what comes later in their lists."""
+    order = as_run(made.ranks, made.rank_of_stage, stages, links, edges=edges, ahead=ahead)
+    return simulate(order, made.rank_of_stage, stages, links, edges=edges, copies=copies)
 
 
 def recomputed(stages: Sequence[StageCost], edges: Sequence[Edge] = ()) -> tuple[StageCost, ...]:

@@ -238,6 +238,11 @@ class Placer:
     copies: int = COPIES
     _known: dict[tuple[Any, ...], Placed] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def ahead(self) -> int | None:
+        """What `auto.search` takes: under a limit on memory a rank never holds more than its list does."""
+        return 0 if self.memory_bytes is None else None
+
     def __call__(self, rank_of_stage: Sequence[int]) -> Placed:
         """The units on stages, without a limit on memory."""
         chunks, layout = self._layout(rank_of_stage)
@@ -295,6 +300,7 @@ def choices(placer: Placer, tried: Sequence[Option] | None = None) -> list[Found
         return search(
             ranks, microbatches, place, links,
             memory_bytes=placer.memory_bytes, tried=tried, copies=placer.copies, within=within,
+            ahead=placer.ahead,
         )  # fmt: skip
 
     within = placer.within if placer.memory_bytes is not None else None

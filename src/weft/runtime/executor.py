@@ -34,19 +34,25 @@ class Order:
     """What an executor needs of a schedule for one rank.
 
     ``position``: by (phase, stage, microbatch), with "B" for an I too; ``limit``: the most (stage, microbatch) in
-    flight; ``first``: the rank's first stage; ``later``: the (stage, microbatch) whose backward pass is I and W.
+    flight; ``first``: the rank's first stage; ``later``: the (stage, microbatch) whose backward pass is I and W;
+    ``bounded``: no F begins before the B, I and W that the list names before it, so no more is held than at that point
+    of the list.
     """
 
     position: Mapping[tuple[str, int, int], int]
     limit: int
     first: int = 0
     later: frozenset[tuple[int, int]] = frozenset()
+    bounded: bool = False
 
     @classmethod
-    def of(cls, actions: Sequence[Action], limit: int, revisited: bool = False, ahead: int = 0) -> Order:
+    def of(
+        cls, actions: Sequence[Action], limit: int, revisited: bool = False, ahead: int | None = 0
+    ) -> Order:
         """From one rank's ``actions``; at most ``limit`` in flight, less where the list holds less.
 
-        ``ahead``: how many more than the list holds may be in flight, started while the rank would wait.
+        ``ahead``: how many more than the list holds may be in flight, started while the rank would wait; None: never
+        more than the list holds at that point, however unequal its stages.
 
         ``revisited``: microbatches come back to partitions that they left, which the list does not know. What it
         holds in flight would keep the other ranks waiting then, so only ``limit`` counts.
@@ -63,10 +69,15 @@ class Order:
                 held.discard((stage, microbatch))
         return cls(
             position,
-            max(1, limit if revisited else min(limit, peak + ahead)),
+            max(1, limit if revisited else min(limit, peak + (ahead or 0))),
             min((action.stage for action in actions), default=0),
             frozenset((action.stage, action.microbatch) for action in actions if action.kind == "W"),
+            ahead is None and not revisited,
         )
+
+    def before_forward(self) -> list[tuple[int, tuple[str, int, int]]]:
+        """Position and (phase, stage, microbatch) of what an F waits for where the list names it before."""
+        return sorted((at, what) for what, at in self.position.items() if self.bounded and what[0] != "F")
 
     def splits(self, microbatch: int) -> frozenset[int]:
         """The stages in which the backward pass of ``microbatch`` is I and W."""
@@ -109,6 +120,7 @@ class Executor:
         self._back.acquire()
         self._active: list[Microbatch] = []
         self._held: set[tuple[int, int]] = set()
+        self._before_forward: list[tuple[int, tuple[str, int, int]]] = []
         self._tasks: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._interrupted = False
         self._slice_start = 0.0
@@ -123,6 +135,7 @@ class Executor:
         self.spans = []
         self._order = order
         self._held, self._tasks = set(), {}
+        self._before_forward = order.before_forward()
         self._interrupted = False
         everything: list[Microbatch] = []
         for index, body in enumerate(bodies):
@@ -167,6 +180,8 @@ class Executor:
 
         def room(position: int) -> bool:
             """Whether a stage may be entered: whoever waits to, and comes first in the list, keeps a place."""
+            if self._before_forward and self._before_forward[0][0] < position:
+                return False
             return len(self._held) + sum(other < position for other in entering) < self._order.limit
 
         for number, microbatch in enumerate(self._active):
@@ -194,6 +209,7 @@ class Executor:
         start = time.perf_counter()
         for task in self._tasks.pop((stage, index)):
             task()
+        self._has_run(("W", stage, index))
         self._release(stage, index)
         self._span("W", index, start, stage)
 
@@ -202,9 +218,15 @@ class Executor:
         if stage != self._order.first or all(microbatch.index != index for microbatch in self._active):
             self._held.discard((stage, index))
 
+    def _has_run(self, *actions: tuple[str, int, int]) -> None:
+        """No F waits for these any more."""
+        if self._before_forward:
+            self._before_forward = [one for one in self._before_forward if one[1] not in actions]
+
     def completed(self, microbatch: Microbatch, tasks: Sequence[Callable[[], None]]) -> None:
         """The backward pass of the microbatch's present stage is done, but for ``tasks``."""
         place = microbatch.stage, microbatch.index
+        self._has_run(("B", *place))
         if tasks:
             self._tasks.setdefault(place, []).extend(tasks)
         else:
@@ -299,6 +321,8 @@ class Executor:
         self._held -= {
             place for place in self._held if place[1] == microbatch.index and place not in self._tasks
         }
+        own = [what for _, what in self._before_forward if what[2] == microbatch.index]
+        self._has_run(*(what for what in own if what[1:] not in self._tasks))
         microbatch.kept = None
         assert microbatch.worker is not None
         self._idle.append(microbatch.worker)

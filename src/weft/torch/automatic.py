@@ -18,14 +18,14 @@ from typing import Any
 from weft import schedule
 from weft.config import Settings
 from weft.errors import ConfigError
-from weft.partition.auto import Found, Option, Placed, explain, options, search
+from weft.partition.auto import Found, Option, Placed, as_weft_runs, explain, options, search
 from weft.schedule.legal import check
-from weft.simulate import Links, StageCost, simulate
+from weft.simulate import Links, StageCost
 from weft.timeline import Span
 from weft.torch.choose import CALL_S, MICROBATCH_S, Choice, choose
 from weft.torch.collective import agree_on, gather_texts
 from weft.torch.measured_link import MeasuredLink
-from weft.torch.planned import Chosen
+from weft.torch.planned import Chosen, ahead
 from weft.torch.state import Session
 from weft.torch.tree import Tree
 
@@ -63,6 +63,7 @@ def choose_automatically(
         memory_bytes=limits,
         tried=sensible(settings, limits is not None),
         within=lambda option: placed(option.layout(settings.partitions), by_memory),
+        ahead=ahead(settings),
     )
     best = found[0]
     if best.fault or best.placed is None:
@@ -86,7 +87,7 @@ def _from_file(
     made = schedule.make("file", settings.partitions, settings.microbatches, text=text)
     check(made)
     placed = place(made.rank_of_stage)
-    step = simulate(made.ranks, made.rank_of_stage, placed.stages, links)
+    step = as_weft_runs(made, placed.stages, links)
     found = Found(Option("file"), placed, made, step.step_s, step.bubble, step.peak_bytes)
     return Chosen.of(found, links, explain([found])), placed.placement
 
@@ -195,6 +196,7 @@ def _answer(session: Session, found: list[dict[str, Any]]) -> str:
         lambda _: Placed(stages),
         chosen.links,
         tried=tried,
+        ahead=ahead(settings),
     )
     present = next(one for one in again if one.option == dataclasses.replace(chosen.option, recompute=False))
     if chosen.option.recompute or again[0].step_s > BETTER * present.step_s:

@@ -19,6 +19,8 @@ from weft.topology.cluster import Link
 LOOPED = ("looped", "looped_bfs")
 MEASURED = ("auto", "list", "file")
 """Schedules that the deciding rank makes, and tells the others."""
+AHEAD = 1
+"""How many more than its list holds a rank may start while it would wait, where speed counts more than memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +100,13 @@ def schedule_for(settings: Settings, chosen: Chosen | None, microbatches: int) -
     return _made(
         option.like or option.schedule, settings.partitions, microbatches, option.active, option.chunks
     )
+
+
+def ahead(settings: Settings) -> int | None:
+    """How many more (stage, microbatch) than its list a rank may hold; None: never more at any point of the list."""
+    if settings.memory_limit:
+        return None
+    return AHEAD if settings.optimize == "speed" and settings.pipeline in ("interleaved", "auto") else 0
 
 
 @functools.lru_cache(16)

@@ -21,16 +21,13 @@ from weft.torch.intercept import install
 from weft.torch.model import DistributedModel, current_scale, in_microbatch
 from weft.torch.output import collect
 from weft.torch.partition import partition_models
-from weft.torch.planned import schedule_for
+from weft.torch.planned import ahead, schedule_for
 from weft.torch.program import Program
 from weft.torch.random_state import same_states
 from weft.torch.recording import recorded, recorded_forward
 from weft.torch.replicas import begin_step, finish_step
 from weft.torch.slicing import Cut, MiniBatch, prepare
 from weft.torch.structure import replace
-
-AHEAD = 1
-"""How many more than its list holds a rank may start while it would wait, where speed counts more than memory."""
 
 
 class Step:
@@ -166,9 +163,7 @@ class Step:
         if key not in self._orders:
             actions = schedule_for(settings, chosen, microbatches).ranks[session.position("pp")]
             limit = settings.active_microbatches if settings.pipeline == "interleaved" else len(actions)
-            free = settings.optimize == "speed" and settings.pipeline in ("interleaved", "auto")
-            ahead = AHEAD if free and not settings.memory_limit else 0
-            self._orders[key] = Order.of(actions, limit, revisited, ahead)
+            self._orders[key] = Order.of(actions, limit, revisited, ahead(settings))
         return self._orders[key]
 
 

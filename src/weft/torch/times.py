@@ -7,6 +7,7 @@ different where the machine changed its speed between them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,16 +25,21 @@ AGREED = 1.08
 
 
 def typical(passes: Sequence[Pass], kinds: Kinds = NO_KINDS) -> dict[Any, tuple[float, ...]]:
-    """The smallest of each key's times, scaled so that all together are the smallest of the passes' sums.
+    """The smallest of each key's times, scaled so that all together are what the passes that agree take, on average;
+    what the shortest pass takes where none agrees.
 
     >>> typical([{"a": (1.0, 2.0), "b": (3.0, 3.0)}, {"a": (2.0, 1.0), "b": (2.0, 5.0)}])
     {'a': (1.2857142857142858, 1.2857142857142858), 'b': (2.5714285714285716, 3.8571428571428577)}
     >>> typical([{"a": (1.0,), "b": (3.0,), "c": (2.0,)}], {"a": "block", "b": "block"})
     {'a': (1.5,), 'b': (1.5,), 'c': (3.0,)}
+    >>> typical([{"a": (20.0,)}, {"a": (21.0,)}, {"a": (35.0,)}])
+    {'a': (20.5,)}
     """
     least = _least(passes, kinds)
     smallest = _sum(least)
-    scale = min(map(_sum, passes)) / smallest if smallest else 1.0
+    sums = [_sum(one) for one in passes]
+    alike = [one for one in sums if one <= AGREED * smallest] or [min(sums)]
+    scale = mean(alike) / smallest if smallest else 1.0
     return {key: tuple(scale * time_s for time_s in times) for key, times in least.items()}
 
 

@@ -3,14 +3,15 @@
 Nothing that it does is left behind: gradients, buffers, plain attributes of modules and random states are as before.
 
 * forward time: around every module's call
-* backward time: around every node of autograd's graph; a node belongs to the module whose call made it, which its
-  sequence number tells; and what adding up the gradients of a module's own parameters takes
+* backward time: up to the end of every node of autograd's graph, from the one before; a node belongs to the module
+  whose call made it, which its sequence number tells; and what adding up the gradients of a module's own parameters
+  takes
 * activation bytes: what autograd saves, each piece of memory once, parameters not at all
 * which parameters and which other modules a module uses that are registered elsewhere, and what glue does
 
 The first pass warms up and watches, the others measure until two agree (``times``): a machine may change its speed
 meanwhile. The smallest time of a module, and of those alike, counts, which tells best how they compare; all are
-scaled to what the fastest pass takes together, because the smallest of many times are faster than any one pass.
+scaled to what those passes take together, because the smallest of many times are faster than any one pass.
 """
 
 from __future__ import annotations
@@ -110,6 +111,8 @@ class Tracer:
         self.seen_storages = {p.untyped_storage()._cdata for p in root.parameters()}
         self.went_backward = False
         self.going_back = False
+        self.reached = 0.0
+        """Up to when the time of the backward pass has been counted."""
         self.leaking: set[str] = set()
         self.operations = Operations()
         self.tasks: list[Task] | None = None
@@ -223,26 +226,18 @@ class Tracer:
     # --- backward -----------------------------------------------------------------------------------------
 
     def backward(self, tensors: list[Tensor], grads: list[Tensor]) -> None:
-        """Run the backward pass and time each node of the graph."""
-        begun = self.now()
+        """Run the backward pass and time each node of the graph, with what autograd does before it: adding up gradients
+        that come from several operations, for example."""
+        begun = self.reached = self.now()
         self.went_backward = True
         places = [at for at, _ in self.events]
-        starts: dict[int, float] = {}
         for node in graph_nodes(tensors):
             number = getattr(node, "_sequence_nr", lambda: 1 << 62)()
             if number >= 1 << 62:
                 continue  # AccumulateGrad
             at = bisect.bisect_right(places, number) - 1
             record = self.events[at][1] if at >= 0 else self.top
-
-            def before(_: Any, number: int = number) -> None:  # not the node: it would keep itself alive
-                starts[number] = self.now()
-
-            def after(_: Any, __: Any, number: int = number, record: Record = record) -> None:
-                record.backward_s += self.now() - starts.pop(number, self.now())
-
-            node.register_prehook(before)
-            node.register_hook(after)
+            node.register_hook(lambda _, __, record=record: self._went_back(record))
         self.going_back = True
         try:
             with collecting(self.tasks) if self.tasks is not None else nullcontext():
@@ -260,10 +255,15 @@ class Tracer:
         name = self.own.get(id(parameter), "")
         if grad is None or grad.layout != torch.strided or grad.dtype != parameter.dtype or not name:
             return
-        start = self.now()
         with torch.no_grad():
             grad.add_(parameter)
-        self.records[name.rpartition(".")[0]].backward_s += self.now() - start
+        self._went_back(self.records[name.rpartition(".")[0]])
+
+    def _went_back(self, record: Record) -> None:
+        """What the backward pass did since the last time was for ``record``."""
+        now = self.now()
+        record.backward_s += now - self.reached
+        self.reached = now
 
 
 class GlueWatch(TorchFunctionMode):

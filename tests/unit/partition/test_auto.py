@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from weft import schedule
 from weft.errors import PlacementError, ScheduleError
 from weft.partition.auto import Found, Option, Placed, explain, merit, options, recomputed, search, simulation
-from weft.simulate import FREE, Edge, Links, StageCost, simulate
+from weft.simulate import FREE, Edge, Links, StageCost, as_run, simulate
 from weft.topology.cluster import Link
 
 LINKS = Links.uniform(Link.parse("1GB/s,1ms"), overhead_s=0.002)
@@ -66,7 +66,8 @@ def by_hand(
         made = schedule.make("list", ranks, microbatches, costs=costs)
     else:
         made = schedule.make(option.schedule, ranks, microbatches, active=option.active, chunks=option.chunks)
-    return simulate(made.ranks, made.rank_of_stage, stages, links).step_s
+    order = as_run(made.ranks, made.rank_of_stage, stages, links)
+    return simulate(order, made.rank_of_stage, stages, links).step_s
 
 
 TIMES = st.floats(0.1, 4.0)
