@@ -87,7 +87,7 @@ def _from_file(
     made = schedule.make("file", settings.partitions, settings.microbatches, text=text)
     check(made)
     placed = place(made.rank_of_stage)
-    step = as_weft_runs(made, placed.stages, links)
+    step = as_weft_runs(made, placed.stages, links, ahead=ahead(settings))
     found = Found(Option("file"), placed, made, step.step_s, step.bubble, step.peak_bytes)
     return Chosen.of(found, links, explain([found])), placed.placement
 
