@@ -14,7 +14,8 @@ from weft.cli.graph_file import read_graph
 from weft.cli.machine import each, links
 from weft.errors import ConfigError, FormatError, PlacementError
 from weft.graph import Graph
-from weft.partition.auto import Found, Option, explain, options, search, simulation
+from weft.partition.auto import Found, Option, options, search, simulation
+from weft.partition.explain import explain
 from weft.partition.stages import Placer, choices
 from weft.report.page import Entry, page
 from weft.report.picture import timeline_png, timeline_svg

@@ -18,7 +18,8 @@ from typing import Any
 from weft import schedule
 from weft.config import Settings
 from weft.errors import ConfigError
-from weft.partition.auto import Found, Option, Placed, as_weft_runs, explain, options, search
+from weft.partition.auto import Found, Option, Placed, as_weft_runs, options, search
+from weft.partition.explain import explain
 from weft.schedule.legal import check
 from weft.simulate import Links, StageCost
 from weft.timeline import Span

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from weft import schedule
 from weft.errors import PlacementError, ScheduleError
-from weft.partition.auto import Found, Option, Placed, explain, merit, options, recomputed, search, simulation
+from weft.partition.auto import Found, Option, Placed, merit, options, recomputed, search, simulation
+from weft.partition.explain import explain
 from weft.simulate import FREE, Edge, Links, StageCost, as_run, simulate
 from weft.topology.cluster import Link
 
