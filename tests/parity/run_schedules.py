@@ -43,7 +43,11 @@ MODELS = [
 ]
 NAMED = [pipeline for pipeline in PIPELINES if pipeline != "file"]
 BY_FILE = [f"{model}/file" for model in (MODELS[0], MODELS[3], MODELS[6], MODELS[9])]
-ITEMS = [f"{model}/{pipeline}" for model in MODELS for pipeline in NAMED] + BY_FILE
+LIMITED = [
+    f"{model}/{kind}+limit" for model in (MODELS[0], MODELS[3], MODELS[6]) for kind in ("auto", "list")
+]
+"""Under a limit on memory no forward pass begins before what the schedule names before it."""
+ITEMS = [f"{model}/{pipeline}" for model in MODELS for pipeline in NAMED] + BY_FILE + LIMITED
 
 
 def loss_of(case: Case, model: Any, batch: Batch) -> Any:
@@ -89,11 +93,14 @@ def own_part(batch: Batch, replica: int, replicas: int) -> Batch:
 def run_item(item: str, partitions: int) -> tuple[str, dict[str, Any]]:
     """Some steps with one schedule."""
     name, _, pipeline = item.partition("/")
+    pipeline, _, limit = pipeline.partition("+")
     net, batches, expected = alone(name)
     replicas = weft.rdp_size()
     settings = {"partitions": partitions, "microbatches": MICROBATCHES // replicas, "pipeline": pipeline}
     if pipeline == "file":
         settings["schedule_file"] = written(partitions, MICROBATCHES // replicas)
+    if limit:
+        settings["memory_limit"] = 8.0
     weft.init(settings)
     case = CASES[name]
     mine = [own_part(batch, weft.rdp_rank(), replicas) for batch in batches]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from .jobs import Outcome, run_items
-from .run_schedules import BY_FILE, ITEMS, MODELS, NAMED
+from .run_schedules import BY_FILE, ITEMS, LIMITED, MODELS, NAMED
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -25,6 +25,7 @@ SELECTED = {
     (4, 1): [f"{MODELS[1]}/{kind}" for kind in ("looped", *SPLITTING)],
     (2, 2): [f"{model}/{kind}" for model in TWO for kind in ("interleaved", "auto", *SPLITTING)]
     + BY_FILE[:1]
+    + LIMITED[:1]
     + [
         f"{model}/{kind}"
         for model, kind in zip(

@@ -226,8 +226,7 @@ class Tracer:
     # --- backward -----------------------------------------------------------------------------------------
 
     def backward(self, tensors: list[Tensor], grads: list[Tensor]) -> None:
-        """Run the backward pass and time each node of the graph, with what autograd does before it: adding up gradients
-        that come from several operations, for example."""
+        """Run the backward pass and time each node, with what autograd does before it: it adds up gradients."""
         begun = self.reached = self.now()
         self.went_backward = True
         places = [at for at, _ in self.events]
@@ -255,6 +254,8 @@ class Tracer:
         name = self.own.get(id(parameter), "")
         if grad is None or grad.layout != torch.strided or grad.dtype != parameter.dtype or not name:
             return
+        if not self.going_back:  # inside of a forward pass
+            self.reached = self.now()
         with torch.no_grad():
             grad.add_(parameter)
         self._went_back(self.records[name.rpartition(".")[0]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,6 +49,46 @@ def test_times_are_a_modules_own():
     found = traced(nn.Sequential(Slow()))
     assert 0.02 <= found.records["0"].forward_s < 0.2
     assert found.records["0.inner"].forward_s < 0.01 and found.records[""].forward_s < 0.01
+
+
+def backward_times(net: nn.Module, clock: SimpleNamespace) -> dict[str, float]:
+    """Those of a trace on the clock, by module."""
+    streams = Streams(CPU)
+
+    def run() -> None:
+        Tracer.current.backward([net(torch.randn(2, WIDTH)).sum()], [torch.ones(())])  # type: ignore[union-attr]
+
+    found = trace(net, run, CPU, streams, clock=clock)  # type: ignore[arg-type]
+    return {name: record.backward_s for name, record in found.records.items() if record.backward_s}
+
+
+def test_what_autograd_does_before_an_operation_counts_for_it():
+    clock = SimpleNamespace(seconds=0.0)
+
+    def pass_time(grad: torch.Tensor) -> None:
+        clock.seconds += 3.0
+
+    class Watched(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result = super().forward(x)
+            result.register_hook(pass_time)
+            return result
+
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), Watched(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    assert backward_times(net, clock) == {"1": 3.0}
+
+
+def test_a_backward_pass_inside_of_a_forward_pass_takes_its_own_time_only():
+    clock = SimpleNamespace(seconds=1e6)
+
+    class Learns(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            clock.seconds += 2.0
+            with torch.enable_grad():
+                torch.autograd.backward(super().forward(x.detach()).sum())
+            return super().forward(x)
+
+    assert backward_times(nn.Sequential(Learns(WIDTH, WIDTH)), clock) == {}
 
 
 def test_an_evaluation_step_guesses_the_backward_time():
