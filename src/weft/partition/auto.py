@@ -24,7 +24,8 @@ from weft.simulate import Edge, Links, Simulation, StageCost, as_run, simulate
 from weft.units import format_bytes
 
 VISIT = 0.02
-"""What each stage more on a rank must gain of the step: visits of stages cost more than a trace sees."""
+"""What each stage more on a rank must gain of the step: visits of stages cost more than a trace sees (measured; see
+`docs/decisions/0063-simulated-as-run.md`)."""
 
 
 @dataclass(frozen=True)
@@ -346,7 +347,10 @@ def as_weft_runs(
     copies: int = 4,
     ahead: int | None = 0,
 ) -> Simulation:
-    """A step in which ranks do not wait while they can run what comes later in their lists."""
+    """A step in which ranks do not wait while they can run what comes later in their lists.
+
+    What is given, and the errors, are those of `weft.simulate.as_run` and `simulate`.
+    """
     order = as_run(made.ranks, made.rank_of_stage, stages, links, edges=edges, ahead=ahead)
     return simulate(order, made.rank_of_stage, stages, links, edges=edges, copies=copies)
 

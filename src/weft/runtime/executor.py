@@ -20,7 +20,7 @@ from typing import Any
 
 from weft.errors import StallError
 from weft.runtime.microbatch import Microbatch, Worker
-from weft.schedule.action import Action
+from weft.schedule.action import Action, in_flight
 from weft.timeline import Span
 from weft.transport.channel import Mailbox
 
@@ -58,18 +58,11 @@ class Order:
         holds in flight would keep the other ranks waiting then, so only ``limit`` counts.
         """
         position: dict[tuple[str, int, int], int] = {}
-        held: set[tuple[int, int]] = set()
-        peak = 0
         for number, (stage, kind, microbatch) in enumerate(actions):
             position.setdefault(("B" if kind == "I" else kind, stage, microbatch), number)
-            if kind == "F":
-                held.add((stage, microbatch))
-                peak = max(peak, len(held))
-            elif kind in ("B", "W"):
-                held.discard((stage, microbatch))
         return cls(
             position,
-            max(1, limit if revisited else min(limit, peak + (ahead or 0))),
+            max(1, limit if revisited else min(limit, in_flight(actions) + (ahead or 0))),
             min((action.stage for action in actions), default=0),
             frozenset((action.stage, action.microbatch) for action in actions if action.kind == "W"),
             ahead is None and not revisited,

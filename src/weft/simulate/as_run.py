@@ -15,7 +15,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-from weft.schedule.action import Action
+from weft.schedule.action import Action, in_flight
 from weft.simulate.costs import FREE, Edge, Links, StageCost
 from weft.simulate.wiring import Program, Wiring, compile_rank, wire
 
@@ -44,6 +44,9 @@ def as_run(
         ahead: How many more (stage, microbatch) than its list a rank may hold; None: never more at any point of the
             list, so no F begins before the B, I and W that stand before it have ended.
 
+    Raises:
+        ScheduleError: If a list has an action of a stage that is not on its rank.
+
     >>> from weft.schedule import make
     >>> made = make("interleaved", ranks=2, microbatches=3)
     >>> slow_end = [StageCost(1.0, 1.0), StageCost(3.0, 3.0)]
@@ -68,7 +71,7 @@ class _Rank:
         self.nodes, self.durations_s = program.nodes, program.durations_s
         self.actions = actions
         self.position = {node: number for number, node in enumerate(program.nodes)}
-        self.limit = max(1, _peak(actions) + (ahead or 0))
+        self.limit = max(1, in_flight(actions) + (ahead or 0))
         self.before_forward = [
             number for number, action in enumerate(actions) if action.kind != "F" and ahead is None
         ]
@@ -172,15 +175,6 @@ class _Rank:
             self.begun.remove(microbatch)
 
 
-def _peak(actions: Sequence[Action]) -> int:
-    """The most (stage, microbatch) that a rank holds which follows its list."""
-    held = peak = 0
-    for action in actions:
-        held += (action.kind == "F") - (action.kind in ("B", "W"))
-        peak = max(peak, held)
-    return peak
-
-
 class _Run:
     """Time goes on: actions end, tensors arrive, ranks that are free choose."""
 
@@ -192,7 +186,7 @@ class _Run:
         self.take_s: dict[int, float] = {}
         self.link_free: dict[str, float] = {}
         self.events: list[tuple[float, int, int, int]] = []
-        """(time, what, rank, node)"""
+        """(time in seconds, ENDS or ARRIVES or FREE_AGAIN, rank, node)"""
 
     def run(self) -> None:
         for rank in self.ranks:
@@ -227,7 +221,7 @@ class _Run:
             heapq.heappush(self.events, (end, ENDS, number, node))
 
     def _hand_on(self, now: float, rank: _Rank, node: int) -> float:
-        """Send what the action has made; returns when its rank is free."""
+        """Send what the action has made; returns when its rank is free, in seconds."""
         rank.end(rank.position[node])
         point, base = node % self.points, node - node % self.points
         for target in self.wiring.local[point]:

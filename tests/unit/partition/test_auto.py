@@ -98,6 +98,14 @@ def test_the_best_is_the_option_with_the_least_simulated_step(ranks, microbatche
     assert rounded == sorted(rounded)
 
 
+@pytest.mark.parametrize(("looped_s", "best"), [(0.99, "interleaved"), (0.97, "looped")])
+def test_a_stage_more_on_a_rank_must_gain_two_percent(looped_s: float, best: str):
+    def found(name: str, step_s: float) -> Found:
+        return Found(Option(name), schedule=schedule.make(name, ranks=2, microbatches=2), step_s=step_s)
+
+    assert min(found("interleaved", 1.0), found("looped", looped_s), key=merit).option.schedule == best
+
+
 def test_a_published_step_is_found():
     found = search(4, 8, evenly, FREE, tried=[Option("interleaved"), Option("simple")])
     assert [one.step_s for one in found] == pytest.approx([33.0, 33.0])

@@ -53,12 +53,11 @@ def test_times_are_a_modules_own():
 
 def backward_times(net: nn.Module, clock: SimpleNamespace) -> dict[str, float]:
     """Those of a trace on the clock, by module."""
-    streams = Streams(CPU)
 
     def run() -> None:
         Tracer.current.backward([net(torch.randn(2, WIDTH)).sum()], [torch.ones(())])  # type: ignore[union-attr]
 
-    found = trace(net, run, CPU, streams, clock=clock)  # type: ignore[arg-type]
+    found = trace(net, run, CPU, Streams(CPU), clock=clock)  # type: ignore[arg-type]
     return {name: record.backward_s for name, record in found.records.items() if record.backward_s}
 
 
