@@ -19,7 +19,7 @@ demo: $(READY)  ## train a small GPT, split over two processes, for about two mi
 	weft run -n 2 examples/gpt_demo.py $(ARGS)
 
 test: $(READY)  ## run all tests; ARGS="tests/unit -k mesh" for some
-	$(BIN)/pytest --numprocesses 3 --dist loadfile $(ARGS)
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --max-worker-restart 0 $(ARGS)
 
 check: $(READY)  ## lint, formatting, types, spelling
 	$(BIN)/ruff check

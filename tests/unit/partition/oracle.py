@@ -142,5 +142,6 @@ def integer_program(problem: Problem) -> float | None:
     model.minimize(largest)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.catch_sigint_signal = False  # else SIGINT would end this process from then on
     status = solver.solve(model)
     return solver.objective_value / SCALE if status == cp_model.OPTIMAL else None
