@@ -38,8 +38,8 @@ class Inside(Protocol):
     def shard(self, flat: torch.Tensor) -> torch.Tensor:
         """This rank's part of a flat tensor, as a view."""
 
-    def reduce_scatter(self, flat: torch.Tensor) -> None:
-        """Replace this rank's shard by the host's sum."""
+    def reduce_scatter(self, flat: torch.Tensor, scale: float = 1.0) -> None:
+        """Replace this rank's shard by the host's sum of ``scale`` times it."""
 
     def all_gather(self, flat: torch.Tensor) -> None:
         """Replace the other shards by those ranks' values."""
@@ -61,7 +61,9 @@ class HostGroup:
     def shard(self, flat: torch.Tensor) -> torch.Tensor:
         return flat.view(self.size, -1)[self._exchange.rank]
 
-    def reduce_scatter(self, flat: torch.Tensor) -> None:
+    def reduce_scatter(self, flat: torch.Tensor, scale: float = 1.0) -> None:
+        if scale != 1.0:
+            flat.mul_(scale)
         self.shard(flat).copy_(sum_of_own_shard(flat, self._exchange.group))
 
     def all_gather(self, flat: torch.Tensor) -> None:
@@ -152,18 +154,21 @@ class Hierarchical:
     def _sum(self, shard: torch.Tensor) -> None:
         self.between.all_reduce(shard).wait()
 
-    def through(self, flat: torch.Tensor, between: Callable[[torch.Tensor], object]) -> None:
-        """Reduce inside the host, let ``between`` work on this rank's shard in place, gather inside the host.
+    def through(
+        self, flat: torch.Tensor, between: Callable[[torch.Tensor], object], scale: float = 1.0
+    ) -> None:
+        """Sum ``scale`` times ``flat`` inside the host, let ``between`` work on this rank's shard in place, gather
+        inside the host.
 
         Blocking, in the caller's thread; nothing else of this collective is in flight.
         """
         if flat.is_cuda and flat.numel() % self.inside.size:
             padded = flat.new_zeros(-(-flat.numel() // self.inside.size) * self.inside.size)
             padded[: flat.numel()] = flat
-            self.through(padded, between)
+            self.through(padded, between, scale)
             flat.copy_(padded[: flat.numel()])
             return
-        self.inside.reduce_scatter(flat)
+        self.inside.reduce_scatter(flat, scale)
         shard = self.inside.shard(flat)
         if shard.numel():
             between(shard)

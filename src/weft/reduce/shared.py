@@ -201,9 +201,9 @@ class HostMemory:
         self._run([*large, together], scatter=True, gather=True, scale=scale)
         torch.split_with_sizes_copy(together, [tensor.numel() for tensor in small], out=small)
 
-    def reduce_scatter(self, flat: torch.Tensor) -> None:
-        """Replace this rank's shard of ``flat`` by the sum over the members; the rest stays as it is."""
-        self._run([flat], scatter=True, gather=False)
+    def reduce_scatter(self, flat: torch.Tensor, scale: float = 1.0) -> None:
+        """Replace this rank's shard of ``flat`` by the sum over the members of ``scale`` times it; the rest stays."""
+        self._run([flat], scatter=True, gather=False, scale=scale)
 
     def all_gather(self, flat: torch.Tensor) -> None:
         """Replace the other ranks' shards of ``flat`` by those ranks' values."""
@@ -266,8 +266,10 @@ class HostMemory:
                 self._add_up(parts, run.scale, total)
                 mine.copy_(total)
             else:
-                for rank in self._others:
-                    mine.add_(run.shared(round, rank, place, mine))
+                first, *rest = (run.shared(round, rank, place, mine) for rank in self._others)
+                torch.add(first, mine, alpha=1 if run.scale == 1.0 else run.scale, out=mine)
+                for part in rest:
+                    mine.add_(part)
         self._counters[self.rank][_REDUCED] = number + 1
 
     def _add_up(self, parts: Sequence[torch.Tensor], scale: float, total: torch.Tensor) -> None:

@@ -122,15 +122,10 @@ def between_hosts(compression: Compression) -> Compression:
             return flat
         if not isinstance(collective, Hierarchical):
             return average(flat, collective)
-        # Before the sum where it could overflow, else after it, in the shard alone.
-        first = flat.dtype.itemsize < 4
-        if first:
-            flat.div_(collective.inside.size)
-
-        def middle(shard: torch.Tensor) -> None:
-            average(shard if first else shard.div_(collective.inside.size), collective.between)
-
-        collective.through(flat, middle)
+        # Scaled before the sum, which could overflow.
+        collective.through(
+            flat, lambda shard: average(shard, collective.between), scale=1 / collective.inside.size
+        )
         return flat
 
     return type(compression)(init, update)
