@@ -6,7 +6,8 @@
        +------ pipe --- rank 0 of 1f1b ...
 
 All processes live through the whole run and sleep while others have their turn, so drift of the
-machine meets all contenders alike, and no contender's heap or threads meet another's.
+machine meets all contenders alike, and no contender's heap or threads meet another's. The first step of a turn
+does not count: it finds the caches full of what the others left, where steps of a training run follow each other.
 """
 
 from __future__ import annotations
@@ -180,6 +181,7 @@ def compare(
         for turn in range(rounds):
             for job, record in zip(jobs, records, strict=True):
                 left_s = patience_s - machine.wait_until_quiet(patience_s)
+                job.run(1)
                 for _ in range(steps):
                     left_s -= pace.wait(job, left_s)
                     record.steps += job.run(1)
