@@ -7,7 +7,7 @@
 
 All processes live through the whole run and sleep while others have their turn, so drift of the
 machine meets all contenders alike, and no contender's heap or threads meet another's. The first steps of a turn
-do not count: they find the caches full of what the others left, where steps of a training run follow each other.
+do not count: steps of a training run follow each other, these follow what the others left in the caches.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks.turns.samples import Record, Step, together
 
 ROUNDING = 1e-5
 SETTLING = 8
-"""Steps of a turn that do not count. Measured: two ranks' steps become shorter until then, by 3 to 5 %."""
+"""Steps of a turn that do not count: until then some contenders' become shorter (`benchmarks/schedules/README.md`)."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
