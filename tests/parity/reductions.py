@@ -148,6 +148,32 @@ def pieces() -> None:
         each.close()
 
 
+def halves_of_a_sum() -> None:
+    """Inside one host: a scaled reduce-scatter gives each rank its shard of the mean, an all-gather gives the rest."""
+    everyone = dist.group.WORLD
+    for slot_bytes in (4096, None):
+        memory = HostMemory.connect(everyone, slot_bytes=slot_bytes)
+        for dtype, close in {torch.float32: 1e-6, torch.float64: 1e-12, torch.float16: 4e-3}.items():
+            for numel in (1, 1001, 70_003):
+                whole = [each.cpu() for each in values(numel, dtype, salt=numel)]
+                flat = own(whole)
+                memory.reduce_scatter(flat, 1 / ranks())
+                exact = torch.stack([row.double() for row in whole]).mean(0)
+                largest = close * float(exact.abs().max().clamp(1))
+                own_part = memory.shard(flat).double() - memory.shard(exact)
+                assert not own_part.numel() or float(own_part.abs().max()) <= largest
+                memory.all_gather(flat)
+                assert float((flat.double() - exact).abs().max()) <= largest
+                same_everywhere(flat)
+        full = torch.full((ranks(),), 60_000.0, dtype=torch.float16)
+        memory.reduce_scatter(full, 1 / ranks())
+        assert torch.allclose(memory.shard(full).float(), torch.tensor(60_000.0), rtol=1e-3), "it overflowed"
+        counts = torch.arange(ranks())
+        memory.reduce_scatter(counts)
+        assert memory.shard(counts).item() == memory.rank * ranks(), "whole numbers are summed as they are"
+        memory.close()
+
+
 class Counted:
     """An exchange that counts the bytes that a rank sends, for collectives that send no more than they must."""
 
@@ -285,7 +311,10 @@ def lanes() -> None:
     collective.close()
 
 
-CHECKS = {check.__name__: check for check in (algorithms, pieces, volumes, compressions, chance, lanes)}
+CHECKS = {
+    check.__name__: check
+    for check in (algorithms, pieces, halves_of_a_sum, volumes, compressions, chance, lanes)
+}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
