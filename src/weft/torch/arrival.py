@@ -1,8 +1,9 @@
-"""The hooks by which a parameter says that its gradient has grown."""
+"""The hooks of a parameter whose gradient has grown that are weft's own."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,10 +24,22 @@ class Arrival:
             reducer.arrived(self._number)
 
 
+class Passing:
+    """Calls ``forget`` with a parameter whose gradient is not to stay."""
+
+    __slots__ = ("_forget",)
+
+    def __init__(self, forget: Callable[[Tensor], None]) -> None:
+        self._forget = forget
+
+    def __call__(self, parameter: Tensor) -> None:
+        self._forget(parameter)
+
+
 def only_arrivals(parameter: nn.Parameter) -> bool:
-    """Whether nobody but reducers looks at the gradient when it grows."""
+    """Whether nobody but weft looks at the gradient when it grows."""
     hooks = parameter._post_accumulate_grad_hooks
-    return not hooks or all(type(hook) is Arrival for hook in hooks.values())
+    return not hooks or all(isinstance(hook, (Arrival, Passing)) for hook in hooks.values())
 
 
 def announce(parameter: nn.Parameter) -> None:

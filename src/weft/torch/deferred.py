@@ -1,82 +1,169 @@
-"""Weight gradients later: the backward pass in two halves, I (for the inputs) and W (for the weights).
+"""Gradients of weights apart from the backward pass: at once but added in one call, or later, when the schedule says W.
 
-Zero-bubble schedules (Qi et al., arXiv 2401.10241) send the gradient of a stage's input as soon as it is known and
-fill idle time with the gradients of its weights. Where a unit applies one of its own parameters by a function that
-this module knows, autograd sees an operation without a weight: its backward gives the gradient of the input, keeps
-what the weight's gradient needs, and the rank computes that when the schedule says W:
+Zero-bubble schedules (Qi et al., arXiv 2401.10241) cut the backward pass in two halves: I gives the gradient of a
+stage's input, which another rank waits for, and W those of its weights, which fill idle time. Before the backward pass
+runs, its graph is searched for nodes that apply a parameter. Autograd visits them as usual, but is told that nobody
+wants the parameter's gradient; a hook takes what that gradient is made of:
 
-    forward    y = linear(x, weight)                 keeps x
-    I          dx = dy @ weight                      keeps dy
+    forward    y = linear(x, weight)                 autograd's own node, which keeps x
+    I          dx = dy @ weight                      autograd; the hook keeps x and dy
     W          weight.grad += dy.T @ x               one call, without a temporary of the weight's size
 
-Every other operation runs whole in I: correct, only less is left for W. So does one whose weight has hooks, is not
-a leaf, or that runs under autocast.
+The forward pass knows nothing of it. Where the schedule has no W, the third line runs in the hook: for large weights
+on a CPU, where it saves a pass over the weight and over a temporary of its size (`FUSED_BYTES`). A row of an embedding
+is added to where it is, where autograd makes a gradient of the whole table for every microbatch.
+
+All else runs whole in I: correct, only less is left for W. So does a weight that has hooks, is computed, or is also
+used in another way; and what autograd unpacks by hooks, as activation checkpoints do, or cannot see into.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.autograd.graph import GradientEdge
 
-from weft.errors import UsageError
 from weft.torch.arrival import announce, only_arrivals
+
+FUSED_BYTES = 512 << 10
+"""From this size on a weight gains more than the hook costs, about 10 microseconds."""
 
 
 class Task:
-    """The gradient of ``parameter`` (and of what goes with it), for one call; calling it adds to ``.grad``."""
+    """The gradient of ``parameter`` from one use of it, by ``node``; calling it adds to ``.grad`` and tells of it.
 
-    __slots__ = ("_work", "parameter")
+    ``then`` is called with the task when it could run: the gradient of what the node computed is known.
+    """
 
-    def __init__(self, parameter: nn.Parameter, work: Callable[[], None]) -> None:
+    __slots__ = ("grad", "kept", "node", "parameter", "then", "transposed")
+    saved: str
+    """What the node keeps for the weight's gradient, by autograd's name."""
+    at: int
+    """Which of the node's inputs the weight is."""
+    transposes = False
+    """Whether the weight may be transposed before."""
+    fused = True
+    """Whether adding at once gains something."""
+    grad: Tensor | None
+    kept: Any
+    then: Callable[[Task], None] | None
+
+    def __init__(self, node: Any, parameter: nn.Parameter, transposed: bool) -> None:
+        self.node: Any = node
         self.parameter = parameter
-        self._work = work
+        self.transposed = transposed
 
     def __call__(self) -> None:
         with torch.no_grad():
-            self._work()
+            self.add()
+        announce(self.parameter)
 
+    def at_once(self) -> None:
+        """Run where no gradients are recorded, and keep nothing."""
+        self.add()
+        self.kept = self.grad = None
+        announce(self.parameter)
 
-_thread = threading.local()
-
-
-@contextmanager
-def paused() -> Iterator[None]:
-    """Inside, all runs whole: in activation checkpoints, whose second run autograd starts."""
-    before = getattr(_thread, "paused", False)
-    _thread.paused = True
-    try:
-        yield
-    finally:
-        _thread.paused = before
-
-
-@contextmanager
-def collecting(tasks: list[Task]) -> Iterator[None]:
-    """The weight gradients that the backward pass on this thread leaves for later go into ``tasks``."""
-    before = getattr(_thread, "tasks", None)
-    _thread.tasks = tasks
-    try:
-        yield
-    finally:
-        _thread.tasks = before
-
-
-def _later(parameter: nn.Parameter, work: Callable[[], None]) -> None:
-    """Leave ``work`` until the schedule says W."""
-    tasks = getattr(_thread, "tasks", None)
-    if tasks is None:
-        raise UsageError(
-            "a module takes gradients inside of its forward, which a schedule that splits the backward pass cannot do: "
-            'choose another one, for example {"pipeline": "interleaved"}'
+    def meet(self, grads: Sequence[Tensor | None]) -> None:
+        """Autograd is about to visit the node, with the gradient of its result."""
+        node, then = self.node, self.then
+        self.node = self.then = (
+            None  # they may hold this task: memory would be free only when cycles are looked for
         )
-    tasks.append(Task(parameter, work))
+        self.grad = grads[0]
+        if self.grad is not None and then is not None:
+            self.kept = self.keep(node)
+            then(self)
+
+    def keep(self, node: Any) -> Any:
+        """What the node lets go when it has run."""
+        raise NotImplementedError
+
+    def add(self) -> None:
+        """Add to the parameter's ``.grad``; called again it adds the same again."""
+        raise NotImplementedError
+
+
+class _Product(Task):
+    """``x @ weight.T`` with ``weight`` [out, in], as ``linear`` has it, or ``x @ weight`` with ``weight`` [in, out]."""
+
+    __slots__ = ()
+    saved, at, transposes = "mat1", 2, True
+
+    def keep(self, node: Any) -> tuple[Tensor, float]:
+        return node._saved_mat1.detach(), node._saved_alpha
+
+    def add(self) -> None:
+        x, factor = self.kept
+        assert self.grad is not None
+        left, right = (self.grad.t(), x) if self.transposed else (x.t(), self.grad)
+        add_product(self.parameter, left, right, factor)
+
+
+class _PlainProduct(_Product):
+    """The same without a bias."""
+
+    __slots__ = ()
+    saved, at = "self", 1
+
+    def keep(self, node: Any) -> tuple[Tensor, float]:
+        return node._saved_self.detach(), 1
+
+
+class _Embedding(Task):
+    """A table lookup; all of its backward pass is W."""
+
+    __slots__ = ()
+    saved, at = "indices", 0
+
+    def keep(self, node: Any) -> tuple[Tensor, int, bool]:
+        padding = node._saved_padding_idx
+        padding = padding if padding < len(self.parameter) else -1  # none is -1 as an unsigned number
+        return node._saved_indices, padding, node._saved_scale_grad_by_freq
+
+    def add(self) -> None:
+        indices, padding, by_count = self.kept
+        grad, held = self.grad, self.parameter.grad
+        assert grad is not None
+        if held is None or held.layout != torch.strided or not held.is_cpu or by_count:
+            backward, rows = torch.ops.aten.embedding_dense_backward, len(self.parameter)
+            add_grad(self.parameter, backward(grad.contiguous(), indices, rows, padding, by_count))
+            return
+        indices, lines = indices.reshape(-1), grad.reshape(-1, grad.shape[-1])
+        if padding >= 0:
+            wanted = indices != padding
+            indices, lines = indices[wanted], lines[wanted]
+        held.index_add_(0, indices, lines)
+
+
+class _Convolution(Task):
+    """Any convolution."""
+
+    __slots__ = ()
+    saved, at, fused = "input", 1, False
+
+    def keep(self, node: Any) -> tuple[Tensor, list[Any]]:
+        settings = [list(size) for size in (node._saved_stride, node._saved_padding, node._saved_dilation)]
+        more = [node._saved_transposed, list(node._saved_output_padding), node._saved_groups]
+        return node._saved_input.detach(), [*settings, *more]
+
+    def add(self) -> None:
+        x, settings = self.kept
+        backward, weight = torch.ops.aten.convolution_backward, self.parameter.detach()
+        found = backward(self.grad, x, weight, None, *settings, [False, True, False])
+        add_grad(self.parameter, found[1])
+
+
+KNOWN: dict[str, type[Task]] = {
+    "AddmmBackward0": _Product,
+    "MmBackward0": _PlainProduct,
+    "EmbeddingBackward0": _Embedding,
+    "ConvolutionBackward0": _Convolution,
+}
+"""By autograd's name of the node."""
 
 
 def add_grad(parameter: nn.Parameter, grad: Tensor) -> None:
@@ -85,222 +172,99 @@ def add_grad(parameter: nn.Parameter, grad: Tensor) -> None:
         parameter.grad = grad
     else:
         parameter.grad += grad
-    announce(parameter)
 
 
-def add_product(parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
-    """Add the matrix product ``left @ right`` to ``parameter.grad``."""
-    if parameter.grad is None:
-        parameter.grad = left @ right
+def add_product(parameter: nn.Parameter, left: Tensor, right: Tensor, factor: float = 1) -> None:
+    """Add ``factor`` times the matrix product ``left @ right`` to ``parameter.grad``."""
+    held = parameter.grad
+    if held is None or held.layout != torch.strided:
+        product = left @ right
+        add_grad(parameter, product if factor == 1 else product * factor)
     else:
-        parameter.grad.addmm_(left, right)
-    announce(parameter)
+        held.addmm_(left, right, alpha=factor)
 
 
-def rows(tensor: Tensor) -> Tensor:
-    """[..., n] as [rows, n]."""
-    return tensor.reshape(-1, tensor.shape[-1])
+def take_weights(
+    roots: Sequence[Tensor | GradientEdge], then: Callable[[Task], None], at_once: bool = False
+) -> tuple[GradientEdge, ...]:
+    """Take weights' gradients out of the backward pass that is about to run from ``roots``.
 
+    Args:
+        roots: What it runs from: tensors that were computed, or their edges.
+        then: Called by the backward pass with each task when it could run.
+        at_once: Take only those that are faster if they run then.
 
-class _Linear(torch.autograd.Function):
-    """``x @ weight.T + bias`` with ``weight`` [out, in], or ``x @ weight + bias`` with ``weight`` [in, out].
-
-    The parameters come inside a tuple: autograd is not to see them.
+    Returns:
+        What the backward pass has to reach, autograd's ``inputs``; nothing if autograd is to do everything.
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any, anchor: Tensor | None, x: Tensor, kept: tuple[nn.Parameter, nn.Parameter | None, bool]
-    ) -> Tensor:
-        weight, bias, transposed = ctx.kept = kept
-        ctx.save_for_backward(x)
-        if transposed:
-            return F.linear(x, weight, bias)
-        return x @ weight if bias is None else torch.addmm(bias, x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, None]:
-        (x,), (weight, bias, transposed), (grad,) = ctx.saved_tensors, ctx.kept, grads
-
-        def later() -> None:
-            out, inner = rows(grad), rows(x)
-            if weight.requires_grad:
-                add_product(weight, *((out.t(), inner) if transposed else (inner.t(), out)))
-            if bias is not None and bias.requires_grad:
-                add_grad(bias, out.sum(0))
-
-        _later(weight, later)
-        if not ctx.needs_input_grad[1]:
-            return None, None, None
-        return None, grad @ (weight if transposed else weight.t()), None
+    tasks: dict[Any, list[Task]] = {}
+    ends = _search(roots, tasks, at_once)
+    both = tasks.keys() & set(ends)  # used in another way, too
+    taken = [task for leaf, several in tasks.items() if leaf not in both for task in several]
+    for task in taken:
+        task.then = then
+        task.node.register_prehook(task.meet)
+    if not taken:
+        return ()
+    return tuple([GradientEdge(node, 0) for node in [*ends, *(task.node for task in taken)]])
 
 
-class _Embedding(torch.autograd.Function):
-    """A table lookup; all of its backward pass is W."""
+def _search(roots: Sequence[Tensor | GradientEdge], tasks: dict[Any, list[Task]], at_once: bool) -> list[Any]:
+    """The leaves' nodes to which a path leads that is not of ``tasks``, which this fills, by their leaf's node.
 
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, indices: Tensor, kept: tuple[Any, ...]) -> Tensor:
-        weight, padding, by_count = ctx.kept = kept
-        ctx.save_for_backward(indices)
-        return F.embedding(indices, weight, padding, scale_grad_by_freq=by_count)
+    A node takes half a microsecond: much less than autograd's visit, but there are many.
+    """
+    waiting: list[Any] = [root.grad_fn if isinstance(root, Tensor) else root.node for root in roots]
+    seen = {None, *waiting}
+    ends = []
+    while waiting:
+        node = waiting.pop()
+        edges = node.next_functions
+        if not edges:
+            ends.append(node)  # a leaf
+            continue
+        name = type(node).__name__
+        taken = _task(KNOWN[name], node, edges, tasks, at_once) if name in KNOWN else None
+        if taken is not None:
+            edges = edges[:taken] + edges[taken + 1 :]
+        for following, _ in edges:
+            if following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return ends
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
-        (indices,), (weight, padding, by_count), (grad,) = ctx.saved_tensors, ctx.kept, grads
-        absent = -1 if padding is None else padding
 
-        def later() -> None:
-            add_grad(
-                weight,
-                torch.ops.aten.embedding_dense_backward(
-                    grad.contiguous(), indices, weight.shape[0], absent, by_count
-                ),
-            )
-
-        _later(weight, later)
-        return None, None, None
-
-
-class _Convolution(torch.autograd.Function):
-    """Any convolution; ``settings``: stride, padding, dilation, transposed, output padding, groups."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor | None, x: Tensor, kept: tuple[Any, ...]) -> Tensor:
-        weight, bias, settings = ctx.kept = kept
-        ctx.save_for_backward(x)
-        return torch.convolution(x, weight, bias, *settings)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, None]:
-        (x,), (weight, bias, settings), (grad,) = ctx.saved_tensors, ctx.kept, grads
-        sizes = None if bias is None else list(bias.shape)
-
-        def gradients(*wanted: bool) -> tuple[Tensor, Tensor, Tensor]:
-            found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
-                grad, x, weight, sizes, *settings, list(wanted)
-            )
-            return found
-
-        def later() -> None:
-            own = (weight.requires_grad, bias is not None and bias.requires_grad)
-            _, of_weight, of_bias = gradients(False, *own)
-            for parameter, wanted, found in zip((weight, bias), own, (of_weight, of_bias), strict=True):
-                if wanted:
-                    add_grad(parameter, found)
-
-        _later(weight, later)
-        return None, gradients(True, False, False)[0] if ctx.needs_input_grad[1] else None, None
+def _task(
+    kind: type[Task], node: Any, edges: Sequence[Any], tasks: dict[Any, list[Task]], at_once: bool
+) -> int | None:
+    """Add the node's task, if it may have one, and return which of its inputs that is about."""
+    leaf = edges[kind.at][0]
+    transposed = kind.transposes and type(leaf).__name__ == "TBackward0"
+    if transposed:
+        leaf = leaf.next_functions[0][0]
+    if type(leaf).__name__ != "AccumulateGrad":
+        return None
+    parameter = leaf.variable
+    if at_once and not (kind.fused and gains(parameter)):
+        return None
+    if not _plain(parameter) or getattr(node, f"_raw_saved_{kind.saved}").unpack_hook is not None:
+        return None
+    if kind is _Embedding and node._saved_sparse:
+        return None
+    tasks.setdefault(leaf, []).append(kind(node, parameter, transposed))
+    return kind.at
 
 
 def _plain(parameter: Any) -> bool:
     """Whether nothing but the optimizer and the reducer looks at the parameter's gradient: a leaf without hooks."""
     return (
-        isinstance(parameter, nn.Parameter)
-        and type(parameter) is nn.Parameter
+        type(parameter) is nn.Parameter
         and not parameter._backward_hooks
         and only_arrivals(parameter)
+        and not parameter.is_complex()
     )
 
 
-def _may(*parameters: Any) -> bool:
-    """Whether the gradients of these may come later; some of them must want one."""
-    given = [parameter for parameter in parameters if parameter is not None]
-    return (
-        all(map(_plain, given)) and any(p.requires_grad for p in given) and len({p.dtype for p in given}) == 1
-    )
-
-
-def _anchor(like: Tensor) -> Tensor:
-    """Makes autograd visit an operation none of whose inputs needs a gradient."""
-    return torch.empty(0, dtype=like.dtype, device=like.device, requires_grad=True)
-
-
-def _apply(kind: Any, x: Tensor, kept: tuple[Any, ...]) -> Any:
-    return kind.apply(None if x.requires_grad else _anchor(x), x, kept)
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    if not _may(weight, bias) or x.dtype != weight.dtype or weight.dim() != 2:
-        return NotImplemented
-    return _apply(_Linear, x, (weight, bias, True))
-
-
-def _matmul(x: Tensor, other: Tensor) -> Any:
-    if not _may(other) or x.dtype != other.dtype or other.dim() != 2 or x.dim() < 2:
-        return NotImplemented
-    return _apply(_Linear, x, (other, None, False))
-
-
-def _addmm(bias: Tensor, x: Tensor, weight: Tensor) -> Any:
-    if not _may(weight, bias) or x.dtype != weight.dtype or bias.dim() != 1:
-        return NotImplemented
-    return _apply(_Linear, x, (weight, bias, False))
-
-
-def _embedding(
-    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
-    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
-) -> Any:  # fmt: skip
-    if not _may(weight) or max_norm is not None or sparse:
-        return NotImplemented
-    if padding_idx is not None and padding_idx < 0:
-        padding_idx += weight.shape[0]
-    return _Embedding.apply(_anchor(weight), input, (weight, padding_idx, scale_grad_by_freq))
-
-
-def _convolution(dims: int) -> Callable[..., Any]:
-    def several(value: Any) -> list[int]:
-        given = [value] if isinstance(value, int) else list(value)
-        return given * dims if len(given) == 1 else given
-
-    def convolution(
-        input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
-        dilation: Any = 1, groups: int = 1,
-    ) -> Any:  # fmt: skip
-        if not _may(weight, bias) or input.dtype != weight.dtype or isinstance(padding, str):
-            return NotImplemented
-        if input.dim() != dims + 2:
-            return NotImplemented
-        settings = [several(stride), several(padding), several(dilation), False, [0] * dims, groups]
-        return _apply(_Convolution, input, (weight, bias, settings))
-
-    return convolution
-
-
-KNOWN: dict[Any, Callable[..., Any]] = {
-    F.linear: _linear,
-    torch.matmul: _matmul,
-    Tensor.matmul: _matmul,
-    Tensor.__matmul__: _matmul,
-    torch.mm: _matmul,
-    Tensor.mm: _matmul,
-    torch.addmm: _addmm,
-    F.embedding: _embedding,
-    F.conv1d: _convolution(1),
-    F.conv2d: _convolution(2),
-    F.conv3d: _convolution(3),
-}
-"""Function to its version with a later weight gradient, which answers ``NotImplemented`` where it cannot do it."""
-
-
-class DeferWeights(TorchFunctionMode):
-    """Inside, the functions of ``KNOWN`` leave the gradients of their parameters for W."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        deferred = KNOWN.get(func)
-        if deferred is not None and torch.is_grad_enabled() and not _autocast() and not _paused():
-            try:
-                result = deferred(*args, **(kwargs or {}))
-            except TypeError:  # arguments that only the function itself knows
-                result = NotImplemented
-            if result is not NotImplemented:
-                return result
-        return func(*args, **(kwargs or {}))
-
-
-def _paused() -> bool:
-    return bool(getattr(_thread, "paused", False))
-
-
-def _autocast() -> bool:
-    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+def gains(parameter: nn.Parameter) -> bool:
+    """Whether it gains something if this parameter's gradient is added in one call."""
+    return parameter.is_cpu and parameter.nbytes >= FUSED_BYTES

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.utils.checkpoint as checkpoints
 
-from weft.torch.deferred import paused
 from weft.torch.glue import running
 from weft.torch.program import Program
 
@@ -54,8 +53,7 @@ def _intercept_checkpoints() -> None:
     def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
         glue = running()
         if glue is None:
-            with paused():
-                yield from original(*args, **kwargs)
+            yield from original(*args, **kwargs)
             return
         with checkpointing(glue.program):
             yield

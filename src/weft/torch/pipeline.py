@@ -17,7 +17,8 @@ from weft.transport.channel import Channel
 class Pipeline:
     """What all microbatches of a pipeline share on this rank.
 
-    ``specs``: what is known of calls, by signature; ``told``: the signatures that this rank has told the others.
+    ``specs``: what is known of calls, by signature; ``told``: the signatures that this rank has told the others;
+    ``fuses``: whether a weight of this rank gains by being added to its gradient in one call.
     """
 
     rank: int
@@ -27,6 +28,7 @@ class Pipeline:
     streams: Streams
     specs: dict[Any, Spec] = field(default_factory=dict)
     told: set[Any] = field(default_factory=set)
+    fuses: bool = False
     units: int = 0
     note: Callable[..., None] = lambda *args: None
 

@@ -51,7 +51,7 @@ class Program:
         self.step = step
         self.seed = seed
         self.scale = scale
-        self.tape = Tape(pipeline.rank, step, microbatch, pipeline.channel, splits)
+        self.tape = Tape(pipeline.rank, step, microbatch, pipeline.channel, splits, pipeline.fuses)
         self.module = ""
         self.checkpointing = False
         self.drew = False

@@ -31,7 +31,7 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradien
 
 from weft.errors import UsageError
 from weft.runtime.microbatch import Microbatch
-from weft.torch.deferred import Task, collecting
+from weft.torch.deferred import Task, take_weights
 from weft.transport.channel import GRADIENT, VALUE, Channel, Key, Message
 
 
@@ -117,19 +117,16 @@ class Tape:
         microbatch: Microbatch,
         channel: Channel,
         splits: frozenset[int] = frozenset(),
+        fuses: bool = True,
     ) -> None:
         self.rank = rank
         self.step = step
         self.microbatch = microbatch
         self.channel = channel
         self.splits = splits
+        self.fuses = fuses
         self.current = Segment(microbatch.stage)
         self.segments = [self.current]
-
-    @property
-    def defers(self) -> bool:
-        """Whether weight gradients of what runs now come later."""
-        return self.microbatch.stage in self.splits
 
     def enter_stage(self, stage: int) -> None:
         """A later stage of this rank begins: it has segments of its own."""
@@ -232,12 +229,16 @@ class Tape:
     def _run(self, segment: Segment, tasks: list[Task]) -> None:
         roots = segment.roots
         if roots:
-            edges = [value.edge for value in roots]
+            edges = [value.edge for value in roots if value.edge is not None]
             grads = [value.grad for value in roots if value.grad is not None]
             for value in roots:
                 value.grad = value.edge = None
-            with collecting(tasks) if self.splits else nullcontext():
-                run_autograd(edges, grads)  # (4)
+            inputs: tuple[GradientEdge, ...] = ()
+            if segment.stage in self.splits:
+                inputs = take_weights(edges, tasks.append)
+            elif self.fuses:
+                inputs = take_weights(edges, Task.at_once, at_once=True)
+            run_autograd(edges, grads, inputs)  # (4)
         for leaf, value in segment.leaves:  # (5)
             value.add_grad(leaf.grad)
             leaf.grad = None
@@ -248,17 +249,20 @@ class Tape:
 _has_gpu = functools.cache(torch.cuda.is_available)
 
 
-def run_autograd(roots: Sequence[Any], grads: Sequence[Tensor]) -> None:
+def run_autograd(
+    roots: Sequence[Any], grads: Sequence[Tensor], inputs: tuple[GradientEdge, ...] = ()
+) -> None:
     """``torch.autograd.backward`` without its checks, which import a symbolic algebra package at their first call.
 
     It runs on this thread, which knows its microbatch; for a GPU autograd would take a thread of its own, the same for
     all microbatches.
 
-    ``roots``: tensors or gradient edges; ``grads``: their gradients, of their shapes.
+    ``roots``: tensors or gradient edges; ``grads``: their gradients, of their shapes; ``inputs``: what it has to reach,
+    everything if empty.
     """
     with torch.autograd.set_multithreading_enabled(False) if _has_gpu() else nullcontext():
         _engine_run_backward(
-            tuple(roots), tuple(grads), False, False, (), allow_unreachable=True, accumulate_grad=True
+            tuple(roots), tuple(grads), False, False, inputs, allow_unreachable=True, accumulate_grad=True
         )
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,9 +30,9 @@ from torch.overrides import TorchFunctionMode
 from weft.errors import UsageError
 from weft.runtime.huge_pages import HugePages
 from weft.torch.crossings import Operations
-from weft.torch.deferred import Task, collecting
+from weft.torch.deferred import Task, take_weights
 from weft.torch.estimate import Clock
-from weft.torch.halves import measure_halves, set_halves
+from weft.torch.halves import measure_halves
 from weft.torch.random_state import NUMPY, Streams, same_states
 from weft.torch.rules import METADATA
 from weft.torch.structure import Describer
@@ -239,8 +239,11 @@ class Tracer:
             node.register_hook(lambda _, __, record=record: self._went_back(record))
         self.going_back = True
         try:
-            with collecting(self.tasks) if self.tasks is not None else nullcontext():
-                run_autograd(tensors, grads)
+            if self.tasks is None:
+                inputs = take_weights(tensors, self._at_once, at_once=True)
+            else:
+                inputs = take_weights(tensors, self.tasks.append)
+            run_autograd(tensors, grads, inputs)
         finally:
             self.going_back = False
             self.children_s[0] += self.now() - begun
@@ -259,6 +262,15 @@ class Tracer:
         with torch.no_grad():
             grad.add_(parameter)
         self._went_back(self.records[name.rpartition(".")[0]])
+
+    def _at_once(self, task: Task) -> None:
+        """Add a weight's gradient to one that is there, as a step does from its second microbatch on."""
+        before = self.now()
+        parameter = task.parameter
+        parameter.grad = parameter.detach().clone()
+        self.reached += self.now() - before
+        task.add()
+        parameter.grad = None
 
     def _went_back(self, record: Record) -> None:
         """What the backward pass did since the last time was for ``record``."""
@@ -359,7 +371,7 @@ def trace(
         if not tracer.went_backward:
             record.backward_s = 2 * record.forward_s
         if halves_s:
-            set_halves(record, *halves_s)
+            record.input_s, record.weight_s = halves_s
     called = [record for record in tracer.records.values() if record.order >= 0]
     records = sorted([*called, *uncalled(tracer)], key=lambda record: record.order)
     leaking = {name for name in tracer.leaking if name in tracer.records}

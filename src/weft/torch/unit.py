@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from weft.errors import UsageError
-from weft.torch.deferred import DeferWeights
+from weft.torch.deferred import gains
 from weft.torch.glue import Glue, running, running_here, settings
 from weft.torch.offload import offloading
 from weft.torch.pipeline import Pipeline
@@ -46,9 +46,10 @@ class UnitCall:
         self.pipeline = pipeline
         self.writes = writes
         self.stage = stage
-        self.deferrable = not any(is_compiled(part) for part in module.modules())
         self.stateful = next(module.buffers(), None) is not None
         self.serial = pipeline.next_serial()
+        if owner in (FLOATING, pipeline.rank):
+            pipeline.fuses |= any(map(gains, module.parameters()))
         self.inner = module.__dict__.get(SLOT) or module._call_impl
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,11 +105,10 @@ class UnitCall:
 
         def run(local: Any) -> Any:
             program.enter(self.name)
-            forward = self._deferring(inner) if program.tape.defers and self.deferrable else inner
             if program.checkpointing and torch.is_grad_enabled():
                 with offloading():
-                    return checkpoint(forward, *local[0], use_reentrant=False, **local[1])
-            return forward(*local[0], **local[1])
+                    return checkpoint(inner, *local[0], use_reentrant=False, **local[1])
+            return inner(*local[0], **local[1])
 
         def localise(inputs: Any, transform: Callable[[Tensor], Tensor]) -> Any:
             local = replace(inputs, transform)
@@ -163,25 +163,12 @@ class UnitCall:
                 program.tape.enter_stage(self.stage)
             local = tensor if value is None else program.local(tensor, value)
             program.enter(self.name)
-            forward = self._deferring(inner) if program.tape.defers and self.deferrable else inner
-            result = program.place_results(
-                forward(local), [tensor], {id(tensor): local}, spec, self.name, None
-            )
+            result = program.place_results(inner(local), [tensor], {id(tensor): local}, spec, self.name, None)
             program.module = ""
             return result
         finally:
             torch._C._push_on_torch_function_stack(glue)
             running_here.glue = glue
-
-    @staticmethod
-    def _deferring(inner: Callable[..., Any]) -> Callable[..., Any]:
-        """``inner`` with weight gradients that come later."""
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            with DeferWeights():
-                return inner(*args, **kwargs)
-
-        return forward
 
     def _outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call inside another unit, or again in the backward pass of an activation checkpoint."""
@@ -226,17 +213,6 @@ def data_of(tensor: Tensor) -> Tensor:
     if value.actual is not None:
         return value.actual
     return tensor if value.copy is None else value.copy
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether a compiler made the module's code, which no mode may watch."""
-    compiled = module.__dict__.get(SLOT)
-    return (
-        (compiled is not None and not isinstance(compiled, UnitCall))
-        or isinstance(module, torch.jit.ScriptModule)
-        or hasattr(module, "_torchdynamo_orig_callable")
-        or type(module).__name__ == "OptimizedModule"
-    )
 
 
 def attach(

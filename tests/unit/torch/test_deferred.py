@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -11,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from weft.errors import UsageError
-from weft.torch.deferred import DeferWeights, Task, collecting, paused
-from weft.torch.intercept import install
+from weft.torch.deferred import Task, take_weights
+from weft.torch.tape import run_autograd
 
 
 class Applied(nn.Module):
@@ -46,13 +47,16 @@ DEFERRED = {
     "conv1d": (lambda x, w, b: F.conv1d(x, w, b, 2, 1), numbers(2, 4, 9), (6, 4, 3), (6,)),
     "conv2d": (lambda x, w, b: F.conv2d(x, w, b, (1, 2), 1, 2, 2), numbers(2, 4, 9, 8), (6, 2, 3, 3), (6,)),
     "conv3d": (lambda x, w: F.conv3d(x, w, padding=1), numbers(1, 2, 4, 4, 4), (3, 2, 3, 3, 3)),
+    "embedding with a largest norm": (lambda x, w: F.embedding(IDS, w, max_norm=1.0), numbers(1), (10, 4)),
+    "conv1d with padding by word": (lambda x, w: F.conv1d(x, w, padding="same"), numbers(2, 4, 9), (6, 4, 3)),
+    "a vector": (torch.matmul, numbers(4), (4, 5)),
 }
 WHOLE = {
     "layer norm": (lambda x, w: F.layer_norm(x, (4,), w), numbers(3, 4), (4,)),
-    "max norm": (lambda x, w: F.embedding(IDS, w, max_norm=1.0), numbers(1), (10, 4)),
-    "padding by word": (lambda x, w: F.conv1d(x, w, padding="same"), numbers(2, 4, 9), (6, 4, 3)),
+    "sparse embedding": (lambda x, w: F.embedding(IDS, w, sparse=True), numbers(1), (10, 4)),
+    "a permuted weight": (lambda x, w: x @ w.T, numbers(3, 4), (5, 4)),
+    "a weight on the left": (lambda x, w: torch.matmul(w, x), numbers(4, 3), (5, 4)),
     "a weight that is computed": (lambda x, w: F.linear(x, w * 2), numbers(3, 4), (5, 4)),
-    "a vector": (lambda x, w: torch.matmul(x, w), numbers(4), (4, 5)),
 }
 
 
@@ -66,16 +70,22 @@ def backward(net: nn.Module, x: Tensor, repeat: int = 2) -> tuple[list[Tensor | 
 
 def in_halves(net: nn.Module, x: Tensor, repeat: int = 2) -> tuple[list[Tensor | None], Tensor | None, int]:
     """The same, W after all I; and how many tasks were left."""
-    x = x.clone().requires_grad_()
     tasks: list[Task] = []
-    for _ in range(repeat):
-        with DeferWeights():
-            loss = net(x * 1.5).square().sum()
-        with collecting(tasks):
-            loss.backward()
+    _, of_x = apart(net, x, repeat, tasks.append)
     for task in tasks:
         task()
-    return [p.grad for p in net.parameters()], x.grad, len(tasks)
+    return [p.grad for p in net.parameters()], of_x, len(tasks)
+
+
+def apart(
+    net: nn.Module, x: Tensor, repeat: int, then: Callable[[Task], None], at_once: bool = False
+) -> tuple[list[Tensor | None], Tensor | None]:
+    """Gradients of the parameters and of `x`, whose weights' gradients `then` is given."""
+    x = x.clone().requires_grad_()
+    for _ in range(repeat):
+        loss = net(x * 1.5).square().sum()
+        run_autograd([loss], [torch.ones_like(loss)], take_weights([loss], then, at_once))
+    return [p.grad for p in net.parameters()], x.grad
 
 
 @pytest.mark.parametrize("needed", [True, False], ids=["input needs a gradient", "input needs none"])
@@ -91,11 +101,44 @@ def test_the_halves_give_the_whole(name: str, needed: bool):
         torch.testing.assert_close(one, wanted)
 
 
+@pytest.mark.parametrize("name", [*DEFERRED, *WHOLE])
+def test_weights_that_are_added_at_once_give_the_whole(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("weft.torch.deferred.FUSED_BYTES", 0)
+    use, x, *shapes = {**DEFERRED, **WHOLE}[name]
+    net = Applied(use, *shapes)
+    other = copy.deepcopy(net)
+    expected, of_x = backward(net, x, 3)
+    ran: list[Task] = []
+
+    def at_once(task: Task) -> None:
+        ran.append(task)
+        task.at_once()
+
+    found, also_of_x = apart(other, x, 3, at_once, at_once=True)
+    assert len(ran) == (3 if name in DEFERRED and not name.startswith("conv") else 0)
+    assert all(task.grad is task.kept is task.node is None for task in ran), (
+        "what it was made of is free again"
+    )
+    for one, wanted in zip((*found, also_of_x), (*expected, of_x), strict=True):
+        torch.testing.assert_close(one, wanted)
+
+
+def test_small_weights_are_left_to_autograd():
+    net = nn.Linear(4, 5)
+    loss = net(numbers(3, 4)).sum()
+    assert take_weights([loss], Task.at_once, at_once=True) == ()
+
+
 def test_frozen_parameters_stay_without_a_gradient():
     net = nn.Linear(4, 5)
     net.weight.requires_grad = False
     found, _, tasks = in_halves(net, numbers(3, 4))
-    assert found[0] is None and found[1] is not None and tasks == 2
+    assert found[0] is None and found[1] is not None and tasks == 0
+    net.bias.requires_grad = False
+    net.weight.requires_grad = True
+    net.zero_grad()
+    found, _, tasks = in_halves(net, numbers(3, 4))
+    assert found[0] is not None and found[1] is None and tasks == 2
 
 
 @pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
@@ -106,29 +149,105 @@ def test_hooks_of_parameters_see_their_gradient(hook: str):
     assert in_halves(net, numbers(3, 4), 1)[2] == 0 and len(heard) == 1
 
 
+def twice(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(F.linear(x, w), w)
+
+
+def tied(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(F.embedding(IDS, w), w) + x.sum()
+
+
+def mixed(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w) + w.sum()
+
+
+@pytest.mark.parametrize(("use", "uses"), [(twice, 2), (tied, 2), (mixed, 0)], ids=["twice", "tied", "mixed"])
+def test_weights_that_are_used_several_times(use: Callable[..., Tensor], uses: int):
+    """Where autograd has to visit a weight for one of its uses, it does for all."""
+    net = Applied(use, (10, 10))
+    other = copy.deepcopy(net)
+    expected, of_x = backward(net, numbers(3, 10))
+    found, also_of_x, tasks = in_halves(other, numbers(3, 10))
+    assert tasks == 2 * uses
+    torch.testing.assert_close((*found, also_of_x), (*expected, of_x))
+
+
+def test_hooks_of_results_change_what_comes_after_them():
+    class Hooked(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            y.register_hook(lambda grad: grad * 3)
+            return y
+
+    net = Hooked(4, 5)
+    other = copy.deepcopy(net)
+    expected, of_x = backward(net, numbers(3, 4))
+    found, also_of_x, tasks = in_halves(other, numbers(3, 4))
+    assert tasks == 2
+    torch.testing.assert_close((*found, also_of_x), (*expected, of_x))
+
+
+def test_a_factor_of_the_product_counts():
+    net = Applied(lambda x, w, b: torch.addmm(b, x, w, alpha=3.0, beta=0.5), (4, 5), (5,))
+    other = copy.deepcopy(net)
+    expected, of_x = backward(net, numbers(3, 4))
+    found, also_of_x, tasks = in_halves(other, numbers(3, 4))
+    assert tasks == 2
+    torch.testing.assert_close((*found, also_of_x), (*expected, of_x))
+
+
+def test_complex_weights_are_left_to_autograd():
+    w = nn.Parameter(torch.randn(4, 5, dtype=torch.complex64))
+    loss = (numbers(3, 4).to(torch.complex64) @ w).abs().sum()
+    assert take_weights([loss], Task.__call__) == ()
+
+
 def test_under_autocast_all_is_whole():
     net = nn.Linear(4, 5)
     with torch.autocast("cpu", torch.bfloat16):
         assert in_halves(net, numbers(3, 4))[2] == 0
 
 
-def test_in_checkpoints_all_is_whole():
-    install()
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_in_checkpoints_all_is_whole(reentrant: bool):
     net = nn.Linear(4, 5)
     expected, of_x = backward(copy.deepcopy(net), numbers(3, 4))
-    used = Applied(lambda x: checkpoint(net, x, use_reentrant=False))
+    used = Applied(lambda x: checkpoint(net, x, use_reentrant=reentrant))
     _, also_of_x, tasks = in_halves(used, numbers(3, 4))
     assert tasks == 0
     torch.testing.assert_close((net.weight.grad, net.bias.grad, also_of_x), (*expected, of_x))
-    with paused():
-        assert in_halves(copy.deepcopy(net), numbers(3, 4))[2] == 0
 
 
-def test_gradients_inside_of_forward_are_refused_with_the_remedy():
+def test_gradients_inside_of_forward_are_as_ever():
+    class Penalised(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x).tanh()
+            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            return y + slope.square().sum()
+
+    net = Penalised(4, 5)
+    other = copy.deepcopy(net)
+    expected, of_x = backward(net, numbers(3, 4))
+    found, also_of_x, _ = in_halves(other, numbers(3, 4))
+    torch.testing.assert_close((*found, also_of_x), (*expected, of_x))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_memory_is_free_without_a_search_for_cycles(at_once: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("weft.torch.deferred.FUSED_BYTES", 0)
     net = nn.Linear(4, 5)
     x = numbers(3, 4).requires_grad_()
-    with (
-        DeferWeights(),
-        pytest.raises(UsageError, match='choose another one, for example {"pipeline": "inter'),
-    ):
-        torch.autograd.grad(net(x).sum(), x)
+    tasks: list[Task] = []
+    gc.collect()
+    gc.disable()
+    try:
+        loss = net(x * 1.5).square().sum()
+        then = Task.at_once if at_once else tasks.append
+        run_autograd([loss], [torch.ones_like(loss)], take_weights([loss], then, at_once))
+        kept = [] if at_once else [weakref.ref(tasks[0].grad), weakref.ref(tasks[0].kept[0])]
+        node = weakref.ref(loss)
+        del loss, then
+        tasks = []
+        assert node() is None and all(reference() is None for reference in kept)
+    finally:
+        gc.enable()
