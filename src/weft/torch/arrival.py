@@ -24,8 +24,8 @@ class Arrival:
             reducer.arrived(self._number)
 
 
-class Passing:
-    """Calls ``forget`` with a parameter whose gradient is not to stay."""
+class Forget:
+    """Calls ``forget`` with a parameter whose gradient is not to stay: the step runs for its times or shapes."""
 
     __slots__ = ("_forget",)
 
@@ -36,10 +36,10 @@ class Passing:
         self._forget(parameter)
 
 
-def only_arrivals(parameter: nn.Parameter) -> bool:
+def unwatched(parameter: nn.Parameter) -> bool:
     """Whether nobody but weft looks at the gradient when it grows."""
     hooks = parameter._post_accumulate_grad_hooks
-    return not hooks or all(isinstance(hook, (Arrival, Passing)) for hook in hooks.values())
+    return not hooks or all(isinstance(hook, (Arrival, Forget)) for hook in hooks.values())
 
 
 def announce(parameter: nn.Parameter) -> None:

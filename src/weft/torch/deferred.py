@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from weft.torch.arrival import announce, only_arrivals
+from weft.torch.arrival import announce, unwatched
 
 FUSED_BYTES = 512 << 10
 """From this size on a weight gains more than the hook costs, about 10 microseconds."""
@@ -62,17 +62,20 @@ class Task:
         announce(self.parameter)
 
     def at_once(self) -> None:
-        """Run where no gradients are recorded, and keep nothing."""
+        """Run in the backward pass, where no gradients are recorded, and keep nothing."""
         self.add()
-        self.kept = self.grad = None
+        self.drop()
         announce(self.parameter)
+
+    def drop(self) -> None:
+        """Let go what the gradient is made of: the node, and so this task, stays as long as the graph does."""
+        self.kept = self.grad = None
 
     def meet(self, grads: Sequence[Tensor | None]) -> None:
         """Autograd is about to visit the node, with the gradient of its result."""
         node, then = self.node, self.then
-        self.node = self.then = (
-            None  # they may hold this task: memory would be free only when cycles are looked for
-        )
+        # Both may hold this task, and a cycle keeps its memory until it is searched for.
+        self.node = self.then = None
         self.grad = grads[0]
         if self.grad is not None and then is not None:
             self.kept = self.keep(node)
@@ -245,7 +248,7 @@ def _task(
     if type(leaf).__name__ != "AccumulateGrad":
         return None
     parameter = leaf.variable
-    if at_once and not (kind.fused and gains(parameter)):
+    if at_once and not (kind.fused and parameter.is_cpu and parameter.nbytes >= FUSED_BYTES):
         return None
     if not _plain(parameter) or getattr(node, f"_raw_saved_{kind.saved}").unpack_hook is not None:
         return None
@@ -260,11 +263,6 @@ def _plain(parameter: Any) -> bool:
     return (
         type(parameter) is nn.Parameter
         and not parameter._backward_hooks
-        and only_arrivals(parameter)
+        and unwatched(parameter)
         and not parameter.is_complex()
     )
-
-
-def gains(parameter: nn.Parameter) -> bool:
-    """Whether it gains something if this parameter's gradient is added in one call."""
-    return parameter.is_cpu and parameter.nbytes >= FUSED_BYTES

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from weft.reduce.collective import SumsPieces, Work
-from weft.torch.arrival import only_arrivals
+from weft.torch.arrival import unwatched
 
 
 class Lane(Protocol):
@@ -171,7 +171,7 @@ class InPlace(Bucket):
 
     def may_leave(self) -> bool:
         """Not where a script's own hook may look at a gradient that has arrived."""
-        return all(map(only_arrivals, self.parameters))
+        return all(map(unwatched, self.parameters))
 
     def gone(self) -> Sequence[int]:
         return [member for member, grad in zip(self.members, self._grads, strict=False) if grad is not None]

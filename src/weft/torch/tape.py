@@ -117,7 +117,7 @@ class Tape:
         microbatch: Microbatch,
         channel: Channel,
         splits: frozenset[int] = frozenset(),
-        fuses: bool = True,
+        fuses: bool = False,
     ) -> None:
         self.rank = rank
         self.step = step
@@ -264,6 +264,18 @@ def run_autograd(
         _engine_run_backward(
             tuple(roots), tuple(grads), False, False, inputs, allow_unreachable=True, accumulate_grad=True
         )
+
+
+def graph_nodes(tensors: list[Tensor]) -> list[Any]:
+    """Every node of the graph that ``tensors`` were computed by."""
+    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    found: dict[Any, None] = {}
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found[node] = None
+            waiting.extend(following for following, _ in node.next_functions if following is not None)
+    return list(found)
 
 
 def root_gradient(tensor: Tensor, grad: Tensor | None, scale: float) -> Tensor:

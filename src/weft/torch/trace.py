@@ -36,7 +36,7 @@ from weft.torch.halves import measure_halves
 from weft.torch.random_state import NUMPY, Streams, same_states
 from weft.torch.rules import METADATA
 from weft.torch.structure import Describer
-from weft.torch.tape import run_autograd
+from weft.torch.tape import graph_nodes, run_autograd
 from weft.torch.times import Pass, agree, kinds_of, typical
 from weft.torch.unit import SLOT
 from weft.torch.untouched import is_new, untouched, version
@@ -239,11 +239,8 @@ class Tracer:
             node.register_hook(lambda _, __, record=record: self._went_back(record))
         self.going_back = True
         try:
-            if self.tasks is None:
-                inputs = take_weights(tensors, self._at_once, at_once=True)
-            else:
-                inputs = take_weights(tensors, self.tasks.append)
-            run_autograd(tensors, grads, inputs)
+            then = self._at_once if self.tasks is None else self.tasks.append
+            run_autograd(tensors, grads, take_weights(tensors, then, at_once=self.tasks is None))
         finally:
             self.going_back = False
             self.children_s[0] += self.now() - begun
@@ -270,6 +267,7 @@ class Tracer:
         parameter.grad = parameter.detach().clone()
         self.reached += self.now() - before
         task.add()
+        task.drop()
         parameter.grad = None
 
     def _went_back(self, record: Record) -> None:
@@ -311,18 +309,6 @@ def contains(outer: str, inner: str, at_top: bool) -> bool:
     if at_top:
         return False
     return outer == "" or inner == outer or inner.startswith(f"{outer}.")
-
-
-def graph_nodes(tensors: list[Tensor]) -> list[Any]:
-    """Every node of the graph that ``tensors`` were computed by."""
-    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    found: dict[Any, None] = {}
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found[node] = None
-            waiting.extend(following for following, _ in node.next_functions if following is not None)
-    return list(found)
 
 
 def trace(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from weft.errors import UsageError
-from weft.torch.deferred import gains
+from weft.torch.deferred import FUSED_BYTES
 from weft.torch.glue import Glue, running, running_here, settings
 from weft.torch.offload import offloading
 from weft.torch.pipeline import Pipeline
@@ -48,8 +48,8 @@ class UnitCall:
         self.stage = stage
         self.stateful = next(module.buffers(), None) is not None
         self.serial = pipeline.next_serial()
-        if owner in (FLOATING, pipeline.rank):
-            pipeline.fuses |= any(map(gains, module.parameters()))
+        if owner in (FLOATING, pipeline.rank) and pipeline.device.type == "cpu":
+            pipeline.fuses |= any(parameter.nbytes >= FUSED_BYTES for parameter in module.parameters())
         self.inner = module.__dict__.get(SLOT) or module._call_impl
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from weft.torch.arrival import Passing
+from weft.torch.arrival import Forget
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams
 
 
@@ -44,7 +44,7 @@ def untouched(
     for parameter, _ in grads:
         parameter.grad = None
         if forget is not None and parameter.requires_grad:
-            handles.append(parameter.register_post_accumulate_grad_hook(Passing(forget)))
+            handles.append(parameter.register_post_accumulate_grad_hook(Forget(forget)))
     try:
         yield
     finally:

@@ -88,17 +88,21 @@ def apart(
     return [p.grad for p in net.parameters()], x.grad
 
 
+def same_in_halves(net: nn.Module, x: Tensor) -> int:
+    """The halves give the whole, and left so many tasks in two calls."""
+    other = copy.deepcopy(net)
+    expected, of_x = backward(net, x)
+    found, also_of_x, tasks = in_halves(other, x)
+    torch.testing.assert_close((*found, also_of_x), (*expected, of_x))
+    return tasks
+
+
 @pytest.mark.parametrize("needed", [True, False], ids=["input needs a gradient", "input needs none"])
 @pytest.mark.parametrize("name", [*DEFERRED, *WHOLE])
 def test_the_halves_give_the_whole(name: str, needed: bool):
     use, x, *shapes = {**DEFERRED, **WHOLE}[name]
     net = Applied(use if needed else (lambda x, *own: use(x.detach(), *own)), *shapes)
-    other = copy.deepcopy(net)
-    expected, of_x = backward(net, x)
-    found, also_of_x, tasks = in_halves(other, x)
-    assert tasks == (2 if name in DEFERRED else 0)
-    for one, wanted in zip((*found, also_of_x), (*expected, of_x), strict=True):
-        torch.testing.assert_close(one, wanted)
+    assert same_in_halves(net, x) == (2 if name in DEFERRED else 0)
 
 
 @pytest.mark.parametrize("name", [*DEFERRED, *WHOLE])
@@ -119,8 +123,7 @@ def test_weights_that_are_added_at_once_give_the_whole(name: str, monkeypatch: p
     assert all(task.grad is task.kept is task.node is None for task in ran), (
         "what it was made of is free again"
     )
-    for one, wanted in zip((*found, also_of_x), (*expected, of_x), strict=True):
-        torch.testing.assert_close(one, wanted)
+    torch.testing.assert_close((*found, also_of_x), (*expected, of_x))
 
 
 def test_small_weights_are_left_to_autograd():
@@ -164,12 +167,7 @@ def mixed(x: Tensor, w: Tensor) -> Tensor:
 @pytest.mark.parametrize(("use", "uses"), [(twice, 2), (tied, 2), (mixed, 0)], ids=["twice", "tied", "mixed"])
 def test_weights_that_are_used_several_times(use: Callable[..., Tensor], uses: int):
     """Where autograd has to visit a weight for one of its uses, it does for all."""
-    net = Applied(use, (10, 10))
-    other = copy.deepcopy(net)
-    expected, of_x = backward(net, numbers(3, 10))
-    found, also_of_x, tasks = in_halves(other, numbers(3, 10))
-    assert tasks == 2 * uses
-    torch.testing.assert_close((*found, also_of_x), (*expected, of_x))
+    assert same_in_halves(Applied(use, (10, 10)), numbers(3, 10)) == 2 * uses
 
 
 def test_hooks_of_results_change_what_comes_after_them():
@@ -179,21 +177,12 @@ def test_hooks_of_results_change_what_comes_after_them():
             y.register_hook(lambda grad: grad * 3)
             return y
 
-    net = Hooked(4, 5)
-    other = copy.deepcopy(net)
-    expected, of_x = backward(net, numbers(3, 4))
-    found, also_of_x, tasks = in_halves(other, numbers(3, 4))
-    assert tasks == 2
-    torch.testing.assert_close((*found, also_of_x), (*expected, of_x))
+    assert same_in_halves(Hooked(4, 5), numbers(3, 4)) == 2
 
 
 def test_a_factor_of_the_product_counts():
     net = Applied(lambda x, w, b: torch.addmm(b, x, w, alpha=3.0, beta=0.5), (4, 5), (5,))
-    other = copy.deepcopy(net)
-    expected, of_x = backward(net, numbers(3, 4))
-    found, also_of_x, tasks = in_halves(other, numbers(3, 4))
-    assert tasks == 2
-    torch.testing.assert_close((*found, also_of_x), (*expected, of_x))
+    assert same_in_halves(net, numbers(3, 4)) == 2
 
 
 def test_complex_weights_are_left_to_autograd():
@@ -225,11 +214,7 @@ def test_gradients_inside_of_forward_are_as_ever():
             (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
             return y + slope.square().sum()
 
-    net = Penalised(4, 5)
-    other = copy.deepcopy(net)
-    expected, of_x = backward(net, numbers(3, 4))
-    found, also_of_x, _ = in_halves(other, numbers(3, 4))
-    torch.testing.assert_close((*found, also_of_x), (*expected, of_x))
+    same_in_halves(Penalised(4, 5), numbers(3, 4))
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -238,16 +223,40 @@ def test_memory_is_free_without_a_search_for_cycles(at_once: bool, monkeypatch: 
     net = nn.Linear(4, 5)
     x = numbers(3, 4).requires_grad_()
     tasks: list[Task] = []
+    kept: list[weakref.ref[Tensor]] = []
+
+    def then(task: Task) -> None:
+        kept.extend([weakref.ref(task.grad), weakref.ref(task.kept[0])])
+        task.at_once() if at_once else tasks.append(task)
+
     gc.collect()
     gc.disable()
     try:
         loss = net(x * 1.5).square().sum()
-        then = Task.at_once if at_once else tasks.append
         run_autograd([loss], [torch.ones_like(loss)], take_weights([loss], then, at_once))
-        kept = [] if at_once else [weakref.ref(tasks[0].grad), weakref.ref(tasks[0].kept[0])]
-        node = weakref.ref(loss)
-        del loss, then
-        tasks = []
-        assert node() is None and all(reference() is None for reference in kept)
+        assert [reference() is None for reference in kept] == [at_once] * 2
+        del loss
+        tasks.clear()
+        assert [reference() is None for reference in kept] == [True] * 2
+    finally:
+        gc.enable()
+
+
+def test_a_list_of_tasks_is_no_cycle():
+    net = nn.Linear(4, 5)
+
+    class Tasks(list[Task]):
+        """A list that may be watched."""
+
+    gc.collect()
+    gc.disable()
+    try:
+        tasks = Tasks()
+        loss = net(numbers(3, 4).requires_grad_()).sum()
+        run_autograd([loss], [torch.ones_like(loss)], take_weights([loss], tasks.append))
+        assert len(tasks) == 1
+        watched = weakref.ref(tasks)
+        del tasks
+        assert watched() is None
     finally:
         gc.enable()
