@@ -248,7 +248,7 @@ def _task(
     if type(leaf).__name__ != "AccumulateGrad":
         return None
     parameter = leaf.variable
-    if at_once and not (kind.fused and parameter.is_cpu and parameter.nbytes >= FUSED_BYTES):
+    if at_once and not (kind.fused and parameter.is_cpu and large(parameter)):
         return None
     if not _plain(parameter) or getattr(node, f"_raw_saved_{kind.saved}").unpack_hook is not None:
         return None
@@ -266,3 +266,8 @@ def _plain(parameter: Any) -> bool:
         and unwatched(parameter)
         and not parameter.is_complex()
     )
+
+
+def large(parameter: nn.Parameter) -> bool:
+    """Whether adding to this parameter's gradient in one call gains something, on a CPU."""
+    return parameter.nbytes >= FUSED_BYTES

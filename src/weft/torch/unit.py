@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from weft.errors import UsageError
-from weft.torch.deferred import FUSED_BYTES
+from weft.torch.deferred import large
 from weft.torch.glue import Glue, running, running_here, settings
 from weft.torch.offload import offloading
 from weft.torch.pipeline import Pipeline
@@ -49,7 +49,7 @@ class UnitCall:
         self.stateful = next(module.buffers(), None) is not None
         self.serial = pipeline.next_serial()
         if owner in (FLOATING, pipeline.rank) and pipeline.device.type == "cpu":
-            pipeline.fuses |= any(parameter.nbytes >= FUSED_BYTES for parameter in module.parameters())
+            pipeline.fuses |= any(map(large, module.parameters()))
         self.inner = module.__dict__.get(SLOT) or module._call_impl
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
