@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from weft.torch.deferred import Task, take_weights
+from weft.torch.pipeline import Pipeline
 from weft.torch.tape import run_autograd
+from weft.torch.unit import attach
 
 
 class Applied(nn.Module):
@@ -260,3 +263,13 @@ def test_a_list_of_tasks_is_no_cycle():
         assert watched() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(("owner", "width", "fuses"), [(0, 512, True), (1, 512, False), (0, 8, False)])
+def test_a_rank_with_a_large_weight_adds_at_once_also_if_it_has_no_memory_yet(
+    owner: int, width: int, fuses: bool
+):
+    net = nn.Linear(512, width, device="meta")
+    pipeline = Pipeline(0, 2, torch.device("cpu"), cast(Any, None), cast(Any, None))
+    attach(net, "net", owner, pipeline)
+    assert pipeline.fuses == fuses
