@@ -44,5 +44,6 @@ def unwatched(parameter: nn.Parameter) -> bool:
 
 def announce(parameter: nn.Parameter) -> None:
     """Do what autograd does after it has added to a gradient, where autograd did not add it."""
-    for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
+    hooks = parameter._post_accumulate_grad_hooks
+    for hook in list(hooks.values()) if hooks else ():
         hook(parameter)

@@ -244,7 +244,7 @@ def is_buffer(tensor: Tensor) -> bool:
 
 def settings() -> tuple[Any, ...]:
     """What besides its arguments decides the shapes and dtypes that a call returns."""
-    if not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda"):
+    if not torch._C._is_any_autocast_enabled():
         return (torch.is_grad_enabled(),)
     return (
         torch.is_grad_enabled(),

@@ -38,7 +38,7 @@ class Spec(NamedTuple):
     @property
     def plain(self) -> bool:
         """Whether the call returns one tensor and does nothing else."""
-        return self[1:] == (False, 0, ()) and self.description[0] == "tensor"
+        return not (self.dynamic or self.random or self.mutated) and self.description[0] == "tensor"
 
     def to_text(self) -> str:
         return json.dumps(self)

@@ -72,10 +72,14 @@ class MiniBatch:
         return args, {name: self._one(name, arg, microbatch) for name, arg in self.kwargs.items()}
 
     def _one(self, name: str, argument: Any, microbatch: int) -> Any:
-        if name in self.cut.whole or _is_whole(argument):
+        if name in self.cut.whole:
             return argument
         axis = self.cut.axes.get(name, 0)
         start, stop = self.bounds(microbatch)
+        if type(argument) is Tensor and not hasattr(argument, "smp_slice"):
+            return argument.narrow(axis, start, stop - start)
+        if _is_whole(argument):
+            return argument
         return _cut(
             argument, lambda t: t.narrow(axis, start, stop - start), self.microbatches, microbatch, axis
         )

@@ -150,8 +150,8 @@ class Step:
         with context.entered(), current_scale(batch.weight(index)), Glue(program) as glue:
             start = session.streams.capture()
             result = self.function(*args, **kwargs)
-            drew.append(program.drew or not same_states(start, session.streams.capture()))
             with glue.lifted():
+                drew.append(program.drew or not same_states(start, session.streams.capture()))
                 result = program.deliver(result, self.detach_outputs)
         program.close()
         return result
