@@ -12,8 +12,10 @@ import copy
 import functools
 import os
 import tempfile
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -26,7 +28,8 @@ from tests.parity.zoo import CASES
 from tests.parity.zoo.case import STEPS, Batch, Case
 from weft import schedule
 from weft.config import PIPELINES
-from weft.torch import deferred
+from weft.partition.auto import Option
+from weft.torch import automatic, deferred
 
 MICROBATCHES = 8
 BUCKET_MIB = 0.01  # several buckets for each of the small models
@@ -48,7 +51,9 @@ LIMITED = [
     f"{model}/{kind}+limit" for model in (MODELS[0], MODELS[3], MODELS[6]) for kind in ("auto", "list")
 ]
 """Under a limit on memory no forward pass begins before what the schedule names before it."""
-ITEMS = [f"{model}/{pipeline}" for model in MODELS for pipeline in NAMED] + BY_FILE + LIMITED
+TURNS = [f"{model}/turn" for model in (MODELS[0], MODELS[1], MODELS[5])]
+"""List scheduling on a V whose turn is one stage."""
+ITEMS = [f"{model}/{pipeline}" for model in MODELS for pipeline in NAMED] + BY_FILE + LIMITED + TURNS
 
 
 def loss_of(case: Case, model: Any, batch: Batch) -> Any:
@@ -86,6 +91,10 @@ def written(partitions: int, microbatches: int) -> str:
     return file.name
 
 
+def only_a_turn(*_: Any) -> list[Option]:
+    return [Option("list", like="v", splits=True)]
+
+
 def own_part(batch: Batch, replica: int, replicas: int) -> Batch:
     """The rows of a replica."""
     return {name: value.chunk(replicas)[replica] for name, value in batch.items()}
@@ -97,6 +106,7 @@ def run_item(item: str, partitions: int) -> tuple[str, dict[str, Any]]:
     pipeline, _, limit = pipeline.partition("+")
     net, batches, expected = alone(name)
     replicas = weft.rdp_size()
+    turn, pipeline = pipeline == "turn", pipeline.replace("turn", "list")
     settings = {"partitions": partitions, "microbatches": MICROBATCHES // replicas, "pipeline": pipeline}
     if pipeline == "file":
         settings["schedule_file"] = written(partitions, MICROBATCHES // replicas)
@@ -106,7 +116,8 @@ def run_item(item: str, partitions: int) -> tuple[str, dict[str, Any]]:
     case = CASES[name]
     mine = [own_part(batch, weft.rdp_rank(), replicas) for batch in batches]
     loss = functools.partial(loss_of, case)
-    actual = train_split(copy.deepcopy(net), mine, loss, case.optimizer_for, bucket_cap_mb=BUCKET_MIB)
+    with patch.object(automatic, "sensible", only_a_turn) if turn else nullcontext():
+        actual = train_split(copy.deepcopy(net), mine, loss, case.optimizer_for, bucket_cap_mb=BUCKET_MIB)
     if replicas > 1:
         losses = torch.tensor(actual.losses)
         dist.all_reduce(losses, group=weft.get_rdp_process_group())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from .jobs import Outcome, run_items
-from .run_schedules import BY_FILE, ITEMS, LIMITED, MODELS, NAMED
+from .run_schedules import BY_FILE, ITEMS, LIMITED, MODELS, NAMED, TURNS
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -21,11 +21,13 @@ OTHERS = [item for item in ITEMS if not item.endswith(("/interleaved", "/simple"
 TWO = MODELS[:6:5]
 SELECTED = {
     (2, 1): OTHERS,
-    (3, 1): [f"{model}/{kind}" for model in TWO for kind in ("looped", "looped_bfs", "list", *SPLITTING)],
+    (3, 1): [f"{model}/{kind}" for model in TWO for kind in ("looped", "looped_bfs", "list", *SPLITTING)]
+    + TURNS[:2],
     (4, 1): [f"{MODELS[1]}/{kind}" for kind in ("looped", *SPLITTING)],
     (2, 2): [f"{model}/{kind}" for model in TWO for kind in ("interleaved", "auto", *SPLITTING)]
     + BY_FILE[:1]
     + LIMITED[:1]
+    + TURNS[:1]
     + [
         f"{model}/{kind}"
         for model, kind in zip(

@@ -179,7 +179,7 @@ def _tried(asked: argparse.Namespace) -> list[Option] | None:
     if name != "list":
         return [Option(name, chunks=chunks, active=asked.active)]
     known = [one for one in options(2, 2) if one.schedule == "list" and not one.recompute]
-    likes = [one for one in known if chunks is None or chunks == len(one.layout(2)) // 2]
+    likes = [one for one in known if chunks is None or 2 * chunks == len(one.layout(2))]
     return likes or [Option("list", like="looped", chunks=chunks, splits=splits) for splits in (False, True)]
 
 

@@ -37,7 +37,7 @@ class Option:
         chunks: How many stages a rank has, where that is free.
         active: How many microbatches a rank may hold, where that is free.
         recompute: Whether activations are computed anew in the backward pass instead of kept.
-        like: For "list": the schedule whose stages it takes.
+        like: For "list": the schedule whose stages it takes, or "v": a V whose turn is one stage (see `turn`).
         splits: For "list": whether backward passes may be I and W.
         text: For "file": the CSV text.
     """
@@ -62,6 +62,8 @@ class Option:
         """The rank of each stage."""
         if self.text is not None:
             return schedule.from_csv(self.text).rank_of_stage
+        if self.like == "v":
+            return (*range(ranks), *range(ranks - 2, -1, -1))
         return schedule.make(self.like or self.schedule, ranks, 1, chunks=self.chunks).rank_of_stage
 
     def actions(
@@ -153,8 +155,9 @@ def options(ranks: int, microbatches: int) -> list[Option]:
     found += [Option("zb_v"), Option("v_half"), Option("v_min")]
     found += [
         Option("list", like=like, chunks=chunks, splits=splits)
-        for like, chunks in (("interleaved", None), ("zb_v", None), ("looped", 2))
+        for like, chunks in (("interleaved", None), ("v", None), ("looped", 2))
         for splits in (False, True)
+        if like != "v" or ranks > 1
     ]
     found += [
         Option(name, active=active)

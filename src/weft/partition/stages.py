@@ -28,6 +28,7 @@ from weft.partition.placement import Placement
 from weft.partition.problem import LAYOUTS, Device, Problem, owners
 from weft.partition.problem import in_flight as held_by
 from weft.partition.refine import refine
+from weft.partition.turn import best_turn, tries, turns
 from weft.schedule import Schedule
 from weft.simulate import FREE, Edge, Links, StageCost, simulate
 
@@ -245,6 +246,8 @@ class Placer:
 
     def __call__(self, rank_of_stage: Sequence[int]) -> Placed:
         """The units on stages, without a limit on memory."""
+        if self.ranks > 1 and tuple(rank_of_stage) == Option("list", like="v").layout(self.ranks):
+            return self._turned(tuple(rank_of_stage))
         chunks, layout = self._layout(rank_of_stage)
         held = held_by(self.ranks, self.microbatches, chunks, layout)
         return self._placed(chunks, layout, held, ())
@@ -271,6 +274,21 @@ class Placer:
             f"the stages are on the ranks {', '.join(map(str, rank_of_stage))}: units are placed on stages that are "
             f"dealt out in turn or as a V, {self.ranks} for each chunk"
         )
+
+    def _turned(self, rank_of_stage: tuple[int, ...]) -> Placed:
+        """The units on the stages of a V whose turn is one stage; units of a group are on one rank."""
+        problem = Problem(self.graph, self.ranks, chunks=2, layout="v")
+        costs = [unit.time_ms for unit in self.graph]
+        found = []
+        for stages in turns(costs, self.ranks, tries(self.ranks, self.microbatches)):
+            segments = tuple(stage + (stage >= self.ranks) for stage in stages)
+            placement = Placement(problem, segments)
+            if all(
+                len({placement.partitions[unit] for unit in units}) == 1
+                for units in self.graph.groups.values()
+            ):
+                found.append(stages_of(self.graph, stages, rank_of_stage, placement=placement))
+        return best_turn(found, self.ranks, self.microbatches, self.links)
 
     def _placed(self, chunks: int, layout: str, held: tuple[int, ...], devices: tuple[Device, ...]) -> Placed:
         key = (chunks, layout, held, devices)
@@ -308,6 +326,8 @@ def choices(placer: Placer, tried: Sequence[Option] | None = None) -> list[Found
     for number, one in enumerate(found[:FINALISTS]):
         if one.fault or one.placed is None:
             break
+        if one.option.like == "v":  # it comes from simulation
+            continue
         better = stages_in(refined(one.placed.placement, microbatches, links, one.option))
         (again,) = found_with(_always(better), [one.option], None)
         found[number] = min(one, again, key=merit)

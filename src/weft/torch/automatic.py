@@ -20,10 +20,11 @@ from weft.config import Settings
 from weft.errors import ConfigError
 from weft.partition.auto import Found, Option, Placed, as_weft_runs, options, search
 from weft.partition.explain import explain
+from weft.partition.turn import best_turn, tries
 from weft.schedule.legal import check
 from weft.simulate import Links, StageCost
 from weft.timeline import Span
-from weft.torch.choose import CALL_S, MICROBATCH_S, Choice, choose
+from weft.torch.choose import CALL_S, MICROBATCH_S, Choice, choose, turned
 from weft.torch.collective import agree_on, gather_texts
 from weft.torch.measured_link import MeasuredLink
 from weft.torch.planned import Chosen, ahead
@@ -32,6 +33,7 @@ from weft.torch.tree import Tree
 
 log = logging.getLogger("weft")
 
+TURN = Option("list", like="v")
 MEMORY_WEIGHT = 0.8
 """Of a split that must fit a memory limit."""
 STEPS = 20
@@ -44,15 +46,18 @@ def choose_automatically(
     tree: Tree, settings: Settings, link: MeasuredLink, memory_bytes: float | None
 ) -> tuple[Chosen, Choice]:
     """The best schedule, and the placement on its stages."""
+    links = links_of(tree, link)
 
     def placed(layout: Sequence[int], wanted: Settings) -> Placed:
-        choice = choose(tree, wanted, layout)
-        return Placed(stage_costs(choice, len(layout)), placement=choice)
+        if settings.partitions > 1 and tuple(layout) == TURN.layout(settings.partitions):
+            few = tries(settings.partitions, settings.microbatches)
+            found = [as_placed(choice, layout) for choice in turned(tree, wanted, layout, few)]
+            halves = any(piece.input_s or piece.weight_s for one in found for piece in one.placement.pieces)
+            return best_turn(found, settings.partitions, settings.microbatches, links, halves)
+        return as_placed(choose(tree, wanted, layout), layout)
 
     place = functools.partial(placed, wanted=settings)
     by_memory = dataclasses.replace(settings, memory_weight=MEMORY_WEIGHT)
-
-    links = links_of(tree, link)
     if settings.pipeline == "file":
         return _from_file(settings, place, links)
     limits = None if memory_bytes is None else [int(memory_bytes)] * settings.partitions
@@ -105,6 +110,11 @@ def links_of(tree: Tree, link: MeasuredLink) -> Links:
     """The measured link between all ranks, for tensors as they flow between this model's units."""
     sizes = [piece.output_bytes for piece in tree.pieces(set()) if not piece.floating]
     return link.links(median(sizes) if sizes else 0.0)
+
+
+def as_placed(choice: Choice, layout: Sequence[int]) -> Placed:
+    """The choice with what its stages cost."""
+    return Placed(stage_costs(choice, len(layout)), placement=choice)
 
 
 def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:

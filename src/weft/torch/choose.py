@@ -12,13 +12,15 @@ gradient back. Then single units are opened as long as that helps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from weft.config import Settings
 from weft.graph.model import Graph, Unit
 from weft.partition.chain import split
 from weft.partition.cost import unit_costs
+from weft.partition.turn import turns
 from weft.torch.trace import Record
 from weft.torch.tree import Piece, Tree
 
@@ -30,6 +32,10 @@ MICROBATCH_S = 1e-3
 CROSSING_S = 500e-6
 """What a tensor that crosses and its gradient cost, besides their bytes; measured likewise."""
 BYTES_PER_S = 1e9
+FINE = 0.125
+"""For a V whose turn is one stage modules are opened that take more than this of an even stage."""
+DEARER = 0.01
+"""It is not cut where what crosses costs more than at the cheapest place by this part of the whole time."""
 ROUNDS = 4
 CANDIDATES = 12
 
@@ -108,11 +114,40 @@ def _candidates(tree: Tree, choice: Choice) -> list[str]:
     return [name for name in names if tree.openable(name) and not tree.writes(name)][:CANDIDATES]
 
 
-def _place(tree: Tree, opened: set[str], settings: Settings, layout: list[int]) -> Choice:
+def turned(tree: Tree, settings: Settings, layout: Sequence[int], most: int) -> Iterator[Choice]:
+    """Choices for a V whose turn is one stage, with first stages of different sizes; at most so many.
+
+    Large modules are opened, but not cut where that sends much more than elsewhere; tied units lie on one rank.
+    """
+    everything = [name for name in tree.records if name and tree.openable(name) and not tree.writes(name)]
+    total = sum(_weight_of(record) for record in tree.records.values()) or 1.0
+    least = total * FINE / len(layout)
+    opened = {name for name in everything if _weight(tree, name) > least or tree.must_open(name)}
+    pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
+    home = _homes(tree, pieces)
+    cuts_s = [sum(map(_crossing_s, sizes)) for sizes in tree.trace.operations.at_cuts(home, len(pieces))]
+    dear_s = min(cuts_s, default=0.0) + DEARER * sum(piece.forward_s + piece.backward_s for piece in pieces)
+    firsts = [0, *(number for number, cut_s in enumerate(cuts_s, 1) if cut_s <= dear_s)]
+    costs = piece_costs(pieces, settings)
+    merged = [sum(costs[one:other]) for one, other in zip(firsts, [*firsts[1:], len(pieces)], strict=True)]
+    part_of = [bisect_right(firsts, number) - 1 for number in range(len(pieces))]
+    for parts in turns(merged, settings.partitions, most):
+        stages = [parts[part] for part in part_of]
+        groups: dict[int | None, set[int]] = {}
+        for piece, stage in zip(pieces, stages, strict=True):
+            groups.setdefault(piece.tied, set()).add(layout[stage])
+        if all(len(ranks) == 1 for tied, ranks in groups.items() if tied is not None):
+            yield _place(tree, set(opened), settings, list(layout), stages)
+
+
+def _place(
+    tree: Tree, opened: set[str], settings: Settings, layout: list[int], stages: list[int] | None = None
+) -> Choice:
+    """The units on their stages, by default as evenly as possible; without opened modules that need not be."""
     pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
     costs = piece_costs(pieces, settings)
-    tied = [piece.tied for piece in pieces]
-    stages = split(costs, len(layout), tied)
+    if stages is None:
+        stages = split(costs, len(layout), [piece.tied for piece in pieces])
     closed = _close(tree, opened, pieces, stages)
     if closed != opened:
         where = {piece.name: at for piece, at in zip(pieces, stages, strict=True)}
@@ -126,13 +161,21 @@ def _place(tree: Tree, opened: set[str], settings: Settings, layout: list[int]) 
         loads[at] += cost
     time_s = sum(piece.forward_s + piece.backward_s for piece in pieces) or 1.0
     calls = len(pieces) + sum(record.operations for record in tree.glue(tree.pieces(opened)))
-    home = {part.name: number for number, piece in enumerate(pieces) for part in tree.subtree(piece.name)}
-    crossing_s = sum(
-        CROSSING_S + 2 * size / BYTES_PER_S for size in tree.trace.operations.crossing(home, partitions)
-    )
+    home = _homes(tree, pieces)
+    crossing_s = sum(map(_crossing_s, tree.trace.operations.crossing(home, partitions)))
     extra_s = CALL_S * calls + crossing_s
     score = max(loads) + (1.0 - settings.memory_weight) * extra_s / time_s + 1e-6 * len(pieces)
     return Choice(frozenset(opened), pieces, stages, partitions, costs, score, calls)
+
+
+def _homes(tree: Tree, pieces: list[Piece]) -> dict[str, int]:
+    """The number of the unit that each module belongs to."""
+    return {part.name: number for number, piece in enumerate(pieces) for part in tree.subtree(piece.name)}
+
+
+def _crossing_s(size: int) -> float:
+    """What a tensor of so many bytes and its gradient cost where they cross."""
+    return CROSSING_S + 2 * size / BYTES_PER_S
 
 
 def _where(tree: Tree, piece: Piece, where: dict[str, int]) -> int:

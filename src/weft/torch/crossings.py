@@ -37,6 +37,28 @@ class Operations:
         size = sum(tensor.numel() * tensor.element_size() for tensor in made)
         self.steps.append((module, tuple(sorted(used)), size))
 
+    def at_cuts(self, home: Mapping[str, int], units: int) -> list[list[int]]:
+        """For a cut in front of each unit but the first one the bytes of the tensors that cross it.
+
+        Args:
+            home: As for :meth:`crossing`.
+            units: How many units there are.
+        """
+        at: list[int] = []
+        until: dict[int, int] = {}
+        for module, operands, _ in self.steps:
+            here = home.get(module, -1)
+            if here < 0:
+                here = max((at[operand] for operand in operands), default=-1)
+            at.append(here)
+            for operand in operands:
+                until[operand] = max(until.get(operand, 0), here)
+        found: list[list[int]] = [[] for _ in range(units - 1)]
+        for operand, last in until.items():
+            for cut in range(max(at[operand], 0), last) if at[operand] >= 0 else ():
+                found[cut].append(self.steps[operand][2])
+        return found
+
     def crossing(self, home: Mapping[str, int], partitions: Sequence[int]) -> list[int]:
         """The bytes of each tensor that crosses, for a choice of units.
 

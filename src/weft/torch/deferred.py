@@ -24,11 +24,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functions as nodes
 from torch.autograd.graph import GradientEdge
 
 from weft.torch.arrival import announce, unwatched
 
+nodes: Any = torch._C._functions
+"""Autograd's types of nodes."""
 FUSED_BYTES = 512 << 10
 """From this size on a weight gains more than the hook costs, about 10 microseconds."""
 

@@ -52,7 +52,7 @@ def by_hand(
     if option.recompute:
         stages = recomputed(stages)
     if option.schedule == "list":
-        layout = schedule.make(option.like, ranks, 1, chunks=option.chunks).rank_of_stage
+        layout = option.layout(ranks)
         costs = [
             schedule.ListCost(
                 rank,
@@ -158,7 +158,7 @@ def test_options_are_distinct_and_cover_the_schedules():
     [
         (Option("interleaved", active=2), "interleaved, 2 active"),
         (Option("looped", chunks=3, recompute=True), "looped, 3 chunks, recompute"),
-        (Option("list", like="zb_v", splits=True), "list on zb_v, I and W"),
+        (Option("list", like="v", splits=True), "list on v, I and W"),
     ],
 )
 def test_the_name_of_an_option(option: Option, text: str):

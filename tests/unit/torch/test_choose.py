@@ -10,7 +10,7 @@ import weft.torch as weft
 from tests.unit.torch.networks import WIDTH, Block, Chain, Leaking, Normed, Tied, traced
 from weft.config import Settings
 from weft.errors import PlacementError
-from weft.torch.choose import Choice, choose, graph_of
+from weft.torch.choose import Choice, choose, graph_of, turned
 from weft.torch.partition import Plan, PlannedUnit, manual
 from weft.torch.tree import Tree
 
@@ -191,3 +191,45 @@ def test_a_plan_travels_as_text_and_knows_the_owner_of_every_name():
     assert owners["blocks.0.up.bias"] == 0 and owners["blocks.1.up.bias"] == 1
     assert plan.elsewhere(0) == ["first", "blocks.1", "last"]
     assert "first" in plan.table() and "256" in plan.table()
+
+
+# --- a V whose turn is one stage ------------------------------------------------------------------------
+
+
+def turns_of(tree: Tree, partitions: int = 2) -> list[Choice]:
+    layout = [*range(partitions), *range(partitions - 2, -1, -1)]
+    return list(turned(tree, Settings(partitions=partitions, optimize="speed"), layout, most=100))
+
+
+def test_a_turn_has_first_stages_of_all_sizes_and_even_ranks():
+    found = turns_of(tree_of(Chain(8)))
+    halves = [
+        [
+            sum(piece.forward_s for piece, at in zip(one.pieces, one.stages, strict=True) if at == stage)
+            / TIME
+            for stage in range(3)
+        ]
+        for one in found
+    ]
+    assert halves == [pytest.approx([first, 8, 8 - first], abs=0.5) for first in range(1, 8)]
+    for number, choice in enumerate(found, 1):
+        assert choice.partitions == [(0, 1, 0)[stage] for stage in choice.stages]
+        assert len(choice.opened) == 2 * (number % 2), "only the blocks that are cut are opened"
+
+
+def test_a_turn_does_not_cut_where_much_more_would_cross(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("weft.torch.choose.DEARER", 0.0)  # in a block the block's input crosses, too
+    found = turns_of(tree_of(Chain(8)))
+    assert [choice.stages.count(0) for choice in found] == [1, 2, 3]
+    assert not any(choice.opened for choice in found)
+
+
+def test_a_turn_keeps_units_that_share_a_parameter_on_one_rank():
+    found = turns_of(tree_of(Tied()))
+    assert found
+    for choice in found:
+        places = where(choice)
+        assert places["first"] == places["last"]
+        assert set(choice.stages) == {0, 1, 2}, (
+            "the second of them is no visit more: it lies in the last stage"
+        )

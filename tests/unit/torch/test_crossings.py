@@ -30,6 +30,14 @@ def test_a_cut_between_blocks_sends_one_tensor_and_one_inside_a_block_two():
     assert operations.crossing(HOME, [0, 0, 0, 0]) == []
 
 
+def test_cuts_of_all_places_at_once():
+    operations = residual()
+    found = operations.at_cuts(HOME, 4)
+    assert found == [operations.crossing(HOME, [0] * cut + [1] * (4 - cut)) for cut in (1, 2, 3)]
+    assert [len(sizes) for sizes in found] == [1, 2, 1]
+    assert operations.at_cuts({"first": 0, "up": 0, "down": 0, "last": 0}, 1) == []
+
+
 def test_a_tensor_goes_to_the_same_partition_once_and_to_each_of_several():
     operations = residual()
     assert operations.crossing(HOME, [0, 1, 1, 1]) == [SIZE]  # x, used by `up` and by the sum
