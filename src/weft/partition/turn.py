@@ -50,7 +50,7 @@ def _turn(before: Sequence[float], ranks: int, first: int) -> list[int] | None:
     """The stages if the first one has `first` units; None if a stage would be empty. `before`: sums of costs."""
     low, high = 0, len(before) - 1
     starts, ends = [0], [high]
-    part = first and before[first] * ranks / (before[-1] or 1.0)
+    part = before[first] * ranks / before[-1]
     for rank in range(ranks - 1):
         left = (before[high] - before[low]) / (ranks - rank)
         inner = 2 * (ranks - rank) - 3

@@ -48,15 +48,7 @@ def choose_automatically(
     """The best schedule, and the placement on its stages."""
     links = links_of(tree, link)
 
-    def placed(layout: Sequence[int], wanted: Settings) -> Placed:
-        if settings.partitions > 1 and tuple(layout) == TURN.layout(settings.partitions):
-            few = tries(settings.partitions, settings.microbatches)
-            found = [as_placed(choice, layout) for choice in turned(tree, wanted, layout, few)]
-            halves = any(piece.input_s or piece.weight_s for one in found for piece in one.placement.pieces)
-            return best_turn(found, settings.partitions, settings.microbatches, links, halves)
-        return as_placed(choose(tree, wanted, layout), layout)
-
-    place = functools.partial(placed, wanted=settings)
+    place = functools.partial(placed, tree, settings, links)
     by_memory = dataclasses.replace(settings, memory_weight=MEMORY_WEIGHT)
     if settings.pipeline == "file":
         return _from_file(settings, place, links)
@@ -68,7 +60,7 @@ def choose_automatically(
         links,
         memory_bytes=limits,
         tried=sensible(settings, limits is not None),
-        within=lambda option: placed(option.layout(settings.partitions), by_memory),
+        within=lambda option: placed(tree, by_memory, links, option.layout(settings.partitions)),
         ahead=ahead(settings),
     )
     best = found[0]
@@ -110,6 +102,17 @@ def links_of(tree: Tree, link: MeasuredLink) -> Links:
     """The measured link between all ranks, for tensors as they flow between this model's units."""
     sizes = [piece.output_bytes for piece in tree.pieces(set()) if not piece.floating]
     return link.links(median(sizes) if sizes else 0.0)
+
+
+def placed(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
+    """The units on stages with these ranks."""
+    ranks = settings.partitions
+    if ranks == 1 or tuple(layout) != TURN.layout(ranks):
+        return as_placed(choose(tree, settings, layout), layout)
+    few = tries(ranks, settings.microbatches)
+    found = [as_placed(choice, layout) for choice in turned(tree, settings, layout, few)]
+    halves = any(piece.input_s or piece.weight_s for one in found for piece in one.placement.pieces)
+    return best_turn(found, ranks, settings.microbatches, links, halves)
 
 
 def as_placed(choice: Choice, layout: Sequence[int]) -> Placed:

@@ -20,8 +20,9 @@ from torch import nn
 from weft.errors import PlacementError, UsageError
 from weft.report.text import PlacementRow, placement_table
 from weft.runtime.allocator import give_back
-from weft.torch.automatic import Watch, choose_automatically
-from weft.torch.choose import choose, graph_of, piece_costs
+from weft.simulate import FREE
+from weft.torch.automatic import Watch, choose_automatically, placed
+from weft.torch.choose import graph_of, piece_costs
 from weft.torch.collective import agree_on
 from weft.torch.delayed import has_delayed, materialise
 from weft.torch.estimate import Clock, on_meta
@@ -182,7 +183,8 @@ def make_plan(
             )
             log.info("%s:\n%s", settings.pipeline, chosen.reasons)
         else:
-            choice = choose(tree, settings, layout(settings, session.chosen))
+            links = FREE if session.chosen is None else session.chosen.links
+            choice = placed(tree, settings, links, layout(settings, session.chosen)).placement
         pieces, partitions, stages = choice.pieces, choice.partitions, choice.stages
         opened = set(choice.opened)
     else:

@@ -97,6 +97,15 @@ def schedule_for(settings: Settings, chosen: Chosen | None, microbatches: int) -
             f"the schedule of the file is for {chosen.schedule.microbatches} microbatches, but the step has "
             f"{microbatches}: call init with {chosen.schedule.microbatches}, or use another schedule"
         )
+    if option.like == "v":
+        return option.actions(
+            settings.partitions,
+            microbatches,
+            chosen.stages,
+            chosen.links,
+            None,
+            chosen.schedule.rank_of_stage,
+        )
     return _made(
         option.like or option.schedule, settings.partitions, microbatches, option.active, option.chunks
     )

@@ -1,0 +1,62 @@
+"""What `auto` chooses for a traced network whose times are given, and what follows from the choice."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.torch.networks import Chain
+from tests.unit.torch.test_choose import tree_of
+from weft.config import Settings
+from weft.schedule.legal import check
+from weft.simulate import FREE
+from weft.torch.automatic import choose_automatically, placed
+from weft.torch.choose import Choice
+from weft.torch.measured_link import MeasuredLink
+from weft.torch.planned import Chosen, layout, schedule_for
+from weft.torch.tree import Tree
+
+FEW = Settings(partitions=2, microbatches=4, pipeline="auto", memory_weight=0.0)
+
+
+def split_tree(blocks: int) -> Tree:
+    """A chain of equal blocks whose backward passes are half I and half W."""
+    tree = tree_of(Chain(blocks))
+    for record in tree.records.values():
+        record.input_s = record.weight_s = record.backward_s / 2
+    return tree
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[Chosen, Choice]:
+    return choose_automatically(split_tree(16), FEW, MeasuredLink(), None)
+
+
+def test_few_microbatches_take_a_v_with_a_small_first_stage(found: tuple[Chosen, Choice]):
+    chosen, choice = found
+    assert str(chosen.option) == "list on v, I and W"
+    assert chosen.schedule.rank_of_stage == (0, 1, 0)
+    loads = [0.0, 0.0, 0.0]
+    for piece, stage in zip(choice.pieces, choice.stages, strict=True):
+        loads[stage] += piece.forward_s + piece.backward_s
+    assert loads[0] + loads[2] == pytest.approx(loads[1], rel=0.05) and loads[0] < loads[2]
+    assert str(Chosen.from_json(chosen.to_json()).option) == str(chosen.option)
+
+
+def test_the_choice_serves_steps_of_other_sizes(found: tuple[Chosen, Choice]):
+    chosen, _ = found
+    for microbatches in (1, 3, 7):
+        made = schedule_for(FEW, chosen, microbatches)
+        check(made)
+        assert made.microbatches == microbatches and made.rank_of_stage == (0, 1, 0)
+    assert schedule_for(FEW, chosen, 4) is chosen.schedule
+
+
+def test_another_model_of_the_step_is_even_on_the_same_ranks(found: tuple[Chosen, Choice]):
+    chosen, _ = found
+    other = placed(split_tree(8), FEW, chosen.links, layout(FEW, chosen)).placement
+    assert set(other.stages) == {0, 1, 2}
+    assert sum(cost for cost, at in zip(other.costs, other.partitions, strict=True) if at) == pytest.approx(
+        0.5, abs=0.05
+    )
+    alone = placed(split_tree(8), FEW, FREE, (0, 1)).placement
+    assert set(alone.stages) == {0, 1}
