@@ -22,7 +22,7 @@ TWO = MODELS[:6:5]
 SELECTED = {
     (2, 1): OTHERS,
     (3, 1): [f"{model}/{kind}" for model in TWO for kind in ("looped", "looped_bfs", "list", *SPLITTING)]
-    + TURNS[:2],
+    + TURNS[2:],
     (4, 1): [f"{MODELS[1]}/{kind}" for kind in ("looped", *SPLITTING)],
     (2, 2): [f"{model}/{kind}" for model in TWO for kind in ("interleaved", "auto", *SPLITTING)]
     + BY_FILE[:1]

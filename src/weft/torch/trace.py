@@ -227,7 +227,7 @@ class Tracer:
 
     def backward(self, tensors: list[Tensor], grads: list[Tensor]) -> None:
         """Run the backward pass and time each node, with what autograd does before it: it adds up gradients."""
-        begun = self.reached = self.now()
+        begun = self.now()
         self.went_backward = True
         places = [at for at, _ in self.events]
         for node in graph_nodes(tensors):
@@ -240,7 +240,9 @@ class Tracer:
         self.going_back = True
         try:
             then = self._at_once if self.tasks is None else self.tasks.append
-            run_autograd(tensors, grads, take_weights(tensors, then, at_once=self.tasks is None))
+            inputs = take_weights(tensors, then, at_once=self.tasks is None)
+            self.reached = self.now()  # what went before belongs to no module
+            run_autograd(tensors, grads, inputs)
         finally:
             self.going_back = False
             self.children_s[0] += self.now() - begun

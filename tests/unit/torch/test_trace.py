@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from tests.unit.torch.networks import CPU, WIDTH, Block, Chain, Leaking, Normed, Tied, traced
+from weft.torch.deferred import take_weights
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams, same_states
 from weft.torch.trace import Tracer, trace
 from weft.torch.unit import SLOT
@@ -75,6 +77,23 @@ def test_what_autograd_does_before_an_operation_counts_for_it():
 
     net = nn.Sequential(nn.Linear(WIDTH, WIDTH), Watched(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     assert backward_times(net, clock) == {"1": 3.0}
+
+
+def test_what_the_trace_does_before_the_backward_pass_counts_for_no_module(monkeypatch: pytest.MonkeyPatch):
+    clock = SimpleNamespace(seconds=0.0)
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        clock.seconds += 5.0
+        return take_weights(*args, **kwargs)
+
+    monkeypatch.setattr("weft.torch.trace.take_weights", slow)
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+
+    def run() -> None:
+        Tracer.current.backward([net(torch.randn(2, WIDTH)).sum()], [torch.ones(())])  # type: ignore[union-attr]
+
+    found = trace(net, run, CPU, Streams(CPU), clock=clock)  # type: ignore[arg-type]
+    assert [record.backward_s for record in (*found.records.values(), found.around)] == [0.0] * 4
 
 
 def test_a_backward_pass_inside_of_a_forward_pass_takes_its_own_time_only():
