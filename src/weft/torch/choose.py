@@ -26,7 +26,7 @@ from weft.torch.tree import Piece, Tree
 
 GRAINS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 CALL_S = 50e-6
-"""What a call of a unit or an operation of the glue costs each rank, seconds: measured in steps of a GPT on two ranks."""
+"""What a call of a unit or an operation of the glue costs each rank, seconds: measured in steps of a GPT on two."""
 MICROBATCH_S = 1e-3
 """What a microbatch costs in each stage besides: its thread, the glue's mode, a cold cache; measured likewise."""
 CROSSING_S = 500e-6
