@@ -27,8 +27,9 @@ from weft.torch.tree import Piece, Tree
 GRAINS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 CALL_S = 50e-6
 """What a call of a unit or an operation of the glue costs each rank, seconds: measured in steps of a GPT on two."""
-MICROBATCH_S = 1e-3
-"""What a microbatch costs in each stage besides: its thread, the glue's mode, a cold cache; measured likewise."""
+MICROBATCH_S = 2e-3
+"""What a microbatch costs in each stage besides: its thread, the glue's mode, a cold cache. It is more than a
+rank's only stage takes (1 ms), as visits of several cost more than a trace sees."""
 CROSSING_S = 500e-6
 """What a tensor that crosses and its gradient cost, besides their bytes; measured likewise."""
 BYTES_PER_S = 1e9
