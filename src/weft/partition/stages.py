@@ -277,8 +277,10 @@ class Placer:
 
     def _turned(self, rank_of_stage: tuple[int, ...]) -> Placed:
         """The units on the stages of a V whose turn is one stage; units of a group are on one rank."""
-        problem = Problem(self.graph, self.ranks, chunks=2, layout="v")
-        costs = [unit.time_ms for unit in self.graph]
+        problem = Problem(
+            self.graph, self.ranks, chunks=2, layout="v", memory_weight=self.memory_weight, copies=self.copies
+        )
+        costs = list(map(sum, zip(*problem.shares, strict=True)))
         found = []
         for stages in turns(costs, self.ranks, tries(self.ranks, self.microbatches)):
             segments = tuple(stage + (stage >= self.ranks) for stage in stages)

@@ -58,9 +58,6 @@ class Choice:
 def choose(tree: Tree, settings: Settings, partition_of_stage: Sequence[int] | None = None) -> Choice:
     """The best choice found; deterministic for a given trace. ``partition_of_stage``: one stage each by default."""
     layout = list(partition_of_stage or range(settings.partitions))
-    everything = [name for name in tree.records if name and tree.openable(name) and not tree.writes(name)]
-    weight = {name: _weight(tree, name) for name in everything}
-    total = sum(_weight_of(record) for record in tree.records.values()) or 1.0
     tried: dict[frozenset[str], Choice] = {}
 
     def attempt(opened: set[str]) -> Choice:
@@ -71,10 +68,7 @@ def choose(tree: Tree, settings: Settings, partition_of_stage: Sequence[int] | N
 
     best: Choice | None = None
     for grain in GRAINS:
-        limit = grain / len(layout)
-        option = attempt(
-            {name for name in everything if weight[name] / total > limit or tree.must_open(name)}
-        )
+        option = attempt(_larger(tree, grain / len(layout)))
         if best is None or option.score < best.score - 1e-9:
             best = option
     assert best is not None
@@ -88,6 +82,19 @@ def choose(tree: Tree, settings: Settings, partition_of_stage: Sequence[int] | N
             break
         best = better
     return best
+
+
+def _larger(tree: Tree, part: float) -> set[str]:
+    """The modules that may be opened and take more than this part of the whole time, or must be opened."""
+    total = sum(_weight_of(record) for record in tree.records.values()) or 1.0
+    return {
+        name
+        for name in tree.records
+        if name
+        and tree.openable(name)
+        and not tree.writes(name)
+        and (_weight(tree, name) > part * total or tree.must_open(name))
+    }
 
 
 def _weight_of(record: Record) -> float:
@@ -120,10 +127,7 @@ def turned(tree: Tree, settings: Settings, layout: Sequence[int], most: int) -> 
 
     Large modules are opened, but not cut where that sends much more than elsewhere; tied units lie on one rank.
     """
-    everything = [name for name in tree.records if name and tree.openable(name) and not tree.writes(name)]
-    total = sum(_weight_of(record) for record in tree.records.values()) or 1.0
-    least = total * FINE / len(layout)
-    opened = {name for name in everything if _weight(tree, name) > least or tree.must_open(name)}
+    opened = _larger(tree, FINE / len(layout))
     pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
     home = _homes(tree, pieces)
     cuts_s = [sum(map(_crossing_s, sizes)) for sizes in tree.trace.operations.at_cuts(home, len(pieces))]

@@ -37,6 +37,14 @@ class Operations:
         size = sum(tensor.numel() * tensor.element_size() for tensor in made)
         self.steps.append((module, tuple(sorted(used)), size))
 
+    def _at(self, home: Mapping[str, int]) -> list[int]:
+        """The number of the unit where each operation runs; -1 where it depends on none."""
+        at: list[int] = []
+        for module, operands, _ in self.steps:
+            here = home.get(module, -1)
+            at.append(here if here >= 0 else max((at[operand] for operand in operands), default=-1))
+        return at
+
     def at_cuts(self, home: Mapping[str, int], units: int) -> list[list[int]]:
         """For a cut in front of each unit but the first one the bytes of the tensors that cross it.
 
@@ -44,18 +52,14 @@ class Operations:
             home: As for :meth:`crossing`.
             units: How many units there are.
         """
-        at: list[int] = []
+        at = self._at(home)
         until: dict[int, int] = {}
-        for module, operands, _ in self.steps:
-            here = home.get(module, -1)
-            if here < 0:
-                here = max((at[operand] for operand in operands), default=-1)
-            at.append(here)
+        for here, (_, operands, _) in zip(at, self.steps, strict=True):
             for operand in operands:
                 until[operand] = max(until.get(operand, 0), here)
         found: list[list[int]] = [[] for _ in range(units - 1)]
         for operand, last in until.items():
-            for cut in range(max(at[operand], 0), last) if at[operand] >= 0 else ():
+            for cut in range(at[operand], last) if at[operand] >= 0 else ():
                 found[cut].append(self.steps[operand][2])
         return found
 
@@ -66,13 +70,9 @@ class Operations:
             home: Module name to the number of the unit that it belongs to; glue is left out.
             partitions: The partition of each unit.
         """
-        at: list[int] = []
+        at = self._at(home)
         sent: set[tuple[int, int]] = set()
-        for module, operands, _ in self.steps:
-            here = home.get(module, -1)
-            if here < 0:
-                here = max((at[operand] for operand in operands), default=-1)
-            at.append(here)
+        for here, (_, operands, _) in zip(at, self.steps, strict=True):
             for operand in operands:
                 there = at[operand]
                 if 0 <= there and partitions[there] != partitions[here]:
