@@ -27,7 +27,7 @@ from weft.torch.structure import Describer, build, replace
 from weft.torch.tape import Alias, Tape, Value, root_gradient
 from weft.torch.untouched import version
 from weft.torch.wire import decode, encode
-from weft.transport.channel import OUTPUT, READ, SHAPES, TELL, Key, Message
+from weft.transport.channel import READ, SHAPES, TELL, Key, Message
 
 Localise = Callable[[Any, Callable[[Tensor], Tensor]], Any]
 
@@ -336,7 +336,7 @@ class Program:
         self._adopted.clear()
         del self.tape, self.microbatch
 
-    # --- reading, returning, backward --------------------------------------------------------------------------
+    # --- reading, backward --------------------------------------------------------------------------
 
     def read(self, tensor: Tensor, value: Value, function: Callable[[Tensor], Any], name: str) -> Any:
         """A Python value out of a placed tensor: the owner computes it and tells all."""
@@ -349,26 +349,6 @@ class Program:
         for peer in self.pipeline.others():
             self.pipeline.channel.send(peer, Message(key, payload, text))
         return result
-
-    def deliver(self, result: Any, detach: bool) -> Any:
-        """The step's result with data on every rank: owners send, the others receive."""
-
-        def fetch(tensor: Tensor) -> Tensor:
-            value = self.value_of(tensor)
-            if value is None:
-                return tensor.detach() if detach else tensor
-            key = self.tape.key(OUTPUT, value.number)
-            if value.owner == self.rank:
-                local = tensor if value.actual is None else value.actual
-                for peer in self.pipeline.others():
-                    self.pipeline.channel.send(peer, Message(key, local.detach()))
-                return local.detach() if detach else local
-            payload: Tensor = self.microbatch.receive(
-                value.owner, key, "a tensor that the step returns"
-            ).payload
-            return payload
-
-        return replace(result, fetch)
 
     def backward(self, tensors: list[Tensor], grads: list[Tensor | None]) -> None:
         """The backward pass of this microbatch, from ``tensors``; on every rank of the pipeline."""

@@ -26,6 +26,7 @@ from weft.torch.program import Program
 from weft.torch.random_state import same_states
 from weft.torch.recording import recorded, recorded_forward
 from weft.torch.replicas import begin_step, finish_step
+from weft.torch.returned import Returned
 from weft.torch.slicing import Cut, MiniBatch, prepare
 from weft.torch.structure import replace
 
@@ -105,9 +106,10 @@ class Step:
         session.executor.hooks.check = check.look
         drew: list[bool] = []
         order = self._order(session, batch.microbatches)
+        returned = Returned(batch.microbatches, self.detach_outputs)
 
         def body(microbatch: Microbatch) -> Any:
-            return self._microbatch(session, batch, microbatch, context, drew, order)
+            return self._microbatch(session, batch, microbatch, context, drew, order, returned)
 
         try:
             session.monitor.note("wait", session.steps, peer=peers[0])
@@ -129,11 +131,11 @@ class Step:
         finish_step(session)
         if session.watch is not None:
             session.watch.add(session, took_s, batch.microbatches)
-        return results
+        return returned.whole(results)
 
     def _microbatch(
         self, session: state.Session, batch: MiniBatch, microbatch: Microbatch, context: ThreadContext,
-        drew: list[bool], order: Order,
+        drew: list[bool], order: Order, returned: Returned,
     ) -> Any:  # fmt: skip
         assert session.pipeline is not None
         index = microbatch.index
@@ -152,7 +154,7 @@ class Step:
             result = self.function(*args, **kwargs)
             with glue.lifted():
                 drew.append(program.drew or not same_states(start, session.streams.capture()))
-                result = program.deliver(result, self.detach_outputs)
+                result = returned.deliver(program, result)
         program.close()
         return result
 

@@ -1,4 +1,5 @@
-"""What two ranks must be told when they use the interface in the wrong place, and several models in one step."""
+"""What two ranks must be told when they use the interface in the wrong place, several models in one step, and what
+steps return."""
 
 from __future__ import annotations
 
@@ -162,3 +163,75 @@ print("passed", flush=True)
 def test_calls_that_look_alike_and_return_other_shapes():
     done = run_ranks(2, SCALES, warm=True).check()
     assert done.stdout.count("passed") == 2
+
+
+RETURNED = """
+import torch
+from torch import nn
+import weft.torch as weft
+from weft.torch import state
+from weft.transport.channel import OUTPUT
+
+weft.init({"partitions": 3, "microbatches": 4, "auto_partition": False, "default_partition": 0})
+torch.manual_seed(0)
+net = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
+whole = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
+whole.load_state_dict(net.state_dict())
+model = weft.DistributedModel(net)
+for place in range(3):
+    weft.set_partition(net[place], place)
+x = torch.linspace(-1, 1, 48).reshape(8, 6)
+
+def returned(net, given, backward):
+    y = net[0](given)
+    z = net[1](y)
+    out = net[2](z)
+    loss = out.square().mean()
+    backward(loss)
+    turned = z.detach() * 2
+    turned.unsqueeze_(0)
+    half = y.to(torch.float16)
+    return {
+        "losses": (loss, loss, z.mean()), "flags": [out > 0, out.argmax(-1)], "half": half, "odd": half[:1, :3],
+        "large": out.repeat(1, 600), "turned": turned, "transposed": out.t(), "empty": out[:0], "input": given + 1,
+        "weight": net[2].bias, "none": None, "constant": 3, "complex": torch.complex(z, z),
+    }
+
+@weft.step
+def step(model, x):
+    return returned(net, x, model.backward)
+
+def flat(tree):
+    if isinstance(tree, dict):
+        return [leaf for item in tree.values() for leaf in flat(item)]
+    if isinstance(tree, (list, tuple)) and not isinstance(tree[0], int) and tree[0] is not None:
+        return [leaf for item in tree for leaf in flat(item)]
+    return [tree]
+
+outputs = []
+for number in range(3):
+    result = step(model, x)
+    if number == 0:
+        send = state.session().pipeline.channel.send
+        def counted(peer, message):
+            outputs.append((peer, message.key)) if message.key.kind == OUTPUT else None
+            send(peer, message)
+        state.session().pipeline.channel.send = counted
+alone = [returned(whole, part, lambda loss: None) for part in x.chunk(4)]
+entries = flat(result)
+for at, expected in enumerate(zip(*map(flat, alone))):
+    if isinstance(expected[0], torch.Tensor):
+        assert len(entries[at].outputs) == 4
+        for one, other in zip(entries[at].outputs, expected):
+            assert one.dtype == other.dtype and one.shape == other.shape, (at, one.shape, other.shape)
+            torch.testing.assert_close(one, other.detach())
+# By themselves go what was written into (of rank 1), and what is large and the bias (of rank 2).
+by_themselves = {0: 0, 1: 4, 2: 8}[weft.rank()]
+assert len(outputs) == 2 * 2 * (1 + by_themselves), outputs
+print("passed", flush=True)
+"""
+
+
+def test_a_step_returns_everything_on_every_rank_and_sends_small_tensors_together():
+    done = run_ranks(3, RETURNED, warm=True).check()
+    assert done.stdout.count("passed") == 3
