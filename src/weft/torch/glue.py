@@ -7,6 +7,7 @@ tensor among their arguments go to the program. Inside a unit the mode is off al
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from weft.errors import UsageError
 from weft.torch import rules
 from weft.torch.program import Program
-from weft.torch.signature import function_name, scan
+from weft.torch.signature import function_name, hollow, scan, shown
 from weft.torch.structure import replace
 from weft.torch.tape import Value
 
@@ -116,7 +117,7 @@ class Glue(TorchFunctionMode):
                         return answer(self.program.pipeline.device)
                     if func is rules.TYPE_NAME:
                         return torch.empty(0, dtype=tensor.dtype, device=self.program.pipeline.device).type()
-                elif value.actual is not None:
+                if value.actual is not None:
                     return func(value.actual, *args[1:], **kwargs)
         return func(*args, **kwargs)
 
@@ -133,6 +134,15 @@ class Glue(TorchFunctionMode):
             return self._like(func, args, kwargs)
         if func in rules.BACKWARD:
             return self._backward(args, kwargs)
+        if func in rules.RESHAPED:
+            return self._reshaped(func, args, kwargs, placed)
+        if func in rules.REPLACED and (
+            func != rules.DATA_SETTER or shown(args[0]).shape != shown(args[1]).shape
+        ):
+            raise UsageError(
+                f"{function_name(func)} gives a tensor that goes from module to module other memory, which the other "
+                "ranks do not see: make a new tensor instead"
+            )
         if func is Tensor.__iter__:
             return iter(self._operate(Tensor.unbind, args, {}, placed))
         return self._call(func, args, kwargs, placed, rules.written(func, args, kwargs))
@@ -158,7 +168,11 @@ class Glue(TorchFunctionMode):
         key = tuple(parts)
         name = function_name(func)
         call = program.next_call()
-        alias = placed[0][1].alias if func in rules.VIEWS else None
+        alias = None
+        if func in rules.VIEWS:
+            alias = placed[0][1].alias
+            if not alias.views:
+                alias.views.append(weakref.ref(placed[0][0]))
         if owner != program.rank:
             program.send_all(placed, owner)
             spec = program.spec_for(key, name, owner, call)
@@ -172,16 +186,33 @@ class Glue(TorchFunctionMode):
         result = program.run_here(key, name, call, run, tensors, (args, kwargs), localised, alias)
         return result if target is None else target
 
+    def _reshaped(self, func: Any, args: Any, kwargs: Any, placed: list[tuple[Tensor, Value]]) -> Tensor:
+        """A tensor gets another shape in place: its owner does it, the others work out what comes of it."""
+        tensor = placed[0][0]
+        if tensor._weft_owner is not None:  # type: ignore[attr-defined]
+            raise UsageError(
+                "the model's own forward changes the shape of a parameter or buffer in place, which the other ranks do "
+                "not see: use a view of it instead"
+            )
+        new = hollow(shown(tensor))
+        self._call(func, args, kwargs, placed, tensor)
+        value = self.program.value_of(tensor)
+        assert value is not None
+        if value.owner != self.program.rank:
+            with torch.no_grad():
+                value.actual = func(new, *args[1:], **kwargs)
+        return tensor
+
     def _like(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A function that needs only its tensor's shape, dtype and device: every rank runs it on an empty one."""
         device = self.program.pipeline.device
 
-        def hollow(tensor: Tensor) -> Tensor:
+        def empty(tensor: Tensor) -> Tensor:
             if self.program.value_of(tensor) is None:
                 return tensor
-            return torch.empty((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+            return torch.empty((), dtype=tensor.dtype, device=device).expand(shown(tensor).shape)
 
-        first = hollow(args[0]) if args else hollow(kwargs.pop("input"))
+        first = empty(args[0]) if args else empty(kwargs.pop("input"))
         return func(first, *args[1:], **kwargs)
 
     def _backward(self, args: Any, kwargs: Any) -> None:

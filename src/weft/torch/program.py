@@ -22,10 +22,11 @@ from weft.errors import DivergenceError, UsageError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.pipeline import Pipeline
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, mix, same_states
-from weft.torch.signature import Spec, Watch, described_shapes, digest, empty_like_described
+from weft.torch.signature import Spec, Watch, described_shapes, digest, empty_like_described, hollow
 from weft.torch.structure import Describer, build, replace
-from weft.torch.tape import Alias, Tape, Value, root_gradient
+from weft.torch.tape import Alias, Tape, Value, check_moved, root_gradient
 from weft.torch.untouched import version
+from weft.torch.views import writable
 from weft.torch.wire import decode, encode
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message
 
@@ -96,6 +97,7 @@ class Program:
     def local(self, tensor: Tensor, value: Value) -> Tensor:
         """The tensor's data for use on this rank, now."""
         if value.owner == self.rank:
+            check_moved(value, self.module)
             return self.tape.local(value, tensor)
         return self.tape.receive(value, self.module)
 
@@ -212,8 +214,8 @@ class Program:
             if value is None:
                 return tensor
             local = self.local(tensor, value)
-            if local is not tensor and id(tensor) in fresh:
-                local = local.clone()
+            if id(tensor) in fresh:
+                local = writable(self, tensor, value, local)
             entered[id(tensor)] = local
             return local
 
@@ -236,8 +238,13 @@ class Program:
         alias = old.alias if old is not None else None
         value = self.new_value(owner, alias)
         value.alias.version += 1
-        if owner == self.rank and actual is not tensor:
-            value.actual = actual
+        value.born = value.alias.version
+        if old is not None and old.owner != owner:
+            value.alias.moved = value.alias.version
+        if owner == self.rank:
+            value.actual = actual if actual is not tensor else None
+        elif old is not None and old.actual is not None:
+            value.actual = hollow(old.actual)
         tensor._weft_value = value  # type: ignore[attr-defined]
 
     def _describe(self, describer: Describer, result: Any, name: str) -> list[Any]:
@@ -293,7 +300,7 @@ class Program:
             value = self.new_value(self.rank, alias)
             new._weft_value = value  # type: ignore[attr-defined]
             if alias is not None:
-                alias.tensors.append(weakref.ref(new))
+                alias.views.append(weakref.ref(new))
             placed[id(tensor)] = new
             shapes.append(new.shape)
             return new

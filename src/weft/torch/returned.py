@@ -91,4 +91,5 @@ def waits(tensor: Tensor, value: Value) -> bool:
 
     Parameters have their sizes on their own rank only, and writing into a tensor may have changed its shape there.
     """
-    return tensor.nbytes <= SMALL_BYTES and tensor._weft_owner is None and not value.alias.version  # type: ignore[attr-defined]
+    written = value.actual is not None or value.alias.version
+    return tensor.nbytes <= SMALL_BYTES and tensor._weft_owner is None and not written  # type: ignore[attr-defined]

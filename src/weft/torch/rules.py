@@ -5,6 +5,8 @@
 ``LIKE``       use only shape, dtype and device of their tensor: replicated
 ``VALUE_FREE`` arithmetic whose result's shape does not depend on numbers among the arguments
 ``SHAPED_BY_FLOATS`` functions whose result's shape depends on numbers that are not whole
+``RESHAPED``   change the shape of the tensor itself
+``REPLACED``   give the tensor other memory
 """
 
 from __future__ import annotations
@@ -105,6 +107,15 @@ VIEWS: frozenset[Any] = frozenset(
     | _getters(("T", "mT", "H", "mH", "data", "real", "imag"))
 )  # fmt: skip
 
+
+RESHAPED: frozenset[Any] = frozenset(
+    _named(
+        (Tensor, torch),
+        ("unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "as_strided_"),
+    )
+)
+DATA_SETTER = Tensor.data.__set__  # type: ignore[attr-defined]
+REPLACED: frozenset[Any] = frozenset({DATA_SETTER} | _named((Tensor, torch), ("resize_", "resize_as_")))
 
 _in_place_names: dict[Any, bool] = {}
 

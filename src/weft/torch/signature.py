@@ -63,6 +63,7 @@ def scan(
     """
     if isinstance(tree, Tensor):
         tensors.append(tree)
+        tree = shown(tree)
         parts.append(tree.shape)
         parts.append(tree.dtype)
     elif tree is None or tree is True or tree is False or isinstance(tree, (str, enum.Enum)):
@@ -95,6 +96,18 @@ def scan(
         parts.append(int(tree) if values and hasattr(type(tree), "__index__") else type(tree))
         if is_walkable(tree):
             find_hidden(tree, hidden)
+
+
+def shown(tensor: Tensor) -> Tensor:
+    """The tensor that has the shape which the program sees: writing into ``tensor`` may have changed it."""
+    value = tensor._weft_value  # type: ignore[attr-defined]
+    return tensor if value is None or value.actual is None else value.actual
+
+
+def hollow(tensor: Tensor) -> Tensor:
+    """A tensor like it, without data (on the meta device)."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def find_hidden(tree: Any, hidden: list[Tensor], depth: int = 0) -> None:

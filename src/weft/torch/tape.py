@@ -36,13 +36,18 @@ from weft.transport.channel import GRADIENT, VALUE, Channel, Key, Message
 
 
 class Alias:
-    """Values that share memory. ``version`` grows with every write, so that copies sent before count as old."""
+    """Values that share memory. ``version`` grows with every write, so that copies sent before count as old.
 
-    __slots__ = ("tensors", "version")
+    ``views``: the tensors that share it, as far as there are several; ``moved``: the version that another rank than
+    that of the others' wrote: older values are wrong since then.
+    """
+
+    __slots__ = ("moved", "version", "views")
 
     def __init__(self) -> None:
         self.version = 0
-        self.tensors: list[weakref.ref[Tensor]] = []
+        self.moved = 0
+        self.views: list[weakref.ref[Tensor]] = []
 
 
 class Value:
@@ -50,12 +55,13 @@ class Value:
 
     ``number`` is the same on every rank. On the owner ``segment`` is where it was computed, and the tensor itself
     is the data unless ``actual`` replaces it (written in place in a way the tensor object could not follow).
-    Elsewhere the tensor is a stand-in without data, and ``copy`` what was received.
+    Elsewhere the tensor is a stand-in without data, ``actual`` one of another shape if that was changed in place, and
+    ``copy`` what was received.
     """
 
     __slots__ = (
         "owner", "number", "segment", "actual", "copy", "copy_version", "needs_grad", "sent", "alias", "edge", "grad",
-        "leaf", "leaf_segment", "batch",
+        "leaf", "leaf_segment", "batch", "born",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +72,7 @@ class Value:
         self.batch = batch
         self.segment = segment
         self.alias = alias or Alias()
+        self.born = self.alias.version
         self.actual: Tensor | None = None
         self.copy: Tensor | None = None
         self.copy_version = -1
@@ -145,6 +152,7 @@ class Tape:
         """Send a value of this rank, once for each version; closes the segment if it needs a gradient (1)."""
         if value.sent.get(peer) == value.alias.version:
             return
+        check_moved(value, name)
         value.sent[peer] = value.alias.version
         if value.actual is not None:
             tensor = value.actual
@@ -244,6 +252,20 @@ class Tape:
             leaf.grad = None
             if value.leaf is leaf:
                 value.leaf = value.leaf_segment = None
+
+
+def check_moved(value: Value, name: str) -> None:
+    """Refuse a value whose memory another rank has written since.
+
+    Raises:
+        UsageError: Only that rank has what was written.
+    """
+    if value.born < value.alias.moved:
+        raise UsageError(
+            f"{name or 'the step'} uses a tensor that shares memory with one which a module on another rank has "
+            "written into, and does not see that here: let the module return a new tensor, or keep both modules in one "
+            "piece: weft.set_partition(module, index)"
+        )
 
 
 _has_gpu = functools.cache(torch.cuda.is_available)

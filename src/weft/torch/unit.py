@@ -138,11 +138,12 @@ class UnitCall:
         program = glue.program
         torch._C._pop_torch_function_stack()
         try:
-            key = (self, self.serial, self.module.training, *settings(), ONE, tensor.shape, tensor.dtype)
+            value = program.value_of(tensor)
+            seen = tensor if value is None or value.actual is None else value.actual
+            key = (self, self.serial, self.module.training, *settings(), ONE, seen.shape, seen.dtype)
             spec = program.pipeline.specs.get(key)
             if spec is None or not spec.plain:
                 return UNUSUAL
-            value = program.value_of(tensor)
             owner = self.owner
             if owner == FLOATING:
                 if value is None:
@@ -210,9 +211,9 @@ def data_of(tensor: Tensor) -> Tensor:
     value = tensor._weft_value  # type: ignore[attr-defined]
     if value is None:
         return tensor
-    if value.actual is not None:
-        return value.actual
-    return tensor if value.copy is None else value.copy
+    if value.copy is not None:
+        return value.copy
+    return tensor if value.actual is None else value.actual
 
 
 def attach(

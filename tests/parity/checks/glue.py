@@ -329,6 +329,70 @@ def views_written_in_place() -> None:
 
 
 @check
+def views_of_a_tensor_written_after_a_message() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        q = parts.a(x)
+        h, early = q.tanh() * 0.5, q.tanh() + 0.1
+        first = early[:, :2]
+        apart = early.detach()[:, 3]
+        g = parts.b(q).tanh()  # q leaves its rank here: h and early are of an earlier segment there
+        h += 1
+        view = h[:, 1]
+        h *= 0.5
+        view += g[:, 0]
+        h -= g
+        early += 0.5
+        first *= 0.7
+        early[:, 1] += view
+        second = early.view(-1)[1:]
+        k = parts.c(h + early + view[:, None]).tanh()
+        second -= k.reshape(-1)[:-1]
+        assert early.shape == q.shape and second.shape == (q.numel() - 1,)
+        return parts.d(k * early + first.sum(1, keepdim=True) + apart[:, None])
+
+    glued(run)
+
+
+@check
+def a_view_written_first_after_a_message() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        q = parts.a(x)
+        both = q * 0.5
+        left, right = both[:, : WIDTH // 2], both[:, WIDTH // 2 :]
+        del both
+        g = parts.b(q).tanh()
+        fresh = left[:, 1:3]
+        fresh *= 0.5
+        left += right
+        right[0] = g[0, : WIDTH // 2]
+        return parts.d(parts.c(g).tanh() + left.sum(1, keepdim=True) * right.mean() + fresh.sum())
+
+    glued(run)
+
+
+@check
+def shapes_changed_in_place() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = parts.a(x).clone()
+        middle = parts.b(x)  # what was there of h before this is of an earlier segment on its rank
+        h.unsqueeze_(1)
+        assert h.shape == (len(x), 1, WIDTH) and h.dim() == 3 and len(h) == len(x)
+        h += middle[:, None]
+        h.mul_(torch.arange(1.0, h.shape[1] + 1, device=x.device))
+        assert h.size(1) == 1 and h.new_zeros(h.shape).shape == h.shape == torch.zeros_like(h).shape
+        part = h[:, 0]
+        part += 1
+        g = parts.c(h.transpose_(0, 1).clone())
+        assert g.shape == h.shape == (1, len(x), WIDTH)
+        g = g.clone().squeeze_(0).t_()
+        g = parts.d(g.swapaxes_(0, 1) + h.squeeze_(0).clone())
+        row = torch.stack([g, h]).as_strided_((len(x), WIDTH), (WIDTH, 1))
+        return row + h.mean(0) + g
+
+    glued(run)
+
+
+@check
 def local_tensor_filled_with_placed_values() -> None:
     def run(parts: Any, x: Tensor) -> Tensor:
         table = torch.zeros(len(x), 3, WIDTH, device=x.device)

@@ -3,6 +3,8 @@ steps return."""
 
 from __future__ import annotations
 
+import pytest
+
 from tests.launching import run_ranks
 
 USAGE = """
@@ -77,6 +79,81 @@ print("passed", flush=True)
 def test_using_things_in_the_wrong_place_is_told_on_every_rank():
     done = run_ranks(2, USAGE, warm=True).check()
     assert done.stdout.count("passed") == 2
+
+
+OTHER_MEMORY = """
+import pytest, torch
+from torch import nn
+import weft.torch as weft
+from weft.errors import UsageError
+
+weft.init({"partitions": 2, "microbatches": 2})
+model = weft.DistributedModel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+
+@weft.step
+def step(model, x):
+    y = model(x).detach()
+    HERE
+
+with pytest.raises(UsageError, match="gives a tensor that goes from module to module other memory, .*: make a new"):
+    step(model, torch.ones(4, 4))
+print("passed", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["y.resize_(3, 1)", "y.resize_as_(x)", "y.data = torch.zeros(3)"])
+def test_a_tensor_between_modules_cannot_get_other_memory(how: str):
+    assert run_ranks(2, OTHER_MEMORY.replace("HERE", how), warm=True).check().stdout.count("passed") == 2
+
+
+WRITTEN_ELSEWHERE = """
+import pytest, torch
+from torch import nn
+import weft.torch as weft
+from weft.errors import PeerError, UsageError
+
+class Writes(nn.Linear):
+    def forward(self, x):
+        x += 1
+        return super().forward(x)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), Writes(4, 4)
+
+    def forward(self, x):
+        h = self.first(x) * 2
+        part = h[:, 0]
+        out = self.second(h)
+        return out + h + USED
+
+weft.init({"partitions": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
+net = Net()
+alone = sum(net(part.clone()).sum() for part in torch.ones(4, 4).chunk(2)).item()
+model = weft.DistributedModel(net)
+weft.set_partition(net.second, 1)
+
+@weft.step
+def step(model, x):
+    out = model(x)
+    model.backward(out.square().mean())
+    return out.sum()
+
+if "part" in "USED":
+    with pytest.raises((UsageError, PeerError), match="uses a tensor that shares memory with one which a module on"):
+        step(model, torch.ones(4, 4))
+else:
+    assert abs(step(model, torch.ones(4, 4)).reduce_sum().item() - alone) < 1e-4
+print("passed", flush=True)
+"""
+
+
+@pytest.mark.parametrize("used", ["h[:, :1]", "part[:, None]"])
+def test_a_view_of_what_another_rank_has_written_is_refused(used: str):
+    assert (
+        run_ranks(2, WRITTEN_ELSEWHERE.replace("USED", used), warm=True).check().stdout.count("passed") == 2
+    )
 
 
 MODELS = """
