@@ -60,6 +60,8 @@ def collect(results: Sequence[Any], weights: Sequence[float]) -> Any:
         return None
     if any(type(result) is not kind for result in results):
         return list(results)
+    if isinstance(first, torch.Size):
+        return list(results)
     if isinstance(first, (list, tuple)) and all(len(result) == len(first) for result in results):
         items = [collect([result[i] for result in results], weights) for i in range(len(first))]
         return rebuild_sequence(kind, items)

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.errors import DivergenceError, UsageError
@@ -26,7 +27,7 @@ from weft.torch.signature import Spec, Watch, described_shapes, digest, empty_li
 from weft.torch.structure import Describer, build, replace
 from weft.torch.tape import Alias, Tape, Value, check_moved, root_gradient
 from weft.torch.untouched import version
-from weft.torch.views import writable
+from weft.torch.views import need_grad, without_grad, writable
 from weft.torch.wire import decode, encode
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message
 
@@ -148,12 +149,15 @@ class Program:
         self._named_calls[name] = self._named_calls.get(name, 0) + 1
         spec = self.pipeline.specs.get(key) or self._heard(key, name)
         entered: dict[int, Tensor] = {}
-        written = tensors if spec is None else [tensors[number] for number in spec.mutated]
+        written = [tensors[number] for number in spec.mutated] if spec is not None else tensors
+        if alias is not None:  # a copy's view would be no view
+            written = []
         transform = self._localiser(entered, {id(tensor) for tensor in written})
         # Other microbatches may have the turn while tensors arrive, and make this very call: so only now ask
         # whether it is the first of its signature, and draw nothing before.
         local = localise(inputs, transform)
         spec = spec or self.pipeline.specs.get(key)
+        plain = without_grad(self, written)
         if spec is None:
             result, spec = self._first_run(key, name, function, local, inputs, [*map(transform, tensors)])
         elif spec.random:
@@ -164,6 +168,7 @@ class Program:
         self._tell_once(key, name, spec)
         if spec.dynamic:
             spec = spec._replace(description=self._describe(Describer(inputs), result, name))
+        need_grad(self, plain)
         self._write_back(spec.mutated, tensors, entered)
         self.drew = self.drew or bool(spec.random)
         if spec.dynamic:
@@ -243,6 +248,8 @@ class Program:
             value.alias.moved = value.alias.version
         if owner == self.rank:
             value.actual = actual if actual is not tensor else None
+            if old is not None and old.owner == owner and not torch.is_grad_enabled():
+                value.segment = old.segment
         elif old is not None and old.actual is not None:
             value.actual = hollow(old.actual)
         tensor._weft_value = value  # type: ignore[attr-defined]

@@ -183,10 +183,20 @@ class Tape:
         if not torch.is_grad_enabled():
             return data.detach()
         if value.leaf is None or value.leaf_segment is not self.current:
-            value.leaf = data.detach().requires_grad_()
-            value.leaf_segment = self.current
-            self.current.leaves.append((value.leaf, value))
+            return self._leaf(value, data, data.detach())
         return value.leaf
+
+    def enter_anew(self, value: Value, data: Tensor, written: Tensor) -> Tensor:
+        """``written``, without a graph, as what ``data`` is in the current segment."""
+        self.remember(value, data)
+        return self._leaf(value, data, written)
+
+    def _leaf(self, value: Value, data: Tensor, leaf: Tensor) -> Tensor:
+        value.leaf = leaf.requires_grad_()
+        value.leaf._weft_of = weakref.ref(data)  # type: ignore[attr-defined]
+        value.leaf_segment = self.current
+        self.current.leaves.append((leaf, value))
+        return leaf
 
     def local(self, value: Value, tensor: Tensor) -> Tensor:
         """A value of this rank as a tensor that the current segment may use."""

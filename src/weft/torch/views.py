@@ -10,8 +10,10 @@ autograd knows them to be views is copied, and they become views of the copy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from weft.torch.tape import Value
@@ -19,46 +21,75 @@ from weft.torch.tape import Value
 
 def writable(program: Any, tensor: Tensor, value: Value, local: Tensor) -> Tensor:
     """``local``, the data of a tensor of this microbatch's ``program``, or what to write into instead."""
+    if value.owner == program.rank and not torch.is_grad_enabled():
+        return data_of(tensor, value)  # written as it is: it keeps the graph that it has
     root = root_of(local)
     leaf = root.is_leaf and root.requires_grad and not isinstance(root, nn.Parameter)
     if not leaf and (local is tensor or local is value.actual):
         return local
-    found = [view for reference in value.alias.views if (view := reference()) is not None]
-    shared = {
-        id(view): (view, known) for view in found if (known := shares(program, view, local)) is not None
-    }
-    if id(tensor) not in shared or len(shared) < 2:
+    members = [(tensor, value)] + [
+        (view, known)
+        for reference in value.alias.views
+        if (view := reference()) is not None
+        and view is not tensor
+        and (known := shares(program, view, local))
+    ]
+    if len(members) == 1 or value.owner != program.rank:
         return local.clone()
-    held = {number: data_of(view, known) for number, (view, known) in shared.items()}
-    number = max(
-        held, key=lambda number: (root_of(held[number]).requires_grad, root_of(held[number]).numel())
+    held = [data_of(*member) for member in members]
+    wholes = [whole_of(data) for data in held]
+    root = wholes[0]
+    copy = root
+    segment = next(
+        (known.segment for (_, known), data in zip(members, held, strict=True) if root_of(data) is root), None
     )
-    root, segment = root_of(held[number]), shared[number][1].segment
-    entered = root
-    if segment is not program.tape.current and root.requires_grad:
+    if segment is not None and segment is not program.tape.current and root.requires_grad:
         whole = Value(program.rank, 0, program, segment, value.alias)
         program.tape.remember(whole, root)
-        entered = program.tape.enter(whole, root)
-    copy = entered.clone()
+        copy = program.tape.enter(whole, root)
+    copy = copy.clone()
     if copy.stride() != root.stride():  # the whole has gaps
         return local.clone()
-    for number, (view, known) in shared.items():
-        data = held[number]
-        new = Value(program.rank, known.number, program, program.tape.current, known.alias)
-        new.actual = copy.as_strided(
-            data.size(), data.stride(), data.storage_offset() - root.storage_offset()
-        )
-        if not data.requires_grad:
-            new.actual = new.actual.detach()
-        view._weft_value = new  # type: ignore[attr-defined]
+    for (view, known), data, of in zip(members, held, wholes, strict=True):
+        at = data.storage_offset() - root.storage_offset()
+        part = copy.as_strided(data.size(), data.stride(), at)
+        if of is root or not data.requires_grad:
+            new = Value(program.rank, known.number, program, program.tape.current, known.alias)
+            new.actual = part if data.requires_grad else part.detach()
+            view._weft_value = new  # type: ignore[attr-defined]
+        elif known.segment is not program.tape.current:  # detached before, and of another graph by now
+            known.actual = program.tape.enter_anew(known, data, part.detach())
     renewed: Tensor = tensor._weft_value.actual  # type: ignore[attr-defined]
     return renewed
 
 
+def without_grad(program: Any, tensors: Sequence[Tensor]) -> list[tuple[Tensor, Value]]:
+    """What shares memory with ``tensors`` on this rank and needs no gradient: what is written may change that."""
+    values = [value for tensor in tensors if (value := program.value_of(tensor)) is not None]
+    views = [view for value in values for reference in value.alias.views if (view := reference()) is not None]
+    placed = [(view, known) for view in views if (known := program.value_of(view)) is not None]
+    return [(view, known) for view, known in placed if not data_of(view, known).requires_grad]
+
+
+def need_grad(program: Any, members: Sequence[tuple[Tensor, Value]]) -> None:
+    """Those of ``members`` that need a gradient by now do so from the present segment on."""
+    for view, known in members:
+        if known.owner == program.rank and data_of(view, known).requires_grad:
+            known.segment = program.tape.current
+
+
 def root_of(tensor: Tensor) -> Tensor:
-    """The whole of which a tensor is a view; itself if it is none."""
+    """The whole of which autograd knows a tensor to be a view; itself if it is none."""
     base = tensor._base if tensor._is_view() else None
     return tensor if base is None else base
+
+
+def whole_of(tensor: Tensor) -> Tensor:
+    """The same through the leaves by which it entered later segments."""
+    root = root_of(tensor)
+    entered = getattr(root, "_weft_of", None)
+    earlier = None if entered is None else entered()
+    return root if earlier is None else whole_of(earlier)
 
 
 def data_of(tensor: Tensor, value: Value) -> Tensor:

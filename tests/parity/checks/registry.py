@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import chance, glue, inputs, losses, memory, modules, placement, structure, training
+from . import chance, glue, inputs, losses, memory, modules, placement, random_programs, structure, training
 from .harness import CHECKS
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "memory",
     "modules",
     "placement",
+    "random_programs",
     "structure",
     "training",
 ]

@@ -93,7 +93,7 @@ def test_containers_keep_their_type(make: Any, get: Any):
     "results",
     [
         [None, THREE[0]], [THREE[0], None], [THREE[0], 0.0], [[THREE[0]], [THREE[0]] * 2],
-        [{"a": THREE[0]}, {"b": THREE[0]}], [1, 2], ["a", "b"], [(1,), [1]],
+        [{"a": THREE[0]}, {"b": THREE[0]}], [1, 2], ["a", "b"], [(1,), [1]], [torch.Size([2, 3]), torch.Size([2, 1])],
     ],
     ids=repr,
 )  # fmt: skip
