@@ -15,6 +15,7 @@ from torch import Tensor
 
 from weft.errors import DivergenceError
 from weft.torch.program import Program
+from weft.torch.signature import shown
 from weft.torch.structure import replace
 from weft.torch.tape import Value
 from weft.transport.channel import OUTPUT, Key, Message
@@ -83,7 +84,7 @@ class Returned:
                     f"expects {sum(sizes)}: every rank has to return the same"
                 )
             for each, data in zip(expected, packed.split(sizes), strict=True):
-                self._arrived[id(each)] = data.clone().view(each.dtype).view(each.shape)
+                self._arrived[id(each)] = data.clone().view(each.dtype).view(shown(each).shape)
 
 
 def waits(tensor: Tensor, value: Value) -> bool:
@@ -91,5 +92,4 @@ def waits(tensor: Tensor, value: Value) -> bool:
 
     Parameters have their sizes on their own rank only, and writing into a tensor may have changed its shape there.
     """
-    written = value.actual is not None or value.alias.version
-    return tensor.nbytes <= SMALL_BYTES and tensor._weft_owner is None and not written  # type: ignore[attr-defined]
+    return tensor.nbytes <= SMALL_BYTES and tensor._weft_owner is None and not value.alias.version  # type: ignore[attr-defined]

@@ -261,7 +261,10 @@ x = torch.linspace(-1, 1, 48).reshape(8, 6)
 
 def returned(net, given, backward):
     y = net[0](given)
+    twice = y * 2
+    column = twice[:, 0]
     z = net[1](y)
+    log = twice.logsumexp(1)  # the first call of its kind works on a copy of what an earlier segment has
     out = net[2](z)
     loss = out.square().mean()
     backward(loss)
@@ -272,6 +275,7 @@ def returned(net, given, backward):
         "losses": (loss, loss, z.mean()), "flags": [out > 0, out.argmax(-1)], "half": half, "odd": half[:1, :3],
         "large": out.repeat(1, 600), "turned": turned, "transposed": out.t(), "empty": out[:0], "input": given + 1,
         "weight": net[2].bias, "none": None, "constant": 3, "complex": torch.complex(z, z),
+        "column": column, "twice": twice, "log": log,
     }
 
 @weft.step
