@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -28,7 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     try:
-        return int(options.handler(options))
+        code = int(options.handler(options))
+        sys.stdout.flush()
+        return code
     except WeftError as error:
         print(f"weft {options.command}: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # who reads the output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -272,3 +276,12 @@ def test_where_nothing_fits_the_reasons_are_shown(graph: Path, capsys):
         "weft simulate: error: no schedule is possible, see above: give more memory, more partitions, "
         "or smaller microbatches\n"
     )
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "weft", "simulate", str(PROFILE), "--partitions", "2"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writing)
+    assert done.returncode == 128 + signal.SIGPIPE and done.stderr == ""
