@@ -169,7 +169,7 @@ class Glue(TorchFunctionMode):
         name = function_name(func)
         call = program.next_call()
         alias = None
-        if func in rules.VIEWS:
+        if func in rules.VIEWS and target is None:
             alias = placed[0][1].alias
             if not alias.views:
                 alias.views.append(weakref.ref(placed[0][0]))

@@ -25,9 +25,9 @@ from weft.torch.pipeline import Pipeline
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, mix, same_states
 from weft.torch.signature import Spec, Watch, described_shapes, digest, empty_like_described, hollow
 from weft.torch.structure import Describer, build, replace
-from weft.torch.tape import Alias, Tape, Value, check_moved, root_gradient
+from weft.torch.tape import Alias, Tape, Value, check_stale, root_gradient
 from weft.torch.untouched import version
-from weft.torch.views import need_grad, without_grad, writable
+from weft.torch.views import need_grad, outdate, without_grad, writable
 from weft.torch.wire import decode, encode
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message
 
@@ -98,7 +98,7 @@ class Program:
     def local(self, tensor: Tensor, value: Value) -> Tensor:
         """The tensor's data for use on this rank, now."""
         if value.owner == self.rank:
-            check_moved(value, self.module)
+            check_stale(value, self.module)
             return self.tape.local(value, tensor)
         return self.tape.receive(value, self.module)
 
@@ -243,9 +243,8 @@ class Program:
         alias = old.alias if old is not None else None
         value = self.new_value(owner, alias)
         value.alias.version += 1
-        value.born = value.alias.version
-        if old is not None and old.owner != owner:
-            value.alias.moved = value.alias.version
+        if old is not None and old.owner == self.rank != owner:
+            outdate(self, tensor, old)
         if owner == self.rank:
             value.actual = actual if actual is not tensor else None
             if old is not None and old.owner == owner and not torch.is_grad_enabled():

@@ -101,8 +101,13 @@ VIEWS: frozenset[Any] = frozenset(
             "detach", "swapaxes", "swapdims", "movedim", "moveaxis", "diagonal", "as_strided", "unfold", "contiguous",
             "to", "float", "half", "bfloat16", "double", "type_as", "cpu", "cuda", "reshape_as", "broadcast_to",
             "real", "imag", "view_as_real", "view_as_complex", "hsplit", "vsplit", "dsplit", "ravel", "adjoint",
-            "positive",
+            "positive", "split_with_sizes", "unsafe_split", "unsafe_chunk", "atleast_1d", "atleast_2d", "atleast_3d",
+            "broadcast_tensors", "bool", "int", "long", "short", "char", "byte",
         ),
+    )
+    | _named(
+        (torch.nn.functional,),
+        ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"),
     )
     | _getters(("T", "mT", "H", "mH", "data", "real", "imag"))
 )  # fmt: skip

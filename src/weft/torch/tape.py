@@ -38,15 +38,13 @@ from weft.transport.channel import GRADIENT, VALUE, Channel, Key, Message
 class Alias:
     """Values that share memory. ``version`` grows with every write, so that copies sent before count as old.
 
-    ``views``: the tensors that share it, as far as there are several; ``moved``: the version that another rank than
-    that of the others' wrote: older values are wrong since then.
+    ``views``: the tensors that may share it, if there are several.
     """
 
-    __slots__ = ("moved", "version", "views")
+    __slots__ = ("version", "views")
 
     def __init__(self) -> None:
         self.version = 0
-        self.moved = 0
         self.views: list[weakref.ref[Tensor]] = []
 
 
@@ -61,7 +59,7 @@ class Value:
 
     __slots__ = (
         "owner", "number", "segment", "actual", "copy", "copy_version", "needs_grad", "sent", "alias", "edge", "grad",
-        "leaf", "leaf_segment", "batch", "born",
+        "leaf", "leaf_segment", "batch", "stale",
     )  # fmt: skip
 
     def __init__(
@@ -72,7 +70,7 @@ class Value:
         self.batch = batch
         self.segment = segment
         self.alias = alias or Alias()
-        self.born = self.alias.version
+        self.stale = False
         self.actual: Tensor | None = None
         self.copy: Tensor | None = None
         self.copy_version = -1
@@ -152,7 +150,7 @@ class Tape:
         """Send a value of this rank, once for each version; closes the segment if it needs a gradient (1)."""
         if value.sent.get(peer) == value.alias.version:
             return
-        check_moved(value, name)
+        check_stale(value, name)
         value.sent[peer] = value.alias.version
         if value.actual is not None:
             tensor = value.actual
@@ -264,13 +262,13 @@ class Tape:
                 value.leaf = value.leaf_segment = None
 
 
-def check_moved(value: Value, name: str) -> None:
+def check_stale(value: Value, name: str) -> None:
     """Refuse a value whose memory another rank has written since.
 
     Raises:
         UsageError: Only that rank has what was written.
     """
-    if value.born < value.alias.moved:
+    if value.stale:
         raise UsageError(
             f"{name or 'the step'} uses a tensor that shares memory with one which a module on another rank has "
             "written into, and does not see that here: let the module return a new tensor, or keep both modules in one "

@@ -63,6 +63,15 @@ def writable(program: Any, tensor: Tensor, value: Value, local: Tensor) -> Tenso
     return renewed
 
 
+def outdate(program: Any, tensor: Tensor, value: Value) -> None:
+    """Another rank has written into ``tensor``: what shares its memory here does not see that."""
+    local = data_of(tensor, value)
+    for reference in value.alias.views:
+        view = reference()
+        if view is not None and view is not tensor and (known := shares(program, view, local)) is not None:
+            known.stale = True
+
+
 def without_grad(program: Any, tensors: Sequence[Tensor]) -> list[tuple[Tensor, Value]]:
     """What shares memory with ``tensors`` on this rank and needs no gradient: what is written may change that."""
     values = [value for tensor in tensors if (value := program.value_of(tensor)) is not None]
@@ -99,7 +108,7 @@ def data_of(tensor: Tensor, value: Value) -> Tensor:
 def shares(program: Any, tensor: Tensor, local: Tensor) -> Value | None:
     """The value of a tensor if this rank has it, in the memory of ``local``."""
     value: Value | None = program.value_of(tensor)
-    if value is None or value.owner != program.rank or value.born < value.alias.moved:
+    if value is None or value.owner != program.rank or value.stale:
         return None
     data = data_of(tensor, value)
     same = (
