@@ -132,6 +132,8 @@ class Tape:
         self.fuses = fuses
         self.current = Segment(microbatch.stage)
         self.segments = [self.current]
+        self.entered: dict[int, weakref.ref[Tensor]] = {}
+        """What each leaf of the segments stands for, by the leaf's id."""
 
     def enter_stage(self, stage: int) -> None:
         """A later stage of this rank begins: it has segments of its own."""
@@ -191,7 +193,7 @@ class Tape:
 
     def _leaf(self, value: Value, data: Tensor, leaf: Tensor) -> Tensor:
         value.leaf = leaf.requires_grad_()
-        value.leaf._weft_of = weakref.ref(data)  # type: ignore[attr-defined]
+        self.entered[id(leaf)] = weakref.ref(data)
         value.leaf_segment = self.current
         self.current.leaves.append((leaf, value))
         return leaf
@@ -214,6 +216,7 @@ class Tape:
         """Walk the tape in reverse; see the module's diagram. The tape is empty afterwards."""
         segments = self.segments
         self.segments = []
+        self.entered.clear()
         self._next_segment()
         tasks: list[Task] = []
         while segments:
@@ -239,6 +242,7 @@ class Tape:
 
     def clear(self) -> None:
         """Forget what was recorded; for a microbatch without a backward pass."""
+        self.entered.clear()
         for segment in self.segments:
             segment.clear()
 

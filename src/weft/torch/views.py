@@ -37,13 +37,13 @@ def writable(program: Any, tensor: Tensor, value: Value, local: Tensor) -> Tenso
     if len(members) == 1 or value.owner != program.rank:
         return local.clone()
     held = [data_of(*member) for member in members]
-    wholes = [whole_of(data) for data in held]
-    root = wholes[0]
-    copy = root
-    segment = next(
-        (known.segment for (_, known), data in zip(members, held, strict=True) if root_of(data) is root), None
-    )
-    if segment is not None and segment is not program.tape.current and root.requires_grad:
+    roots = [root_of(data) for data in held]
+    wholes = [whole_of(program, root) for root in roots]
+    if not any(root is wholes[0] for root in roots):  # it is gone
+        wholes = roots
+    root = copy = wholes[0]
+    segment = next(known.segment for (_, known), of in zip(members, roots, strict=True) if of is root)
+    if segment is not program.tape.current and root.requires_grad:
         whole = Value(program.rank, 0, program, segment, value.alias)
         program.tape.remember(whole, root)
         copy = program.tape.enter(whole, root)
@@ -93,12 +93,11 @@ def root_of(tensor: Tensor) -> Tensor:
     return tensor if base is None else base
 
 
-def whole_of(tensor: Tensor) -> Tensor:
-    """The same through the leaves by which it entered later segments."""
-    root = root_of(tensor)
-    entered = getattr(root, "_weft_of", None)
+def whole_of(program: Any, root: Tensor) -> Tensor:
+    """Where a root comes from, through the leaves by which that entered later segments."""
+    entered = program.tape.entered.get(id(root))
     earlier = None if entered is None else entered()
-    return root if earlier is None else whole_of(earlier)
+    return root if earlier is None else whole_of(program, root_of(earlier))
 
 
 def data_of(tensor: Tensor, value: Value) -> Tensor:
@@ -111,8 +110,6 @@ def shares(program: Any, tensor: Tensor, local: Tensor) -> Value | None:
     if value is None or value.owner != program.rank or value.stale:
         return None
     data = data_of(tensor, value)
-    same = (
-        data.device == local.device
-        and data.untyped_storage().data_ptr() == local.untyped_storage().data_ptr()
-    )
-    return value if same else None
+    if data.device != local.device or data.layout != torch.strided or local.layout != torch.strided:
+        return None
+    return value if data.untyped_storage().data_ptr() == local.untyped_storage().data_ptr() else None
