@@ -26,7 +26,7 @@ from weft.torch.random_state import NUMPY, PYTHON, TORCH, mix, same_states
 from weft.torch.signature import Spec, Watch, described_shapes, digest, empty_like_described, hollow
 from weft.torch.structure import Describer, build, replace
 from weft.torch.tape import Alias, Tape, Value, check_stale, root_gradient
-from weft.torch.untouched import version
+from weft.torch.untouched import unwritten
 from weft.torch.views import need_grad, outdate, without_grad, writable
 from weft.torch.wire import decode, encode
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message
@@ -192,7 +192,7 @@ class Program:
         streams = self.pipeline.streams
         with streams.own(self._call_seed(name), TORCH | PYTHON | NUMPY):
             before = [streams.capture(which) for which in (TORCH, PYTHON, NUMPY)]
-            versions = [version(tensor) for tensor in tensors]
+            untouched = [unwritten(tensor) for tensor in tensors]
             with Watch() as watch:
                 result = function(local)
             random = sum(
@@ -200,9 +200,7 @@ class Program:
                 for which, state in zip((TORCH, PYTHON, NUMPY), before, strict=True)
                 if not same_states(state, streams.capture(which))
             )
-        mutated = tuple(
-            number for number, tensor in enumerate(tensors) if version(tensor) != versions[number]
-        )
+        mutated = tuple(number for number, as_before in enumerate(untouched) if not as_before())
         description = self._describe(Describer(inputs), result, name)
         dynamic = watch.dynamic or bool(random & ~TORCH)
         self.pipeline.specs[key] = spec = Spec(description, dynamic, random, mutated)

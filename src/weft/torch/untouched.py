@@ -70,6 +70,15 @@ def version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def unwritten(tensor: Tensor) -> Callable[[], bool]:
+    """Asked later, whether the tensor has not been written since; by its content where writes do not count."""
+    if tensor.is_inference() and tensor.device.type != "meta" and tensor.layout == torch.strided:
+        content = tensor.clone()
+        return lambda: content.shape == tensor.shape and torch.equal(content, tensor)
+    count = version(tensor)
+    return lambda: version(tensor) == count
+
+
 def is_new(buffer: Tensor, old: Tensor, old_version: int, content: Tensor) -> bool:
     """Whether a buffer was replaced or written; batch norm's kernels do not count their writes as versions."""
     if buffer is not old or version(buffer) != old_version:

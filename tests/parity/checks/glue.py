@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import weft.torch as weft
+
 from .. import models
-from .harness import WIDTH, check, same_as_alone, seeded, vectors
+from .harness import MICROBATCHES, WIDTH, check, same_as_alone, seeded, start, vectors
 
 ALTERNATING = {"a": 0, "b": 1, "c": 0, "d": 1}
 OPPOSITE = {"a": 1, "b": 0, "c": 1, "d": 0}
@@ -433,3 +435,37 @@ def parts_that_write_their_input() -> None:
 
     for places in (ALTERNATING, OPPOSITE, None):
         same_as_alone(seeded(Net), vectors(), places=places)
+
+
+@check
+def writing_in_place_without_gradients() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = parts.a(x)
+        g = parts.b(h)
+        h += g
+        part = h[:, 1]
+        k = parts.b(h)
+        part -= k[:, 0]
+        h.unsqueeze_(1)
+        k = parts.d(h) * h.shape[1]
+        h.squeeze_(1).mul_(0.5)
+        return parts.c(h) + k[:, 0]
+
+    x = vectors(steps=1)[0]["x"]
+    for places in (ALTERNATING, OPPOSITE):
+        for without in (torch.inference_mode, torch.no_grad):  # signatures are kept from one to the next
+            net = seeded(Between, run)
+            start(auto_partition=False, default_partition=0)
+            with without():
+                expected = torch.cat([net(part) for part in x.chunk(MICROBATCHES)])
+            model = weft.DistributedModel(net)
+            for name, partition in places.items():
+                weft.set_partition(net.get_submodule(name), partition)
+
+            @weft.step
+            def step(model: nn.Module, x: Tensor) -> Tensor:
+                return model(x)
+
+            for _ in range(2):
+                with without():
+                    torch.testing.assert_close(step(model, x).concat(), expected)
