@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WeftError as error:
         print(f"weft {options.command}: error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # who reads the output has seen enough, as `head` has
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+
+
+def _nobody_reads() -> bool:
+    """Whether who read the output has seen enough, as `head` has."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # errors are told in any case
+    return any(events & select.POLLERR for _, events in poll.poll(0))

@@ -376,8 +376,7 @@ class Program:
         self.tape.backward()
 
     def _seed_backward(self, value: Value, tensor: Tensor, grad: Tensor | None) -> None:
-        if value.actual is not None:
-            tensor = value.actual
+        tensor = value.data(tensor)
         if grad is not None and (known := self.value_of(grad)) is not None:
             grad = self.local(grad, known)
         grad = root_gradient(tensor, grad, self.scale)

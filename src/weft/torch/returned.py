@@ -17,11 +17,12 @@ from weft.errors import DivergenceError
 from weft.torch.program import Program
 from weft.torch.signature import shown
 from weft.torch.structure import replace
-from weft.torch.tape import Value
+from weft.torch.tape import Value, check_stale
 from weft.transport.channel import OUTPUT, Key, Message
 from weft.transport.torch_dist import dense
 
 SMALL_BYTES = 4096
+"""Up to this size a message costs more than what it carries."""
 
 
 class Returned:
@@ -49,7 +50,9 @@ class Returned:
 
     def _send_or_receive(self, program: Program, tensor: Tensor) -> Tensor:
         value = program.value_of(tensor)
-        local = tensor if value is None or value.actual is None else value.actual
+        local = tensor if value is None else value.data(tensor)
+        if value is not None:
+            check_stale(value, "the step's result")
         if value is not None and waits(tensor, value):
             kept = local.detach() if value.owner == program.rank else tensor  # not the graph
             self._small[program.microbatch.index].append((value.owner, kept))

@@ -101,7 +101,7 @@ def scan(
 def shown(tensor: Tensor) -> Tensor:
     """The tensor that has the shape which the program sees: writing into ``tensor`` may have changed it."""
     value = tensor._weft_value  # type: ignore[attr-defined]
-    return tensor if value is None or value.actual is None else value.actual
+    return tensor if value is None else value.data(tensor)
 
 
 def hollow(tensor: Tensor) -> Tensor:

@@ -81,6 +81,10 @@ class Value:
         self.leaf: Tensor | None = None
         self.leaf_segment: Segment | None = None
 
+    def data(self, tensor: Tensor) -> Tensor:
+        """What ``tensor``, whose value this is, has become by writing in place; itself mostly."""
+        return tensor if self.actual is None else self.actual
+
     def add_grad(self, grad: Tensor | None) -> None:
         """Add to the gradient that this rank knows of the value."""
         if grad is None:
@@ -154,8 +158,7 @@ class Tape:
             return
         check_stale(value, name)
         value.sent[peer] = value.alias.version
-        if value.actual is not None:
-            tensor = value.actual
+        tensor = value.data(tensor)
         needs_grad = tensor.requires_grad
         self.channel.send(peer, Message(self.key(VALUE, value.number), tensor.detach(), flag=needs_grad))
         if needs_grad:
@@ -200,8 +203,7 @@ class Tape:
 
     def local(self, value: Value, tensor: Tensor) -> Tensor:
         """A value of this rank as a tensor that the current segment may use."""
-        if value.actual is not None:
-            tensor = value.actual
+        tensor = value.data(tensor)
         if value.segment is self.current or not tensor.requires_grad or isinstance(tensor, nn.Parameter):
             return tensor
         self.remember(value, tensor)

@@ -139,7 +139,7 @@ class UnitCall:
         torch._C._pop_torch_function_stack()
         try:
             value = program.value_of(tensor)
-            seen = tensor if value is None or value.actual is None else value.actual
+            seen = tensor if value is None else value.data(tensor)
             key = (self, self.serial, self.module.training, *settings(), ONE, seen.shape, seen.dtype)
             spec = program.pipeline.specs.get(key)
             if spec is None or not spec.plain:
@@ -213,7 +213,7 @@ def data_of(tensor: Tensor) -> Tensor:
         return tensor
     if value.copy is not None:
         return value.copy
-    return tensor if value.actual is None else value.actual
+    return value.data(tensor)
 
 
 def attach(

@@ -20,9 +20,12 @@ from weft.torch.tape import Value
 
 
 def writable(program: Any, tensor: Tensor, value: Value, local: Tensor) -> Tensor:
-    """``local``, the data of a tensor of this microbatch's ``program``, or what to write into instead."""
+    """What a call may write into for ``tensor``, a tensor of this microbatch's ``program``.
+
+    ``local``, its data on this rank, unless that is a leaf: then a copy of it, and for its views views of the copy.
+    """
     if value.owner == program.rank and not torch.is_grad_enabled():
-        return data_of(tensor, value)  # written as it is: it keeps the graph that it has
+        return value.data(tensor)  # written as it is: it keeps the graph that it has
     root = root_of(local)
     leaf = root.is_leaf and root.requires_grad and not isinstance(root, nn.Parameter)
     if not leaf and (local is tensor or local is value.actual):
@@ -36,7 +39,7 @@ def writable(program: Any, tensor: Tensor, value: Value, local: Tensor) -> Tenso
     ]
     if len(members) == 1 or value.owner != program.rank:
         return local.clone()
-    held = [data_of(*member) for member in members]
+    held = [known.data(view) for view, known in members]
     roots = [root_of(data) for data in held]
     wholes = [whole_of(program, root) for root in roots]
     if not any(root is wholes[0] for root in roots):  # it is gone
@@ -65,7 +68,7 @@ def writable(program: Any, tensor: Tensor, value: Value, local: Tensor) -> Tenso
 
 def outdate(program: Any, tensor: Tensor, value: Value) -> None:
     """Another rank has written into ``tensor``: what shares its memory here does not see that."""
-    local = data_of(tensor, value)
+    local = value.data(tensor)
     for reference in value.alias.views:
         view = reference()
         if view is not None and view is not tensor and (known := shares(program, view, local)) is not None:
@@ -77,13 +80,13 @@ def without_grad(program: Any, tensors: Sequence[Tensor]) -> list[tuple[Tensor, 
     values = [value for tensor in tensors if (value := program.value_of(tensor)) is not None]
     views = [view for value in values for reference in value.alias.views if (view := reference()) is not None]
     placed = [(view, known) for view in views if (known := program.value_of(view)) is not None]
-    return [(view, known) for view, known in placed if not data_of(view, known).requires_grad]
+    return [(view, known) for view, known in placed if not known.data(view).requires_grad]
 
 
 def need_grad(program: Any, members: Sequence[tuple[Tensor, Value]]) -> None:
     """Those of ``members`` that need a gradient by now do so from the present segment on."""
     for view, known in members:
-        if known.owner == program.rank and data_of(view, known).requires_grad:
+        if known.owner == program.rank and known.data(view).requires_grad:
             known.segment = program.tape.current
 
 
@@ -100,16 +103,12 @@ def whole_of(program: Any, root: Tensor) -> Tensor:
     return root if earlier is None else whole_of(program, root_of(earlier))
 
 
-def data_of(tensor: Tensor, value: Value) -> Tensor:
-    return tensor if value.actual is None else value.actual
-
-
 def shares(program: Any, tensor: Tensor, local: Tensor) -> Value | None:
     """The value of a tensor if this rank has it, in the memory of ``local``."""
     value: Value | None = program.value_of(tensor)
     if value is None or value.owner != program.rank or value.stale:
         return None
-    data = data_of(tensor, value)
+    data = value.data(tensor)
     if data.device != local.device or data.layout != torch.strided or local.layout != torch.strided:
         return None
     return value if data.untyped_storage().data_ptr() == local.untyped_storage().data_ptr() else None
