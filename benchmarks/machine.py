@@ -17,7 +17,7 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 QUIET_CORES = 0.15
 """Steps during which other processes used more of a core than this are dropped."""
 STEADY = 1.15
-"""So are those beside which a core took more than this times the shortest time for the work of `pace_s`."""
+"""So are those beside which a core took more than this times the time for the work of `pace_s` at full speed."""
 
 MALLOC_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """Keeps glibc from giving large freed tensors back to the system and faulting the pages in again. All

@@ -14,7 +14,8 @@ on a CPU, where it saves a pass over the weight and over a temporary of its size
 is added to where it is, where autograd makes a gradient of the whole table for every microbatch.
 
 All else runs whole in I: correct, only less is left for W. So does a weight that has hooks, is computed, or is also
-used in another way; and what autograd unpacks by hooks, as activation checkpoints do, or cannot see into.
+used in another way; what autograd unpacks by hooks, as activation checkpoints do, or cannot see into; and every
+segment with a reentrant activation checkpoint, which refuses to run where autograd is told what is wanted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from weft.torch.arrival import announce, unwatched
@@ -161,13 +163,28 @@ class _Convolution(Task):
         add_grad(self.parameter, found[1])
 
 
-KNOWN: dict[type, type[Task]] = {
-    nodes.AddmmBackward0: _Product,
-    nodes.MmBackward0: _PlainProduct,
-    nodes.EmbeddingBackward0: _Embedding,
-    nodes.ConvolutionBackward0: _Convolution,
-}
-"""By autograd's type of the node."""
+class _Reentrant(Exception):
+    """The graph has a reentrant activation checkpoint, PyTorch's or one that other packages derive from it."""
+
+
+class _Kinds(dict[type, "type[Task] | None"]):
+    """Kinds of tasks by autograd's type of the node, None for all other types."""
+
+    def __missing__(self, kind: type) -> None:
+        if kind.__name__ == "CheckpointFunctionBackward":
+            raise _Reentrant
+        if not issubclass(kind, BackwardCFunction):  # those may be made for one call only
+            self[kind] = None
+
+
+KNOWN = _Kinds(
+    {
+        nodes.AddmmBackward0: _Product,
+        nodes.MmBackward0: _PlainProduct,
+        nodes.EmbeddingBackward0: _Embedding,
+        nodes.ConvolutionBackward0: _Convolution,
+    }
+)
 
 
 def add_grad(parameter: nn.Parameter, grad: Tensor) -> None:
@@ -202,7 +219,10 @@ def take_weights(
         What the backward pass has to reach, autograd's ``inputs``; nothing if autograd is to do everything.
     """
     tasks: list[tuple[Any, Task]] = []
-    ends = _search(roots, tasks, then, at_once)
+    try:
+        ends = _search(roots, tasks, then, at_once)
+    except _Reentrant:
+        return ()
     otherwise = {leaf for leaf, _ in tasks}.intersection(ends)  # used in another way, too
     reached = list(ends)
     for leaf, task in tasks:
@@ -234,8 +254,8 @@ def _search(
         if not edges:
             ends.append(node)  # a leaf
             continue
-        if type(node) in KNOWN:
-            kind = KNOWN[type(node)]
+        kind = KNOWN[type(node)]
+        if kind is not None:
             leaf, transposed = edges[kind.at][0], False
             if kind.transposes and type(leaf) is nodes.TBackward0:
                 leaf, transposed = leaf.next_functions[0][0], True

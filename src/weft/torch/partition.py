@@ -192,7 +192,7 @@ def make_plan(
             tree, model.module, settings.default_partition, settings.partitions
         )
         stages, chosen = partitions, None
-    _check_buffers(tree, opened | {""})
+    _check_buffers(tree, opened)
     plan = _plan(tree, traced, opened, pieces, stages, partitions, piece_costs(pieces, settings))
     return plan if chosen is None else replace_fields(plan, chosen=chosen.to_record())
 
@@ -208,7 +208,8 @@ def memory_bytes(session: Session) -> float | None:
 
 def _check_buffers(tree: Tree, opened: set[str]) -> None:
     """Modules that are split must not replace their buffers: each rank would see that in another order."""
-    faults = [name for name in sorted(tree.trace.replaced_buffers) if name.rpartition(".")[0] in opened]
+    split = {record.name for record in tree.glue(tree.pieces(opened))}
+    faults = [name for name in sorted(tree.trace.replaced_buffers) if name.rpartition(".")[0] in split]
     if faults:
         raise PlacementError(
             f"a module that is split over partitions replaces its buffer {', '.join(faults)} in its own code, and its "

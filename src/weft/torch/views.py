@@ -59,6 +59,7 @@ def writable(program: Any, tensor: Tensor, value: Value, local: Tensor) -> Tenso
         if of is root or not data.requires_grad:
             new = Value(program.rank, known.number, program, program.tape.current, known.alias)
             new.actual = part if data.requires_grad else part.detach()
+            new.sent = known.sent  # nothing may come of it: then the copies that others got stay good
             view._weft_value = new  # type: ignore[attr-defined]
         elif known.segment is not program.tape.current:  # detached before, and of another graph by now
             known.actual = program.tape.enter_anew(known, data, part.detach())

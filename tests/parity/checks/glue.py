@@ -373,6 +373,17 @@ def a_view_written_first_after_a_message() -> None:
 
 
 @check
+def a_tensor_sent_before_and_after_a_view_of_it_is_used() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = parts.a(x)
+        g = parts.b(h)  # h leaves its rank
+        part = h[:, :3].tanh()  # the first call of its kind may be one that writes
+        return parts.d(parts.c(g)) + parts.b(h) * part.mean()
+
+    glued(run)
+
+
+@check
 def shapes_changed_in_place() -> None:
     def run(parts: Any, x: Tensor) -> Tensor:
         h = parts.a(x).clone()

@@ -260,10 +260,11 @@ def checkpoints_inside_parts() -> None:
     class Part(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.block = models.Block()
+            self.block, self.linear = models.Block(), nn.Linear(WIDTH, WIDTH)
 
         def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.block, checkpoint(self.block, x, use_reentrant=False), use_reentrant=True)
+            x = checkpoint(self.block, self.linear(x), use_reentrant=False)
+            return checkpoint(self.block, x, use_reentrant=True)
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -274,7 +275,33 @@ def checkpoints_inside_parts() -> None:
             return self.c(self.b(self.a(x)))
 
     for places in (ALTERNATING, None):
-        same_as_alone(seeded(Net), vectors(), places=places)
+        for pipeline in ("interleaved", "zb_h1"):
+            same_as_alone(seeded(Net), vectors(), places=places, pipeline=pipeline)
+
+
+@check
+def checkpointed_parts_that_replace_buffers() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+            self.register_buffer("total", torch.zeros(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.linear(x)
+            self.total = self.total + x.detach().sum(0)
+            return torch.tanh(self.norm(x))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Part(), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.b(x)
+            return checkpoint(self.a, x, use_reentrant=False) + x
+
+    same_as_alone(seeded(Net), vectors())
 
 
 # bfloat16 keeps 8 bits: neighbours are 4e-3 apart. Both runs round the same values the same way, but a sum of

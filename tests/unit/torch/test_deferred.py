@@ -210,6 +210,21 @@ def test_in_checkpoints_all_is_whole(reentrant: bool):
     torch.testing.assert_close((net.weight.grad, net.bias.grad, also_of_x), (*expected, of_x))
 
 
+class BesideACheckpoint(nn.Module):
+    """A layer, and one in a reentrant checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer, self.inner = nn.Linear(4, 4), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, self.outer(x), use_reentrant=True)
+
+
+def test_beside_a_reentrant_checkpoint_all_is_whole():
+    assert same_in_halves(BesideACheckpoint(), numbers(3, 4)) == 0
+
+
 def test_gradients_inside_of_forward_are_as_ever():
     class Penalised(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
