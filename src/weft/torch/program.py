@@ -23,11 +23,19 @@ from weft.errors import DivergenceError, UsageError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.pipeline import Pipeline
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, mix, same_states
-from weft.torch.signature import Spec, Watch, described_shapes, digest, empty_like_described, hollow
-from weft.torch.structure import Describer, build, replace
+from weft.torch.signature import (
+    Spec,
+    Watch,
+    describe_result,
+    described_shapes,
+    digest,
+    empty_like_described,
+    hollow,
+)
+from weft.torch.structure import build, replace
 from weft.torch.tape import Alias, Tape, Value, check_stale, root_gradient
 from weft.torch.untouched import unwritten
-from weft.torch.views import need_grad, outdate, without_grad, writable
+from weft.torch.views import aliases_of, need_grad, outdate, received, without_grad, writable
 from weft.torch.wire import decode, encode
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message
 
@@ -100,7 +108,7 @@ class Program:
         if value.owner == self.rank:
             check_stale(value, self.module)
             return self.tape.local(value, tensor)
-        return self.tape.receive(value, self.module)
+        return self.tape.receive(received(tensor, value), self.module)
 
     def send_all(self, values: list[tuple[Tensor, Value]], owner: int) -> None:
         for tensor, value in values:
@@ -167,7 +175,8 @@ class Program:
             result = function(local)
         self._tell_once(key, name, spec)
         if spec.dynamic:
-            spec = spec._replace(description=self._describe(Describer(inputs), result, name))
+            description, shares = describe_result(result, name, inputs, [*map(transform, tensors)])
+            spec = spec._replace(description=description, shares=shares)
         need_grad(self, plain)
         self._write_back(spec.mutated, tensors, entered)
         self.drew = self.drew or bool(spec.random)
@@ -201,9 +210,9 @@ class Program:
                 if not same_states(state, streams.capture(which))
             )
         mutated = tuple(number for number, as_before in enumerate(untouched) if not as_before())
-        description = self._describe(Describer(inputs), result, name)
+        description, shares = describe_result(result, name, inputs, tensors)
         dynamic = watch.dynamic or bool(random & ~TORCH)
-        self.pipeline.specs[key] = spec = Spec(description, dynamic, random, mutated)
+        self.pipeline.specs[key] = spec = Spec(description, dynamic, random, mutated, shares)
         return result, spec
 
     def _localiser(self, entered: dict[int, Tensor], fresh: set[int]) -> Callable[[Tensor], Tensor]:
@@ -241,7 +250,7 @@ class Program:
         alias = old.alias if old is not None else None
         value = self.new_value(owner, alias)
         value.alias.version += 1
-        if old is not None and old.owner == self.rank != owner:
+        if old is not None and self.rank != owner:
             outdate(self, tensor, old)
         if owner == self.rank:
             value.actual = actual if actual is not tensor else None
@@ -250,12 +259,6 @@ class Program:
         elif old is not None and old.actual is not None:
             value.actual = hollow(old.actual)
         tensor._weft_value = value  # type: ignore[attr-defined]
-
-    def _describe(self, describer: Describer, result: Any, name: str) -> list[Any]:
-        try:
-            return describer.describe(result)
-        except UsageError as error:
-            raise UsageError(f"{name} {error}") from None
 
     def _tell_once(self, key: Any, name: str, spec: Spec) -> None:
         """Tell the others a signature, the first time that this rank runs it.
@@ -285,6 +288,7 @@ class Program:
         if (
             type(result) is Tensor
             and alias is None
+            and not spec.shares
             and id(result) not in known
             and not self._is_marked(result)
         ):
@@ -293,6 +297,7 @@ class Program:
             return result
         placed: dict[int, Tensor] = {}
         shapes: list[Any] = []
+        aliases = [] if alias is not None else aliases_of(self, self.rank, spec.shares, tensors, entered)
 
         def place(tensor: Tensor) -> Tensor:
             done = placed.get(id(tensor))
@@ -301,10 +306,10 @@ class Program:
             new = tensor
             if id(tensor) in known or self._is_marked(tensor):
                 new = tensor.view_as(tensor)
-            value = self.new_value(self.rank, alias)
-            new._weft_value = value  # type: ignore[attr-defined]
-            if alias is not None:
-                alias.views.append(weakref.ref(new))
+            shared = aliases[len(shapes)] if len(shapes) < len(aliases) else alias
+            new._weft_value = self.new_value(self.rank, shared)  # type: ignore[attr-defined]
+            if shared is not None:
+                shared.views.append(weakref.ref(new))
             placed[id(tensor)] = new
             shapes.append(new.shape)
             return new
@@ -333,7 +338,14 @@ class Program:
         """What a call on another rank returned, without data."""
         for number in spec.mutated:
             self.overwrite(tensors[number], owner, None)
-        return build(spec.description, [], lambda each: self.stand_in(each, owner, alias), inputs)
+        aliases = [] if alias is not None else aliases_of(self, owner, spec.shares, tensors, {})
+        made: list[Tensor] = []
+        return build(
+            spec.description,
+            made,
+            lambda each: self.stand_in(each, owner, aliases[len(made)] if aliases else alias),
+            inputs,
+        )
 
     def stand_in(self, description: list[Any], owner: int, alias: Alias | None = None) -> Tensor:
         """A tensor that a call on another rank returned, without data."""

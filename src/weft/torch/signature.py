@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,33 +20,54 @@ from torch import Tensor
 from torch.overrides import resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.torch.structure import ATTRIBUTE_DEPTH, CONSTANTS, attributes_of, is_walkable
+from weft.errors import UsageError
+from weft.torch.structure import ATTRIBUTE_DEPTH, CONSTANTS, Describer, attributes_of, is_walkable
 
 
 class Spec(NamedTuple):
     """What a call returns: a description (see ``structure``), and what all ranks must know of the call.
 
     ``dynamic``: told at each call. ``random``: streams it draws from. ``mutated``: numbers of the argument tensors
-    that it writes into.
+    that it writes into. ``shares``: for each tensor of its result the number of the argument tensor that it is, or
+    -1; empty if all are new.
     """
 
     description: list[Any]
     dynamic: bool
     random: int
     mutated: tuple[int, ...]
+    shares: tuple[int, ...] = ()
 
     @property
     def plain(self) -> bool:
         """Whether the call returns one tensor and does nothing else."""
-        return not (self.dynamic or self.random or self.mutated) and self.description[0] == "tensor"
+        more = self.dynamic or self.random or self.mutated or self.shares
+        return not more and self.description[0] == "tensor"
 
     def to_text(self) -> str:
         return json.dumps(self)
 
     @classmethod
     def from_text(cls, text: str) -> Spec:
-        description, dynamic, random, mutated = json.loads(text)
-        return cls(description, dynamic, random, tuple(mutated))
+        description, dynamic, random, mutated, shares = json.loads(text)
+        return cls(description, dynamic, random, tuple(mutated), tuple(shares))
+
+
+def describe_result(
+    result: Any, name: str, inputs: Any, tensors: Sequence[Tensor]
+) -> tuple[list[Any], tuple[int, ...]]:
+    """A ``Spec``'s description and ``shares`` for the result of the call of ``name``.
+
+    ``tensors``: the tensors among its ``inputs``, as the call got them.
+    """
+    describer = Describer(inputs)
+    try:
+        description = describer.describe(result)
+    except UsageError as error:
+        raise UsageError(f"{name} {error}") from None
+    numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
+    shares = tuple(numbers.get(id(tensor), -1) for tensor in describer.tensors)
+    return description, shares if any(number >= 0 for number in shares) else ()
 
 
 ONE = (tuple, 1)

@@ -38,14 +38,16 @@ from weft.transport.channel import GRADIENT, VALUE, Channel, Key, Message
 class Alias:
     """Values that share memory. ``version`` grows with every write, so that copies sent before count as old.
 
-    ``views``: the tensors that may share it, if there are several.
+    ``views``: the tensors that may share it, if there are several. ``source``: a tensor of another rank that they are
+    copies of here, where in one process they would share its memory.
     """
 
-    __slots__ = ("version", "views")
+    __slots__ = ("source", "version", "views")
 
-    def __init__(self) -> None:
+    def __init__(self, source: weakref.ref[Tensor] | None = None) -> None:
         self.version = 0
         self.views: list[weakref.ref[Tensor]] = []
+        self.source = source
 
 
 class Value:
@@ -107,7 +109,7 @@ class Segment:
         self.leaves: list[tuple[Tensor, Value]] = []
         self.received: list[Value] = []
         self.roots: list[Value] = []
-        self.sends: list[tuple[Value, int]] = []
+        self.sends: list[tuple[Value, int, int]] = []
 
     def clear(self) -> None:
         for value in self.roots:
@@ -149,27 +151,31 @@ class Tape:
         self.current = Segment(self.microbatch.stage)
         self.segments.append(self.current)
 
-    def key(self, kind: int, number: int) -> Key:
-        return Key(kind, self.step, self.microbatch.index, number)
+    def key(self, kind: int, number: int, version: int = 0) -> Key:
+        """Of a message on the value ``number``, as it is after so many writes."""
+        return Key(kind, self.step, self.microbatch.index, number + (version << 32))
 
     def send(self, value: Value, tensor: Tensor, peer: int, name: str) -> None:
         """Send a value of this rank, once for each version; closes the segment if it needs a gradient (1)."""
-        if value.sent.get(peer) == value.alias.version:
+        version = value.alias.version
+        if value.sent.get(peer) == version:
             return
         check_stale(value, name)
-        value.sent[peer] = value.alias.version
+        value.sent[peer] = version
         tensor = value.data(tensor)
         needs_grad = tensor.requires_grad
-        self.channel.send(peer, Message(self.key(VALUE, value.number), tensor.detach(), flag=needs_grad))
+        key = self.key(VALUE, value.number, version)
+        self.channel.send(peer, Message(key, tensor.detach(), flag=needs_grad))
         if needs_grad:
             self.remember(value, tensor)
-            self.current.sends.append((value, peer))
+            self.current.sends.append((value, peer, version))
             self._next_segment()
 
     def receive(self, value: Value, name: str) -> Tensor:
         """The data of another rank's value, as a tensor of the current segment."""
         if value.copy is None or value.copy_version != value.alias.version:
-            message = self.microbatch.receive(value.owner, self.key(VALUE, value.number), name)
+            key = self.key(VALUE, value.number, value.alias.version)
+            message = self.microbatch.receive(value.owner, key, name)
             value.copy, value.copy_version, value.needs_grad = (
                 message.payload,
                 value.alias.version,
@@ -227,12 +233,12 @@ class Tape:
                 self.microbatch.completed(tasks)
                 tasks = []
                 self.microbatch.enter(segment.stage)
-            for value, peer in reversed(segment.sends):  # (3)
-                key = self.key(GRADIENT, value.number)
+            for value, peer, version in reversed(segment.sends):  # (3)
+                key = self.key(GRADIENT, value.number, version)
                 value.add_grad(self.microbatch.receive(peer, key, "its gradient").payload)
             self._run(segment, tasks)
             messages = [  # (6), after all that the segment held is free: the answer may be another tensor
-                (value.owner, Message(self.key(GRADIENT, value.number), value.grad))
+                (value.owner, Message(self.key(GRADIENT, value.number, value.copy_version), value.grad))
                 for value in reversed(segment.received)
             ]
             for value in segment.received:
@@ -276,7 +282,7 @@ def check_stale(value: Value, name: str) -> None:
     """
     if value.stale:
         raise UsageError(
-            f"{name or 'the step'} uses a tensor that shares memory with one which a module on another rank has "
+            f"{name or 'the step'} uses a tensor that shares memory with one which another rank has "
             "written into, and does not see that here: let the module return a new tensor, or keep both modules in one "
             "piece: weft.set_partition(module, index)"
         )

@@ -10,13 +10,14 @@ autograd knows them to be views is copied, and they become views of the copy.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weft.torch.tape import Value
+from weft.torch.tape import Alias, Value
 
 
 def writable(program: Any, tensor: Tensor, value: Value, local: Tensor) -> Tensor:
@@ -57,23 +58,70 @@ def writable(program: Any, tensor: Tensor, value: Value, local: Tensor) -> Tenso
         at = data.storage_offset() - root.storage_offset()
         part = copy.as_strided(data.size(), data.stride(), at)
         if of is root or not data.requires_grad:
-            new = Value(program.rank, known.number, program, program.tape.current, known.alias)
-            new.actual = part if data.requires_grad else part.detach()
-            new.sent = known.sent  # nothing may come of it: then the copies that others got stay good
-            view._weft_value = new  # type: ignore[attr-defined]
+            renew(program, view, known, part if data.requires_grad else part.detach())
         elif known.segment is not program.tape.current:  # detached before, and of another graph by now
             known.actual = program.tape.enter_anew(known, data, part.detach())
     renewed: Tensor = tensor._weft_value.actual  # type: ignore[attr-defined]
     return renewed
 
 
+def renew(program: Any, tensor: Tensor, value: Value, actual: Tensor) -> None:
+    """From now on ``tensor`` is ``actual`` on this rank.
+
+    Nothing has been written yet, and maybe nothing is: the copies that others got stay good.
+    """
+    new = Value(program.rank, value.number, program, program.tape.current, value.alias)
+    new.actual = actual
+    new.sent = value.sent
+    tensor._weft_value = new  # type: ignore[attr-defined]
+
+
+def received(tensor: Tensor, value: Value) -> Value:
+    """The value of another rank's tensor; a new one if it was written since this rank got it, for what it was before
+    has a gradient of its own."""
+    if not value.needs_grad or value.copy_version == value.alias.version or tensor._weft_value is not value:  # type: ignore[attr-defined]
+        return value
+    new = Value(value.owner, value.number, value.batch, None, value.alias)
+    new.actual = value.actual
+    tensor._weft_value = new  # type: ignore[attr-defined]
+    return new
+
+
 def outdate(program: Any, tensor: Tensor, value: Value) -> None:
     """Another rank has written into ``tensor``: what shares its memory here does not see that."""
-    local = value.data(tensor)
-    for reference in value.alias.views:
-        view = reference()
-        if view is not None and view is not tensor and (known := shares(program, view, local)) is not None:
-            known.stale = True
+    source = None if value.alias.source is None else value.alias.source()
+    for written in (tensor, source):
+        known = None if written is None else program.value_of(written)
+        if known is None or known.owner != program.rank:
+            continue
+        data = known.data(written)
+        for view in (written, *(reference() for reference in known.alias.views)):
+            if view is not None and view is not tensor and (found := shares(program, view, data)) is not None:
+                found.stale = True
+
+
+def aliases_of(
+    program: Any, owner: int, shares: tuple[int, ...], tensors: Sequence[Tensor], entered: dict[int, Tensor]
+) -> list[Alias | None]:
+    """What each result of a call on ``owner`` shares memory with, if it is an argument, as its ``Spec`` tells.
+
+    ``entered``: what the call got for its arguments on this rank; nothing on others.
+    """
+    return [None if number < 0 else _alias(program, owner, tensors[number], entered) for number in shares]
+
+
+def _alias(program: Any, owner: int, tensor: Tensor, entered: dict[int, Tensor]) -> Alias | None:
+    value: Value | None = program.value_of(tensor)
+    if value is None:
+        return None
+    if value.owner != owner:
+        return Alias(source=weakref.ref(tensor))
+    local = entered.get(id(tensor))
+    if local is not None and memory(local) != memory(value.data(tensor)):
+        renew(program, tensor, value, local)  # a copy was made, for a first call might have written into it
+    if not value.alias.views:
+        value.alias.views.append(weakref.ref(tensor))
+    return value.alias
 
 
 def without_grad(program: Any, tensors: Sequence[Tensor]) -> list[tuple[Tensor, Value]]:
@@ -109,7 +157,16 @@ def shares(program: Any, tensor: Tensor, local: Tensor) -> Value | None:
     value: Value | None = program.value_of(tensor)
     if value is None or value.owner != program.rank or value.stale:
         return None
-    data = value.data(tensor)
-    if data.device != local.device or data.layout != torch.strided or local.layout != torch.strided:
+    place = memory(local)
+    return value if place is not None and memory(value.data(tensor)) == place else None
+
+
+def memory(tensor: Tensor) -> tuple[Any, int] | None:
+    """Where a tensor's data lie; None if it has none of its own."""
+    if (
+        tensor.layout != torch.strided
+        or tensor.device.type == "meta"
+        or not tensor.untyped_storage().nbytes()
+    ):
         return None
-    return value if data.untyped_storage().data_ptr() == local.untyped_storage().data_ptr() else None
+    return tensor.device, tensor.untyped_storage().data_ptr()

@@ -384,6 +384,19 @@ def a_tensor_sent_before_and_after_a_view_of_it_is_used() -> None:
 
 
 @check
+def a_tensor_sent_before_and_after_a_view_of_it_is_written() -> None:
+    def run(parts: Any, x: Tensor) -> Tensor:
+        q = parts.a(x)
+        g = parts.b(q.clone()).tanh()
+        k = g + q  # on the rank of b, with q as it is
+        view = q[:, 1:4]
+        view *= 0.5
+        return parts.d(k + parts.c(g + q))
+
+    glued(run)
+
+
+@check
 def shapes_changed_in_place() -> None:
     def run(parts: Any, x: Tensor) -> Tensor:
         h = parts.a(x).clone()
@@ -446,6 +459,38 @@ def parts_that_write_their_input() -> None:
 
     for places in (ALTERNATING, OPPOSITE, None):
         same_as_alone(seeded(Net), vectors(), places=places)
+
+
+@check
+def writing_into_inputs_that_parts_return() -> None:
+    class Through(nn.Module):
+        """The input, and something new."""
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x * 0.5
+
+    class Net(Between):
+        def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
+            super().__init__(run)
+            self.same, self.through = nn.Sequential(), Through()
+
+    def run(parts: Any, x: Tensor) -> Tensor:
+        q = parts.a(x)
+        g = parts.b(q.clone()).tanh()
+        k = g + q  # the rank of b or that of a has a copy
+        same = parts.same(q)
+        same *= 0.9
+        k = parts.b(k + q)  # sees that
+        whole, new = parts.through(q)
+        part = whole[:, 1:4]
+        part += g[:, :3]
+        new += 1
+        g = parts.c(g + q).tanh() + whole
+        q *= 0.8
+        return parts.d(part.mean(1, keepdim=True) + g + same + whole + new + k)
+
+    for places in (ALTERNATING, OPPOSITE, None):
+        same_as_alone(seeded(Net, run), vectors(), places=places)
 
 
 @check

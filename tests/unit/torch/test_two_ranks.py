@@ -144,7 +144,7 @@ def step(model, x):
     return out.sum()
 
 if "part[" in "USED" or "(part" in "USED":
-    with pytest.raises((UsageError, PeerError), match="uses a tensor that shares memory with one which a module on"):
+    with pytest.raises((UsageError, PeerError), match="uses a tensor that shares memory with one which another rank"):
         step(model, torch.ones(4, 4))
 else:
     assert abs(step(model, torch.ones(4, 4)).reduce_sum().item() - alone) < 1e-4
@@ -162,6 +162,56 @@ print("passed", flush=True)
 def test_a_view_of_what_another_rank_has_written_is_refused(used: str):
     assert (
         run_ranks(2, WRITTEN_ELSEWHERE.replace("USED", used), warm=True).check().stdout.count("passed") == 2
+    )
+
+
+RETURNED_ELSEWHERE = """
+import pytest
+import torch
+from torch import nn
+import weft.torch as weft
+from weft.errors import PeerError, UsageError
+
+class Passes(nn.Linear):
+    def forward(self, x):
+        return x
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.passes, self.last = nn.Linear(4, 4), Passes(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.first(x)
+        same = self.passes(h)
+        same += 1
+        return self.last(same) + USED
+
+weft.init({"partitions": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
+net = Net()
+alone = sum(net(part).square().mean().item() for part in torch.ones(4, 4).chunk(2))
+model = weft.DistributedModel(net)
+weft.set_partition(net.passes, 1)
+
+@weft.step
+def step(model, x):
+    loss = model(x).square().mean()
+    model.backward(loss)
+    return loss
+
+if "h" == "USED":
+    with pytest.raises((UsageError, PeerError), match="uses a tensor that shares memory with one which another rank"):
+        step(model, torch.ones(4, 4))
+else:
+    assert abs(step(model, torch.ones(4, 4)).reduce_sum().item() - alone) < 1e-4
+print("passed", flush=True)
+"""
+
+
+@pytest.mark.parametrize("used", ["h", "same"])
+def test_writing_into_what_another_rank_returned_of_its_input_makes_the_input_old(used: str):
+    assert (
+        run_ranks(2, RETURNED_ELSEWHERE.replace("USED", used), warm=True).check().stdout.count("passed") == 2
     )
 
 
