@@ -12,7 +12,6 @@ Both rank sets need the call's ``Spec``; see ``signature``.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +34,7 @@ from weft.torch.signature import (
 from weft.torch.structure import build, replace
 from weft.torch.tape import Alias, Tape, Value, check_stale, root_gradient
 from weft.torch.untouched import unwritten
-from weft.torch.views import aliases_of, need_grad, outdate, received, without_grad, writable
+from weft.torch.views import aliases_of, need_grad, outdate, received, share, without_grad, writable
 from weft.torch.wire import decode, encode
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message
 
@@ -309,7 +308,7 @@ class Program:
             shared = aliases[len(shapes)] if len(shapes) < len(aliases) else alias
             new._weft_value = self.new_value(self.rank, shared)  # type: ignore[attr-defined]
             if shared is not None:
-                shared.views.append(weakref.ref(new))
+                share(self, new, shared)
             placed[id(tensor)] = new
             shapes.append(new.shape)
             return new

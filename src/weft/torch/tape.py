@@ -38,15 +38,17 @@ from weft.transport.channel import GRADIENT, VALUE, Channel, Key, Message
 class Alias:
     """Values that share memory. ``version`` grows with every write, so that copies sent before count as old.
 
-    ``views``: the tensors that may share it, if there are several. ``source``: a tensor of another rank that they are
-    copies of here, where in one process they would share its memory.
+    ``views``: the tensors that may share it, if there are several. Where a call on another rank has returned one of
+    them, what it returned is a copy, although in one process it would share their memory: ``copies`` are those on this
+    rank, and the copy's own ``source`` is what the call got.
     """
 
-    __slots__ = ("source", "version", "views")
+    __slots__ = ("copies", "source", "version", "views")
 
     def __init__(self, source: weakref.ref[Tensor] | None = None) -> None:
         self.version = 0
         self.views: list[weakref.ref[Tensor]] = []
+        self.copies: list[weakref.ref[Tensor]] = []
         self.source = source
 
 

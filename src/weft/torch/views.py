@@ -89,8 +89,9 @@ def received(tensor: Tensor, value: Value) -> Value:
 
 def outdate(program: Any, tensor: Tensor, value: Value) -> None:
     """Another rank has written into ``tensor``: what shares its memory here does not see that."""
-    source = None if value.alias.source is None else value.alias.source()
-    for written in (tensor, source):
+    source = () if value.alias.source is None else (value.alias.source,)
+    apart = [reference() for reference in (*source, *value.alias.copies)]
+    for written in (tensor, *apart):
         known = None if written is None else program.value_of(written)
         if known is None or known.owner != program.rank:
             continue
@@ -98,6 +99,15 @@ def outdate(program: Any, tensor: Tensor, value: Value) -> None:
         for view in (written, *(reference() for reference in known.alias.views)):
             if view is not None and view is not tensor and (found := shares(program, view, data)) is not None:
                 found.stale = True
+
+
+def share(program: Any, tensor: Tensor, alias: Alias) -> None:
+    """``tensor``, a result of this rank, shares its memory with what has this alias."""
+    alias.views.append(weakref.ref(tensor))
+    source = None if alias.source is None else alias.source()
+    value = None if source is None else program.value_of(source)
+    if value is not None:
+        value.alias.copies.append(weakref.ref(tensor))
 
 
 def aliases_of(

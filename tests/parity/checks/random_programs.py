@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .harness import RANKS, WIDTH, check, same_as_alone, seeded, trained_alone, vectors
 
 PROGRAMS, LENGTH = 200, 9
-WEIGHTS = [3, 4, 3, 2, 2]
+WEIGHTS = [3, 4, 3, 2, 2, 1]
 """How often each kind of statement is drawn."""
 PARTS = "abcd"
 SCHEDULES = ["interleaved", "simple", "zb_h1", "list"]
@@ -43,6 +43,8 @@ class State:
             self.whole.append(
                 getattr(self.parts, pick(PARTS, draw.how))(t.clone() if draw.second < 0.7 else t)
             )
+        elif draw.kind == "same":
+            self.whole.append(self.parts.same(t))
         elif draw.kind == "new":
             self.whole.append(made)
         elif draw.kind == "view" and made.numel():
@@ -125,6 +127,7 @@ STATEMENTS: dict[str, list[Callable[[Tensor, Tensor, Tensor], Any]]] = {
         lambda t, o, v: v.add_(v * 0.1),
         lambda t, o, v: without_grad(v),
     ],
+    "same": [lambda t, o, v: None],
 }  # fmt: skip
 
 
@@ -143,6 +146,7 @@ class Drawn(nn.Module):
     def __init__(self, draws: Sequence[Draw]) -> None:
         super().__init__()
         self.a, self.b, self.c, self.d = (Part() for _ in PARTS)
+        self.same = nn.Sequential()  # returns its input
         self.draws = draws
 
     def forward(self, x: Tensor) -> Tensor:
