@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.errors import DivergenceError
 from weft.torch.program import Program
-from weft.torch.signature import empty_like_described
+from weft.torch.signature import empty_of
 from weft.torch.structure import describe_tensor, replace
 from weft.transport.channel import SHAPES, Message
 
@@ -48,7 +48,7 @@ def from_first(program: Program, inputs: Any) -> Any:
                 f"{len(described)} on partition 0: pass the same arguments everywhere, empty tensors where there is no "
                 "data"
             )
-        made = [empty_like_described(description) for description in described]
+        made = [empty_of(description) for description in described]
     for tensor in made:
         tensor._weft_value = program.new_value(0, None)  # type: ignore[attr-defined]
     following = iter(made)

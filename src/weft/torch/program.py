@@ -22,15 +22,7 @@ from weft.errors import DivergenceError, UsageError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.pipeline import Pipeline
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, mix, same_states
-from weft.torch.signature import (
-    Spec,
-    Watch,
-    describe_result,
-    described_shapes,
-    digest,
-    empty_like_described,
-    hollow,
-)
+from weft.torch.signature import Spec, Watch, describe_result, described_shapes, digest, empty_of, hollow
 from weft.torch.structure import build, replace
 from weft.torch.tape import Alias, Tape, Value, check_stale, root_gradient
 from weft.torch.untouched import unwritten
@@ -91,6 +83,12 @@ class Program:
             self._adopted[id(tensor)] = adopted
         return adopted[1]
 
+    def replace_value(self, tensor: Tensor, value: Value) -> None:
+        if id(tensor) in self._adopted:
+            self._adopted[id(tensor)] = (tensor, value)
+        else:
+            tensor._weft_value = value  # type: ignore[attr-defined]
+
     def new_value(self, owner: int, alias: Alias | None) -> Value:
         self._numbers += 1
         return Value(owner, self._numbers, self, self.tape.current if owner == self.rank else None, alias)
@@ -107,7 +105,7 @@ class Program:
         if value.owner == self.rank:
             check_stale(value, self.module)
             return self.tape.local(value, tensor)
-        return self.tape.receive(received(tensor, value), self.module)
+        return self.tape.receive(received(self, tensor, value), self.module)
 
     def send_all(self, values: list[tuple[Tensor, Value]], owner: int) -> None:
         for tensor, value in values:
@@ -339,16 +337,15 @@ class Program:
             self.overwrite(tensors[number], owner, None)
         aliases = [] if alias is not None else aliases_of(self, owner, spec.shares, tensors, {})
         made: list[Tensor] = []
-        return build(
-            spec.description,
-            made,
-            lambda each: self.stand_in(each, owner, aliases[len(made)] if aliases else alias),
-            inputs,
-        )
+
+        def make(description: list[Any]) -> Tensor:
+            return self.stand_in(description, owner, aliases[len(made)] if aliases else alias)
+
+        return build(spec.description, made, make, inputs)
 
     def stand_in(self, description: list[Any], owner: int, alias: Alias | None = None) -> Tensor:
         """A tensor that a call on another rank returned, without data."""
-        new = empty_like_described(description)
+        new = empty_of(description)
         new._weft_value = self.new_value(owner, alias)  # type: ignore[attr-defined]
         return new
 

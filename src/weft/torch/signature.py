@@ -225,7 +225,7 @@ def described_shapes(description: list[Any]) -> list[list[int]]:
     return []
 
 
-def empty_like_described(description: list[Any]) -> Tensor:
+def empty_of(description: list[Any]) -> Tensor:
     """A tensor without data (on the meta device) from :func:`structure.describe_tensor`'s description."""
     dtype, shape, strides, requires_grad = description
     dtype = getattr(torch, dtype)

@@ -32,7 +32,7 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradien
 from weft.errors import UsageError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.deferred import Task, take_weights
-from weft.transport.channel import GRADIENT, VALUE, Channel, Key, Message
+from weft.transport.channel import GRADIENT, VALUE, VERSION, Channel, Key, Message
 
 
 class Alias:
@@ -155,7 +155,7 @@ class Tape:
 
     def key(self, kind: int, number: int, version: int = 0) -> Key:
         """Of a message on the value ``number``, as it is after so many writes."""
-        return Key(kind, self.step, self.microbatch.index, number + (version << 32))
+        return Key(kind, self.step, self.microbatch.index, number + (version << VERSION))
 
     def send(self, value: Value, tensor: Tensor, peer: int, name: str) -> None:
         """Send a value of this rank, once for each version; closes the segment if it needs a gradient (1)."""

@@ -76,14 +76,14 @@ def renew(program: Any, tensor: Tensor, value: Value, actual: Tensor) -> None:
     tensor._weft_value = new  # type: ignore[attr-defined]
 
 
-def received(tensor: Tensor, value: Value) -> Value:
+def received(program: Any, tensor: Tensor, value: Value) -> Value:
     """The value of another rank's tensor; a new one if it was written since this rank got it, for what it was before
     has a gradient of its own."""
-    if not value.needs_grad or value.copy_version == value.alias.version or tensor._weft_value is not value:  # type: ignore[attr-defined]
+    if not value.needs_grad or value.copy_version == value.alias.version:
         return value
     new = Value(value.owner, value.number, value.batch, None, value.alias)
     new.actual = value.actual
-    tensor._weft_value = new  # type: ignore[attr-defined]
+    program.replace_value(tensor, new)
     return new
 
 

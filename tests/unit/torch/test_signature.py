@@ -104,7 +104,9 @@ def test_tensors_are_found_in_order_and_hidden_ones_apart():
 
 
 def test_a_spec_survives_the_way_to_another_rank():
-    spec = Spec(["sequence", "builtins:tuple", [["tensor", ["float32", [2], [1], True]]]], True, 3, (0, 2))
+    spec = Spec(
+        ["sequence", "builtins:tuple", [["tensor", ["float32", [2], [1], True]]]], True, 3, (0, 2), (-1, 1)
+    )
     assert Spec.from_text(spec.to_text()) == spec
     assert isinstance(Spec.from_text(spec.to_text()).mutated, tuple)
 
