@@ -23,7 +23,7 @@ def measure_halves(tracer: Tracer, run: Callable[[], Any], streams: Streams) -> 
     tracer.restart(watching=False)
     tasks: list[Task] = []
     tracer.tasks = tasks
-    with untouched(tracer.root, streams, forget=None):
+    with untouched(tracer.root, streams, None, tracer.writes):
         with tracer.attached():
             tracer.set_current(True)
             try:

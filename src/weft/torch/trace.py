@@ -39,7 +39,7 @@ from weft.torch.structure import Describer
 from weft.torch.tape import graph_nodes, run_autograd
 from weft.torch.times import Pass, agree, kinds_of, typical
 from weft.torch.unit import SLOT
-from weft.torch.untouched import is_new, untouched, version
+from weft.torch.untouched import ParameterWrites, is_new, untouched, version
 
 # Set on tensors in the watching pass: the module whose code made it, and the modules that returned it.
 Tensor._weft_made = None  # type: ignore[attr-defined]
@@ -105,9 +105,8 @@ class Tracer:
         self.events: list[tuple[int, Record]] = []
         self.calls = 0
         self.watching = True
-        self.own: dict[int, str] = {}
-        for name, parameter in root.named_parameters():
-            self.own[id(parameter)] = name
+        self.own: dict[int, str] = {id(parameter): name for name, parameter in root.named_parameters()}
+        self.writes = ParameterWrites(root)
         self.seen_storages = {p.untyped_storage()._cdata for p in root.parameters()}
         self.went_backward = False
         self.going_back = False
@@ -331,7 +330,7 @@ def trace(
     passes: list[Pass] = []
     for number in range(PASSES):
         tracer.restart(watching=number == 0)
-        with untouched(root, streams, tracer.accumulated), tracer.attached():
+        with untouched(root, streams, tracer.accumulated, tracer.writes), tracer.attached():
             Tracer.current = tracer
             try:
                 if number == 0:
@@ -374,7 +373,8 @@ def watched(tracer: Tracer, run: Callable[[], Any], streams: Streams) -> tuple[s
     root = tracer.root
     known = {name: (b, version(b), b.detach().clone()) for name, b in root.named_buffers()}
     before = streams.capture(NUMPY)
-    with GlueWatch(tracer), torch.autograd.graph.saved_tensors_hooks(tracer.save, lambda t: t):
+    hooks = torch.autograd.graph.saved_tensors_hooks(tracer.save, lambda t: t)
+    with tracer.writes, GlueWatch(tracer), hooks:
         run()
     written = {n for n, b in root.named_buffers() if n not in known or is_new(b, *known[n])}
     replaced = {n for n, b in root.named_buffers() if n in known and known[n][0] is not b}

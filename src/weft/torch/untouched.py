@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from weft.torch.arrival import Forget
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams
+from weft.torch.rules import written
 
 
 def forget_grad(parameter: Tensor) -> None:
@@ -17,13 +20,41 @@ def forget_grad(parameter: Tensor) -> None:
     parameter.grad = None
 
 
+class ParameterWrites(TorchFunctionMode):
+    """Keeps what the parameters of ``root`` hold that are written while this is active, and brings it back.
+
+    To copy all of them would take as much memory again, and hardly any model writes into one.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__()
+        self._own = {p.untyped_storage()._cdata: p for p in root.parameters() if p.device.type != "meta"}
+        self._kept: dict[nn.Parameter, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        target = written(func, args, kwargs or {})
+        if isinstance(target, Tensor) and target.layout == torch.strided:
+            parameter = self._own.get(target.untyped_storage()._cdata)
+            if parameter is not None and parameter not in self._kept:
+                self._kept[parameter] = parameter.detach().clone()
+        return func(*args, **(kwargs or {}))
+
+    def undo(self) -> None:
+        for parameter, content in self._kept.items():
+            parameter.detach().copy_(content)
+
+
 @contextmanager
 def untouched(
-    root: nn.Module, streams: Streams, forget: Callable[[Tensor], None] | None = forget_grad
+    root: nn.Module,
+    streams: Streams,
+    forget: Callable[[Tensor], None] | None = forget_grad,
+    writes: ParameterWrites | None = None,
 ) -> Iterator[None]:
     """Whatever runs inside leaves gradients, buffers, plain attributes and random states as they were.
 
     ``forget`` is called with each parameter that got its gradient and drops it at once; without it they go at the end.
+    ``writes``: the parameters of which it is known that they are written; they are as they were, too.
     """
     numpy, streams.numpy = streams.numpy, True
     states = streams.capture(TORCH | PYTHON | NUMPY)
@@ -48,6 +79,8 @@ def untouched(
     try:
         yield
     finally:
+        if writes is not None:
+            writes.undo()
         for handle in handles:
             handle.remove()
         for parameter, grad in grads:

@@ -462,6 +462,30 @@ def parts_that_write_their_input() -> None:
 
 
 @check
+def parameters_that_the_forward_pass_writes() -> None:
+    class Shrinks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.weight.data.mul_(0.9)
+            return super().forward(x)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Shrinks(WIDTH, WIDTH), Shrinks(WIDTH, WIDTH)
+            self.c, self.d = models.Block(), models.Block()
+            self.offset = nn.Parameter(torch.ones(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.b(self.a(x) + self.offset) + self.offset
+            with torch.no_grad():
+                self.offset.mul_(0.9)
+            return self.d(self.c(x)) + self.offset
+
+    for places in (ALTERNATING, OPPOSITE, None):
+        same_as_alone(seeded(Net), vectors(), places=places, microbatches=1)
+
+
+@check
 def writing_into_inputs_that_parts_return() -> None:
     class Through(nn.Module):
         """The input, and something new."""
