@@ -26,13 +26,18 @@ class ParameterWrites(TorchFunctionMode):
     To copy all of them would take as much memory again, and hardly any model writes into one.
     """
 
+    _harmless = frozenset(
+        {Tensor.grad.__set__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined,union-attr]
+    )
+    """What changes a tensor, but not its values."""
+
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
         self._own = {p.untyped_storage()._cdata: p for p in root.parameters() if p.device.type != "meta"}
         self._kept: dict[nn.Parameter, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        target = written(func, args, kwargs or {})
+        target = written(func, args, kwargs or {}) if func not in self._harmless else None
         if isinstance(target, Tensor) and target.layout == torch.strided:
             parameter = self._own.get(target.untyped_storage()._cdata)
             if parameter is not None and parameter not in self._kept:

@@ -15,6 +15,7 @@ from weft.torch.deferred import take_weights
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams, same_states
 from weft.torch.trace import Tracer, trace
 from weft.torch.unit import SLOT
+from weft.torch.untouched import ParameterWrites
 
 
 def test_every_called_module_has_times_bytes_and_a_place_in_the_order():
@@ -273,3 +274,21 @@ def test_draws_from_numpy_are_noticed():
 def test_the_same_trace_again():
     one, other = traced(Tied()), traced(Tied())
     assert list(one.records) == list(other.records)
+
+
+def test_only_parameters_that_are_written_are_copied_and_come_back():
+    net = nn.Linear(2, 2)
+    weight, bias = net.weight.detach().clone(), net.bias.detach().clone()
+    writes = ParameterWrites(net)
+    with writes:
+        net.weight.grad = torch.ones(2, 2)
+        net.zero_grad()
+        net.weight.requires_grad_()
+        net(torch.ones(1, 2)).relu_()
+    assert not writes._kept
+    with writes:
+        with torch.no_grad():
+            net.weight.mul_(2)[0] = 1
+        net.bias.data.add_(1)
+    writes.undo()
+    assert torch.equal(net.weight, weight) and torch.equal(net.bias, bias)
