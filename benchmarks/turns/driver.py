@@ -147,7 +147,7 @@ class Pace:
 
     @property
     def best_s(self) -> float:
-        """The shortest but for one in fifty: a clock sometimes stands still for a moment."""
+        """The shortest but for one in fifty: a single reading may be far too short."""
         return self._seen_s[len(self._seen_s) // 50] if self._seen_s else math.inf
 
     def of(self, job: Job) -> float:

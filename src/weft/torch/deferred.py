@@ -164,7 +164,7 @@ class _Convolution(Task):
 
 
 class _Reentrant(Exception):
-    """The graph has a reentrant activation checkpoint, PyTorch's or one that other packages derive from it."""
+    """The graph has a reentrant activation checkpoint: PyTorch's, or another package's of the same name."""
 
 
 class _Kinds(dict[type, "type[Task] | None"]):

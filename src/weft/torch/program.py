@@ -26,7 +26,7 @@ from weft.torch.signature import Spec, Watch, describe_result, described_shapes,
 from weft.torch.structure import build, replace
 from weft.torch.tape import Alias, Tape, Value, check_stale, root_gradient
 from weft.torch.untouched import unwritten
-from weft.torch.views import aliases_of, need_grad, outdate, received, share, without_grad, writable
+from weft.torch.views import aliases_of, join, need_grad, outdate, received, without_grad, writable
 from weft.torch.wire import decode, encode
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message
 
@@ -84,6 +84,7 @@ class Program:
         return adopted[1]
 
     def replace_value(self, tensor: Tensor, value: Value) -> None:
+        """From now on that is the tensor's value in this microbatch; see :meth:`value_of`."""
         if id(tensor) in self._adopted:
             self._adopted[id(tensor)] = (tensor, value)
         else:
@@ -172,8 +173,8 @@ class Program:
             result = function(local)
         self._tell_once(key, name, spec)
         if spec.dynamic:
-            description, shares = describe_result(result, name, inputs, [*map(transform, tensors)])
-            spec = spec._replace(description=description, shares=shares)
+            description, passed = describe_result(result, name, inputs, [*map(transform, tensors)])
+            spec = spec._replace(description=description, passed=passed)
         need_grad(self, plain)
         self._write_back(spec.mutated, tensors, entered)
         self.drew = self.drew or bool(spec.random)
@@ -207,9 +208,9 @@ class Program:
                 if not same_states(state, streams.capture(which))
             )
         mutated = tuple(number for number, as_before in enumerate(untouched) if not as_before())
-        description, shares = describe_result(result, name, inputs, tensors)
+        description, passed = describe_result(result, name, inputs, tensors)
         dynamic = watch.dynamic or bool(random & ~TORCH)
-        self.pipeline.specs[key] = spec = Spec(description, dynamic, random, mutated, shares)
+        self.pipeline.specs[key] = spec = Spec(description, dynamic, random, mutated, passed)
         return result, spec
 
     def _localiser(self, entered: dict[int, Tensor], fresh: set[int]) -> Callable[[Tensor], Tensor]:
@@ -285,7 +286,7 @@ class Program:
         if (
             type(result) is Tensor
             and alias is None
-            and not spec.shares
+            and not spec.passed
             and id(result) not in known
             and not self._is_marked(result)
         ):
@@ -294,7 +295,7 @@ class Program:
             return result
         placed: dict[int, Tensor] = {}
         shapes: list[Any] = []
-        aliases = [] if alias is not None else aliases_of(self, self.rank, spec.shares, tensors, entered)
+        aliases = [] if alias is not None else aliases_of(self, self.rank, spec.passed, tensors, entered)
 
         def place(tensor: Tensor) -> Tensor:
             done = placed.get(id(tensor))
@@ -306,7 +307,7 @@ class Program:
             shared = aliases[len(shapes)] if len(shapes) < len(aliases) else alias
             new._weft_value = self.new_value(self.rank, shared)  # type: ignore[attr-defined]
             if shared is not None:
-                share(self, new, shared)
+                join(self, new, shared)
             placed[id(tensor)] = new
             shapes.append(new.shape)
             return new
@@ -335,7 +336,7 @@ class Program:
         """What a call on another rank returned, without data."""
         for number in spec.mutated:
             self.overwrite(tensors[number], owner, None)
-        aliases = [] if alias is not None else aliases_of(self, owner, spec.shares, tensors, {})
+        aliases = [] if alias is not None else aliases_of(self, owner, spec.passed, tensors, {})
         made: list[Tensor] = []
 
         def make(description: list[Any]) -> Tensor:

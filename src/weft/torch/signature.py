@@ -28,7 +28,7 @@ class Spec(NamedTuple):
     """What a call returns: a description (see ``structure``), and what all ranks must know of the call.
 
     ``dynamic``: told at each call. ``random``: streams it draws from. ``mutated``: numbers of the argument tensors
-    that it writes into. ``shares``: for each tensor of its result the number of the argument tensor that it is, or
+    that it writes into. ``passed``: for each tensor of its result the number of the argument tensor that it is, or
     -1; empty if all are new.
     """
 
@@ -36,12 +36,12 @@ class Spec(NamedTuple):
     dynamic: bool
     random: int
     mutated: tuple[int, ...]
-    shares: tuple[int, ...] = ()
+    passed: tuple[int, ...] = ()
 
     @property
     def plain(self) -> bool:
-        """Whether the call returns one tensor and does nothing else."""
-        more = self.dynamic or self.random or self.mutated or self.shares
+        """Whether the call returns one new tensor and does nothing else."""
+        more = self.dynamic or self.random or self.mutated or self.passed
         return not more and self.description[0] == "tensor"
 
     def to_text(self) -> str:
@@ -49,14 +49,14 @@ class Spec(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> Spec:
-        description, dynamic, random, mutated, shares = json.loads(text)
-        return cls(description, dynamic, random, tuple(mutated), tuple(shares))
+        description, dynamic, random, mutated, passed = json.loads(text)
+        return cls(description, dynamic, random, tuple(mutated), tuple(passed))
 
 
 def describe_result(
     result: Any, name: str, inputs: Any, tensors: Sequence[Tensor]
 ) -> tuple[list[Any], tuple[int, ...]]:
-    """A ``Spec``'s description and ``shares`` for the result of the call of ``name``.
+    """A ``Spec``'s description and ``passed`` for the result of the call of ``name``.
 
     ``tensors``: the tensors among its ``inputs``, as the call got them.
     """
@@ -66,8 +66,8 @@ def describe_result(
     except UsageError as error:
         raise UsageError(f"{name} {error}") from None
     numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
-    shares = tuple(numbers.get(id(tensor), -1) for tensor in describer.tensors)
-    return description, shares if any(number >= 0 for number in shares) else ()
+    passed = tuple(numbers.get(id(tensor), -1) for tensor in describer.tensors)
+    return description, passed if any(number >= 0 for number in passed) else ()
 
 
 ONE = (tuple, 1)

@@ -32,24 +32,22 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradien
 from weft.errors import UsageError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.deferred import Task, take_weights
-from weft.transport.channel import GRADIENT, VALUE, VERSION, Channel, Key, Message
+from weft.transport.channel import GRADIENT, VALUE, VERSION_BIT, Channel, Key, Message
 
 
 class Alias:
     """Values that share memory. ``version`` grows with every write, so that copies sent before count as old.
 
-    ``views``: the tensors that may share it, if there are several. Where a call on another rank has returned one of
-    them, what it returned is a copy, although in one process it would share their memory: ``copies`` are those on this
-    rank, and the copy's own ``source`` is what the call got.
+    ``views``: the tensors that may share it, if there are several. ``apart``: those of other ranks that would share it in
+    one process: what a call there got and what it returned of that, a copy.
     """
 
-    __slots__ = ("copies", "source", "version", "views")
+    __slots__ = ("apart", "version", "views")
 
-    def __init__(self, source: weakref.ref[Tensor] | None = None) -> None:
+    def __init__(self) -> None:
         self.version = 0
         self.views: list[weakref.ref[Tensor]] = []
-        self.copies: list[weakref.ref[Tensor]] = []
-        self.source = source
+        self.apart: list[weakref.ref[Tensor]] = []
 
 
 class Value:
@@ -155,7 +153,7 @@ class Tape:
 
     def key(self, kind: int, number: int, version: int = 0) -> Key:
         """Of a message on the value ``number``, as it is after so many writes."""
-        return Key(kind, self.step, self.microbatch.index, number + (version << VERSION))
+        return Key(kind, self.step, self.microbatch.index, number + (version << VERSION_BIT))
 
     def send(self, value: Value, tensor: Tensor, peer: int, name: str) -> None:
         """Send a value of this rank, once for each version; closes the segment if it needs a gradient (1)."""

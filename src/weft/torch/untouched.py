@@ -33,18 +33,22 @@ class ParameterWrites(TorchFunctionMode):
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
-        self._own = {p.untyped_storage()._cdata: p for p in root.parameters() if p.device.type != "meta"}
+        self._own: dict[int, list[nn.Parameter]] = {}
+        for parameter in root.parameters():
+            if parameter.device.type != "meta":
+                self._own.setdefault(parameter.untyped_storage()._cdata, []).append(parameter)
         self._kept: dict[nn.Parameter, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         target = written(func, args, kwargs or {}) if func not in self._harmless else None
         if isinstance(target, Tensor) and target.layout == torch.strided:
-            parameter = self._own.get(target.untyped_storage()._cdata)
-            if parameter is not None and parameter not in self._kept:
-                self._kept[parameter] = parameter.detach().clone()
+            for parameter in self._own.get(target.untyped_storage()._cdata, ()):
+                if parameter not in self._kept:
+                    self._kept[parameter] = parameter.detach().clone()
         return func(*args, **(kwargs or {}))
 
     def undo(self) -> None:
+        """Give the parameters that were ever written what they held before."""
         for parameter, content in self._kept.items():
             parameter.detach().copy_(content)
 

@@ -73,7 +73,7 @@ def renew(program: Any, tensor: Tensor, value: Value, actual: Tensor) -> None:
     new = Value(program.rank, value.number, program, program.tape.current, value.alias)
     new.actual = actual
     new.sent = value.sent
-    tensor._weft_value = new  # type: ignore[attr-defined]
+    program.replace_value(tensor, new)
 
 
 def received(program: Any, tensor: Tensor, value: Value) -> Value:
@@ -89,9 +89,7 @@ def received(program: Any, tensor: Tensor, value: Value) -> Value:
 
 def outdate(program: Any, tensor: Tensor, value: Value) -> None:
     """Another rank has written into ``tensor``: what shares its memory here does not see that."""
-    source = () if value.alias.source is None else (value.alias.source,)
-    apart = [reference() for reference in (*source, *value.alias.copies)]
-    for written in (tensor, *apart):
+    for written in (tensor, *(reference() for reference in value.alias.apart)):
         known = None if written is None else program.value_of(written)
         if known is None or known.owner != program.rank:
             continue
@@ -101,23 +99,24 @@ def outdate(program: Any, tensor: Tensor, value: Value) -> None:
                 found.stale = True
 
 
-def share(program: Any, tensor: Tensor, alias: Alias) -> None:
+def join(program: Any, tensor: Tensor, alias: Alias) -> None:
     """``tensor``, a result of this rank, shares its memory with what has this alias."""
     alias.views.append(weakref.ref(tensor))
-    source = None if alias.source is None else alias.source()
-    value = None if source is None else program.value_of(source)
-    if value is not None:
-        value.alias.copies.append(weakref.ref(tensor))
+    for reference in alias.apart:
+        other = reference()
+        value = None if other is None else program.value_of(other)
+        if value is not None:
+            value.alias.apart.append(weakref.ref(tensor))
 
 
 def aliases_of(
-    program: Any, owner: int, shares: tuple[int, ...], tensors: Sequence[Tensor], entered: dict[int, Tensor]
+    program: Any, owner: int, passed: tuple[int, ...], tensors: Sequence[Tensor], entered: dict[int, Tensor]
 ) -> list[Alias | None]:
     """What each result of a call on ``owner`` shares memory with, if it is an argument, as its ``Spec`` tells.
 
     ``entered``: what the call got for its arguments on this rank; nothing on others.
     """
-    return [None if number < 0 else _alias(program, owner, tensors[number], entered) for number in shares]
+    return [None if number < 0 else _alias(program, owner, tensors[number], entered) for number in passed]
 
 
 def _alias(program: Any, owner: int, tensor: Tensor, entered: dict[int, Tensor]) -> Alias | None:
@@ -125,7 +124,9 @@ def _alias(program: Any, owner: int, tensor: Tensor, entered: dict[int, Tensor])
     if value is None:
         return None
     if value.owner != owner:
-        return Alias(source=weakref.ref(tensor))
+        alias = Alias()
+        alias.apart.append(weakref.ref(tensor))
+        return alias
     local = entered.get(id(tensor))
     if local is not None and memory(local) != memory(value.data(tensor)):
         renew(program, tensor, value, local)  # a copy was made, for a first call might have written into it

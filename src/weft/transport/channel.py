@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 class Key(NamedTuple):
     """What a message is: ``kind`` (one of the constants below), step, microbatch, number in the program.
 
-    From the bit `VERSION` on, a value's number says how often that had been written by then.
+    From the bit `VERSION_BIT` on, a value's number says how often that had been written by then.
     """
 
     kind: int
@@ -29,11 +29,11 @@ class Key(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        number = self.number % (1 << VERSION)
+        number = self.number % (1 << VERSION_BIT)
         return f"{KINDS[self.kind]} {number} of microbatch {self.microbatch} in step {self.step}"
 
 
-VERSION = 32
+VERSION_BIT = 32
 VALUE, GRADIENT, TELL, SHAPES, READ, OUTPUT, BEGIN, ABORT, STATISTICS = range(9)
 KINDS = ("value", "gradient", "signature", "shapes", "read value", "output", "begin", "abort", "statistics")
 
