@@ -38,8 +38,8 @@ from weft.transport.channel import GRADIENT, VALUE, VERSION_BIT, Channel, Key, M
 class Alias:
     """Values that share memory. ``version`` grows with every write, so that copies sent before count as old.
 
-    ``views``: the tensors that may share it, if there are several. ``apart``: those of other ranks that would share it in
-    one process: what a call there got and what it returned of that, a copy.
+    ``views``: the tensors that may share it, if there are several. ``apart``: those of other ranks that would share it
+    in one process: what a call there got and what it returned of that, a copy.
     """
 
     __slots__ = ("apart", "version", "views")
