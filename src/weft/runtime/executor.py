@@ -82,14 +82,16 @@ class Hooks:
     """What a frontend does before turns (random states, say), and whom it tells what the rank does.
 
     ``note(phase, microbatch, peer)``: what it turns to; ``locate(error)``: an error was raised just now;
-    ``check()`` is called before every wait, and raises if the ranks have diverged. ``record(kind, microbatch, start_s,
-    end_s, peer, stage)`` is told every span, as far as one is set: work, waits (for ``peer``) and the whole step.
+    ``check()`` is called before every wait, and raises if the ranks have diverged; ``leave()`` by a thread that worked
+    and gives the turn to another. ``record(kind, microbatch, start_s, end_s, peer, stage)`` is told every span, as far
+    as one is set: work, waits (for ``peer``) and the whole step.
     """
 
     resume: Callable[[Microbatch], None] = lambda microbatch: None
     note: Callable[[str, int | None, int | None], None] = lambda phase, microbatch, peer: None
     locate: Callable[[BaseException], None] = lambda error: None
     check: Callable[[], None] = lambda: None
+    leave: Callable[[], None] = lambda: None
     record: Callable[[str, int, float, float, int, int], None] | None = None
 
 
@@ -148,6 +150,7 @@ class Executor:
                 if not isinstance(chosen, Microbatch):
                     self._weights(*chosen)
                     continue
+                self.hooks.leave()
                 self._resume(chosen)
                 try:
                     self._back.acquire()
@@ -301,6 +304,7 @@ class Executor:
 
     def _pass_on(self, chosen: Microbatch | None) -> None:
         """Give the turn to a microbatch, or back."""
+        self.hooks.leave()
         if chosen is None:
             self._back.release()
         else:

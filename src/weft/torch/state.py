@@ -30,7 +30,7 @@ from weft.runtime.huge_pages import HugePages
 from weft.runtime.microbatch import Microbatch
 from weft.runtime.monitor import Limits, Monitor
 from weft.topology.mesh import Mesh
-from weft.torch import recording
+from weft.torch import recording, scratch
 from weft.torch.pipeline import Pipeline
 from weft.torch.random_state import Streams, mix
 from weft.transport.rings import Rings
@@ -227,6 +227,8 @@ def _connect(session: Session) -> None:
         ),
         locate=monitor.locate,
     )
+    if session.device.type == "cpu":
+        hooks.leave = scratch.giver()
     session.pipeline.note = monitor.note
     session.executor = Executor(
         channel.mailbox, session.position("pp"), session.settings.wait_timeout + JUDGE_S, hooks

@@ -424,6 +424,29 @@ def test_a_recorder_hears_of_work_waits_and_the_whole_step():
     executor.close()
 
 
+def test_a_thread_that_gives_the_turn_away_is_told_before(executor: Executor):
+    order = order_of("1F0 1F1 1I0 1I1 1W0 1W1")
+    threads: list[str] = []
+    heard: list[tuple[str, int]] = []
+
+    def leave() -> None:
+        heard.append((threading.current_thread().name, len(threads)))
+
+    executor.hooks.leave = leave
+
+    def body(microbatch: Microbatch) -> None:
+        threads.append(threading.current_thread().name)
+        microbatch.begin("B")
+        threads.append(threading.current_thread().name)
+        microbatch.completed([lambda: threads.append(threading.current_thread().name)])
+
+    executor.run([body, body], order)
+    here, one, other = threading.current_thread().name, threads[0], threads[1]
+    assert threads == [one, other, one, other, here, here] and len({here, one, other}) == 3
+    changes = [(name, number) for number, name in enumerate(threads[:-2], 1) if threads[number] != name]
+    assert set(changes) <= set(heard), "whoever worked, as soon as it has"
+
+
 def test_hooks_begin_every_turn_and_hear_what_the_rank_does(executor: Executor):
     heard: list[object] = []
     executor.hooks = Hooks(

@@ -1,0 +1,33 @@
+"""The memory in which matrix products pack their operands.
+
+MKL, which multiplies matrices in PyTorch's builds for Intel and AMD processors, keeps it for each thread. Microbatches
+are threads of which one runs at a time: each would have megabytes of its own, and find them in no cache when it has
+its turn. Given back with the turn, they go to the next thread as they are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+_LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+_NAMES = ("mkl_thread_free_buffers", "mkl_serv_thread_free_buffers")
+"""What gives back the memory of the calling thread: as MKL documents it, and as it is called inside PyTorch's own
+builds."""
+
+
+def giver() -> Callable[[], None]:
+    """A function that gives back what the calling thread keeps; one that does nothing where there is no MKL."""
+    try:
+        library = ctypes.CDLL(str(_LIBRARY))
+    except OSError:
+        return lambda: None
+    for name in _NAMES:
+        if hasattr(library, name):
+            free = getattr(library, name)
+            free.argtypes, free.restype = (), None
+            return free
+    return lambda: None
