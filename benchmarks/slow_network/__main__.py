@@ -40,21 +40,8 @@ def two_hosts(rate: str) -> Iterator[list[str]]:
         for name in names:
             ip("ip", "netns", "add", name)
             made.append(name)
-        ip(
-            "ip",
-            "link",
-            "add",
-            links[0],
-            "netns",
-            names[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            links[1],
-            "netns",
-            names[1],
-        )
+        ends = [["name", link, "netns", name] for link, name in zip(links, names, strict=True)]
+        ip("ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1])
         for index, (name, link) in enumerate(zip(names, links, strict=True)):
             ip("ip", "-n", name, "link", "set", link, "name", "slow")
             ip("ip", "-n", name, "addr", "add", f"10.77.0.{index + 1}/24", "dev", "slow")
@@ -68,27 +55,14 @@ def two_hosts(rate: str) -> Iterator[list[str]]:
             ip("ip", "netns", "del", name)
 
 
-def run(rate: str, given: argparse.Namespace) -> list[dict[str, object]]:
+def run(rate: str, batch: int, given: argparse.Namespace) -> list[dict[str, object]]:
     """All contenders in turns over one link: a line of each rank for each step."""
+    told = [f"tcp://10.77.0.1:{PORT}", str(given.steps), given.contenders, str(given.width), str(batch)]
     with two_hosts(rate) as names:
         ranks = []
         for rank in range(RANKS):
-            command = [
-                "ip",
-                "netns",
-                "exec",
-                names[rank // 2],
-                sys.executable,
-                "-m",
-                "benchmarks.slow_network.rank",
-            ]
-            command += [
-                str(rank),
-                f"tcp://10.77.0.1:{PORT}",
-                str(given.steps),
-                given.contenders,
-                str(given.width),
-            ]
+            program = [sys.executable, "-m", "benchmarks.slow_network.rank", str(rank), *told]
+            command = ["ip", "netns", "exec", names[rank // 2], *program]
             environ = {
                 **os.environ,
                 **machine.MALLOC_SETTINGS,
@@ -104,18 +78,20 @@ def run(rate: str, given: argparse.Namespace) -> list[dict[str, object]]:
                 each.wait()
     if any(each.returncode for each in ranks):
         sys.exit(f"a rank failed: {[each.returncode for each in ranks]}")
-    return [{"rate": rate, **json.loads(line)} for text in texts for line in text.splitlines()]
+    return [
+        {"rate": rate, "batch": batch, **json.loads(line)} for text in texts for line in text.splitlines()
+    ]
 
 
 def table(lines: list[dict[str, object]]) -> None:
-    for rate in dict.fromkeys(line["rate"] for line in lines):
+    for rate, batch in dict.fromkeys((line["rate"], line["batch"]) for line in lines):
         print(
-            f"\n| {rate} | step (s) | communication (s) | of DDP's | MB sent by a host | theory | measured/theory |"
+            f"\n| {rate}, batch {batch} | step (s) | communication (s) | of DDP's | MB sent by a host | theory "
+            "| measured/theory |"
         )
         print("| --- | --- | --- | --- | --- | --- | --- |")
-        rows = {
-            name: [x for x in lines if x["rate"] == rate and x["contender"] == name] for name in CONTENDERS
-        }
+        here = [line for line in lines if (line["rate"], line["batch"]) == (rate, batch)]
+        rows = {name: [line for line in here if line["contender"] == name] for name in CONTENDERS}
         rows = {name: found for name, found in rows.items() if found}
         steps = {name: statistics.median(x["step_s"] for x in found) for name, found in rows.items()}
         compute = steps["no sum"]
@@ -136,13 +112,16 @@ def main() -> None:
     )
     parser.add_argument("--rates", default="1gbit,200mbit", help="of the link, as tc writes them")
     parser.add_argument(
+        "--batches", type=int, nargs="+", default=[4, 256], help="samples of a rank: a table for each"
+    )
+    parser.add_argument(
         "--steps", type=int, default=3, help="of each contender, after one that is not counted"
     )
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument(
         "--width", type=int, default=2048, help="12 layers of width x width: 2048 makes 50 M values"
     )
-    parser.add_argument("--limit", type=float, default=1200, help="seconds for one rate")
+    parser.add_argument("--limit", type=float, default=1200, help="seconds for one table")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     unknown = set(given.contenders.split(",")) - set(CONTENDERS)
@@ -159,7 +138,10 @@ def main() -> None:
             f"skipped: two network namespaces cannot be made here ({error}); run this as root on Linux, with ip and tc"
         )
         return
-    lines = [line for rate in given.rates.split(",") for line in run(rate, given)]
+    lines = []
+    for rate in given.rates.split(","):
+        for batch in given.batches:
+            lines += run(rate, batch, given)
     if given.json:
         given.json.write_text(json.dumps(lines), encoding="utf-8")
     print(

@@ -68,7 +68,7 @@ def sent_bytes() -> int:
     return int(Path("/sys/class/net/slow/statistics/tx_bytes").read_text())
 
 
-def main(rank: int, address: str, steps: int, contenders: str, width: int) -> None:
+def main(rank: int, address: str, steps: int, contenders: str, width: int, batch: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=len(HOSTS))
     for name in contenders.split(","):
@@ -78,7 +78,7 @@ def main(rank: int, address: str, steps: int, contenders: str, width: int) -> No
         chosen = hook(name)
         if chosen is not None:
             model.register_comm_hook(None, chosen)
-        inputs = torch.randn(4, width)
+        inputs = torch.randn(batch, width)
         for step in range(steps + 2):
             dist.barrier()
             begin, before = time.perf_counter(), sent_bytes()
@@ -94,4 +94,4 @@ def main(rank: int, address: str, steps: int, contenders: str, width: int) -> No
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))

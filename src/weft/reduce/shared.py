@@ -36,8 +36,10 @@ from weft.transport import segment
 from weft.transport.segment import LINE, Segment
 
 SLOTS = 2
-PART_BYTES = 512 << 10
-"""Of each shard in a round, where a slot of `MOST_SLOT_BYTES` has room for that many ranks."""
+PART_BYTES = 1 << 20
+"""Of each shard in a round, where a slot of `MOST_SLOT_BYTES` has room for that many ranks. Ranks wait for each other
+once or twice a round: with half of it waits cost more, where processors are shared, and with twice as much slots cost
+more, as fewer caches hold them."""
 MOST_SLOT_BYTES = 4 << 20
 TIMEOUT = timedelta(minutes=30)
 _CONTRIBUTED, _REDUCED, _GATHERED = 0, LINE, 2 * LINE
