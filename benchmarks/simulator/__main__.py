@@ -47,9 +47,11 @@ def measure(task: Task, given: argparse.Namespace) -> tuple[list[dict], bool]:
             left_s -= pace.wait(predictor, left_s)
             found = predictor.ask("call", "predictions", given.schedules)[0]
             predicted.append((pace.of(predictor), found))
+        predictor.rest()
 
     names = [YARDSTICK, *(f"weft-{name}" for name in given.schedules)]
     with started(["predictor"], task) as [predictor]:
+        predictor.rest()
         records = compare(names, task, given.rounds, given.steps, given.patience, after_round=predict)
     full_s = machine.STEADY * records[0].best_pace_s
     kept = [found for pace_s, found in predicted if pace_s <= full_s] or [found for _, found in predicted]

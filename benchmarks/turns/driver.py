@@ -5,9 +5,10 @@
        +------ pipe --- rank 1 of gpipe   --+
        +------ pipe --- rank 0 of 1f1b ...
 
-All processes live through the whole run and sleep while others have their turn, so drift of the
-machine meets all contenders alike, and no contender's heap or threads meet another's. The first steps of a turn
-do not count: steps of a training run follow each other, these follow what the others left in the caches.
+All processes live through the whole run and are stopped (SIGSTOP) while others have their turn, so drift of the
+machine meets all contenders alike, and no contender's heap or threads meet another's: gloo's alone would wake some
+250 times a second in every process that waits. The first steps of a turn do not count: steps of a training run follow
+each other, these follow what the others left in the caches.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import bisect
 import math
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -75,12 +77,21 @@ class Job:
 
     def ask(self, command: str, *arguments: object) -> list:
         """Give every rank the command, then collect every rank's reply."""
+        self._signal(signal.SIGCONT)
         try:
             for pipe in self.pipes:
                 pipe.send((command, arguments))
             return [pipe.recv() for pipe in self.pipes]
         except (EOFError, OSError) as error:
             raise RankDied(f"{self.name}: a rank ended during '{command}', see its output") from error
+
+    def rest(self) -> None:
+        """Stop the processes, with all their threads, until they are asked for something."""
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self.processes:
+            process.send_signal(number)
 
     def run(self, count: int) -> list[Step]:
         return [together(ranks) for ranks in zip(*self.ask("steps", count), strict=True)]
@@ -96,6 +107,7 @@ class Job:
     def stop(self) -> None:
         for pipe in self.pipes:
             pipe.close()
+        self._signal(signal.SIGCONT)
         for process in self.processes:
             try:
                 process.wait(timeout=10)
@@ -187,6 +199,7 @@ def compare(
             job.run(job.warm_up)
             pace.of(job)
             records.append(record)
+            job.rest()
         for turn in range(rounds):
             for job, record in zip(jobs, records, strict=True):
                 left_s = patience_s - machine.wait_until_quiet(patience_s)
@@ -194,6 +207,7 @@ def compare(
                 for _ in range(steps):
                     left_s -= pace.wait(job, left_s)
                     record.steps += job.run(1)
+                job.rest()
             after_round(pace)
             for record in records:
                 record.best_pace_s = pace.best_s

@@ -170,7 +170,7 @@ def mixed(x: Tensor, w: Tensor) -> Tensor:
 @pytest.mark.parametrize(("use", "uses"), [(twice, 2), (tied, 2), (mixed, 0)], ids=["twice", "tied", "mixed"])
 def test_weights_that_are_used_several_times(use: Callable[..., Tensor], uses: int):
     """Where autograd has to visit a weight for one of its uses, it does for all."""
-    assert same_in_halves(Applied(use, (10, 10)), numbers(3, 10)) == 2 * uses
+    assert same_in_halves(Applied(use, (10, 10)).double(), numbers(3, 10).double()) == 2 * uses
 
 
 def test_hooks_of_results_change_what_comes_after_them():
