@@ -178,6 +178,11 @@ class Weft(Contender):
         held = self.model.local_named_parameters()
         return {name.removeprefix("module."): value for name, value in held}
 
+    def plan(self) -> str:
+        import weft.torch as weft
+
+        return weft.partition_report(self.model)
+
     def close(self) -> None:
         import weft.torch as weft
 

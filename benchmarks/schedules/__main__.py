@@ -94,7 +94,8 @@ def main(arguments: list[str]) -> int:
         )
         sys.stdout.flush()
         steps = {record.name: [asdict(step) for step in record.steps] for record in records}
-        found.append({"task": asdict(row), "figures": lines, "steps": steps})
+        plans = {record.name: record.plan for record in records if record.plan}
+        found.append({"task": asdict(row), "figures": lines, "plans": plans, "steps": steps})
         wrong = wrong_gradients(lines) or wrong
         if given.json:
             content = {"machine": machine.machine_name(), "rows": found}

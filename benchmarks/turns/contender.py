@@ -49,6 +49,10 @@ class Contender(ABC):
     def held_parameters(self) -> dict[str, nn.Parameter]:
         """This rank's parameters after the first step, under the names they have in the whole model."""
 
+    def plan(self) -> str:
+        """What it decided by itself, in words; asked after the last step."""
+        return ""
+
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()

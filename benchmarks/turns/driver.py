@@ -215,6 +215,7 @@ def compare(
             print(f"round {turn + 1} of {rounds}: at least {kept} steps of each count", file=sys.stderr)
         for job, record in zip(jobs, records, strict=True):
             record.memory = job.ask("memory")
+            record.plan = job.ask("call", "plan")[0]
     return records
 
 

@@ -44,6 +44,8 @@ class Step:
     other_cores: float
     pace_s: float = 0.0
     """That of the slowest core."""
+    ranks_cpu_s: tuple[float, ...] = ()
+    """`cpu_s` of each rank; what is left to `wall_s` it waited."""
 
     @property
     def quiet(self) -> bool:
@@ -54,7 +56,8 @@ def together(ranks: tuple[RankStep, ...]) -> Step:
     cpu_s = sum(rank.cpu_s for rank in ranks)
     wall_s = max(rank.end_s for rank in ranks) - min(rank.start_s for rank in ranks)
     other_cores = max(0.0, ranks[0].busy_s - cpu_s) / ranks[0].window_s
-    return Step(wall_s, cpu_s, other_cores, max(rank.pace_s for rank in ranks))
+    ranks_cpu_s = tuple(rank.cpu_s for rank in ranks)
+    return Step(wall_s, cpu_s, other_cores, max(rank.pace_s for rank in ranks), ranks_cpu_s)
 
 
 @dataclass
@@ -68,6 +71,8 @@ class Record:
     memory: list[RankMemory] = field(default_factory=list)
     best_pace_s: float = math.inf
     """The shortest that any contender's cores had in this run."""
+    plan: str = ""
+    """What the contender decided by itself, in words."""
 
     def kept(self) -> list[Step]:
         """The steps that count: those that had the machine for themselves, and its cores at full speed."""

@@ -117,8 +117,10 @@ def test_only_steps_at_the_cores_full_speed_count():
 
 
 def test_a_step_lasts_from_the_first_start_to_the_last_end():
-    ranks = (RankStep(1.0, 3.0, 4.0, 1.5, 5.0, 0.01), RankStep(1.5, 3.5, 4.0, 1.5, 5.0, 0.02))
-    assert together(ranks) == Step(wall_s=2.5, cpu_s=3.0, other_cores=0.5, pace_s=0.02)
+    ranks = (RankStep(1.0, 3.0, 4.0, 1.5, 5.0, 0.01), RankStep(1.5, 3.5, 4.0, 1.0, 5.0, 0.02))
+    assert together(ranks) == Step(
+        wall_s=2.5, cpu_s=2.5, other_cores=0.625, pace_s=0.02, ranks_cpu_s=(1.5, 1.0)
+    )
 
 
 def test_gradients_are_compared_by_norm_and_rounding_by_that_of_the_largest():

@@ -23,9 +23,9 @@ from weft.torch.votes import Votes
 
 def synchronise(session: Session, model: Any, replica: int = 0, parameters: bool = True) -> None:
     """Parameters (if wanted) and buffers of one replica, on every replica."""
-    group = session.group("rdp")
-    if session.mesh.rdp == 1 or group is None:
+    if session.mesh.rdp == 1:
         return
+    group = session.group("rdp")
     source = session.peers("rdp")[replica]
     with torch.no_grad():
         named = [*(model.module.named_parameters() if parameters else ()), *model.module.named_buffers()]

@@ -376,3 +376,32 @@ print("passed", flush=True)
 def test_a_step_returns_everything_on_every_rank_and_sends_small_tensors_together():
     done = run_ranks(3, RETURNED, warm=True).check()
     assert done.stdout.count("passed") == 3
+
+
+GROUPS = """
+from pathlib import Path
+import torch
+from torch import nn
+import weft.torch as weft
+
+weft.init({"partitions": 2, "microbatches": 2})
+model = weft.DistributedModel(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
+
+@weft.step
+def train_step(model, x):
+    loss = model(x).square().mean()
+    model.backward(loss)
+    return loss
+
+for _ in range(2):
+    train_step(model, torch.ones(4, 4))
+names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+print("polling:", names.count("gloo_tcp_loop"), flush=True)
+"""
+
+
+def test_a_pipeline_alone_has_no_group_of_one_rank():
+    """Each of gloo's groups has a thread that wakes a hundred times a second, beside the work: one of the job, one of
+    the pipeline."""
+    done = run_ranks(2, GROUPS).check()
+    assert done.stdout.count("polling: 2") == 2, done.stdout
