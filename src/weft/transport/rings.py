@@ -38,6 +38,7 @@ class Rings:
         self.pipes = pipes or {}
         self._segments = segments
         self._given = dict.fromkeys(segments, 0)
+        self._begun = dict.fromkeys(segments, 0)
         self._out, self._in = {}, {}
         for peer, found in segments.items():
             self._out[peer] = segments[rank].view(torch.uint8, peer * RING_BYTES, RING_BYTES)
@@ -82,15 +83,17 @@ class Rings:
         size = payload.numel()
         if peer not in self._out or size > RING_BYTES:
             return None
-        begin = self._given[peer]
+        given = begin = self._given[peer]
         read = self._segments[peer].counters[LINE * self._rank]
-        if read == begin or begin % RING_BYTES + size > RING_BYTES:
+        if read == given or begin % RING_BYTES + size > RING_BYTES:
             begin += (
                 -begin % RING_BYTES
             )  # an empty ring starts again, so few pages are touched; a piece is whole
         end = begin + -(-size // _PIECE) * _PIECE
-        if read < self._given[peer] and end - read > RING_BYTES:
+        begun = begin if read == given else self._begun[peer]
+        if end - max(read, begun) > RING_BYTES:
             return None
+        self._begun[peer] = begun
         at = begin % RING_BYTES
         self._out[peer][at : at + size].copy_(payload)
         self._given[peer] = end

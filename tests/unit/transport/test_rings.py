@@ -67,6 +67,17 @@ def test_a_full_ring_has_room_again_when_it_was_read(pair: tuple[Rings, Rings]):
     assert first.put(1, payload(2000)) == (0, RING + 2048), "from the start again: in one piece"
 
 
+def test_a_ring_that_starts_again_has_room_for_several(pair: tuple[Rings, Rings]):
+    first, second = pair
+    place = first.put(1, payload(500))
+    assert place is not None
+    second.take(0, *place, 500)
+    assert [first.put(1, payload(1000)) for _ in range(5)] == [
+        *[(at, RING + at + 1024) for at in range(0, RING, 1024)],
+        None,
+    ]
+
+
 def test_memory_stays_readable_after_its_close(pair: tuple[Rings, Rings]):
     first, second = pair
     place = first.put(1, payload(500, 3))
