@@ -20,6 +20,7 @@ segment with a reentrant activation checkpoint, which refuses to run where autog
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,6 +60,8 @@ class Task:
         self.parameter = parameter
         self.transposed = transposed
         self.then: Callable[[Task], None] | None = then
+        self.grad = None
+        self.kept = self.keep(node)
 
     def __call__(self) -> None:
         with torch.no_grad():
@@ -77,20 +80,26 @@ class Task:
 
     def meet(self, grads: Sequence[Tensor | None]) -> None:
         """Autograd is about to visit the node, with the gradient of its result."""
-        node, then, grad = self.node, self.then, grads[0]
+        then, grad = self.then, grads[0]
         # Both may hold this task, and a cycle keeps its memory until it is searched for.
         self.node = self.then = None
         if grad is not None and then is not None:
-            self.grad, self.kept = grad, self.keep(node)
+            self.grad = grad
             then(self)
+        else:
+            self.drop()
 
     def keep(self, node: Any) -> Any:
-        """What the node lets go when it has run."""
+        """What the node lets go when it has run: asked for when the graph is searched, not between two kernels."""
         raise NotImplementedError
 
     def add(self) -> None:
         """Add to the parameter's ``.grad``; called again it adds the same again."""
         raise NotImplementedError
+
+    def prepared(self) -> Callable[[], Any]:
+        """What does as ``add`` with as little Python as can be."""
+        return self.add
 
 
 class _Product(Task):
@@ -105,8 +114,27 @@ class _Product(Task):
     def add(self) -> None:
         x, factor = self.kept
         assert self.grad is not None
-        left, right = (self.grad.t(), x) if self.transposed else (x.t(), self.grad)
-        add_product(self.parameter, left, right, factor)
+        add_product(self.parameter, *self._sides(self.grad, x), factor)
+
+    def at_once(self) -> None:
+        held, grad = self.parameter.grad, self.grad
+        if held is None or held.layout != torch.strided or grad is None:
+            super().at_once()
+            return
+        x, factor = self.kept
+        self.drop()
+        held.addmm_(*self._sides(grad, x), alpha=factor)
+        announce(self.parameter)
+
+    def prepared(self) -> Callable[[], Any]:
+        x, factor = self.kept
+        held = self.parameter.grad
+        if held is None or held.layout != torch.strided or self.grad is None:
+            return self.add
+        return functools.partial(held.addmm_, *self._sides(self.grad, x), alpha=factor)
+
+    def _sides(self, grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return (grad.t(), x) if self.transposed else (x.t(), grad)
 
 
 class _PlainProduct(_Product):
@@ -205,6 +233,15 @@ def add_product(parameter: nn.Parameter, left: Tensor, right: Tensor, factor: fl
         held.addmm_(left, right, alpha=factor)
 
 
+def run_all(tasks: Sequence[Task]) -> None:
+    """Call all tasks. Everything is looked up before the first one computes: a large product empties the caches, and
+    Python that runs between two of them takes ten times as long as elsewhere."""
+    with torch.no_grad():
+        for add, parameter in [(task.prepared(), task.parameter) for task in tasks]:
+            add()
+            announce(parameter)
+
+
 def take_weights(
     roots: Sequence[Tensor | GradientEdge], then: Callable[[Task], None], at_once: bool = False
 ) -> tuple[GradientEdge, ...]:
@@ -265,7 +302,7 @@ def _search(
         for following, _ in edges:
             if following not in seen:
                 seen.add(following)
-                waiting.append(following)
+                (ends if type(following) is nodes.AccumulateGrad else waiting).append(following)
     return ends
 
 

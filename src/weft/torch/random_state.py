@@ -72,6 +72,15 @@ class Streams:
         if numpy is not None:
             numpy.seed(seed % 2**32)
 
+    def drawn(self, seed: int) -> bool:
+        """Whether the streams have been drawn from since they were seeded so; they are not as before afterwards.
+
+        Python's next number says so: its whole state would be a tuple of 625 numbers.
+        """
+        found, number = self.capture(TORCH), random.getrandbits(64)
+        self.seed(seed)
+        return not same_states(found, self.capture(TORCH)) or random.getrandbits(64) != number
+
     def draw(self) -> int:
         """A step's seed, drawn from the caller's stream, which moves on by this one number."""
         return int(torch.empty((), dtype=torch.int64).random_(generator=torch.default_generator).item())

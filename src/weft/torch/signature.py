@@ -44,6 +44,10 @@ class Spec(NamedTuple):
         more = self.dynamic or self.random or self.mutated or self.passed
         return not more and self.description[0] == "tensor"
 
+    def returns(self, shape: torch.Size) -> bool:
+        """Whether the call returns one tensor, of this shape."""
+        return self.description[0] == "tensor" and self.description[1][1] == [*shape]
+
     def to_text(self) -> str:
         return json.dumps(self)
 

@@ -23,7 +23,7 @@ from weft.torch.output import collect
 from weft.torch.partition import partition_models
 from weft.torch.planned import ahead, schedule_for
 from weft.torch.program import Program
-from weft.torch.random_state import same_states
+from weft.torch.random_state import mix
 from weft.torch.recording import recorded, recorded_forward
 from weft.torch.replicas import begin_step, finish_step
 from weft.torch.returned import Returned
@@ -150,10 +150,9 @@ class Step:
         args, kwargs = batch.slice(index)
         program.checkpointing = session.chosen is not None and session.chosen.option.recompute
         with context.entered(), current_scale(batch.weight(index)), Glue(program) as glue:
-            start = session.streams.capture()
             result = self.function(*args, **kwargs)
             with glue.lifted():
-                drew.append(program.drew or not same_states(start, session.streams.capture()))
+                drew.append(program.drew or session.streams.drawn(mix(session.seed, index)))
                 result = returned.deliver(program, result)
         program.close()
         return result

@@ -31,7 +31,7 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradien
 
 from weft.errors import UsageError
 from weft.runtime.microbatch import Microbatch
-from weft.torch.deferred import Task, take_weights
+from weft.torch.deferred import Task, run_all, take_weights
 from weft.transport.channel import GRADIENT, VALUE, VERSION_BIT, Channel, Key, Message
 
 
@@ -230,7 +230,7 @@ class Tape:
         while segments:
             segment = segments.pop()
             if segment.stage != self.microbatch.stage:
-                self.microbatch.completed(tasks)
+                self._completed(tasks)
                 tasks = []
                 self.microbatch.enter(segment.stage)
             for value, peer, version in reversed(segment.sends):  # (3)
@@ -246,7 +246,10 @@ class Tape:
             segment.clear()
             for owner, message in messages:
                 self.channel.send(owner, message)
-        self.microbatch.completed(tasks)
+        self._completed(tasks)
+
+    def _completed(self, tasks: list[Task]) -> None:
+        self.microbatch.completed([functools.partial(run_all, tasks)] if tasks else [])
 
     def clear(self) -> None:
         """Forget what was recorded; for a microbatch without a backward pass."""

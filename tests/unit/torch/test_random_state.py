@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy
 import pytest
@@ -84,6 +85,27 @@ def test_drawing_a_seed_moves_the_callers_stream_by_one_number():
     torch.manual_seed(5)
     assert [streams.draw() for _ in range(3)] == seeds
     assert len(set(seeds)) == 3 and all(seed >= 0 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("draws", "numpy_too", "expected"),
+    [
+        (lambda: None, True, False),
+        (lambda: torch.rand(()), False, True),
+        (lambda: random.random(), False, True),
+        (lambda: random.gauss(0, 1), False, True),
+        (lambda: numpy.random.rand(), True, True),
+        (lambda: numpy.random.rand(), False, False),
+    ],
+    ids=["nothing", "torch", "python", "gauss", "numpy", "numpy that does not count"],
+)
+def test_streams_know_whether_they_were_drawn_from(
+    draws: Callable[[], object], numpy_too: bool, expected: bool
+):
+    streams = Streams(CPU, numpy=numpy_too)
+    streams.seed(11)
+    draws()
+    assert streams.drawn(11) == expected
 
 
 def test_states_are_compared_by_content():
