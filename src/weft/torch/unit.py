@@ -110,8 +110,11 @@ class UnitCall:
                     return checkpoint(inner, *local[0], use_reentrant=False, **local[1])
             return inner(*local[0], **local[1])
 
+        originals: dict[int, tuple[Tensor, Tensor]] = {}
+
         def localise(inputs: Any, transform: Callable[[Tensor], Tensor]) -> Any:
             local = replace(inputs, transform)
+            originals.update((id(new := transform(tensor)), (tensor, new)) for tensor in hidden)
             if self.stateful:  # its buffers are to see the microbatches in order
                 program.microbatch.follow(self.name, self.writes)
             return local
@@ -123,6 +126,8 @@ class UnitCall:
                 program.tape.enter_stage(self.stage)
             result = program.run_here(tuple(parts), self.name, call, run, tensors, (args, kwargs), localise)
             program.module = ""
+            if originals and not program.checkpointing:  # objects hold again what has a place on every rank
+                replace((args, kwargs), lambda tensor: originals.get(id(tensor), (tensor,))[0])
             if self.stateful:
                 program.microbatch.passed(self.name)
         return result

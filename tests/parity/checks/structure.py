@@ -336,3 +336,40 @@ def ready_made_modules_of_torch() -> None:
     places = {"rnn": 0, "attention": 1, "encoder": 0, "head": 1}
     same_as_alone(seeded(Net), vectors(5, WIDTH), places=places)
     same_as_alone(seeded(Net), vectors(5, WIDTH))
+
+
+@check
+def tensors_that_an_object_carries_from_part_to_part() -> None:
+    """As a cache of keys and values does. A part on the rank that has them reads them first, later one elsewhere."""
+
+    class Notes:
+        """Not a container that anybody knows."""
+
+        def __init__(self) -> None:
+            self.left: list[Tensor] = []
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor, notes: Notes | None = None) -> Tensor:
+            return self.linear(x).tanh() + (sum(notes.left) / 4 if notes else 0)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(Reader() for _ in range(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            notes = Notes()
+            x = self.parts[0](x)
+            notes.left.append(x / 2)
+            x = self.parts[1](x)
+            for part in self.parts[2:]:
+                x = part(x, notes)
+                notes.left.append(x / 2)
+            return x
+
+    for places in ([0, 1, 0, 1, 0, 1], [0, 1, 0, 0, 1, 1], [1, 0, 1, 0, 0, 1]):
+        same_as_alone(seeded(Net), vectors(), places=numbered("parts", places))
