@@ -89,11 +89,8 @@ class UnitCall:
                 if (value := program.value_of(tensor)) is not None
             ]
             owner = self.owner
-            if owner == FLOATING:
-                if not placed:
-                    owner = FLOATING
-                else:
-                    owner = program.newest_owner(placed)
+            if owner == FLOATING and placed:
+                owner = program.newest_owner(placed)
             if owner not in (FLOATING, program.rank):
                 call = program.next_call()
                 program.module = self.name
