@@ -116,16 +116,6 @@ class _Product(Task):
         assert self.grad is not None
         add_product(self.parameter, *self._sides(self.grad, x), factor)
 
-    def at_once(self) -> None:
-        held, grad = self.parameter.grad, self.grad
-        if held is None or held.layout != torch.strided or grad is None:
-            super().at_once()
-            return
-        x, factor = self.kept
-        self.drop()
-        held.addmm_(*self._sides(grad, x), alpha=factor)
-        announce(self.parameter)
-
     def prepared(self) -> Callable[[], Any]:
         x, factor = self.kept
         held = self.parameter.grad

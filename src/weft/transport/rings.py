@@ -86,9 +86,8 @@ class Rings:
         given = begin = self._given[peer]
         read = self._segments[peer].counters[LINE * self._rank]
         if read == given or begin % RING_BYTES + size > RING_BYTES:
-            begin += (
-                -begin % RING_BYTES
-            )  # an empty ring starts again, so few pages are touched; a piece is whole
+            # An empty ring starts again, so few pages are touched; a piece is whole.
+            begin += -begin % RING_BYTES
         end = begin + -(-size // _PIECE) * _PIECE
         begun = begin if read == given else self._begun[peer]
         if end - max(read, begun) > RING_BYTES:
