@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.launching import Completed, processes_left, run_ranks, started
+from tests.launching import SOURCE, Completed, processes_left, run_ranks, started
 
 JOB = Path(__file__).parent / "workers" / "job.py"
 PLACE = r"step 3, microbatch 1, forward of layers\.1"
 
 
 def run(fault: str, rank: int = 1, *args: str, ranks: int = 2) -> Completed:
-    return run_ranks(ranks, JOB, ["--fault", fault, "--rank", str(rank), *args], timeout=30)
+    return run_ranks(ranks, JOB, ["--fault", fault, "--rank", str(rank), *args], timeout=60)
 
 
 def first_line(done: Completed) -> str:
@@ -72,7 +71,6 @@ def test_the_culprit_is_named_first(fault: str, rank: int, code: int, text: str)
     done = run(fault, rank, "--stall", "6" if fault == "sleep" else "60")
     assert re.match(f"weft: {text}", first_line(done)), done.stderr
     assert done.returncode == code
-    assert done.seconds < 40
 
 
 def test_three_ranks_all_end():
@@ -106,12 +104,11 @@ def test_a_rank_that_fails_before_it_is_watched_ends_the_job():
 def test_a_rank_that_ignores_the_polite_signal_is_killed():
     done = run("exit3", 1, "--deaf")
     assert done.returncode == 3
-    assert done.seconds < 40
 
 
 def test_children_of_ranks_end_with_them():
     with started(2, JOB, ["--fault", "exit3", "--child"]) as job:
-        assert job.wait(30).returncode == 3
+        assert job.wait(60).returncode == 3
         assert processes_left(job.mark) == []
 
 
@@ -124,29 +121,29 @@ def test_no_rank_outlives_the_launcher(number: int, code: int, tmp_path: Path):
         job.wait_for_line("step 2")
         ranks = job.ranks()
         assert sorted(ranks) == [0, 1]
-        before = time.monotonic()
         job.process.send_signal(number)
-        assert processes_left(job.mark) == []
-        assert time.monotonic() - before < 5
-        assert job.process.wait(5) == code
+        assert processes_left(job.mark, seconds=20) == []
+        assert job.process.wait(20) == code
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_interrupt_kills_at_once():
-    with started(2, JOB, ["--steps", "10000", "--deaf"]) as job:
+def test_a_second_interrupt_kills_at_once(tmp_path: Path):
+    patient = "import weft.launch.local\nweft.launch.local.STOP_GRACE_SECONDS = 3600.0\n"
+    (tmp_path / "sitecustomize.py").write_text(patient)
+    path = os.pathsep.join([str(tmp_path), str(SOURCE)])
+    with started(2, JOB, ["--steps", "10000", "--deaf"], env={"PYTHONPATH": path}) as job:
         job.wait_for_line("step 2")
         job.process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        assert job.process.stderr is not None
+        assert "SIGINT: ending 2 ranks" in job.process.stderr.readline()
         job.process.send_signal(signal.SIGINT)
-        before = time.monotonic()
-        assert job.process.wait(10) == 130
-        assert time.monotonic() - before < 4, "less than the grace that it would have had"
+        assert job.process.wait(60) == 130
 
 
 def test_a_failed_job_leaves_nothing_behind(tmp_path: Path):
     shared = set(os.listdir("/dev/shm"))
     with started(2, JOB, ["--fault", "sigkill"], env={"TMPDIR": str(tmp_path)}) as job:
-        assert job.wait(30).returncode == 137
+        assert job.wait(60).returncode == 137
         assert processes_left(job.mark) == []
     assert list(tmp_path.iterdir()) == []
     assert {name for name in set(os.listdir("/dev/shm")) - shared if "weft" in name} == set()

@@ -232,13 +232,14 @@ class _Launcher:
                 end = End(rank, process.pid, process.returncode, time.monotonic(), self._ordered)
                 self._ends[rank] = end
 
-    def _turn_until(self, deadline: float) -> None:
-        """Until the deadline, the end of all, or a further signal to stop."""
-        asked = len(self._stopped_by)
+    def _turn_until(self, deadline: float, heard: int | None = None) -> None:
+        """Until the deadline, the end of all, or a signal to stop beyond the first `heard` (those so far)."""
+        if heard is None:
+            heard = len(self._stopped_by)
         while (
             (left := deadline - time.monotonic()) > 0
             and len(self._ends) < self._job.ranks
-            and len(self._stopped_by) == asked
+            and len(self._stopped_by) <= heard
         ):
             self._turn(min(left, TICK_SECONDS))
 
@@ -294,15 +295,15 @@ class _Launcher:
         text = f"weft: {signal_name(number)}: ending {self._job.ranks - len(self._ends)} ranks\n"
         with contextlib.suppress(OSError):
             self._err.write(self, text.encode())
-        self._end_all(STOP_GRACE_SECONDS)
+        self._end_all(STOP_GRACE_SECONDS, heard=1)
         return 128 + number
 
-    def _end_all(self, grace: float) -> None:
-        """Asks all ranks to end, and kills those that did not after `grace` seconds."""
+    def _end_all(self, grace: float, heard: int | None = None) -> None:
+        """Asks all ranks to end, and kills those that did not after `grace` seconds, or at a further signal."""
         self._ordered = True
         self._page.end()
         self._signal_all(signal.SIGTERM)
-        self._turn_until(time.monotonic() + grace)
+        self._turn_until(time.monotonic() + grace, heard)
         self._signal_all(signal.SIGKILL)
         self._turn_until(time.monotonic() + 1.0)
         self._drain()

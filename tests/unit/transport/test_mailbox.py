@@ -71,14 +71,12 @@ def test_discard_drops_what_earlier_steps_left_but_no_signature():
 def test_a_failure_ends_present_waits_and_the_first_cause_counts():
     mailbox = Mailbox()
     seen = []
-    waiter = threading.Thread(target=lambda: seen.append(mailbox.wait(mailbox.arrivals, 30)))
+    waiter = threading.Thread(target=lambda: seen.append(mailbox.wait(0, 3600)), daemon=True)
     waiter.start()
     time.sleep(0.05)
     first = PeerError(1, "first")
-    before = time.monotonic()
     mailbox.fail(first)
-    waiter.join(5)
-    assert time.monotonic() - before < 2
+    waiter.join(60)
     assert seen == [1]
     mailbox.fail(TransportError("second"))
     assert mailbox.failure is first
@@ -88,9 +86,7 @@ def test_a_wait_ends_at_once_if_something_came_meanwhile():
     mailbox = Mailbox()
     seen = mailbox.arrivals
     mailbox.put(1, Message(A))
-    before = time.monotonic()
-    assert mailbox.wait(seen, 30) == 1
-    assert time.monotonic() - before < 1
+    assert mailbox.wait(seen, 3600) == 1
 
 
 def test_a_wait_without_arrival_gives_the_same_count_after_its_time():
