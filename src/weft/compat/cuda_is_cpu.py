@@ -12,6 +12,7 @@ so what happens inside of a step is as always.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import warnings
 from collections.abc import Callable
@@ -23,6 +24,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._device import _device_constructors
 from torch.utils.data import DataLoader
+
+from weft.launch.rendezvous import let_go
 
 CPU = torch.device("cpu")
 _Device = torch.device
@@ -204,6 +207,7 @@ def _replace_loading() -> None:
         if backend == "nccl":
             warnings.warn("there is no CUDA here: the backend nccl means gloo", stacklevel=2)
             backend = "gloo"
+            atexit.register(let_go)  # scripts leave NCCL's groups to the end of the process
         return begin(backend, *args, **kwargs)
 
     _set(torch, load=load_here)

@@ -40,6 +40,7 @@ from weft.runtime.monitor import Monitor
 from weft.runtime.process import die_with_parent, is_alive
 
 LOOPBACK = "127.0.0.1"
+LET_GO_S = 0.1
 _SIOCGIFADDR = 0x8915
 _ANY_PORT = 0
 _T = TypeVar("_T")
@@ -355,6 +356,17 @@ def shutdown(monitor: Monitor) -> None:
     if monitor.finish() and dist.is_initialized():
         dist.destroy_process_group()
     monitor.leave()
+
+
+def let_go() -> None:
+    """At the end of a process that does not take its groups down: gives gloo's threads a moment with the interpreter's
+    lock.
+
+    What a thread has done holds its tensors a little longer than others wait for it. One that lets go of a tensor after
+    the interpreter's end has begun aborts the process.
+    """
+    if dist.is_initialized():
+        time.sleep(LET_GO_S)
 
 
 def _default_store() -> Store:

@@ -25,7 +25,7 @@ def turns(costs: Sequence[float], ranks: int, most: int | None = None) -> Iterat
     """The stage of each unit, for one size of the first stage after the other.
 
     From the first rank to the last each gets an equal share of what is left, as far as the units allow it, and divides
-    it between its two stages as the first rank does.
+    it between its two stages as the first rank does. The first stage may be a unit that is larger than a share.
 
     Args:
         costs: What each unit costs, in program order.
@@ -34,10 +34,12 @@ def turns(costs: Sequence[float], ranks: int, most: int | None = None) -> Iterat
 
     >>> list(turns([1, 1, 1, 1, 1, 1], ranks=2))
     [[0, 1, 1, 1, 2, 2], [0, 0, 1, 1, 1, 2]]
+    >>> list(turns([9, 1, 1, 1], ranks=2))
+    [[0, 1, 1, 2]]
     """
     before = [0.0, *accumulate(costs)]
     share = before[-1] / ranks
-    sizes = [end for end in range(1, len(costs)) if before[end] < share * (1 - 1e-9)]
+    sizes = [end for end in range(1, len(costs)) if end == 1 or before[end] < share * (1 - 1e-9)]
     if most is not None and len(sizes) > most:
         sizes = sorted({sizes[(2 * number + 1) * len(sizes) // (2 * most)] for number in range(most)})
     for first in sizes:
@@ -50,7 +52,7 @@ def _turn(before: Sequence[float], ranks: int, first: int) -> list[int] | None:
     """The stages if the first one has `first` units; None if a stage would be empty. `before`: sums of costs."""
     low, high = 0, len(before) - 1
     starts, ends = [0], [high]
-    part = before[first] * ranks / before[-1]
+    part = before[first] * ranks / (before[-1] or 1.0)
     for rank in range(ranks - 1):
         left = (before[high] - before[low]) / (ranks - rank)
         inner = 2 * (ranks - rank) - 3

@@ -17,7 +17,7 @@ from typing import Any
 
 from weft import schedule
 from weft.config import Settings
-from weft.errors import ConfigError
+from weft.errors import ConfigError, PlacementError
 from weft.partition.auto import Found, Option, Placed, as_weft_runs, options, search
 from weft.partition.explain import explain
 from weft.partition.turn import best_turn, tries
@@ -45,7 +45,11 @@ BETTER = 0.95
 def choose_automatically(
     tree: Tree, settings: Settings, link: MeasuredLink, memory_bytes: float | None
 ) -> tuple[Chosen, Choice]:
-    """The best schedule, and the placement on its stages."""
+    """The best schedule, and the placement on its stages; of those that need too much memory if none fits it.
+
+    Raises:
+        PlacementError: If the units cannot be placed on the stages of any schedule.
+    """
     links = links_of(tree, link)
 
     place = functools.partial(placed, tree, settings, links)
@@ -53,21 +57,25 @@ def choose_automatically(
     if settings.pipeline == "file":
         return _from_file(settings, place, links)
     limits = None if memory_bytes is None else [int(memory_bytes)] * settings.partitions
-    found = search(
+    look = functools.partial(
+        search,
         settings.partitions,
         settings.microbatches,
         place,
         links,
-        memory_bytes=limits,
         tried=sensible(settings, limits is not None),
         within=lambda option: placed(tree, by_memory, links, option.layout(settings.partitions)),
         ahead=ahead(settings),
     )
-    best = found[0]
-    if best.fault or best.placed is None:
-        best = next(one for one in found if one.schedule is not None and one.placed is not None)
-        log.warning("no schedule fits the memory: %s", found[0].fault)
-    assert best.placed is not None
+    found = look(memory_bytes=limits)
+    fault = found[0].fault
+    if all(one.schedule is None for one in found):  # "list" makes none that it cannot run
+        found = look()
+    best = next((one for one in found if one.schedule is not None), None)
+    if best is None or best.placed is None:
+        raise PlacementError(f"no schedule can run: {found[0].fault}")
+    if fault:
+        log.warning("no schedule fits the memory (%s): %s runs, which may take more", fault, best.option)
     return Chosen.of(best, links, explain(found)), best.placed.placement
 
 

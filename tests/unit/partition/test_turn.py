@@ -76,6 +76,11 @@ def test_sizes_are_spread_where_only_some_are_tried():
     assert len(list(turns([1.0] * 40, 2, most=1))) == 1 and tries(64, 1024) == 1
 
 
+def test_a_unit_larger_than_a_rank_and_units_that_cost_nothing_have_a_turn():
+    assert list(turns([9.0, 1.0, 1.0, 1.0], ranks=2)) == [[0, 1, 1, 2]]
+    assert [sorted({*stages}) for stages in turns([0.0] * 4, ranks=2)] == [[0, 1, 2]]
+
+
 def test_too_few_units_are_no_turn():
     assert list(turns([1.0, 1.0], ranks=2)) == []
     with pytest.raises(PlacementError, match="^the units are not enough for 3 stages, or those"):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import pytest
 
 from tests.unit.torch.networks import Chain
 from tests.unit.torch.test_choose import tree_of
 from weft.config import Settings
+from weft.errors import PlacementError
 from weft.schedule.legal import check
 from weft.simulate import FREE
+from weft.torch import automatic
 from weft.torch.automatic import choose_automatically, placed
 from weft.torch.choose import Choice
 from weft.torch.measured_link import MeasuredLink
@@ -49,6 +54,28 @@ def test_the_choice_serves_steps_of_other_sizes(found: tuple[Chosen, Choice]):
         check(made)
         assert made.microbatches == microbatches and made.rank_of_stage == (0, 1, 0)
     assert schedule_for(FEW, chosen, 4) is chosen.schedule
+
+
+@pytest.mark.parametrize("pipeline", ["auto", "list"])
+def test_where_nothing_fits_the_memory_the_best_runs_and_why_is_told(
+    pipeline: str, caplog: pytest.LogCaptureFixture
+):
+    settings = dataclasses.replace(FEW, pipeline=pipeline)
+    chosen, choice = choose_automatically(split_tree(4), settings, MeasuredLink(), memory_bytes=100.0)
+    check(chosen.schedule)
+    assert set(choice.partitions) == {0, 1}
+    (told,) = caplog.messages
+    assert re.match(r"no schedule fits the memory \(rank 0 needs \S+ KiB, it has 100 B\): ", told), told
+    assert f"): {chosen.option} runs, which may take more" in told
+
+
+def test_units_that_no_schedule_can_place_are_told(monkeypatch: pytest.MonkeyPatch):
+    def nowhere(*_: object) -> None:
+        raise PlacementError("there are no units")
+
+    monkeypatch.setattr(automatic, "placed", nowhere)
+    with pytest.raises(PlacementError, match="no schedule can run: there are no units"):
+        choose_automatically(split_tree(4), FEW, MeasuredLink(), None)
 
 
 def test_another_model_of_the_step_is_even_on_the_same_ranks(found: tuple[Chosen, Choice]):

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
+from weft.launch.rendezvous import let_go
 from weft.reduce.choice import choose
 from weft.reduce.collective import Collective, Work
 
@@ -109,6 +110,7 @@ _living: weakref.WeakSet[WeftGroup] = weakref.WeakSet()
 def _outlive() -> None:
     """Keep what is left for good: freed by the ending interpreter, a group would join gloo's threads, which wait
     for the interpreter's lock."""
+    let_go()
     for group in list(_living):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
