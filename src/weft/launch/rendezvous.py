@@ -41,6 +41,7 @@ from weft.runtime.process import die_with_parent, is_alive
 
 LOOPBACK = "127.0.0.1"
 LET_GO_S = 0.1
+"""Far more than a thread of gloo's needs to let go of what it has done."""
 _SIOCGIFADDR = 0x8915
 _ANY_PORT = 0
 _T = TypeVar("_T")

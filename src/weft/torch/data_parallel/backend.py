@@ -109,7 +109,7 @@ _living: weakref.WeakSet[WeftGroup] = weakref.WeakSet()
 @atexit.register
 def _outlive() -> None:
     """Keep what is left for good: freed by the ending interpreter, a group would join gloo's threads, which wait
-    for the interpreter's lock."""
+    for the interpreter's lock. What its threads still hold goes before."""
     let_go()
     for group in list(_living):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
