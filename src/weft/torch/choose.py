@@ -31,9 +31,9 @@ MICROBATCH_S = 2e-3
 """What a microbatch costs in each stage besides: its thread, the glue's mode, a cold cache. It is more than a
 rank's only stage takes (1 ms), as visits of several cost more than a trace sees."""
 CROSSING_S = 200e-6
-"""What a tensor that crosses and its gradient cost each rank, besides their bytes; measured likewise."""
+"""What a tensor that crosses and its gradient cost each rank besides their bytes: an estimate from steps."""
 BYTES_PER_S = 4e9
-"""How fast a rank copies what crosses into shared memory or out of it, in a step; a loop of its own is faster."""
+"""How fast a rank copies what crosses into shared memory or out of it: likewise; a loop of its own is faster."""
 FINE = 0.125
 """For a V whose turn is one stage modules are opened that take more than this of an even stage."""
 DEARER = 0.02
