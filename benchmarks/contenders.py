@@ -189,6 +189,14 @@ class Weft(Contender):
         weft.shutdown()
 
 
+class WeftByMKL(Weft):
+    """weft without products by oneDNN: what of the result is the pipeline's own."""
+
+    def connect(self) -> None:
+        torch.backends.mkldnn.set_flags(_enabled=False)
+        super().connect()
+
+
 class WeftAlone(Weft):
     """weft with nothing to split."""
 
@@ -215,4 +223,5 @@ CONTENDERS: dict[str, Callable[[Task], Contender]] = {
     "weft": weft_with(pipeline="interleaved"),
     "weft-memory": weft_with(pipeline="interleaved", optimize="memory", memory_weight=0.8),
     **{f"weft-{name}": weft_with(pipeline=name) for name in (*CHUNKS, "auto")},
+    "weft-auto-mkl": lambda task: WeftByMKL(task, pipeline="auto"),
 }

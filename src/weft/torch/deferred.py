@@ -7,11 +7,11 @@ wants the parameter's gradient; a hook takes what that gradient is made of:
 
     forward    y = linear(x, weight)                 autograd's own node, which keeps x
     I          dx = dy @ weight                      autograd; the hook keeps x and dy
-    W          weight.grad += dy.T @ x               one call, without a temporary of the weight's size
+    W          weight.grad += dy.T @ x               by the quicker library on a CPU, see `weft.torch.products`
 
 The forward pass knows nothing of it. Where the schedule has no W, the third line runs in the hook: for large weights
-on a CPU, where it saves a pass over the weight and over a temporary of its size (`FUSED_BYTES`). A row of an embedding
-is added to where it is, where autograd makes a gradient of the whole table for every microbatch.
+on a CPU, where it saves a pass over the weight and over a temporary of its size, or half a product (`FUSED_BYTES`).
+A row of an embedding is added to where it is, where autograd makes a gradient of the whole table for every microbatch.
 
 All else runs whole in I: correct, only less is left for W. So does a weight that has hooks, is computed, or is also
 used in another way; what autograd unpacks by hooks, as activation checkpoints do, or cannot see into; and every
@@ -20,7 +20,6 @@ segment with a reentrant activation checkpoint, which refuses to run where autog
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from weft.torch.arrival import announce, unwatched
+from weft.torch.products import adder, product
 
 nodes: Any = torch._C._functions
 """Autograd's types of nodes."""
@@ -121,7 +121,7 @@ class _Product(Task):
         held = self.parameter.grad
         if held is None or held.layout != torch.strided or self.grad is None:
             return self.add
-        return functools.partial(held.addmm_, *self._sides(self.grad, x), alpha=factor)
+        return adder(held, *self._sides(self.grad, x), factor)
 
     def _sides(self, grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         return (grad.t(), x) if self.transposed else (x.t(), grad)
@@ -217,10 +217,10 @@ def add_product(parameter: nn.Parameter, left: Tensor, right: Tensor, factor: fl
     """Add ``factor`` times the matrix product ``left @ right`` to ``parameter.grad``."""
     held = parameter.grad
     if held is None or held.layout != torch.strided:
-        product = left @ right
-        add_grad(parameter, product if factor == 1 else product * factor)
+        found = product(left, right)
+        add_grad(parameter, found if factor == 1 else found * factor)
     else:
-        held.addmm_(left, right, alpha=factor)
+        adder(held, left, right, factor)()
 
 
 def run_all(tasks: Sequence[Task]) -> None:
