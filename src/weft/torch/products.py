@@ -1,8 +1,8 @@
 """Matrix products of weft's own on a CPU, by the library that is quicker there.
 
 PyTorch's builds for Intel and AMD processors multiply 32-bit matrices by MKL. They contain oneDNN too, which runs
-convolutions and products of 16-bit numbers. MKL uses AVX-512 on Intel's processors only: on an AMD EPYC of family 26
-oneDNN takes half the time. What a model calls stays PyTorch's choice. The gradient of a weight that is taken out of the
+convolutions and products of 16-bit numbers. On an AMD EPYC of family 26 MKL takes its code for AVX2, and oneDNN, with
+AVX-512, half the time. What a model calls stays PyTorch's choice. The gradient of a weight that is taken out of the
 backward pass is a product of weft's own and goes to the quicker library, which is measured once per process.
 
 Both add up in 32 bits, in another order, as PyTorch itself does on another processor. ``torch.backends.mkldnn`` is
