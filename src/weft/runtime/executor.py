@@ -113,6 +113,8 @@ class Executor:
         self._idle: list[Worker] = []
         self._back = threading.Lock()
         self._back.acquire()
+        self._given = False
+        """Whether the turn was given back, just before the lock is released."""
         self._active: list[Microbatch] = []
         self._held: set[tuple[int, int]] = set()
         self._before_forward: list[tuple[int, tuple[str, int, int]]] = []
@@ -151,12 +153,13 @@ class Executor:
                     self._weights(*chosen)
                     continue
                 self.hooks.leave()
+                self._given = False
                 self._resume(chosen)
                 try:
                     self._back.acquire()
                 except BaseException:  # an interrupt: whoever has the turn gives it back, then all unwind
                     self._interrupted = True
-                    self._back.acquire()
+                    self._regain()
                     raise
                 failed = next((m for m in everything if m.error is not None), None)
                 if failed is not None:
@@ -166,6 +169,12 @@ class Executor:
             self._unwind()
             self._record("step", -1, began)
         return [microbatch.result for microbatch in everything]
+
+    def _regain(self) -> None:
+        """Wait for the turn after an interrupt, which may have come when the lock was acquired already."""
+        while not self._given:
+            time.sleep(POLL_S / 10)
+        self._back.acquire(timeout=1)
 
     def _choose(self) -> Microbatch | tuple[int, int] | None:
         """Of those that could run, the one whose next action the list names first; (stage, microbatch) for a W."""
@@ -306,6 +315,7 @@ class Executor:
         """Give the turn to a microbatch, or back."""
         self.hooks.leave()
         if chosen is None:
+            self._given = True
             self._back.release()
         else:
             self._resume(chosen)

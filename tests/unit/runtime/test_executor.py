@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -243,8 +244,11 @@ def test_an_interrupt_while_a_body_runs_unwinds_and_the_executor_runs_again(exec
     def interrupted(microbatch: Microbatch) -> None:
         try:
             time.sleep(0.05)  # the caller's thread is to wait by now
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            tries = 0
             while not executor._interrupted:
+                if tries % 100 == 0:  # one that comes just before the thread waits does not wake it
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                tries += 1
                 time.sleep(0.01)
             microbatch.begin("B")
             unwound.append("went on")
@@ -254,6 +258,31 @@ def test_an_interrupt_while_a_body_runs_unwinds_and_the_executor_runs_again(exec
     with pytest.raises(KeyboardInterrupt):
         executor.run([waits, interrupted], order_of("0F0 0F1"))
     assert sorted(map(str, unwound)) == ["0", "1"]
+    assert executor.run([lambda m: m.index] * 3, order_of("0F0 0F1 0F2")) == [0, 1, 2]
+
+
+class InterruptedLock:
+    """A lock on which an interrupt comes in the moment in which it is acquired, once."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lock = lock
+        self.interrupts = 1
+
+    def acquire(self, *args: Any, **kwargs: Any) -> bool:
+        acquired: bool = self.lock.acquire(*args, **kwargs)
+        if self.interrupts:
+            self.interrupts -= 1
+            raise KeyboardInterrupt
+        return acquired
+
+    def release(self) -> None:
+        self.lock.release()
+
+
+def test_an_interrupt_when_the_turn_was_given_back_already_is_no_hang(executor: Executor):
+    executor._back = cast(Any, InterruptedLock(executor._back))
+    with pytest.raises(KeyboardInterrupt):
+        executor.run([lambda m: m.index] * 2, order_of("0F0 0F1"))
     assert executor.run([lambda m: m.index] * 3, order_of("0F0 0F1 0F2")) == [0, 1, 2]
 
 
