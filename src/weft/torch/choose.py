@@ -6,8 +6,9 @@ modules whose units all landed together are closed again, and what is left is ju
 
     largest partition's cost  +  (1 - memory_weight) * (calls + crossings) / time of the whole
 
-where every rank follows every call of a unit and every operation of the glue, and a tensor that crosses brings a
-gradient back. Then single units are opened as long as that helps.
+where a later partition's cost includes its wait for those before it (``partition.late``), every rank follows every
+call of a unit and every operation of the glue, and a tensor that crosses brings a gradient back. Then single units are
+opened as long as that helps.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from weft.config import Settings
 from weft.graph.model import Graph, Unit
 from weft.partition.chain import split
 from weft.partition.cost import unit_costs
+from weft.partition.late import allow, latest
 from weft.partition.turn import turns
 from weft.torch.trace import Record
 from weft.torch.tree import Piece, Tree
@@ -152,8 +154,10 @@ def _place(
     """The units on their stages, by default as evenly as possible; without opened modules that need not be."""
     pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
     costs = piece_costs(pieces, settings)
+    late = _late(settings, layout)
     if stages is None:
-        stages = split(costs, len(layout), [piece.tied for piece in pieces])
+        groups = [piece.tied for piece in pieces]
+        stages = allow(costs, split(costs, len(layout), groups), len(layout), late, groups)
     closed = _close(tree, opened, pieces, stages)
     if closed != opened:
         where = {piece.name: at for piece, at in zip(pieces, stages, strict=True)}
@@ -170,8 +174,16 @@ def _place(
     home = _homes(tree, pieces)
     crossing_s = sum(map(_crossing_s, tree.trace.operations.crossing(home, partitions)))
     extra_s = CALL_S * calls + crossing_s
-    score = max(loads) + (1.0 - settings.memory_weight) * extra_s / time_s + 1e-6 * len(pieces)
+    score = latest(loads, late) + (1.0 - settings.memory_weight) * extra_s / time_s + 1e-6 * len(pieces)
     return Choice(frozenset(opened), pieces, stages, partitions, costs, score, calls)
+
+
+def _late(settings: Settings, layout: list[int]) -> float:
+    """What part of the load before it a rank is late by; 0 where the schedule is not known yet, or fills that time."""
+    known = settings.pipeline in ("simple", "interleaved") and settings.microbatches > 1
+    if not known or layout != list(range(settings.partitions)):
+        return 0.0
+    return (1.0 - settings.memory_weight) / settings.microbatches
 
 
 def _homes(tree: Tree, pieces: list[Piece]) -> dict[str, int]:
