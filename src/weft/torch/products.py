@@ -58,8 +58,7 @@ def _fits(left: Tensor, right: Tensor) -> bool:
 
 
 def _is_dense(matrix: Tensor) -> bool:
-    """Without gaps between rows or columns: for some others oneDNN only has an example of a product, a thousand times
-    slower."""
+    """Without gaps between rows or columns: for some others oneDNN only has reference code, 1000 times slower."""
     return matrix.is_contiguous() or matrix.t().is_contiguous()
 
 
