@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from weft import schedule
-from weft.partition.auto import Found, Option, Placed, search
+from weft.partition.auto import Found, Option, search
+from weft.simulate import FREE
 from weft.torch import state
-from weft.torch.automatic import links_of, stage_costs
-from weft.torch.choose import choose
+from weft.torch.automatic import links_of, placed
 from weft.torch.collective import agree_on
 from weft.torch.intercept import install
 from weft.torch.measured_link import company, measure_link
@@ -37,19 +37,15 @@ def predictions(
     batch = prepare(step.function, (model, *inputs), {}, step.cut, settings.microbatches)
     link = measure_link(session)
 
-    @functools.cache
-    def place(tree: Tree, layout: Sequence[int]) -> Placed:
-        choice = choose(tree, settings, layout)
-        return Placed(stage_costs(choice, len(layout)), placement=choice)
-
     def predicted(tree: Tree, name: str) -> Found:
+        own = replace(settings, pipeline=name)
         (found,) = search(
             settings.partitions,
             settings.microbatches,
-            functools.partial(place, tree),
+            functools.partial(placed, tree, own, FREE),  # as without `auto`, which measures the link
             links_of(tree, link),
             tried=[Option(name, chunks=chunks_of(name, settings.chunks))],
-            ahead=ahead(replace(settings, pipeline=name)),
+            ahead=ahead(own),
         )
         return found
 

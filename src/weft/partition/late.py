@@ -1,12 +1,14 @@
 """Later ranks begin later and end earlier: what of a step that costs, and cuts that allow for it.
 
 A rank cannot begin before those before it have passed the first microbatch on, and when it is done they still have the
-last backward pass to do. So where each rank runs one stage and m microbatches go through all of them (GPipe, 1F1B), a
-step takes at least
+last backward pass to do. So where each rank runs one stage and m microbatches go through all of them, a step takes at
+least
 
     max over ranks r of   load(r)  +  late * (load(0) + ... + load(r - 1)),      late = 1 / m
 
-with the loads of all microbatches. Equal loads are not the best ones then: the first rank may have more.
+with the loads of all microbatches, and the first rank may have more than the last. How much more depends on what a
+schedule holds in flight: with 1F1B the first rank waits for gradients, too, unless it may begin another microbatch
+meanwhile; with GPipe it has no use for more. So cuts for several parts of ``late`` are worth simulating.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""What parts of ``late`` to try; the first one is that of even loads."""
 LESS = 1e-9
 """What a move must gain, so that rounding does not decide."""
 

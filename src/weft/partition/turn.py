@@ -18,7 +18,7 @@ from weft.partition.auto import Option, Placed
 from weft.simulate import Links, simulate
 
 EFFORT = 50_000
-"""How many actions are simulated at most to find the size of the first stage."""
+"""How many actions are simulated at most to find how large the stages are."""
 
 
 def turns(costs: Sequence[float], ranks: int, most: int | None = None) -> Iterator[list[int]]:

@@ -20,14 +20,15 @@ from weft.config import Settings
 from weft.errors import ConfigError, PlacementError
 from weft.partition.auto import Found, Option, Placed, as_weft_runs, options, search
 from weft.partition.explain import explain
-from weft.partition.turn import best_turn, tries
+from weft.partition.late import PARTS
+from weft.partition.turn import EFFORT, best_turn, tries
 from weft.schedule.legal import check
 from weft.simulate import Links, StageCost
 from weft.timeline import Span
 from weft.torch.choose import CALL_S, MICROBATCH_S, Choice, choose, turned
 from weft.torch.collective import agree_on, gather_texts
 from weft.torch.measured_link import MeasuredLink
-from weft.torch.planned import Chosen, ahead
+from weft.torch.planned import Chosen, ahead, schedule_for
 from weft.torch.state import Session
 from weft.torch.tree import Tree
 
@@ -115,12 +116,26 @@ def links_of(tree: Tree, link: MeasuredLink) -> Links:
 def placed(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
     """The units on stages with these ranks."""
     ranks = settings.partitions
+    if settings.pipeline == "interleaved" and ahead(settings) and settings.microbatches > 1:
+        return _shifted(tree, settings, links, layout)
     if ranks == 1 or tuple(layout) != TURN.layout(ranks):
         return as_placed(choose(tree, settings, layout), layout)
     few = tries(ranks, settings.microbatches)
     found = [as_placed(choice, layout) for choice in turned(tree, settings, layout, few)]
     halves = any(piece.input_s or piece.weight_s for one in found for piece in one.placement.pieces)
     return best_turn(found, ranks, settings.microbatches, links, halves)
+
+
+def _shifted(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
+    """One stage a rank, the first ones larger than the last by what makes the simulated step the shortest."""
+    made = schedule_for(settings, None, settings.microbatches)
+    most = (1.0 - settings.memory_weight) / settings.microbatches
+    parts = PARTS if len(PARTS) * sum(map(len, made.ranks)) <= EFFORT else PARTS[:1]
+
+    def step_s(one: Placed) -> float:
+        return as_weft_runs(made, one.stages, links, ahead=ahead(settings)).step_s
+
+    return min((as_placed(choose(tree, settings, layout, part * most), layout) for part in parts), key=step_s)
 
 
 def as_placed(choice: Choice, layout: Sequence[int]) -> Placed:

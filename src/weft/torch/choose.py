@@ -6,9 +6,9 @@ modules whose units all landed together are closed again, and what is left is ju
 
     largest partition's cost  +  (1 - memory_weight) * (calls + crossings) / time of the whole
 
-where a later partition's cost includes its wait for those before it (``partition.late``), every rank follows every
-call of a unit and every operation of the glue, and a tensor that crosses brings a gradient back. Then single units are
-opened as long as that helps.
+where every rank follows every call of a unit and every operation of the glue, and a tensor that crosses brings a
+gradient back. Then single units are opened as long as that helps. A later partition's cost may include a part of its
+wait for those before it (``partition.late``).
 """
 
 from __future__ import annotations
@@ -58,15 +58,21 @@ class Choice:
     calls: int = 0
 
 
-def choose(tree: Tree, settings: Settings, partition_of_stage: Sequence[int] | None = None) -> Choice:
-    """The best choice found; deterministic for a given trace. ``partition_of_stage``: one stage each by default."""
+def choose(
+    tree: Tree, settings: Settings, partition_of_stage: Sequence[int] | None = None, late: float = 0.0
+) -> Choice:
+    """The best choice found; deterministic for a given trace.
+
+    ``partition_of_stage``: one stage each by default; ``late``: what part of the loads before it counts with each
+    stage's own (:func:`~weft.partition.late.latest`).
+    """
     layout = list(partition_of_stage or range(settings.partitions))
     tried: dict[frozenset[str], Choice] = {}
 
     def attempt(opened: set[str]) -> Choice:
         known = frozenset(opened)
         if known not in tried:
-            tried[known] = _place(tree, set(known), settings, layout)
+            tried[known] = _place(tree, set(known), settings, layout, late=late)
         return tried[known]
 
     best: Choice | None = None
@@ -149,12 +155,16 @@ def turned(tree: Tree, settings: Settings, layout: Sequence[int], most: int) -> 
 
 
 def _place(
-    tree: Tree, opened: set[str], settings: Settings, layout: list[int], stages: list[int] | None = None
+    tree: Tree,
+    opened: set[str],
+    settings: Settings,
+    layout: list[int],
+    stages: list[int] | None = None,
+    late: float = 0.0,
 ) -> Choice:
     """The units on their stages, by default as evenly as possible; without opened modules that need not be."""
     pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
     costs = piece_costs(pieces, settings)
-    late = _late(settings, layout)
     if stages is None:
         groups = [piece.tied for piece in pieces]
         stages = allow(costs, split(costs, len(layout), groups), len(layout), late, groups)
@@ -176,14 +186,6 @@ def _place(
     extra_s = CALL_S * calls + crossing_s
     score = latest(loads, late) + (1.0 - settings.memory_weight) * extra_s / time_s + 1e-6 * len(pieces)
     return Choice(frozenset(opened), pieces, stages, partitions, costs, score, calls)
-
-
-def _late(settings: Settings, layout: list[int]) -> float:
-    """What part of the load before it a rank is late by; 0 where the schedule is not known yet, or fills that time."""
-    known = settings.pipeline in ("simple", "interleaved") and settings.microbatches > 1
-    if not known or layout != list(range(settings.partitions)):
-        return 0.0
-    return (1.0 - settings.memory_weight) / settings.microbatches
 
 
 def _homes(tree: Tree, pieces: list[Piece]) -> dict[str, int]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from itertools import combinations, pairwise
+from statistics import mean
 
 import pytest
 
+from weft.partition.auto import as_weft_runs
 from weft.partition.chain import split
-from weft.partition.late import allow, latest
+from weft.partition.late import PARTS, allow, latest
 from weft.schedule import make
-from weft.simulate import StageCost, simulate
+from weft.simulate import FREE, StageCost, simulate
 
 
 def loads_of(costs: list[float], stages: list[int], count: int) -> list[float]:
@@ -51,6 +53,33 @@ def test_a_simulated_step_takes_no_less(schedule: str, loads: tuple[float, ...])
     assert step_s >= latest(loads, 1 / 8) - 1e-9
     if schedule == "interleaved" and loads[-1] == max(loads):
         assert step_s == pytest.approx(latest(loads, 1 / 8))
+
+
+@pytest.mark.parametrize(("count", "most"), [(2, 0.005), (3, 0.02), (4, 0.03)])
+@pytest.mark.parametrize("microbatches", [2, 4, 8])
+def test_the_best_of_the_parts_is_near_the_best_of_all_cuts(count: int, most: float, microbatches: int):
+    """Simulated as weft runs 1F1B, with one more microbatch in flight; `most`: by how much it is longer on average."""
+    draw = random.Random(10 * count + microbatches)
+    made = make("interleaved", count, microbatches)
+
+    def step_s(loads: list[float]) -> float:
+        stages = [StageCost(forward * load, (1 - forward) * load) for load in loads]
+        return as_weft_runs(made, stages, FREE, ahead=1).step_s
+
+    longer, gained = [], []
+    for _ in range(12):
+        costs = [draw.uniform(0.5, 1.5) for _ in range(draw.randint(8, 12))]
+        forward = draw.uniform(0.3, 0.5)
+        even = split(costs, count)
+        steps = [
+            step_s(loads_of(costs, allow(costs, even, count, part / microbatches), count)) for part in PARTS
+        ]
+        best = min(map(step_s, all_cuts(costs, count)))
+        assert steps[0] == pytest.approx(step_s(loads_of(costs, even, count)))
+        longer.append(min(steps) / best - 1)
+        gained.append(1 - min(steps) / steps[0])
+    assert -1e-9 < mean(longer) < most
+    assert mean(gained) > 0
 
 
 def test_units_of_a_group_stay_and_no_stage_is_emptied():

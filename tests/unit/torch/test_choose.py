@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,8 @@ import weft.torch as weft
 from tests.unit.torch.networks import WIDTH, Block, Chain, Leaking, Normed, Tied, traced
 from weft.config import Settings
 from weft.errors import PlacementError
+from weft.simulate import FREE
+from weft.torch.automatic import placed
 from weft.torch.choose import Choice, choose, graph_of, turned
 from weft.torch.partition import Plan, PlannedUnit, manual
 from weft.torch.tree import Tree
@@ -45,6 +49,27 @@ def test_a_block_is_opened_where_balance_needs_it():
     places = where(choice)
     assert places["blocks.0"] == 0 and places["blocks.2"] == 1
     assert places["blocks.1.up"] == 0 and places["blocks.1.down"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "first"),
+    [
+        ({"pipeline": "interleaved", "microbatches": 2}, 5),
+        ({"pipeline": "interleaved", "microbatches": 8}, 4),
+        ({"pipeline": "interleaved", "microbatches": 1}, 4),
+        ({"pipeline": "interleaved", "microbatches": 2, "optimize": "memory", "memory_weight": 0.0}, 4),
+        ({"pipeline": "simple", "microbatches": 2}, 4),
+    ],
+)
+def test_the_first_rank_gets_more_where_the_last_one_waits_for_it(settings: dict[str, Any], first: int):
+    """Of 8 even parts 5 and 3 take max(5, 3 + 5/m), 4 and 4 take 4 + 4/m: with m = 2 it is 5.5 against 6."""
+    known = Settings(**{"partitions": 2, "optimize": "speed", "memory_weight": 0.0, **settings})
+    choice = placed(tree_of(Chain(4)), known, FREE, range(2)).placement
+    parts = [0.0, 0.0]
+    for piece, at in zip(choice.pieces, choice.partitions, strict=True):
+        parts[at] += piece.forward_s
+    assert parts == pytest.approx([first * TIME, (8 - first) * TIME], rel=0.02)
+    assert choice.opened == ({"blocks.2"} if first == 5 else set())
 
 
 def test_program_order_counts_not_the_order_of_registration():
