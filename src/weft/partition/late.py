@@ -17,8 +17,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""What parts of ``late`` to try; the first one is that of even loads."""
+PARTS = (0.25, 0.5, 0.75, 1.0)
+"""What parts of ``late`` to try, besides none."""
 LESS = 1e-9
 """What a move must gain, so that rounding does not decide."""
 

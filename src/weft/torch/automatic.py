@@ -11,6 +11,7 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -127,15 +128,26 @@ def placed(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) 
 
 
 def _shifted(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
-    """One stage a rank, the first ones larger than the last by what makes the simulated step the shortest."""
+    """One stage a rank, the first ones larger than the last by what makes the simulated step the shortest.
+
+    Loads are even where units that share a parameter send microbatches back: the last rank does not end first then.
+    """
     made = schedule_for(settings, None, settings.microbatches)
     most = (1.0 - settings.memory_weight) / settings.microbatches
-    parts = PARTS if len(PARTS) * sum(map(len, made.ranks)) <= EFFORT else PARTS[:1]
+    even = as_placed(choose(tree, settings, layout), layout)
+    if _goes_back(even) or len(PARTS) * sum(map(len, made.ranks)) > EFFORT:
+        return even
 
     def step_s(one: Placed) -> float:
-        return as_weft_runs(made, one.stages, links, ahead=ahead(settings)).step_s
+        step = as_weft_runs(made, one.stages, links, ahead=ahead(settings))
+        return step.step_s + settings.microbatches * one.placement.crossing_s
 
-    return min((as_placed(choose(tree, settings, layout, part * most), layout) for part in parts), key=step_s)
+    shifted = (as_placed(choose(tree, settings, layout, part * most), layout) for part in PARTS)
+    return min((even, *(one for one in shifted if not _goes_back(one))), key=step_s)
+
+
+def _goes_back(one: Placed) -> bool:
+    return any(before > after for before, after in pairwise(one.placement.stages))
 
 
 def as_placed(choice: Choice, layout: Sequence[int]) -> Placed:

@@ -47,7 +47,7 @@ CANDIDATES = 12
 @dataclass
 class Choice:
     """Units (``pieces``), the stage of each and its partition; ``score`` is what :func:`choose` minimises. ``calls``:
-    those of units and glue that every rank follows for a microbatch."""
+    those of units and glue that every rank follows for a microbatch; ``crossing_s``: what its crossings cost a rank."""
 
     opened: frozenset[str]
     pieces: list[Piece]
@@ -56,6 +56,7 @@ class Choice:
     costs: list[float]
     score: float
     calls: int = 0
+    crossing_s: float = 0.0
 
 
 def choose(
@@ -185,7 +186,7 @@ def _place(
     crossing_s = sum(map(_crossing_s, tree.trace.operations.crossing(home, partitions)))
     extra_s = CALL_S * calls + crossing_s
     score = latest(loads, late) + (1.0 - settings.memory_weight) * extra_s / time_s + 1e-6 * len(pieces)
-    return Choice(frozenset(opened), pieces, stages, partitions, costs, score, calls)
+    return Choice(frozenset(opened), pieces, stages, partitions, costs, score, calls, crossing_s)
 
 
 def _homes(tree: Tree, pieces: list[Piece]) -> dict[str, int]:

@@ -72,6 +72,17 @@ def test_the_first_rank_gets_more_where_the_last_one_waits_for_it(settings: dict
     assert choice.opened == ({"blocks.2"} if first == 5 else set())
 
 
+def test_loads_stay_even_where_a_shared_parameter_sends_microbatches_back():
+    tree = tree_of(Tied())
+    known = Settings(
+        partitions=2, pipeline="interleaved", microbatches=2, optimize="speed", memory_weight=0.0
+    )
+    even = choose(tree, known)
+    assert even.stages[0] == even.stages[-1] == 0 and 1 in even.stages
+    assert where(choose(tree, known, late=0.5)) != where(even)
+    assert where(placed(tree, known, FREE, range(2)).placement) == where(even)
+
+
 def test_program_order_counts_not_the_order_of_registration():
     class Backwards(nn.Module):
         def __init__(self) -> None:
