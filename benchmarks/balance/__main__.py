@@ -19,6 +19,7 @@ from benchmarks.balance.models import MODELS
 from benchmarks.turns import options
 from benchmarks.turns.driver import compare
 from benchmarks.turns.figures import figures, ratio, shown, wrong_gradients
+from benchmarks.turns.samples import Record
 
 NAMES = list(CONTENDERS)
 
@@ -38,14 +39,19 @@ def line(found: dict) -> str:
     shares = " | ".join(f"{figure['step_ratio']:.3f}" for figure in (equal, own))
     kept = min(figure["kept"] for figure in (one, equal, own))
     ratio = shown(found, "ratio")
-    return f"| {found['task']['model']} | {steps} | {shares} | {ratio} | {kept} of {one['steps']} |"
+    return f"| {found['task']['model']} | {steps} | {shares} | {ratio} | {found['moved']} | {kept} of {one['steps']} |"
+
+
+def moved(one: Record, other: Record) -> int:
+    """How many parameters lie on another process; 0 if both cut at the same place."""
+    return len({*one.plan.splitlines()} ^ {*other.plan.splitlines()})
 
 
 def main(arguments: list[str]) -> int:
     given = parse(arguments)
     print(machine.machine_name())
-    print("| model | one process ms | equal ms | weft ms | equal | weft | weft to equal | kept |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
+    print("| model | one process ms | equal ms | weft ms | equal | weft | weft to equal | moved | kept |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
     rows, wrong = [], False
     for name in given.models:
         task = Task(name, given.pipeline, small=given.small)
@@ -58,6 +64,7 @@ def main(arguments: list[str]) -> int:
             "task": asdict(task),
             "ratio": found,
             "ratio_error": error,
+            "moved": moved(by_name["weft"], by_name["equal"]),
             "contenders": lines,
             "steps": steps,
         }

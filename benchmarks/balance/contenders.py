@@ -105,6 +105,10 @@ class Own(Contender):
         held = self.model.local_named_parameters()
         return {name.removeprefix("module."): value for name, value in held}
 
+    def plan(self) -> str:
+        """The parameters on the first of the two ranks, a line each."""
+        return "\n".join(sorted(self.held_parameters()))
+
     def close(self) -> None:
         import weft.torch as weft
 
