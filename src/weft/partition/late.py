@@ -13,14 +13,13 @@ meanwhile; with GPipe it has no use for more. So cuts for several parts of ``lat
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
+
+from weft.partition.turn import nearest
 
 PARTS = (0.25, 0.5, 0.75, 1.0)
 """What parts of ``late`` to try, besides none."""
-LESS = 1e-9
-"""What a move must gain, so that rounding does not decide."""
 
 
 def latest(loads: Sequence[float], late: float) -> float:
@@ -36,54 +35,45 @@ def latest(loads: Sequence[float], late: float) -> float:
     return most
 
 
-def allow(
+def shifted(
     costs: Sequence[float],
     stages: Sequence[int],
     count: int,
     late: float,
     groups: Sequence[int | str | None] | None = None,
 ) -> list[int]:
-    """The stages of all units, of ``count``, with cuts moved for as long as :func:`latest` becomes less.
+    """The stages of all units, of ``count``, with each cut where :func:`latest` is nearest to its least.
 
-    Neighbouring cuts move together, a unit at a time; no stage loses its last unit. For two stages no other cut is
-    better, for more the result may miss the optimum. Units of a group stay where they are.
+    That is the same for all stages if those up to r (from 0) have 1 - (1 - late)^(r + 1) of what all count ones have
+    by this formula. No stage is left without units that may move.
 
-    >>> allow([1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1, 1], 2, late=1 / 2)
+    Args:
+        costs: What each unit costs, in program order.
+        stages: Where the units are; those of a group stay there.
+        count: How many stages there are.
+        late: What part of the loads before it counts with each stage's own, from 0 to below 1; with 0 nothing moves.
+        groups: A number for each unit: units with the same one lie together; None for a unit on its own.
+
+    >>> shifted([1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1, 1], count=2, late=1 / 2)
     [0, 0, 0, 0, 0, 1, 1, 1]
     """
     groups = groups or [None] * len(costs)
     free = [unit for unit, group in enumerate(groups) if group is None]
-    order = [stages[unit] for unit in free]
-    if any(one > other for one, other in pairwise(order)):
-        return list(stages)
+    placed = list(stages)
+    if not late or len(free) < count:
+        return placed
     held = [0.0] * count
     for unit, group in enumerate(groups):
         if group is not None:
             held[stages[unit]] += costs[unit]
-    sums = [0.0, *accumulate(costs[unit] for unit in free)]
-
-    def loads(cuts: Sequence[int]) -> list[float]:
-        bounds = [0, *cuts, len(free)]
-        return [held[at] + sums[end] - sums[begin] for at, (begin, end) in enumerate(pairwise(bounds))]
-
-    def keeps_all(cuts: Sequence[int]) -> bool:
-        return all(begin < end for begin, end in pairwise([0, *cuts, len(free)]))
-
-    cuts = [bisect_left(order, stage) for stage in range(1, count)]
-    least = latest(loads(cuts), late)
-    while True:
-        moved = [
-            [cut + by if one <= number <= other else cut for number, cut in enumerate(cuts)]
-            for one in range(count - 1)
-            for other in range(one, count - 1)
-            for by in (-1, 1)
-        ]
-        better = min(filter(keeps_all, moved), key=lambda some: latest(loads(some), late), default=cuts)
-        found = latest(loads(better), late)
-        if found >= least - LESS:
-            break
-        cuts, least = better, found
-    placed = list(stages)
-    for number, unit in enumerate(free):
-        placed[unit] = sum(cut <= number for cut in cuts)
+    before = [0.0, *accumulate(costs[unit] for unit in free)]
+    share = (before[-1] + sum(held)) / (1.0 - (1.0 - late) ** count)
+    begin = 0
+    for stage, held_there in enumerate(accumulate(held)):
+        wanted = share * (1.0 - (1.0 - late) ** (stage + 1)) - held_there
+        after = count - 1 - stage
+        end = nearest(before, wanted, begin + 1, len(free) - after) if after else len(free)
+        for unit in free[begin:end]:
+            placed[unit] = stage
+        begin = end
     return placed

@@ -56,8 +56,8 @@ def _turn(before: Sequence[float], ranks: int, first: int) -> list[int] | None:
     for rank in range(ranks - 1):
         left = (before[high] - before[low]) / (ranks - rank)
         inner = 2 * (ranks - rank) - 3
-        there = first if rank == 0 else _nearest(before, before[low] + part * left, low + 1, high - inner - 1)
-        back = _nearest(before, before[high] - left + before[there] - before[low], there + inner, high - 1)
+        there = first if rank == 0 else nearest(before, before[low] + part * left, low + 1, high - inner - 1)
+        back = nearest(before, before[high] - left + before[there] - before[low], there + inner, high - 1)
         if there + inner > high - 1:
             return None
         low, high = there, back
@@ -67,7 +67,7 @@ def _turn(before: Sequence[float], ranks: int, first: int) -> list[int] | None:
     return [sum(unit >= cut for cut in cuts) - 1 for unit in range(len(before) - 1)]
 
 
-def _nearest(before: Sequence[float], wanted: float, least: int, most: int) -> int:
+def nearest(before: Sequence[float], wanted: float, least: int, most: int) -> int:
     """The cut from `least` to `most` before which the sum is nearest to `wanted`."""
     at = bisect_left(before, wanted, least, max(least, most))
     if at > least and wanted - before[at - 1] <= before[at] - wanted:

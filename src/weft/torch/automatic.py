@@ -130,12 +130,13 @@ def placed(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) 
 def _shifted(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
     """One stage a rank, the first ones larger than the last by what makes the simulated step the shortest.
 
-    Loads are even where units that share a parameter send microbatches back: the last rank does not end first then.
+    What crosses counts, too. Loads are even where simulating all placements is more than `EFFORT`, and where units that
+    share a parameter send microbatches back: the last rank does not end first then.
     """
     made = schedule_for(settings, None, settings.microbatches)
     most = (1.0 - settings.memory_weight) / settings.microbatches
     even = as_placed(choose(tree, settings, layout), layout)
-    if _goes_back(even) or len(PARTS) * sum(map(len, made.ranks)) > EFFORT:
+    if _goes_back(even) or (1 + len(PARTS)) * sum(map(len, made.ranks)) > EFFORT:
         return even
 
     def step_s(one: Placed) -> float:

@@ -21,7 +21,7 @@ from weft.config import Settings
 from weft.graph.model import Graph, Unit
 from weft.partition.chain import split
 from weft.partition.cost import unit_costs
-from weft.partition.late import allow, latest
+from weft.partition.late import latest, shifted
 from weft.partition.turn import turns
 from weft.torch.trace import Record
 from weft.torch.tree import Piece, Tree
@@ -163,12 +163,12 @@ def _place(
     stages: list[int] | None = None,
     late: float = 0.0,
 ) -> Choice:
-    """The units on their stages, by default as evenly as possible; without opened modules that need not be."""
+    """The units on their stages, by default as even as ``late`` wants them; without opened modules that need not be."""
     pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
     costs = piece_costs(pieces, settings)
     if stages is None:
         groups = [piece.tied for piece in pieces]
-        stages = allow(costs, split(costs, len(layout), groups), len(layout), late, groups)
+        stages = shifted(costs, split(costs, len(layout), groups), len(layout), late, groups)
     closed = _close(tree, opened, pieces, stages)
     if closed != opened:
         where = {piece.name: at for piece, at in zip(pieces, stages, strict=True)}
