@@ -22,10 +22,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._device import _device_constructors
 from torch.utils.data import DataLoader
 
 from weft.launch.rendezvous import let_go
+from weft.torch.private import constructors
 
 CPU = torch.device("cpu")
 _Device = torch.device
@@ -156,7 +156,7 @@ def _replace_constructors() -> None:
 
         return make
 
-    for function in _device_constructors():
+    for function in constructors():
         name = getattr(function, "__name__", "")
         if getattr(torch, name, None) is function:
             setattr(torch, name, replaced(function))

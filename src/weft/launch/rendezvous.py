@@ -38,6 +38,7 @@ from weft.launch.discovery import Place
 from weft.runtime.heartbeat import Page
 from weft.runtime.monitor import Monitor
 from weft.runtime.process import die_with_parent, is_alive
+from weft.transport.private_c10d import default_store
 
 LOOPBACK = "127.0.0.1"
 LET_GO_S = 0.1
@@ -59,7 +60,7 @@ def locate(place: Place) -> Place:
                 f"{place.source} say rank {place.rank} of {place.world_size}"
             )
         return place
-    store = PrefixStore("weft/hosts", _default_store())
+    store = PrefixStore("weft/hosts", default_store())
     store.set(str(rank), socket.gethostname())
     hosts = [store.get(str(other)).decode() for other in range(world_size)]
     local = [other for other in range(world_size) if hosts[other] == hosts[rank]]
@@ -79,7 +80,7 @@ def connect(place: Place, timeout: timedelta) -> Store:
         return HashStore()
     deadline = time.monotonic() + timeout.total_seconds()
     if dist.is_initialized():
-        return _behind_nonce(PrefixStore("weft", _default_store()), place, timeout)
+        return _behind_nonce(PrefixStore("weft", default_store()), place, timeout)
     if place.shared_fd is not None:
         page = Page.attach(place.shared_fd)
         return _through(_PageBox(page), place, timeout, deadline)
@@ -368,7 +369,3 @@ def let_go() -> None:
     """
     if dist.is_initialized():
         time.sleep(LET_GO_S)
-
-
-def _default_store() -> Store:
-    return dist.distributed_c10d._get_default_store()

@@ -13,9 +13,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from weft.reduce.exchange import gather_rows
+from weft.transport.private_c10d import default_store, nccl_options, use_backend
 
 
 def subgroup(
@@ -28,16 +28,13 @@ def subgroup(
     told = torch.tensor([secrets.randbits(62), secrets.randbits(62)], device=device)
     agreed = gather_rows(told, group)[0].tolist()
     name = f"weft/{agreed[0]:x}{agreed[1]:x}/{'-'.join(map(str, members))}"
-    store = dist.PrefixStore(name, distributed_c10d._get_default_store())
+    store = dist.PrefixStore(name, default_store())
     rank, size = list(members).index(group.rank()), len(members)
     made = dist.ProcessGroup(store, rank, size)
     kinds = dist.ProcessGroup.BackendType
     if device.type == "cuda":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        made._register_backend(device, kinds.NCCL, dist.ProcessGroupNCCL(store, rank, size, options))
-        made._set_default_backend(kinds.NCCL)
+        nccl = dist.ProcessGroupNCCL(store, rank, size, nccl_options(timeout))
+        use_backend(made, device, kinds.NCCL, nccl)
     else:
-        made._register_backend(device, kinds.GLOO, dist.ProcessGroupGloo(store, rank, size, timeout))
-        made._set_default_backend(kinds.GLOO)
+        use_backend(made, device, kinds.GLOO, dist.ProcessGroupGloo(store, rank, size, timeout))
     return made

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from weft.torch.private import gradient_hooks, hooks_are_known
+
 
 class Arrival:
     """Tells a reducer, as long as that exists, that the gradient of parameter ``number`` has grown."""
@@ -38,12 +40,12 @@ class Forget:
 
 def unwatched(parameter: nn.Parameter) -> bool:
     """Whether nobody but weft looks at the gradient when it grows."""
-    hooks = parameter._post_accumulate_grad_hooks
-    return not hooks or all(isinstance(hook, (Arrival, Forget)) for hook in hooks.values())
+    return hooks_are_known(parameter) and all(
+        isinstance(hook, (Arrival, Forget)) for hook in gradient_hooks(parameter)
+    )
 
 
 def announce(parameter: nn.Parameter) -> None:
     """Do what autograd does after it has added to a gradient, where autograd did not add it."""
-    hooks = parameter._post_accumulate_grad_hooks
-    for hook in list(hooks.values()) if hooks else ():
+    for hook in gradient_hooks(parameter):
         hook(parameter)

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from weft.errors import UsageError
@@ -35,7 +34,11 @@ LEAST_SAMPLES = 16
 """Below that the statistics of one replica are too noisy (arXiv 1706.02677, section 2.3, uses 32)."""
 
 
-class SyncBatchNorm(_BatchNorm):
+BatchNorm: Any = nn.BatchNorm2d.__base__
+"""Every kind of it."""
+
+
+class SyncBatchNorm(BatchNorm):
     """``nn.BatchNorm1d``, ``2d`` or ``3d`` whose statistics in training are those of all replicas together.
 
     Takes [N, C] or [N, C, ...] of any such shape; the number of samples may differ between replicas. In evaluation it
@@ -182,7 +185,7 @@ def convert_sync_batchnorm(module: nn.Module) -> nn.Module:
     a BatchNorm itself. With one replica nothing changes.
     """
     session = state.session()
-    if any(isinstance(part, _BatchNorm) and isinstance(part, LazyModuleMixin) for part in module.modules()):
+    if any(isinstance(part, BatchNorm) and isinstance(part, LazyModuleMixin) for part in module.modules()):
         raise UsageError("the model has a LazyBatchNorm without parameters: run it once before converting it")
     if session.mesh.rdp == 1:
         return module
@@ -191,7 +194,7 @@ def convert_sync_batchnorm(module: nn.Module) -> nn.Module:
 
     def converted(old: nn.Module) -> nn.Module:
         if id(old) not in made:
-            plain = isinstance(old, _BatchNorm) and not isinstance(old, SyncBatchNorm)
+            plain = isinstance(old, BatchNorm) and not isinstance(old, SyncBatchNorm)
             made[id(old)] = _like(old, session) if plain else old
             for name, child in old.named_children():
                 setattr(old, name, converted(child))
@@ -220,7 +223,7 @@ def warn_of_few_samples(session: state.Session, model: Any, batch: MiniBatch) ->
     few = [
         (name, samples * (session.mesh.rdp if isinstance(part, SyncBatchNorm) else 1))
         for name, part in model.module.named_modules()
-        if isinstance(part, _BatchNorm) and part.training
+        if isinstance(part, BatchNorm) and part.training
     ]
     few = [(name, seen) for name, seen in few if seen < LEAST_SAMPLES]
     if few and session.rank == 0:

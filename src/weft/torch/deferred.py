@@ -29,10 +29,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from weft.torch.arrival import announce, unwatched
+from weft.torch.private import NODES
 from weft.torch.products import adder, product
 
-nodes: Any = torch._C._functions
-"""Autograd's types of nodes."""
 FUSED_BYTES = 512 << 10
 """From this size on a weight gains more than the hook costs, about 10 microseconds."""
 
@@ -195,14 +194,14 @@ class _Kinds(dict[type, "type[Task] | None"]):
             self[kind] = None
 
 
-KNOWN = _Kinds(
-    {
-        nodes.AddmmBackward0: _Product,
-        nodes.MmBackward0: _PlainProduct,
-        nodes.EmbeddingBackward0: _Embedding,
-        nodes.ConvolutionBackward0: _Convolution,
-    }
-)
+KINDS = {
+    "AddmmBackward0": _Product,
+    "MmBackward0": _PlainProduct,
+    "EmbeddingBackward0": _Embedding,
+    "ConvolutionBackward0": _Convolution,
+}
+KNOWN = _Kinds({NODES[name]: kind for name, kind in KINDS.items() if name in NODES})
+LEAF, TRANSPOSED = NODES.get("AccumulateGrad"), NODES.get("TBackward0")
 
 
 def add_grad(parameter: nn.Parameter, grad: Tensor) -> None:
@@ -284,15 +283,15 @@ def _search(
         kind = KNOWN[type(node)]
         if kind is not None:
             leaf, transposed = edges[kind.at][0], False
-            if kind.transposes and type(leaf) is nodes.TBackward0:
+            if kind.transposes and type(leaf) is TRANSPOSED:
                 leaf, transposed = leaf.next_functions[0][0], True
-            if type(leaf) is nodes.AccumulateGrad and _wanted(kind, node, leaf.variable, at_once):
+            if type(leaf) is LEAF and _wanted(kind, node, leaf.variable, at_once):
                 tasks.append((leaf, kind(node, leaf.variable, transposed, then)))
                 edges = edges[: kind.at] + edges[kind.at + 1 :]
         for following, _ in edges:
             if following not in seen:
                 seen.add(following)
-                (ends if type(following) is nodes.AccumulateGrad else waiting).append(following)
+                (ends if type(following) is LEAF else waiting).append(following)
     return ends
 
 
@@ -304,7 +303,6 @@ def _wanted(kind: type[Task], node: Any, parameter: Any, at_once: bool) -> bool:
     return (
         not (at_once and not (kind.fused and large(parameter) and parameter.is_cpu))
         and type(parameter) is nn.Parameter
-        and not parameter._backward_hooks
         and unwatched(parameter)
         and getattr(node, kind.saved).unpack_hook is None
         and not parameter.is_complex()

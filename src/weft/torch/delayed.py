@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.errors import UsageError
+from weft.torch.private import TorchDispatchMode, arguments_of, results_of, storage_key
 from weft.torch.random_state import TORCH, Streams, mix
 from weft.torch.structure import replace
 
@@ -56,22 +56,22 @@ class Recipes:
         self.entries.append((func, args, kwargs))
         for tensor in touched:
             storage = tensor.untyped_storage()
-            if storage._cdata not in self.by_storage:
+            if storage_key(tensor) not in self.by_storage:
                 self.storages.append(storage)
-            self.by_storage.setdefault(storage._cdata, []).append(len(self.entries) - 1)
+            self.by_storage.setdefault(storage_key(tensor), []).append(len(self.entries) - 1)
 
     def materialise(self, tensor: Tensor, device: torch.device, streams: Streams) -> Tensor:
         """The values of a tensor without memory, on ``device``."""
         made: dict[int, Tensor] = {}
-        self._make(tensor.untyped_storage()._cdata, made, streams)
-        root = made[tensor.untyped_storage()._cdata]
+        self._make(storage_key(tensor), made, streams)
+        root = made[storage_key(tensor)]
         return root.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).to(device)
 
     def _make(self, storage: int, made: dict[int, Tensor], streams: Streams) -> None:
         def real(tensor: Tensor) -> Tensor:
             if tensor.device.type != "meta":
                 return tensor
-            key = tensor.untyped_storage()._cdata
+            key = storage_key(tensor)
             if key not in made and key != storage:
                 self._make(key, made, streams)
             return made[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
@@ -108,14 +108,14 @@ class _Record(TorchDispatchMode):
         written = [
             value
             for value, argument in [
-                *zip(args, func._schema.arguments, strict=False),
-                *((kwargs[a.name], a) for a in func._schema.arguments if a.name in kwargs),
+                *zip(args, arguments_of(func), strict=False),
+                *((kwargs[a.name], a) for a in arguments_of(func) if a.name in kwargs),
             ]
             if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor)
         ]
         if written:
             touched = [tensor for tensor in written if tensor.device.type == "meta"]
-        elif any(returned.alias_info is not None for returned in func._schema.returns):
+        elif any(returned.alias_info is not None for returned in results_of(func)):
             touched = []
         else:
             outputs = result if isinstance(result, (list, tuple)) else (result,)
@@ -183,7 +183,7 @@ def materialise(root: nn.Module, keep: Callable[[str], bool], device: torch.devi
         if isinstance(tensor, nn.Parameter) and not keep(name):
             new = torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
         else:
-            key = tensor.untyped_storage()._cdata
+            key = storage_key(tensor)
             holder = next((found for found in recipes if key in found.by_storage), Recipes(0))
             new = holder.materialise(tensor, device, streams)
         if isinstance(tensor, nn.Parameter):

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from weft.torch.private import TorchDispatchMode, tables_of
 
 FLOPS = 5e10
 BYTES = 1e10
@@ -32,7 +33,7 @@ class Clock(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func._overloadpacket)
+        formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.seconds += formula(*args, **(kwargs or {}), out_val=result) / FLOPS
         if not func.is_view:
@@ -48,7 +49,7 @@ def on_meta(root: nn.Module) -> Iterator[None]:
     kept: list[tuple[dict[str, Any], str, Any]] = []
     twins: dict[int, Any] = {}
     for module in root.modules():
-        for table in (module._parameters, module._buffers):
+        for table in tables_of(module):
             for name, tensor in table.items():
                 if tensor is None:
                     continue

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.graph import Graph
 from weft.graph import Tensor as Flow
+from weft.torch.private import call_of, no_torch_function
 from weft.torch.rules import METADATA
 from weft.torch.structure import replace
 from weft.torch.unit import SLOT
@@ -98,7 +98,7 @@ def tensors_in(tree: Any) -> list[Tensor]:
         found[id(tensor)] = tensor
         return tensor
 
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         replace(tree, see)
     return list(found.values())
 
@@ -112,8 +112,8 @@ def origins(tree: Any) -> list[_Made]:
 @contextmanager
 def _attached(watch: _Watch, units: Sequence[nn.Module]) -> Iterator[None]:
     before = [module.__dict__.get(SLOT) for module in units]
-    for number, (module, inner) in enumerate(zip(units, before, strict=True)):
-        module.__dict__[SLOT] = watch.calls(number, inner or module._call_impl)
+    for number, module in enumerate(units):
+        module.__dict__[SLOT] = watch.calls(number, call_of(module))
     try:
         yield
     finally:

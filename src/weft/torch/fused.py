@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from weft.reduce.collective import SumsPieces, Work
 from weft.torch.arrival import unwatched
+from weft.torch.private import users_of_memory
 
 
 class Lane(Protocol):
@@ -284,17 +285,12 @@ def fits(grad: Tensor, parameter: Tensor) -> bool:
     return grad.is_contiguous()
 
 
-def users_of_memory(tensor: Tensor) -> int:
-    """How many there are, this question included."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
-
-
 _ALONE = users_of_memory(torch.empty(1))
 
 
 def is_alone(grad: Tensor) -> bool:
     """Whether no other tensor has the same memory: autograd makes gradients that are views of what it still reads."""
-    return users_of_memory(grad) == _ALONE
+    return _ALONE is not None and users_of_memory(grad) == _ALONE
 
 
 def flattened(part: Tensor) -> Tensor:

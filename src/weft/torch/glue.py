@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
 from weft.torch import rules
+from weft.torch.private import any_autocast, pop_mode, push_mode
 from weft.torch.program import Program
 from weft.torch.signature import function_name, hollow, scan, shown
 from weft.torch.structure import replace
@@ -237,21 +238,21 @@ class Lifted:
         self.above: list[Any] = []
 
     def __enter__(self) -> None:
-        while (mode := torch._C._pop_torch_function_stack()) is not self.glue:
+        while (mode := pop_mode()) is not self.glue:
             self.above.append(mode)
         self._put_back()
         running_here.glue = None
 
     def __exit__(self, *details: Any) -> None:
         for _ in self.above:
-            torch._C._pop_torch_function_stack()
-        torch._C._push_on_torch_function_stack(self.glue)
+            pop_mode()
+        push_mode(self.glue)
         self._put_back()
         running_here.glue = self.glue
 
     def _put_back(self) -> None:
         for mode in reversed(self.above):
-            torch._C._push_on_torch_function_stack(mode)
+            push_mode(mode)
 
 
 def backward(program: Program, tensors: Any, grads: Any) -> None:
@@ -275,7 +276,7 @@ def is_buffer(tensor: Tensor) -> bool:
 
 def settings() -> tuple[Any, ...]:
     """What besides its arguments decides the shapes and dtypes that a call returns."""
-    if not torch._C._is_any_autocast_enabled():
+    if not any_autocast():
         return (torch.is_grad_enabled(),)
     return (
         torch.is_grad_enabled(),

@@ -12,14 +12,18 @@ Outside of glue they are what they were. See ``docs/decisions/0004-intercepted-e
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import inspect
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MethodType, ModuleType
 from typing import Any
 
 import torch
 import torch.utils.checkpoint as checkpoints
 
 from weft.torch.glue import running
+from weft.torch.private import CHECKPOINT_GENERATOR
 from weft.torch.program import Program
 
 _installed = False
@@ -46,8 +50,8 @@ def checkpointing(program: Program) -> Iterator[None]:
         program.checkpointing = before
 
 
-def _intercept_checkpoints() -> None:
-    original = checkpoints._checkpoint_without_reentrant_generator
+def _generator(original: Callable[..., Iterator[None]]) -> Callable[..., Iterator[None]]:
+    """What PyTorch runs a checkpointed function inside of, except in glue."""
 
     @functools.wraps(original)
     def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -58,7 +62,15 @@ def _intercept_checkpoints() -> None:
         with checkpointing(glue.program):
             yield
 
-    checkpoints._checkpoint_without_reentrant_generator = generator
+    return generator
+
+
+def _intercept_checkpoints() -> None:
+    if CHECKPOINT_GENERATOR is not None:
+        name = CHECKPOINT_GENERATOR.rpartition(".")[2]
+        setattr(checkpoints, name, _generator(getattr(checkpoints, name)))
+    else:
+        _replace_everywhere(checkpoints.checkpoint, _checkpoint(checkpoints.checkpoint))
 
     class Reentrant(checkpoints.CheckpointFunction):
         """``CheckpointFunction``, except in glue."""
@@ -75,32 +87,54 @@ def _intercept_checkpoints() -> None:
     checkpoints.CheckpointFunction = Reentrant  # type: ignore[misc]
 
 
+def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch's ``checkpoint``, except in glue."""
+    own = set(inspect.signature(original).parameters) - {"function", "args", "kwargs"}
+
+    @functools.wraps(original)
+    def checkpoint(function: Any = None, *args: Any, **kwargs: Any) -> Any:
+        glue = running()
+        if glue is None or function is None:
+            return original(function, *args, **kwargs)
+        with checkpointing(glue.program):
+            return function(*args, **{name: value for name, value in kwargs.items() if name not in own})
+
+    return checkpoint
+
+
+def _replace_everywhere(old: Any, new: Any) -> None:
+    """Let every module of the process that has ``old`` under some name have ``new``."""
+    for module in list(sys.modules.values()):
+        names = vars(module) if isinstance(module, ModuleType) else {}
+        for name in [name for name, value in list(names.items()) if value is old]:
+            setattr(module, name, new)
+
+
 class Bound:
     """A method with its object, as glue's functions are: hashable, with a name."""
 
-    def __init__(self, original: Any, owner: Any, module: str, name: str) -> None:
-        self.original = original
-        self.owner = owner
-        self.__name__ = original.__name__
+    def __init__(self, method: Callable[..., Any], module: str, name: str) -> None:
+        self._method = method
+        self.__name__ = method.__name__
         self.__module__ = module
         self.__qualname__ = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.original(self.owner, *args, **kwargs)
+        return self._method(*args, **kwargs)
 
 
 def _intercept_functions() -> None:
     kind = torch.autograd.Function
-    original = kind.__dict__["apply"].__func__
+    of = inspect.getattr_static(kind, "apply").__get__  # a classmethod, in Python or (since 2.14) in C
 
     @functools.cache
     def bound(cls: type) -> Bound:
-        return Bound(original, cls, cls.__module__, f"{cls.__qualname__}.apply")
+        return Bound(of(None, cls), cls.__module__, f"{cls.__qualname__}.apply")
 
-    @functools.wraps(original)
+    @functools.wraps(of(None, kind))
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         glue = running()
-        return original(cls, *args, **kwargs) if glue is None else glue.call(bound(cls), args, kwargs)
+        return of(None, cls)(*args, **kwargs) if glue is None else glue.call(bound(cls), args, kwargs)
 
     kind.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
 
@@ -111,7 +145,7 @@ def _intercept_scripted() -> None:
 
     @functools.cache
     def bound(function: Any) -> Bound:
-        return Bound(original, function, "torch.jit", function.qualified_name)
+        return Bound(MethodType(original, function), "torch.jit", function.qualified_name)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         glue = running()

@@ -33,7 +33,7 @@ from weft.torch import state
 from weft.torch.collective import broadcast_text
 
 _NORMS = (
-    nn.modules.batchnorm._NormBase,
+    nn.BatchNorm2d.__mro__[2],  # of every kind of BatchNorm and InstanceNorm
     nn.LayerNorm,
     nn.GroupNorm,
     nn.RMSNorm,

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.torch.private import onednn_product
+
 LEAST = 1 << 23
 """Multiplications from which on oneDNN gains more than its call costs, 15 microseconds."""
 SHORTEST = 16
@@ -39,7 +41,7 @@ def adder(held: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Calla
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """``left @ right``, [n, k] and [k, m]."""
-    return _by_onednn(left, right) if _fits(left, right) else left @ right
+    return onednn_product(left, right) if _fits(left, right) else left @ right
 
 
 def _fits(left: Tensor, right: Tensor) -> bool:
@@ -62,13 +64,8 @@ def _is_dense(matrix: Tensor) -> bool:
     return matrix.is_contiguous() or matrix.t().is_contiguous()
 
 
-def _by_onednn(left: Tensor, right: Tensor) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise.default(left, right.t(), None, "none", [], "")
-    return result
-
-
 def _add(held: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
-    held.add_(_by_onednn(left, right), alpha=factor)
+    held.add_(onednn_product(left, right), alpha=factor)
 
 
 @functools.cache

@@ -27,6 +27,7 @@ from weft.errors import UsageError
 from weft.reduce.bucket import Slot, assign
 from weft.torch.arrival import Arrival
 from weft.torch.fused import Bucket, Fused, InPlace, Lane, Sparse
+from weft.torch.private import at_end_of_backward
 from weft.torch.votes import SPARSE, Header, Votes
 
 MIB = 1 << 20
@@ -138,7 +139,7 @@ class Reducer:
         if not self._active:
             if self._suspended or not self.options.outside:
                 return
-            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+            at_end_of_backward(self.finish)
             self.begin()
         self._seen[number] += 1
         self._last_arrival[number] = self._clock

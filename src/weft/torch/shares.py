@@ -13,6 +13,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from weft.transport.private_c10d import broadcast_all
+
 BUCKET_BYTES = 25 << 20
 """Parameters travel together up to this size."""
 
@@ -54,7 +56,7 @@ class Shares:
         for replica in range(self.replicas):
             mine = [p.detach() for number, p in parameters.items() if self._replica_of[number] == replica]
             if mine:
-                dist._broadcast_coalesced(self._group, mine, BUCKET_BYTES, replica)
+                broadcast_all(self._group, mine, BUCKET_BYTES, replica)
 
 
 def tensors_and_plain(entries: dict[Any, dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:

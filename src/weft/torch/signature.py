@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.overrides import resolve_name
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.errors import UsageError
+from weft.torch.private import TorchDispatchMode
 from weft.torch.structure import ATTRIBUTE_DEPTH, CONSTANTS, Describer, attributes_of, is_walkable
 
 

@@ -27,11 +27,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from weft.errors import UsageError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.deferred import Task, run_all, take_weights
+from weft.torch.private import run_engine
 from weft.transport.channel import GRADIENT, VALUE, VERSION_BIT, Channel, Key, Message
 
 
@@ -297,18 +298,15 @@ _has_gpu = functools.cache(torch.cuda.is_available)
 def run_autograd(
     roots: Sequence[Any], grads: Sequence[Tensor], inputs: tuple[GradientEdge, ...] = ()
 ) -> None:
-    """``torch.autograd.backward`` without its checks, which import a symbolic algebra package at their first call.
+    """The backward pass, on this thread, which knows its microbatch.
 
-    It runs on this thread, which knows its microbatch; for a GPU autograd would take a thread of its own, the same for
-    all microbatches.
+    For a GPU autograd would take a thread of its own, the same for all microbatches.
 
     ``roots``: tensors or gradient edges; ``grads``: their gradients, of their shapes; ``inputs``: what it has to reach,
     everything if empty.
     """
     with torch.autograd.set_multithreading_enabled(False) if _has_gpu() else nullcontext():
-        _engine_run_backward(
-            tuple(roots), tuple(grads), False, False, inputs, allow_unreachable=True, accumulate_grad=True
-        )
+        run_engine(roots, grads, inputs)
 
 
 def graph_nodes(tensors: list[Tensor]) -> list[Any]:

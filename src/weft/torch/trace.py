@@ -33,13 +33,22 @@ from weft.torch.crossings import Operations
 from weft.torch.deferred import Task, take_weights
 from weft.torch.estimate import Clock
 from weft.torch.halves import measure_halves
+from weft.torch.private import (
+    LEAF,
+    SLOT,
+    call_of,
+    next_node_number,
+    number_of,
+    numbers_nodes,
+    storage_key,
+    version,
+)
 from weft.torch.random_state import NUMPY, Streams, same_states
 from weft.torch.rules import METADATA
 from weft.torch.structure import Describer
 from weft.torch.tape import graph_nodes, run_autograd
 from weft.torch.times import Pass, agree, kinds_of, typical
-from weft.torch.unit import SLOT
-from weft.torch.untouched import ParameterWrites, is_new, untouched, version
+from weft.torch.untouched import ParameterWrites, is_new, untouched
 
 # Set on tensors in the watching pass: the module whose code made it, and the modules that returned it.
 Tensor._weft_made = None  # type: ignore[attr-defined]
@@ -107,7 +116,7 @@ class Tracer:
         self.watching = True
         self.own: dict[int, str] = {id(parameter): name for name, parameter in root.named_parameters()}
         self.writes = ParameterWrites(root)
-        self.seen_storages = {p.untyped_storage()._cdata for p in root.parameters()}
+        self.seen_storages = {storage_key(p) for p in root.parameters()}
         self.went_backward = False
         self.going_back = False
         self.reached = 0.0
@@ -143,7 +152,7 @@ class Tracer:
         before = {}
         for record in self.records.values():
             before[record.name] = record.module.__dict__.get(SLOT)
-            inner = before[record.name] or record.module._call_impl
+            inner = call_of(record.module)
             record.module.__dict__[SLOT] = self._interceptor(record, inner)
         try:
             yield
@@ -166,7 +175,7 @@ class Tracer:
                 self.stack[-1].called.add(record.name)
             self.stack.append(record)
             self.children_s.append(0.0)
-            self.events.append((torch._C._autograd._get_sequence_nr(), record))
+            self.events.append((next_node_number(), record))
             start = self.now()
             try:
                 result = inner(*args, **kwargs)
@@ -175,7 +184,7 @@ class Tracer:
                 record.forward_s += took - self.children_s.pop()
                 self.children_s[-1] += took
                 self.stack.pop()
-                self.events.append((torch._C._autograd._get_sequence_nr(), self.stack[-1]))
+                self.events.append((next_node_number(), self.stack[-1]))
             if self.watching:
                 self._look_at(record, result, (args, kwargs))
             return result
@@ -216,7 +225,7 @@ class Tracer:
 
     def save(self, tensor: Tensor) -> Tensor:
         """autograd keeps ``tensor`` for the backward pass."""
-        pointer = tensor.untyped_storage()._cdata if tensor.layout == torch.strided else 0
+        pointer = storage_key(tensor) if tensor.layout == torch.strided else 0
         if pointer not in self.seen_storages:
             self.seen_storages.add(pointer)
             self.stack[-1].saved_bytes += tensor.numel() * tensor.element_size()
@@ -230,9 +239,9 @@ class Tracer:
         self.went_backward = True
         places = [at for at, _ in self.events]
         for node in graph_nodes(tensors):
-            number = getattr(node, "_sequence_nr", lambda: 1 << 62)()
-            if number >= 1 << 62:
-                continue  # AccumulateGrad
+            number = number_of(node)
+            if number >= LEAF:
+                continue
             at = bisect.bisect_right(places, number) - 1
             record = self.events[at][1] if at >= 0 else self.top
             node.register_hook(lambda _, __, record=record: self._went_back(record))
@@ -355,7 +364,7 @@ def trace(
     best = typical(passes, kinds)
     for record in tracer.everything:  # who was not called may hold a parameter all the same
         record.forward_s, record.backward_s, *halves_s = best[id(record)]
-        if not tracer.went_backward:
+        if not (tracer.went_backward and numbers_nodes):
             record.backward_s = 2 * record.forward_s
         if halves_s:
             record.input_s, record.weight_s = halves_s

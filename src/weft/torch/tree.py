@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from weft.torch.private import has_backward_hooks, is_compiled
 from weft.torch.trace import Record, Trace
 
 
@@ -80,7 +81,7 @@ class Tree:
         module = self.records[name].module
         if not self.children[name] or isinstance(module, torch.jit.ScriptModule):
             return False
-        if name and (module._backward_hooks or module._backward_pre_hooks or module._compiled_call_impl):
+        if name and (has_backward_hooks(module) or is_compiled(module)):
             return False
         return all(self.records[child].describable or self.openable(child) for child in self.children[name])
 

@@ -21,12 +21,23 @@ from weft.torch.deferred import large
 from weft.torch.glue import Glue, running, running_here, settings
 from weft.torch.offload import offloading
 from weft.torch.pipeline import Pipeline
+from weft.torch.private import (
+    SLOT,
+    call_of,
+    count_modes,
+    forward_hooks,
+    forward_pre_hooks,
+    has_backward_hooks,
+    has_forward_hooks,
+    no_torch_function,
+    pop_mode,
+    push_mode,
+)
 from weft.torch.signature import ONE, scan
 from weft.torch.structure import replace
 
 FLOATING = -1
 UNUSUAL = object()
-SLOT = "_compiled_call_impl"
 
 
 class UnitCall:
@@ -50,16 +61,14 @@ class UnitCall:
         self.serial = pipeline.next_serial()
         if owner in (FLOATING, pipeline.rank) and pipeline.device.type == "cpu":
             pipeline.fuses |= any(map(large, module.parameters()))
-        self.inner = module.__dict__.get(SLOT) or module._call_impl
+        self.inner = call_of(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         glue = running()
         if glue is None:
             return self._outside(args, kwargs)
         module = self.module
-        if (module._forward_hooks or module._forward_pre_hooks) and not (
-            module._backward_hooks or module._backward_pre_hooks
-        ):
+        if has_forward_hooks(module) and not has_backward_hooks(module):
             return with_hooks(module, self._call_forward, args, kwargs)
         return self._call(glue, self.inner, args, kwargs)
 
@@ -76,7 +85,7 @@ class UnitCall:
             result = self._usual(glue, inner, args[0])
             if result is not UNUSUAL:
                 return result
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             parts: list[Any] = [self, self.serial, self.module.training, *settings()]
             tensors: list[Tensor] = []
             hidden: list[Tensor] = []
@@ -135,10 +144,10 @@ class UnitCall:
         It does what the rest of :meth:`_call` does for it with half of the calls: between kernels that have emptied the
         caches, Python is three times as slow as in a loop of its own.
         """
-        if torch._C._len_torch_function_stack() != 1:
+        if count_modes() != 1:
             return UNUSUAL  # there are modes of the user, too
         program = glue.program
-        torch._C._pop_torch_function_stack()
+        pop_mode()
         try:
             value = program.value_of(tensor)
             seen = tensor if value is None else value.data(tensor)
@@ -170,7 +179,7 @@ class UnitCall:
             program.module = ""
             return result
         finally:
-            torch._C._push_on_torch_function_stack(glue)
+            push_mode(glue)
             running_here.glue = glue
 
     def _outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -188,8 +197,8 @@ def with_hooks(
     module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """``nn.Module.__call__``'s protocol for a module's own forward hooks, around another ``forward``."""
-    for number, hook in list(module._forward_pre_hooks.items()):
-        if number in module._forward_pre_hooks_with_kwargs:
+    for hook, takes_kwargs in forward_pre_hooks(module):
+        if takes_kwargs:
             changed = hook(module, args, kwargs)
             if changed is not None:
                 args, kwargs = changed
@@ -198,8 +207,8 @@ def with_hooks(
             if changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)
     result = forward(*args, **kwargs)
-    for number, after in list(module._forward_hooks.items()):
-        if number in module._forward_hooks_with_kwargs:
+    for after, takes_kwargs in forward_hooks(module):
+        if takes_kwargs:
             changed = after(module, args, kwargs, result)
         else:
             changed = after(module, args, result)

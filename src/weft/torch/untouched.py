@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.torch.arrival import Forget
+from weft.torch.private import storage_key, tables_of, version
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams
 from weft.torch.rules import written
 
@@ -36,13 +37,13 @@ class ParameterWrites(TorchFunctionMode):
         self._own: dict[int, list[nn.Parameter]] = {}
         for parameter in root.parameters():
             if parameter.device.type != "meta":
-                self._own.setdefault(parameter.untyped_storage()._cdata, []).append(parameter)
+                self._own.setdefault(storage_key(parameter), []).append(parameter)
         self._kept: dict[nn.Parameter, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         target = written(func, args, kwargs or {}) if func not in self._harmless else None
         if isinstance(target, Tensor) and target.layout == torch.strided:
-            for parameter in self._own.get(target.untyped_storage()._cdata, ()):
+            for parameter in self._own.get(storage_key(target), ()):
                 if parameter not in self._kept:
                     self._kept[parameter] = parameter.detach().clone()
         return func(*args, **(kwargs or {}))
@@ -71,7 +72,7 @@ def untouched(
     buffers = [
         (module, name, buffer, None if buffer is None else buffer.detach().clone())
         for module in root.modules()
-        for name, buffer in module._buffers.items()
+        for name, buffer in tables_of(module)[1].items()
     ]
     plain = [
         (
@@ -96,7 +97,7 @@ def untouched(
             parameter.grad = grad
         with torch.no_grad():
             for module, name, buffer, content in buffers:
-                module._buffers[name] = buffer
+                tables_of(module)[1][name] = buffer
                 if buffer is None or content is None or buffer.device.type == "meta":
                     continue
                 if not torch.equal(buffer, content):
@@ -105,11 +106,6 @@ def untouched(
             vars(module).update(values)
         streams.restore(states)
         streams.numpy = numpy
-
-
-def version(tensor: Tensor) -> int:
-    """How often the tensor was written; 0 for an inference tensor, which does not count."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def unwritten(tensor: Tensor) -> Callable[[], bool]:

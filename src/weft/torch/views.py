@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.torch.private import base_of
 from weft.torch.tape import Alias, Value
 
 
@@ -152,7 +153,7 @@ def need_grad(program: Any, members: Sequence[tuple[Tensor, Value]]) -> None:
 
 def root_of(tensor: Tensor) -> Tensor:
     """The whole of which autograd knows a tensor to be a view; itself if it is none."""
-    base = tensor._base if tensor._is_view() else None
+    base = base_of(tensor)
     return tensor if base is None else base
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tests.unit.torch.networks import WIDTH, Block
 from weft.graph import Graph, Unit
 from weft.torch.flows import with_flows
-from weft.torch.unit import SLOT
+from weft.torch.private import SLOT
 
 ROWS = 4
 SIZE = 4 * ROWS * WIDTH

@@ -32,13 +32,13 @@ def quicker(monkeypatch: pytest.MonkeyPatch) -> None:
 def by_onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[None]]:
     """A note for each product by oneDNN."""
     noted: list[None] = []
-    usual = products._by_onednn
+    usual = products.onednn_product
 
     def note(left: Tensor, right: Tensor) -> Tensor:
         noted.append(None)
         return usual(left, right)
 
-    monkeypatch.setattr(products, "_by_onednn", note)
+    monkeypatch.setattr(products, "onednn_product", note)
     yield noted
 
 
@@ -129,7 +129,7 @@ def test_a_pytorch_with_another_operator_multiplies_by_itself(monkeypatch: pytes
     def other(*_: Any) -> Tensor:
         raise RuntimeError("expected at most 5 arguments")
 
-    monkeypatch.setattr(products, "_by_onednn", other)
+    monkeypatch.setattr(products, "onednn_product", other)
     assert not products._is_quicker.__wrapped__()
 
 
@@ -152,7 +152,7 @@ def test_gradients_by_onednn_are_those_of_autograd(
     assert len(by_onednn) == 4 * multiplies
 
 
-def test_a_large_layer_learns_by_onednn(quicker: None, by_onednn: list[None]):
+def test_a_large_layer_learnsonednn_product(quicker: None, by_onednn: list[None]):
     """Whose first gradient is made, the next added to."""
     torch.manual_seed(0)
     net = nn.Linear(LENGTH, COLUMNS)

@@ -12,9 +12,9 @@ from torch import nn
 
 from tests.unit.torch.networks import CPU, WIDTH, Block, Chain, Leaking, Normed, Tied, traced
 from weft.torch.deferred import take_weights
+from weft.torch.private import SLOT
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams, same_states
 from weft.torch.trace import Tracer, trace
-from weft.torch.unit import SLOT
 from weft.torch.untouched import ParameterWrites
 
 

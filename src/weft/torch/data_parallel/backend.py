@@ -25,11 +25,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
 from weft.launch.rendezvous import let_go
 from weft.reduce.choice import choose
 from weft.reduce.collective import Collective, Work
+from weft.transport.private_c10d import gives_works, nccl_options, number_operations, use_backend, work_of
 
 NAMES = ("weft", "smddp")
 LEAST_BYTES = 64 << 10
@@ -61,16 +61,13 @@ class WeftGroup(dist.ProcessGroup):
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("cpu", store), rank, size, timeout)
         self._use("cpu", kinds.GLOO, gloo)
         if torch.cuda.is_available() and dist.is_nccl_available():
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            nccl = dist.ProcessGroupNCCL(dist.PrefixStore("cuda", store), rank, size, options)
+            nccl = dist.ProcessGroupNCCL(dist.PrefixStore("cuda", store), rank, size, nccl_options(timeout))
             self._use("cuda", kinds.NCCL, nccl)
 
     def _use(self, device: str, kind: Any, backend: Any) -> None:
-        backend._set_sequence_number_for_group()
+        number_operations(backend)
         for group in (self, self._below):
-            group._register_backend(torch.device(device), kind, backend)
-            group._set_default_backend(kind)
+            use_backend(group, torch.device(device), kind, backend)
 
     def getBackendName(self) -> str:
         """The name by which it was asked for."""
@@ -87,7 +84,12 @@ class WeftGroup(dist.ProcessGroup):
                 for tensor in several:
                     tensor.div_(self.size())
                 options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
-            if options.reduceOp == dist.ReduceOp.SUM and len(several) == 1 and _is_large(several[0]):
+            if (
+                options.reduceOp == dist.ReduceOp.SUM
+                and len(several) == 1
+                and gives_works
+                and _is_large(several[0])
+            ):
                 return self._sum(several[0])
         return self._below.allreduce(tensors, *args, **kwargs)
 
@@ -100,7 +102,7 @@ class WeftGroup(dist.ProcessGroup):
             return work
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         self._waiting.submit(_wait, work, tensor, future)
-        return _create_work_from_future(future)
+        return work_of(future)
 
 
 _living: weakref.WeakSet[WeftGroup] = weakref.WeakSet()

@@ -7,28 +7,29 @@ is not set, the ranks find each other as ``weft.init`` does.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
-from importlib import import_module
 from typing import Any
 
 import torch.distributed as dist
 
 from weft.launch import rendezvous
 from weft.launch.discovery import discover
+from weft.transport.private_c10d import rendezvous_handlers
 
 METHOD = "weft"
 TIMEOUT = timedelta(seconds=300)
+_registered = False
 
 
 def find_ranks() -> None:
     """Register the init method ``weft://``, and have the default one fall back on it; again does nothing."""
-    handlers: dict[str, Callable[..., Any]] = import_module(
-        "torch.distributed.rendezvous"
-    )._rendezvous_handlers
-    if METHOD in handlers:
+    global _registered
+    if _registered:
         return
+    _registered = True
     dist.register_rendezvous_handler(METHOD, _find)
+    handlers = rendezvous_handlers()
     by_variables = handlers["env"]
 
     def either(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:

@@ -1,0 +1,283 @@
+"""PyTorch's private names: everything that weft uses of them, but for process groups (``transport.private_c10d``).
+
+A private name may be gone, or mean something else, in the next release. So each one is looked up here, once, with what
+it is for and what weft does where it is missing: it refuses this PyTorch at ``init``, or goes another way and says so.
+``self_check`` runs what is built on them on versions that nobody has tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.utils._device
+import torch.utils._python_dispatch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from weft.transport.private_c10d import Names
+
+NAMES = Names(torch=torch, module=nn.Module(), parameter=nn.Parameter(torch.zeros(1)))
+_find = NAMES.find
+
+# --- what runs unwatched: modes ----------------------------------------------------------------------------
+
+pop_mode: Callable[[], Any] = _find("torch._C._pop_torch_function_stack", "units run unwatched")
+push_mode: Callable[[Any], None] = _find("torch._C._push_on_torch_function_stack", "units run unwatched")
+count_modes: Callable[[], int] = _find("torch._C._len_torch_function_stack", "units run unwatched")
+no_torch_function: Any = _find("torch._C.DisableTorchFunction", "weft looks at tensors itself")
+TorchDispatchMode: Any = (
+    _find("torch.utils._python_dispatch.TorchDispatchMode", "shapes that depend on data are recognised")
+    or object
+)
+_any_autocast = _find(
+    "torch._C._is_any_autocast_enabled",
+    "autocast between modules",
+    "weft asks for the CPU and CUDA, each call",
+)
+
+
+def any_autocast() -> bool:
+    """Whether autocast is on, for the CPU or CUDA at least."""
+    if _any_autocast is not None:
+        return bool(_any_autocast())
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+# --- modules -----------------------------------------------------------------------------------------------
+
+SLOT = "_compiled_call_impl"
+"""Where ``nn.Module.__call__`` looks for a compiled version of the module."""
+
+_find(f"module.{SLOT}", "calls of modules are intercepted")
+_find("module._call_impl", "calls of modules are intercepted")
+for _name in (
+    "_parameters", "_buffers", "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
+):  # fmt: skip
+    _find(
+        f"module.{_name}",
+        "hooks of modules run where they belong" if "hooks" in _name else "parts of modules",
+    )
+
+
+def call_of(module: nn.Module) -> Callable[..., Any]:
+    """What a call of the module runs if it is not intercepted: the compiled version if there is one, hooks included."""
+    call: Callable[..., Any] = module.__dict__.get(SLOT) or module._call_impl
+    return call
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether somebody, weft or ``module.compile()``, stands in for the module's call."""
+    return module._compiled_call_impl is not None
+
+
+def tables_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The module's own parameters and its own buffers, by name; to be changed."""
+    return module._parameters, module._buffers
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether hooks wait for the gradients of the module's inputs or results."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Whether hooks of its own run before or after the module's ``forward``."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def forward_pre_hooks(module: nn.Module) -> list[tuple[Callable[..., Any], bool]]:
+    """The hooks before ``forward``, and whether each takes keyword arguments."""
+    with_kwargs = module._forward_pre_hooks_with_kwargs
+    return [(hook, number in with_kwargs) for number, hook in module._forward_pre_hooks.items()]
+
+
+def forward_hooks(module: nn.Module) -> list[tuple[Callable[..., Any], bool]]:
+    """The hooks after ``forward``, and whether each takes keyword arguments."""
+    with_kwargs = module._forward_hooks_with_kwargs
+    return [(hook, number in with_kwargs) for number, hook in module._forward_hooks.items()]
+
+
+# --- tensors -----------------------------------------------------------------------------------------------
+
+for _name, _purpose in (
+    ("_version", "writing in place is noticed"),
+    ("_base", "views are known"),
+    ("_is_view", "views are known"),
+):
+    _find(f"parameter.{_name}", _purpose)
+_find("torch.UntypedStorage._cdata", "memory without data is told apart")
+_users = _find(
+    "torch._C._storage_Use_Count", "gradients are averaged where they are", "they are copied into buckets"
+)
+
+
+def version(tensor: Tensor) -> int:
+    """How often the tensor was written; 0 for an inference tensor, which does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def base_of(tensor: Tensor) -> Tensor | None:
+    """The tensor of which autograd knows this one to be a view."""
+    return tensor._base if tensor._is_view() else None
+
+
+def storage_key(tensor: Tensor) -> int:
+    """A number for the tensor's memory, while it exists; also where it has no data."""
+    return tensor.untyped_storage()._cdata
+
+
+def users_of_memory(tensor: Tensor) -> int | None:
+    """How many tensors share the tensor's memory, this question included; None if that cannot be told."""
+    return None if _users is None else int(_users(storage_key(tensor)))
+
+
+# --- autograd ----------------------------------------------------------------------------------------------
+
+_APART = "gradients of weights apart from the backward pass", "autograd computes them"
+_run = _find(
+    "torch.autograd.graph._engine_run_backward", "backward passes", "they begin by torch.autograd.backward"
+)
+_number = _find(
+    "torch._C._autograd._get_sequence_nr", "times of modules in the backward pass",
+    "a module's backward pass counts as twice its forward pass",
+)  # fmt: skip
+_find(
+    "torch.autograd.Variable._execution_engine.queue_callback", "loss.backward() of replicas outside of steps"
+)
+_find("parameter._post_accumulate_grad_hooks", *_APART)
+_find("parameter._backward_hooks", *_APART)
+NODES: dict[str, Any] = {}
+"""Autograd's types of nodes by name, as far as they and what weft takes from them can be reached."""
+
+for _name, _kept in {
+    "AccumulateGrad": (),
+    "TBackward0": (),
+    "AddmmBackward0": ("_saved_mat1", "_saved_alpha", "_raw_saved_mat1"),
+    "MmBackward0": ("_saved_self", "_raw_saved_self"),
+    "EmbeddingBackward0": (
+        "_saved_indices", "_saved_padding_idx", "_saved_scale_grad_by_freq", "_saved_sparse", "_raw_saved_indices",
+    ),
+    "ConvolutionBackward0": (
+        "_saved_input", "_saved_stride", "_saved_padding", "_saved_dilation", "_saved_transposed",
+        "_saved_output_padding", "_saved_groups", "_raw_saved_input",
+    ),
+}.items():  # fmt: skip
+    _found = [
+        _find(f"torch._C._functions.{_path}", *_APART) for _path in (_name, *(f"{_name}.{k}" for k in _kept))
+    ]
+    if None not in _found:
+        NODES[_name] = _found[0]
+
+
+def run_engine(
+    roots: Sequence[Any], grads: Sequence[Tensor], inputs: tuple[GradientEdge, ...], keep_graph: bool = False
+) -> None:
+    """``torch.autograd.backward`` without its checks, which import a symbolic algebra package at their first call."""
+    if _run is None:
+        torch.autograd.backward(tuple(roots), tuple(grads), keep_graph, inputs=inputs or None)
+        return
+    _run(tuple(roots), tuple(grads), keep_graph, False, inputs, allow_unreachable=True, accumulate_grad=True)
+
+
+def next_node_number() -> int:
+    """A number that grows with every node that this thread makes; 0 where it cannot be told."""
+    return 0 if _number is None else _number()
+
+
+def number_of(node: Any) -> int:
+    """The node's number, see :func:`next_node_number`; a very large one for the leaves."""
+    return int(getattr(node, "_sequence_nr", _leaf_number)())
+
+
+def _leaf_number() -> int:
+    return LEAF
+
+
+LEAF = 1 << 62
+"""Nodes from this number on are leaves: they accumulate gradients."""
+numbers_nodes = _number is not None
+"""Whether :func:`number_of` tells when a node was made."""
+
+
+def gradient_hooks(parameter: Tensor) -> Sequence[Callable[[Tensor], None]]:
+    """The hooks that autograd runs when it has added to the parameter's ``.grad``."""
+    hooks = parameter._post_accumulate_grad_hooks
+    return list(hooks.values()) if hooks else ()
+
+
+def hooks_are_known(parameter: Tensor) -> bool:
+    """Whether all who look at the parameter's gradient can be told by :func:`gradient_hooks`."""
+    return _HOOKS and not parameter._backward_hooks
+
+
+_HOOKS = all(
+    NAMES[f"parameter.{name}"].present for name in ("_post_accumulate_grad_hooks", "_backward_hooks")
+)
+
+
+def at_end_of_backward(call: Callable[[], None]) -> None:
+    """Run ``call`` at the end of the backward pass that runs on this thread."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+# --- the rest ----------------------------------------------------------------------------------------------
+
+CHECKPOINT_GENERATOR = NAMES.find_one(
+    ("torch.utils.checkpoint._checkpoint_without_reentrant_generator_impl",  # since 2.14
+     "torch.utils.checkpoint._checkpoint_without_reentrant_generator"),
+    "activation checkpoints", "torch.utils.checkpoint.checkpoint is replaced in all modules",
+)  # fmt: skip
+"""The path of what a checkpointed function runs inside of, unless the checkpoint is reentrant."""
+
+_linear = _find(
+    "torch.ops.mkldnn._linear_pointwise.default", "products by oneDNN", "products are PyTorch's usual ones"
+)
+_find("torch.ops.aten.add.Tensor._schema", "delay_param_initialization")
+_constructors = _find(
+    "torch.utils._device._device_constructors",
+    'device="cuda" on a CPU',
+    "only the usual constructors know it",
+)
+
+
+def onednn_product(left: Tensor, right: Tensor) -> Tensor:
+    """``left @ right`` by oneDNN; AttributeError without it."""
+    if _linear is None:
+        raise AttributeError("torch.ops.mkldnn._linear_pointwise")
+    result: Tensor = _linear(left, right.t(), None, "none", [], "")
+    return result
+
+
+def arguments_of(operator: Any) -> list[Any]:
+    """The arguments of an operator of a dispatch mode, as its schema has them."""
+    return list(operator._schema.arguments)
+
+
+def results_of(operator: Any) -> list[Any]:
+    """The results of an operator of a dispatch mode, as its schema has them."""
+    return list(operator._schema.returns)
+
+
+def constructors() -> Sequence[Callable[..., Any]]:
+    """PyTorch's functions that make a tensor on a device that they are told."""
+    if _constructors is not None:
+        return tuple(_constructors())
+    names = (
+        "arange",
+        "empty",
+        "eye",
+        "full",
+        "linspace",
+        "ones",
+        "rand",
+        "randint",
+        "randn",
+        "randperm",
+        "tensor",
+        "zeros",
+    )
+    return [getattr(torch, name) for name in names]
