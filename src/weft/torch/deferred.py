@@ -29,7 +29,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from weft.torch.arrival import announce, unwatched
-from weft.torch.private import NODES
+from weft.torch.private import NODES, is_unpacked, saved
 from weft.torch.products import adder, product
 
 FUSED_BYTES = 512 << 10
@@ -44,7 +44,7 @@ class Task:
 
     __slots__ = ("grad", "kept", "node", "parameter", "then", "transposed")
     saved: str
-    """The attribute of the node that says how it keeps what the weight's gradient is made of."""
+    """What the node keeps that the weight's gradient is made of."""
     at: int
     """Which of the node's inputs the weight is."""
     transposes = False
@@ -105,10 +105,10 @@ class _Product(Task):
     """``x @ weight.T`` with ``weight`` [out, in], as ``linear`` has it, or ``x @ weight`` with ``weight`` [in, out]."""
 
     __slots__ = ()
-    saved, at, transposes = "_raw_saved_mat1", 2, True
+    saved, at, transposes = "mat1", 2, True
 
     def keep(self, node: Any) -> tuple[Tensor, float]:
-        return node._saved_mat1.detach(), node._saved_alpha
+        return saved(node, "mat1").detach(), saved(node, "alpha")
 
     def add(self) -> None:
         x, factor = self.kept
@@ -130,22 +130,22 @@ class _PlainProduct(_Product):
     """The same without a bias."""
 
     __slots__ = ()
-    saved, at = "_raw_saved_self", 1
+    saved, at = "self", 1
 
     def keep(self, node: Any) -> tuple[Tensor, float]:
-        return node._saved_self.detach(), 1
+        return saved(node, "self").detach(), 1
 
 
 class _Embedding(Task):
     """A table lookup; all of its backward pass is W."""
 
     __slots__ = ()
-    saved, at = "_raw_saved_indices", 0
+    saved, at = "indices", 0
 
     def keep(self, node: Any) -> tuple[Tensor, int, bool]:
-        padding = node._saved_padding_idx
+        padding = saved(node, "padding_idx")
         padding = padding if padding < len(self.parameter) else -1  # none is -1 as an unsigned number
-        return node._saved_indices, padding, node._saved_scale_grad_by_freq
+        return saved(node, "indices"), padding, saved(node, "scale_grad_by_freq")
 
     def add(self) -> None:
         indices, padding, by_count = self.kept
@@ -166,12 +166,14 @@ class _Convolution(Task):
     """Any convolution."""
 
     __slots__ = ()
-    saved, at, fused = "_raw_saved_input", 1, False
+    saved, at, fused = "input", 1, False
 
     def keep(self, node: Any) -> tuple[Tensor, list[Any]]:
-        settings = [list(size) for size in (node._saved_stride, node._saved_padding, node._saved_dilation)]
-        more = [node._saved_transposed, list(node._saved_output_padding), node._saved_groups]
-        return node._saved_input.detach(), [*settings, *more]
+        settings = [
+            list(size) for size in (saved(node, "stride"), saved(node, "padding"), saved(node, "dilation"))
+        ]
+        more = [saved(node, "transposed"), list(saved(node, "output_padding")), saved(node, "groups")]
+        return saved(node, "input").detach(), [*settings, *more]
 
     def add(self) -> None:
         x, settings = self.kept
@@ -304,9 +306,9 @@ def _wanted(kind: type[Task], node: Any, parameter: Any, at_once: bool) -> bool:
         not (at_once and not (kind.fused and large(parameter) and parameter.is_cpu))
         and type(parameter) is nn.Parameter
         and unwatched(parameter)
-        and getattr(node, kind.saved).unpack_hook is None
+        and not is_unpacked(node, kind.saved)
         and not parameter.is_complex()
-        and not (kind is _Embedding and node._saved_sparse)
+        and not (kind is _Embedding and saved(node, "sparse"))
     )
 
 

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
 from weft.torch import rules
-from weft.torch.private import any_autocast, pop_mode, push_mode
+from weft.torch.private import IN_PLACE, READS, any_autocast, pop_mode, push_mode, refuse
 from weft.torch.program import Program
 from weft.torch.signature import function_name, hollow, scan, shown
 from weft.torch.structure import replace
@@ -125,6 +125,7 @@ class Glue(TorchFunctionMode):
     def _operate(self, func: Any, args: Any, kwargs: Any, placed: list[tuple[Tensor, Value]]) -> Any:
         program = self.program
         if func in rules.READS:
+            refuse(READS)
             return program.read(
                 placed[0][0],
                 placed[0][1],
@@ -152,6 +153,8 @@ class Glue(TorchFunctionMode):
         self, func: Any, args: Any, kwargs: Any, placed: list[tuple[Tensor, Value]], target: Tensor | None
     ) -> Any:
         program = self.program
+        if target is not None:
+            refuse(IN_PLACE)
         target_value = None if target is None else program.value_of(target)
         if target is not None and is_buffer(target) and any(tensor is not target for tensor, _ in placed):
             raise UsageError(

@@ -23,7 +23,7 @@ import torch
 import torch.utils.checkpoint as checkpoints
 
 from weft.torch.glue import running
-from weft.torch.private import CHECKPOINT_GENERATOR
+from weft.torch.private import CHECKPOINT, CHECKPOINT_GENERATOR, FUNCTION, REENTRANT, SCRIPTED, refuse
 from weft.torch.program import Program
 
 _installed = False
@@ -59,6 +59,7 @@ def _generator(original: Callable[..., Iterator[None]]) -> Callable[..., Iterato
         if glue is None:
             yield from original(*args, **kwargs)
             return
+        refuse(CHECKPOINT)
         with checkpointing(glue.program):
             yield
 
@@ -80,6 +81,7 @@ def _intercept_checkpoints() -> None:
             glue = running()
             if glue is None:
                 return checkpoints_function.apply(function, preserve_rng_state, *args)
+            refuse(REENTRANT)
             with checkpointing(glue.program):
                 return function(*args)
 
@@ -96,6 +98,7 @@ def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
         glue = running()
         if glue is None or function is None:
             return original(function, *args, **kwargs)
+        refuse(CHECKPOINT)
         with checkpointing(glue.program):
             return function(*args, **{name: value for name, value in kwargs.items() if name not in own})
 
@@ -134,7 +137,10 @@ def _intercept_functions() -> None:
     @functools.wraps(of(None, kind))
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         glue = running()
-        return of(None, cls)(*args, **kwargs) if glue is None else glue.call(bound(cls), args, kwargs)
+        if glue is None:
+            return of(None, cls)(*args, **kwargs)
+        refuse(FUNCTION)
+        return glue.call(bound(cls), args, kwargs)
 
     kind.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
 
@@ -149,6 +155,9 @@ def _intercept_scripted() -> None:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         glue = running()
-        return original(self, *args, **kwargs) if glue is None else glue.call(bound(self), args, kwargs)
+        if glue is None:
+            return original(self, *args, **kwargs)
+        refuse(SCRIPTED)
+        return glue.call(bound(self), args, kwargs)
 
     kind.__call__ = call  # type: ignore[method-assign]

@@ -17,10 +17,32 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from weft.errors import UsageError
 from weft.transport.private_c10d import Names
 
 NAMES = Names(torch=torch, module=nn.Module(), parameter=nn.Parameter(torch.zeros(1)))
 _find = NAMES.find
+
+FUNCTION = "torch.autograd.Function between modules"
+CHECKPOINT = "activation checkpoints around modules of several ranks"
+REENTRANT = "reentrant activation checkpoints around modules of several ranks"
+SCRIPTED = "functions of torch.jit.script between modules"
+IN_PLACE = "writing in place between modules"
+HOOKS = "forward hooks of modules"
+READS = "reading a tensor's value between modules"
+REFUSED: dict[str, str] = {}
+"""What does not work with this PyTorch, and why; see ``self_check``."""
+
+
+def refuse(part: str) -> None:
+    """Raise if ``part`` does not work with this PyTorch.
+
+    Raises:
+        UsageError: The self-check found that it does not.
+    """
+    if part in REFUSED:
+        raise UsageError(f"{part}: this does not work with {REFUSED[part]}")
+
 
 # --- what runs unwatched: modes ----------------------------------------------------------------------------
 
@@ -171,6 +193,16 @@ for _name, _kept in {
     ]
     if None not in _found:
         NODES[_name] = _found[0]
+
+
+def saved(node: Any, name: str) -> Any:
+    """What the node keeps under that name for the backward pass."""
+    return getattr(node, f"_saved_{name}")
+
+
+def is_unpacked(node: Any, name: str) -> bool:
+    """Whether hooks have packed what the node keeps under that name, as activation checkpoints do."""
+    return getattr(node, f"_raw_saved_{name}").unpack_hook is not None
 
 
 def run_engine(

@@ -153,6 +153,9 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     if _session is not None:
         _change(_session, settings)
         return
+    from weft.torch.self_check import check  # it runs what is built on sessions
+
+    check(place.rank == 0)
     keep_memory(os.environ)  # before there are more threads
     store = rendezvous.connect(place, TIMEOUT)
     monitor = Monitor.start(place, Limits(settings.heartbeat_timeout, settings.wait_timeout), store)

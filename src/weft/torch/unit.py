@@ -22,6 +22,7 @@ from weft.torch.glue import Glue, running, running_here, settings
 from weft.torch.offload import offloading
 from weft.torch.pipeline import Pipeline
 from weft.torch.private import (
+    HOOKS,
     SLOT,
     call_of,
     count_modes,
@@ -32,6 +33,7 @@ from weft.torch.private import (
     no_torch_function,
     pop_mode,
     push_mode,
+    refuse,
 )
 from weft.torch.signature import ONE, scan
 from weft.torch.structure import replace
@@ -197,6 +199,7 @@ def with_hooks(
     module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """``nn.Module.__call__``'s protocol for a module's own forward hooks, around another ``forward``."""
+    refuse(HOOKS)
     for hook, takes_kwargs in forward_pre_hooks(module):
         if takes_kwargs:
             changed = hook(module, args, kwargs)

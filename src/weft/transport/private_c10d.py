@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from importlib import import_module
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.distributed.rendezvous
 
 NEEDED = "weft refuses this PyTorch"
 
@@ -65,8 +65,10 @@ def missing(tables: Mapping[str, Name]) -> tuple[list[str], list[str]]:
     return needed, spared
 
 
-NAMES = Names(torch=torch)
-_group, _backend = "torch.distributed.ProcessGroup", "torch.distributed.Backend"
+NAMES = Names(
+    torch=torch, rendezvous=import_module("torch.distributed.rendezvous")
+)  # a function has its name, too
+_group, _backend = "torch.distributed.ProcessGroup", "torch.distributed.ProcessGroupGloo"
 NAMES.find(f"{_group}._register_backend", "groups of some ranks")
 NAMES.find(f"{_group}._set_default_backend", "groups of some ranks")
 NAMES.find(f"{_backend}._set_sequence_number_for_group", "the backend weft of torch.distributed")
@@ -78,7 +80,7 @@ _work_of = NAMES.find(
     "its sums are gloo's",
 )  # fmt: skip
 _handlers = NAMES.find(
-    "torch.distributed.rendezvous._rendezvous_handlers", "init_process_group without MASTER_ADDR",
+    "rendezvous._rendezvous_handlers", "init_process_group without MASTER_ADDR",
     'scripts say init_process_group(init_method="weft://")',
 )  # fmt: skip
 _broadcast_coalesced = NAMES.find(

@@ -152,7 +152,7 @@ def test_gradients_by_onednn_are_those_of_autograd(
     assert len(by_onednn) == 4 * multiplies
 
 
-def test_a_large_layer_learnsonednn_product(quicker: None, by_onednn: list[None]):
+def test_a_large_layer_learns_by_onednn(quicker: None, by_onednn: list[None]):
     """Whose first gradient is made, the next added to."""
     torch.manual_seed(0)
     net = nn.Linear(LENGTH, COLUMNS)
