@@ -9,17 +9,20 @@ ARGS ?=
 # weft starts processes by the command `python`; let it be the one of .venv.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test check bench
+.PHONY: help demo test test-versions check bench
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: $(READY)  ## train a small GPT, split over two processes, for about two minutes
 	weft run -n 2 examples/gpt_demo.py $(ARGS)
 
 test: $(READY)  ## run all tests; ARGS="tests/unit -k mesh" for some
 	$(BIN)/pytest --numprocesses 3 --dist loadfile --max-worker-restart 0 $(ARGS)
+
+test-versions: $(READY)  ## the tests on PyTorch 2.11 to the newest, with Python 3.10 to 3.13 where they are; takes hours and 25 GB
+	$(BIN)/python -m tests.versions $(ARGS)
 
 check: $(READY)  ## lint, formatting, types, spelling
 	$(BIN)/ruff check

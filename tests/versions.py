@@ -3,8 +3,8 @@
     python -m tests.versions                          all versions, all parts (two hours)
     python -m tests.versions --only 2.15 --short      the newest, what CI runs there
 
-Environments are made once, in `.venv-versions/`. `requirements/` has what goes into each. Where there is no Python of the
-wanted version, the one that runs this is taken; the table says which it was.
+Environments are made once, in `.venv-versions/`; `requirements/` has what goes into each. Where there is no Python of
+the wanted version, the one that runs this is taken. The table says which it was.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def prepared(version: Version) -> Path:
         wanted = re.search(r"^torch==.*$", (ROOT / version.constraints).read_text(), re.MULTILINE)
         assert wanted is not None, f"{version.constraints} names no torch"
         subprocess.run([*pip, wanted[0]], check=True, env=environ)
-        subprocess.run([*pip, "-e", f"{ROOT}[test,browser]"], check=True, env=environ)
+        subprocess.run([*pip, "-e", f"{ROOT}[dev]"], check=True, env=environ)
         mark.write_text(text)
     return at / "bin"
 
@@ -103,7 +103,7 @@ def run(version: Version, bin: Path, name: str, short: bool, processes: int) -> 
         if not key.startswith(("PYTHON", "VIRTUAL_ENV", "PIP_"))
     }
     environ |= {"PATH": f"{bin}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    command = [
+    pytest = [
         str(bin / "python"),
         "-m",
         "pytest",
@@ -114,10 +114,9 @@ def run(version: Version, bin: Path, name: str, short: bool, processes: int) -> 
         "loadfile",
         "-n",
         str(processes),
-        *arguments,
     ]
     began = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([*pytest, *arguments], cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
     lines = done.stdout.rstrip().splitlines() or ["no output"]
     if done.returncode:
         print(done.stdout, flush=True)
@@ -129,9 +128,8 @@ def run(version: Version, bin: Path, name: str, short: bool, processes: int) -> 
 def versions_in(bin: Path) -> str:
     """Python, PyTorch and transformers of an environment."""
     code = (
-        "import sys, torch, transformers; from importlib.metadata import version; "
-        "print('.'.join(map(str, sys.version_info[:3])), torch.__version__, version('transformers'), version('accelerate'), "
-        "version('numpy'))"
+        "import platform, torch; from importlib.metadata import version; print(platform.python_version(), "
+        "torch.__version__, *map(version, ('transformers', 'accelerate', 'numpy')))"
     )
     found = subprocess.run([str(bin / "python"), "-c", code], check=True, capture_output=True, text=True)
     return " | ".join(found.stdout.split())
@@ -141,19 +139,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--only", action="append", help="a version of PyTorch, such as 2.15; may be given several times"
-    )
-    parser.add_argument(
-        "--part", action="append", choices=[*PARTS], help="a part of the suite; may be given several times"
-    )
+    parser.add_argument("--only", action="append", help="a version of PyTorch, such as 2.15; any number")
+    parser.add_argument("--part", action="append", choices=[*PARTS], help="a part of the suite; any number")
     parser.add_argument("--short", action="store_true", help="what CI runs: fewer parts, ten models")
+    parser.add_argument("--exists", action="store_true", help="only say whether the environments are there")
     parser.add_argument("--processes", type=int, default=3, help="files of tests at a time")
     options = parser.parse_args()
     known = {version.torch: version for version in VERSIONS}
     unknown = [name for name in options.only or () if name not in known]
     if unknown:
         parser.error(f"there is no environment for torch {', '.join(unknown)}: known are {', '.join(known)}")
+    if options.exists:
+        return (
+            0 if all((FOLDER / f"torch-{name}" / ".ready").exists() for name in options.only or known) else 1
+        )
     parts = options.part or (SHORT if options.short else [*PARTS])
     rows = ["| Python | torch | transformers | accelerate | numpy | " + " | ".join(parts) + " |"]
     rows.append("| --- " * (5 + len(parts)) + "|")
