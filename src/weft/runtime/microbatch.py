@@ -14,6 +14,8 @@ from typing import Any
 from weft.transport.channel import Key, Mailbox, Message
 
 _thread = threading.local()
+END = "\0"
+"""A place that a microbatch has passed when it has ended."""
 
 
 def present() -> Microbatch | None:
@@ -125,6 +127,14 @@ class Microbatch:
             self._yield()
         self.follows = None
 
+    def follow_whole(self) -> None:
+        """Wait until the microbatch before has ended: what is added up from here on is added in order."""
+        self.follow(END)
+
+    def let_go(self) -> None:
+        """It holds nothing any more, and only waits for others."""
+        self.executor.let_go(self)
+
     def passed(self, place: str) -> None:
         self.times[place] = self.times.get(place, 0) + 1
 
@@ -136,6 +146,8 @@ class Microbatch:
         if self.follows is None or self.before is None:
             return True
         place, times = self.follows
+        if place == END:
+            return self.before.done
         return self.before.done or self.before.phase == "B" or self.before.times.get(place, 0) >= times
 
     def enter(self, stage: int) -> None:

@@ -46,9 +46,9 @@ class Step:
         if session.tracing or in_microbatch():
             raise UsageError(f"{self.function.__name__}: a step cannot call another step")
         batch = prepare(self.function, args, kwargs, self.cut, session.settings.microbatches)
+        install()
         pending = [model for model in session.models if not model.partitioned]
         if pending:
-            install()
             name = self.function.__qualname__
             compare_start(session, pending, describe_call(name, batch, True), described_inputs(name, batch))
             partition_models(session, pending, self.function, batch)

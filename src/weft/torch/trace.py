@@ -224,8 +224,10 @@ class Tracer:
 
     # --- backward -----------------------------------------------------------------------------------------
 
-    def backward(self, tensors: list[Tensor], grads: list[Tensor]) -> None:
-        """Run the backward pass and time each node, with what autograd does before it: it adds up gradients."""
+    def backward(self, tensors: list[Tensor], grads: list[Tensor], keep: bool = False) -> None:
+        """Run the backward pass and time each node, with what autograd does before it: it adds up gradients.
+
+        ``keep``: the graph is not freed."""
         begun = self.now()
         self.went_backward = True
         places = [at for at, _ in self.events]
@@ -239,9 +241,9 @@ class Tracer:
         self.going_back = True
         try:
             then = self._at_once if self.tasks is None else self.tasks.append
-            inputs = take_weights(tensors, then, at_once=self.tasks is None)
+            inputs = () if keep else take_weights(tensors, then, at_once=self.tasks is None)
             self.reached = self.now()  # what went before belongs to no module
-            run_autograd(tensors, grads, inputs)
+            run_autograd(tensors, grads, inputs, keep)
         finally:
             self.going_back = False
             self.children_s[0] += self.now() - begun

@@ -91,6 +91,8 @@ class UnitCall:
             owner = self.owner
             if owner == FLOATING and placed:
                 owner = program.newest_owner(placed)
+            if owner != FLOATING and len(placed) != len(tensors) + len(hidden):
+                program.share((*tensors, *hidden), owner)
             if owner not in (FLOATING, program.rank):
                 call = program.next_call()
                 program.module = self.name
@@ -141,6 +143,8 @@ class UnitCall:
         torch._C._pop_torch_function_stack()
         try:
             value = program.value_of(tensor)
+            if value is None and tensor.requires_grad:
+                return UNUSUAL
             seen = tensor if value is None else value.data(tensor)
             key = (self, self.serial, self.module.training, *settings(), ONE, seen.shape, seen.dtype)
             spec = program.pipeline.specs.get(key)
