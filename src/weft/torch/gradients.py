@@ -73,8 +73,10 @@ def _local(program: Any, tensor: Tensor | None, owner: int) -> Tensor | None:
     value = None if tensor is None else program.value_of(tensor)
     if value is None:
         return tensor
+    if owner == program.rank:
+        return program.local(tensor, value)  # type: ignore[no-any-return]
     program.send_all([(tensor, value)], owner)
-    return program.local(tensor, value) if owner == program.rank else tensor  # type: ignore[no-any-return]
+    return tensor
 
 
 def grad(

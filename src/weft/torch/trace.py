@@ -33,6 +33,7 @@ from weft.torch.crossings import Operations
 from weft.torch.deferred import Task, take_weights
 from weft.torch.estimate import Clock
 from weft.torch.halves import measure_halves
+from weft.torch.kept import Kept
 from weft.torch.random_state import NUMPY, Streams, same_states
 from weft.torch.rules import METADATA
 from weft.torch.structure import Describer
@@ -115,6 +116,7 @@ class Tracer:
         self.leaking: set[str] = set()
         self.operations = Operations()
         self.tasks: list[Task] | None = None
+        self.outside: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def restart(self, watching: bool) -> None:
         """Forget the times of a pass."""
@@ -234,7 +236,8 @@ class Tracer:
         for node in graph_nodes(tensors):
             number = getattr(node, "_sequence_nr", lambda: 1 << 62)()
             if number >= 1 << 62:
-                continue  # AccumulateGrad
+                self._set_aside(node)  # AccumulateGrad
+                continue
             at = bisect.bisect_right(places, number) - 1
             record = self.events[at][1] if at >= 0 else self.top
             node.register_hook(lambda _, __, record=record: self._went_back(record))
@@ -247,6 +250,19 @@ class Tracer:
         finally:
             self.going_back = False
             self.children_s[0] += self.now() - begun
+
+    def _set_aside(self, node: Any) -> None:
+        """A leaf that is none of the model's (an input, a parameter of the loss) gets its gradient apart."""
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in self.own and id(leaf) not in self.outside:
+            self.outside[id(leaf)] = leaf, leaf.grad
+            leaf.grad = None
+
+    def give_back(self) -> None:
+        """Leaves that are none of the model's have their own gradients again."""
+        for leaf, grad in self.outside.values():
+            leaf.grad = grad
+        self.outside.clear()
 
     def accumulated(self, parameter: Tensor) -> None:
         """A parameter has its gradient, which the trace does not keep.
@@ -321,18 +337,19 @@ def trace(
     streams: Streams,
     clock: Clock | None = None,
     split: bool = False,
+    kept: Kept | None = None,
 ) -> Trace:
     """Run ``run`` (the user's step on one microbatch) a few times and measure ``root`` in it.
 
     With a ``clock``, which must be active then, what it counts stands for time, and one measured pass is enough.
-    ``split``: measure the two halves of the backward pass, too.
+    ``split``: measure the two halves of the backward pass, too. ``kept``: what is brought back after each pass.
     """
     started = time.perf_counter()
     tracer = Tracer(root, device, clock)
     passes: list[Pass] = []
     for number in range(PASSES):
         tracer.restart(watching=number == 0)
-        with untouched(root, streams, tracer.accumulated, tracer.writes), tracer.attached():
+        with untouched(root, streams, tracer.accumulated, tracer.writes, kept), tracer.attached():
             Tracer.current = tracer
             try:
                 if number == 0:
@@ -346,10 +363,11 @@ def trace(
                     tracer.top.forward_s = tracer.now() - start - tracer.children_s[0]
             finally:
                 Tracer.current = None
+                tracer.give_back()
         if number > 0:
             times: Pass = {id(record): (record.forward_s, record.backward_s) for record in tracer.everything}
             if split:  # in turn, so that a machine whose speed drifts does so for both
-                halves = measure_halves(tracer, run, streams)
+                halves = measure_halves(tracer, run, streams, kept)
                 times = {key: (*both, *halves[key]) for key, both in times.items()}
             passes.append(times)
             if clock is not None or agree(passes, kinds) or time.perf_counter() - started > BUDGET_S:
