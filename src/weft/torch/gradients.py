@@ -158,7 +158,6 @@ def _with_graph(
     """Derivatives that can be differentiated again, on the one rank that has all that is needed."""
     places = [program.value_of(each) for each in outputs]
     owners = {EVERYWHERE if value is None else value.owner for value in places}
-    owners |= {value.owner for each in inputs if (value := program.value_of(each)) is not None}
     if len(owners) > 1:
         raise UsageError(SECOND)
     (owner,) = owners
@@ -179,23 +178,23 @@ def _here(
     entered = [] if program.tape.replicated is None else program.tape.replicated.used()
     leaves = [(each, value.leaf) for each, value in entered if value.leaf_segment is segment]
     _check_crossings(program, ends, inputs, values, entered)
-    here = [
-        value.leaf if value.leaf_segment is segment else value.data(each)
-        for each, value in zip(inputs, values, strict=True)
-        if value is not None
-    ]
-    asked = [*here, *(leaf for _, leaf in leaves)]
+    here = {
+        number: value.data(each) if value.leaf_segment is not segment else value.leaf
+        for number, (each, value) in enumerate(zip(inputs, values, strict=True))
+        if value is not None and (value.leaf_segment is segment or value.owner == program.rank)
+    }
+    asked = [*here.values(), *(leaf for _, leaf in leaves)]
     graph = {"create_graph": True, "allow_unused": True}
     got = torch.autograd.grad(ends, asked, grads, **graph) if asked else ()  # type: ignore[arg-type]
+    found = dict(zip(here, got, strict=False))
     used = [(each, one) for (each, _), one in zip(leaves, got[len(here) :], strict=True) if one is not None]
-    everywhere = [each for each, value in zip(inputs, values, strict=True) if value is None]
-    rest: Sequence[Tensor | None] = [None] * len(everywhere)
+    everywhere = [number for number, value in enumerate(values) if value is None]
     if used and everywhere:
         tensors, roots = zip(*used, strict=True)
-        rest = torch.autograd.grad(tensors, everywhere, roots, **graph)  # type: ignore[arg-type]
+        rest = torch.autograd.grad(tensors, [inputs[number] for number in everywhere], roots, **graph)  # type: ignore[arg-type]
         _check_leaks(program, [one for one in rest if one is not None])
-    own, others = iter(got), iter(rest)
-    return [next(others) if value is None else next(own) for value in values]
+        found.update(zip(everywhere, rest, strict=True))
+    return [found.get(number) for number in range(len(inputs))]
 
 
 def _check_crossings(

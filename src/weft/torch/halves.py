@@ -34,7 +34,6 @@ def measure_halves(
             finally:
                 tracer.set_current(False)
                 tracer.tasks = None
-                tracer.give_back()
         for task in tasks:
             task()
         for task in tasks:
@@ -42,4 +41,5 @@ def measure_halves(
             task()
             holder = tracer.own.get(id(task.parameter), "").rpartition(".")[0]
             weights[id(tracer.records[holder])] += tracer.now() - start
+        tracer.give_back()
     return {id(record): (record.backward_s, weights[id(record)]) for record in tracer.everything}

@@ -39,6 +39,8 @@ class Step:
         self.cut = cut
         self.detach_outputs = detach_outputs
         self._orders: dict[Any, Order] = {}
+        self._latest: int | None = None
+        """After how many backward passes a microbatch has still called a module with buffers, if any step has run."""
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -105,11 +107,15 @@ class Step:
         )  # fmt: skip
         session.executor.hooks.check = check.look
         drew: list[bool] = []
+        latest: list[int] = []
         order = self._order(session, batch.microbatches)
         returned = Returned(batch.microbatches, self.detach_outputs)
 
         def body(microbatch: Microbatch) -> Any:
-            return self._microbatch(session, batch, microbatch, context, drew, order, returned)
+            microbatch.expected = self._latest
+            result = self._microbatch(session, batch, microbatch, context, drew, order, returned)
+            latest.append(microbatch.latest)
+            return result
 
         try:
             session.monitor.note("wait", session.steps, peer=peers[0])
@@ -126,6 +132,7 @@ class Step:
         finally:
             session.drawing = None
             streams.restore(after if any(drew) else before)
+        self._latest = max(self._latest or 0, *latest)
         session.pipeline.channel.mailbox.discard(session.steps)
         session.monitor.note("", session.steps)
         finish_step(session)

@@ -291,10 +291,12 @@ class Tape:
                 tasks = []
                 self.microbatch.enter(segment.stage)
             self._await(segment, keep)
+            leaves = list(segment.living())  # those that only the graph holds go with it
             self._run(segment, tasks, keep)
-            for leaf, value in segment.living():  # (5)
+            for leaf, value in leaves:  # (5)
                 value.add_grad(leaf.grad)
                 leaf.grad = None
+            leaves.clear()
             self._answer(segment, keep)
         if not keep:
             self.entered.clear()

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from . import chance, glue, inputs, losses, memory, modules, placement, random_programs, structure, training
+from . import (
+    backward,
+    chance,
+    glue,
+    inputs,
+    losses,
+    memory,
+    modules,
+    placement,
+    random_programs,
+    structure,
+    training,
+)
 from .harness import CHECKS
 
 __all__ = [
     "CHECKS",
+    "backward",
     "chance",
     "glue",
     "inputs",
