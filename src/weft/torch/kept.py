@@ -188,9 +188,8 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def handed_over(tensor: Tensor) -> Tensor:
-    """What the step gets of such a copy: no leaf, just as a slice of a batch that needs a gradient is none."""
-    plain = isinstance(tensor, nn.Parameter) or not tensor.requires_grad
-    return tensor if plain else tensor.view_as(tensor)
+    """What the step gets of such a copy: it goes when the step ends, and is no leaf, just as a slice of a batch is none."""
+    return tensor if isinstance(tensor, nn.Parameter) else tensor.view_as(tensor)
 
 
 __all__ = ["Kept", "copied", "handed_over", "homes_of"]

@@ -228,8 +228,6 @@ def _trace(
     if delayed:
         args, kwargs = replace((args, kwargs), on_meta_device, attributes=False)
     kept = Kept(homes_of(function, model.module))
-    for thing in (function, args, kwargs, *(other.module for other in session.models)):
-        kept.note(thing)
 
     def run() -> None:
         given, named = replace((args, kwargs), handed_over, attributes=False)
@@ -241,7 +239,10 @@ def _trace(
             if other is not model and not other.partitioned:
                 stack.enter_context(untouched(other.module, session.streams))
         try:
-            return _traced(session, model, run, kept, delayed)
+            with on_meta(model.module) if delayed else nullcontext():
+                for thing in (function, args, kwargs, *(other.module for other in session.models)):
+                    kept.note(thing)
+                return _traced(session, model.module, run, kept, delayed)
         except BaseException as error:
             session.monitor.locate(error)
             raise
@@ -252,16 +253,13 @@ def on_meta_device(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
 
 
-def _traced(
-    session: Session, model: DistributedModel, run: Callable[[], Any], kept: Kept, delayed: bool
-) -> Trace:
+def _traced(session: Session, root: nn.Module, run: Callable[[], Any], kept: Kept, delayed: bool) -> Trace:
     if not delayed:
         split = session.settings.pipeline in MEASURED
-        return trace(model.module, run, session.device, session.streams, split=split, kept=kept)
-    clock = Clock()
-    with on_meta(model.module), clock:
+        return trace(root, run, session.device, session.streams, split=split, kept=kept)
+    with Clock() as clock:
         try:
-            return trace(model.module, run, torch.device("meta"), session.streams, clock, kept=kept)
+            return trace(root, run, torch.device("meta"), session.streams, clock, kept=kept)
         except (NotImplementedError, RuntimeError) as error:
             raise UsageError(
                 f"the step cannot be traced without data, because something in it reads a tensor's value: {error}. "
