@@ -127,16 +127,17 @@ class Microbatch:
 
     def follow(self, place: str, least: int = 0) -> None:
         """Wait until the microbatch before has passed ``place`` as often as this one will have, and ``least`` times; or
-        has begun the backward pass after which none came there in earlier steps. So what is kept there sees them in order.
+        has begun the backward pass after which none came there in earlier steps. So what is kept there sees them in
+        order.
 
         Raises:
             UsageError: The next microbatch has been there, because this one was not expected any more.
         """
         if place in self.given_up:
             raise UsageError(
-                f"{place} has buffers, which microbatches change in order. A microbatch calls it after its backward pass "
-                f"number {self.passes}, later than in the steps before, and the next microbatch has called it already: "
-                "call it as late in the first step too, or before that backward pass"
+                f"{place} has buffers, which microbatches change in order. A microbatch calls it after its backward "
+                f"pass number {self.passes}, later than in the steps before, and the next microbatch has called it "
+                "already: call it as late in the first step too, or before that backward pass"
             )
         self.latest = self.passes
         times = max(least, self.times.get(place, 0) + 1)

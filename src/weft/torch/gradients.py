@@ -1,7 +1,7 @@
 """Autograd's own entry points in a step that is split: backward passes, gradients of chosen tensors, and ``.grad``.
 
-``torch.autograd.grad`` without ``create_graph`` is a pass over the tape like a backward pass, but for chosen tensors: it
-crosses ranks. With ``create_graph`` the result has a graph of its own, which autograd makes in one place only: the
+``torch.autograd.grad`` without ``create_graph`` is a pass over the tape like a backward pass, but for chosen tensors:
+it crosses ranks. With ``create_graph`` the result has a graph of its own, which autograd makes in one place only: the
 outputs and all that lies between them and the inputs must be on one rank, in one segment. All else is refused by name.
 """
 
@@ -16,17 +16,18 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from weft.errors import UsageError
+from weft.torch.graphs import graph_nodes, leaf_of, root_gradient
 from weft.torch.replicated import EVERYWHERE
 from weft.torch.signature import empty_of, shown
 from weft.torch.structure import describe_tensor
-from weft.torch.tape import Value, graph_nodes, root_gradient
+from weft.torch.tape import Value
 from weft.transport.channel import READ, Message
 
 SECOND = (
     "torch.autograd.grad(..., create_graph=True) needs a second derivative through modules on several partitions, or "
-    "through what was sent between them, which is not supported: put all that lies between its outputs and its inputs on "
-    "one partition, weft.set_partition(module, index), or leave create_graph out if no backward pass goes through the "
-    "result"
+    "through what was sent between them, which is not supported: put all that lies between its outputs and its inputs "
+    "on one partition, weft.set_partition(module, index), or leave create_graph out if no backward pass goes through "
+    "the result"
 )
 
 
@@ -74,7 +75,7 @@ def _local(program: Any, tensor: Tensor | None, owner: int) -> Tensor | None:
     if value is None:
         return tensor
     if owner == program.rank:
-        return program.local(tensor, value)  # type: ignore[no-any-return]
+        return program.local(tensor, value)
     program.send_all([(tensor, value)], owner)
     return tensor
 
@@ -91,7 +92,9 @@ def grad(
             "inside a step that is split, torch.autograd.grad takes tensors as inputs, and no is_grads_batched"
         )
     if not all(shown(target).requires_grad for target in targets):
-        raise UsageError("torch.autograd.grad got an input that needs no gradient: call requires_grad_() on it")
+        raise UsageError(
+            "torch.autograd.grad got an input that needs no gradient: call requires_grad_() on it"
+        )
     several, given = paired(outputs, grad_outputs)
     find = _with_graph if create_graph else _first
     found = find(program, several, given, targets)
@@ -185,13 +188,13 @@ def _here(
     }
     asked = [*here.values(), *(leaf for _, leaf in leaves)]
     graph = {"create_graph": True, "allow_unused": True}
-    got = torch.autograd.grad(ends, asked, grads, **graph) if asked else ()  # type: ignore[arg-type]
+    got = torch.autograd.grad(ends, asked, grads, **graph) if asked else ()
     found = dict(zip(here, got, strict=False))
     used = [(each, one) for (each, _), one in zip(leaves, got[len(here) :], strict=True) if one is not None]
     everywhere = [number for number, value in enumerate(values) if value is None]
     if used and everywhere:
         tensors, roots = zip(*used, strict=True)
-        rest = torch.autograd.grad(tensors, [inputs[number] for number in everywhere], roots, **graph)  # type: ignore[arg-type]
+        rest = torch.autograd.grad(tensors, [inputs[number] for number in everywhere], roots, **graph)
         _check_leaks(program, [one for one in rest if one is not None])
         found.update(zip(everywhere, rest, strict=True))
     return [found.get(number) for number in range(len(inputs))]
@@ -207,11 +210,16 @@ def _check_crossings(
         else min((known.number for other, known in entered if leads_to(other, each)), default=1 << 62)
         for each, value in zip(inputs, values, strict=True)
     )  # fmt: skip
-    reached = {id(node.variable) for node in graph_nodes(ends) if hasattr(node, "variable")}
+    reached = {id(leaf_of(node)) for node in graph_nodes(ends)}
     reached.update(id(end) for end in ends)
     for segment in program.tape.segments:
         for leaf, value in segment.living():
-            if id(leaf) in reached and value.owner != EVERYWHERE and value not in values and value.number > first:
+            if (
+                id(leaf) in reached
+                and value.owner != EVERYWHERE
+                and value not in values
+                and value.number > first
+            ):
                 raise UsageError(SECOND)
 
 
@@ -225,10 +233,11 @@ def _check_leaks(program: Any, found: list[Tensor]) -> None:
     """Refuse a graph that would give a tensor of all ranks a gradient on this one alone."""
     leaves = {id(leaf) for segment in program.tape.segments for leaf, _ in segment.living()}
     for node in graph_nodes(found):
-        tensor = getattr(node, "variable", None)
-        if tensor is not None and tensor._weft_owner is None and id(tensor) not in leaves:
+        tensor = leaf_of(node)
+        owner = getattr(tensor, "_weft_owner", None)
+        if tensor is not None and owner is None and id(tensor) not in leaves:
             raise UsageError(
                 f"torch.autograd.grad(..., create_graph=True): the step itself computes from a tensor of shape "
-                f"{list(tensor.shape)}, before the model gets it, what makes its second derivative: do that in a module "
-                "of the model, or call requires_grad_() on what the model gets"
+                f"{list(tensor.shape)}, before the model gets it, in a way that has a second derivative: do that in a "
+                "module of the model, or call requires_grad_() on what the model gets"
             )

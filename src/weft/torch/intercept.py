@@ -23,10 +23,10 @@ from weft.errors import UsageError
 from weft.torch import state
 from weft.torch.glue import running
 from weft.torch.gradients import paired
-from weft.torch.model import between, going_back
+from weft.torch.graphs import root_gradient
 from weft.torch.program import Program
-from weft.torch.tape import root_gradient
 from weft.torch.trace import Tracer
+from weft.torch.within import between, going_back
 
 _installed = False
 
@@ -128,7 +128,7 @@ def _intercept_scripted() -> None:
 
 
 def _intercept_backward() -> None:
-    """``loss.backward()``, which ends there too, and ``torch.autograd.backward(losses)`` are the model's ``backward``."""
+    """``torch.autograd.backward(losses)``, and ``loss.backward()``, which ends there, are the model's ``backward``."""
     original = torch.autograd.backward
 
     @functools.wraps(original)

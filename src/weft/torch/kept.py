@@ -1,19 +1,20 @@
 """What a script holds besides tensors' gradients and buffers, brought back after a rehearsal of its step.
 
-The first step runs a microbatch several times to measure it. A step that counts, collects or caches would do so too often:
+The first step runs a microbatch several times to measure it. What counts, collects or caches would do so too often:
 
     history.append(loss.item())         a list that the step function knows
     self.calls += 1; self.mask = ...    attributes of the model's modules
     x.mul_(2)                           an argument, written in place
 
-So before the first run everything is noted that the step function can reach by its own names: closures and globals of its
-own file, arguments, modules, and in them containers and objects of classes that the script or the model defines. Objects of
-other libraries are left alone, because their threads may change them meanwhile.
+So before the first run everything is noted that the step function can reach by its own names: closures and globals of
+its own file, arguments, modules, and in them containers and objects of classes that the script or the model defines.
+Objects of other libraries are left alone, because their threads may change them meanwhile.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable, Iterable
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -106,7 +107,7 @@ class Kept:
         everywhere = function.__globals__
         for name in _names(function.__code__):
             before = everywhere.get(name, _ABSENT)
-            self._undo.append(lambda name=name, before=before: _bind(everywhere, name, before))
+            self._undo.append(functools.partial(_bind, everywhere, name, before))
             found.append(before)
         return found
 
@@ -133,9 +134,7 @@ def _same(thing: Any, items: Any) -> bool:
     if len(thing) != len(items):
         return False
     if isinstance(thing, dict):
-        return all(
-            a is c and b is d for (a, b), (c, d) in zip(thing.items(), items.items(), strict=True)
-        )
+        return all(a is c and b is d for (a, b), (c, d) in zip(thing.items(), items.items(), strict=True))
     if isinstance(thing, set):
         return bool(thing == items) if isinstance(items, set) else set(items) == thing
     return all(a is b for a, b in zip(thing, items, strict=True))
@@ -188,7 +187,7 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def handed_over(tensor: Tensor) -> Tensor:
-    """What the step gets of such a copy: it goes when the step ends, and is no leaf, just as a slice of a batch is none."""
+    """What the step gets of such a copy: it goes when the step ends, and is no leaf, as a slice of a batch is none."""
     return tensor if isinstance(tensor, nn.Parameter) else tensor.view_as(tensor)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -21,55 +20,19 @@ from weft.torch.first_inputs import from_first
 from weft.torch.glue import running
 from weft.torch.gradients import backward as backward_in_step
 from weft.torch.gradients import paired
+from weft.torch.graphs import root_gradient, run_autograd
 from weft.torch.recording import recorded_backward
 from weft.torch.reducer import Reducer, ReducerOptions
 from weft.torch.replicas import joined, make_reducer, synchronise
 from weft.torch.sharded import is_sharded, like, shard, whole
 from weft.torch.structure import replace
-from weft.torch.tape import root_gradient, run_autograd
 from weft.torch.trace import Tracer
-
-_scale = threading.local()
+from weft.torch.within import going_back, share
 
 
 def _on(device: torch.device, tensor: Tensor) -> Tensor:
     """The tensor there, unless it has no data."""
     return tensor if tensor.device.type == "meta" else tensor.to(device)
-
-
-@contextmanager
-def current_scale(weight: float) -> Iterator[None]:
-    """Inside, a microbatch with this share of the mini-batch's samples runs on this thread."""
-    before = getattr(_scale, "weight", None)
-    _scale.weight = weight
-    try:
-        yield
-    finally:
-        _scale.weight = before
-
-
-def in_microbatch() -> bool:
-    """Whether a step runs on this thread."""
-    return getattr(_scale, "weight", None) is not None
-
-
-@contextmanager
-def going_back() -> Iterator[None]:
-    """Inside, a backward pass runs on this thread."""
-    _scale.back = True
-    try:
-        yield
-    finally:
-        _scale.back = False
-
-
-def between() -> bool:
-    """Whether code of a step runs on this thread, and no backward pass."""
-    if Tracer.current is not None:
-        return not Tracer.current.going_back
-    return running() is not None or (
-        in_microbatch() and state.session().pipeline is None and not getattr(_scale, "back", False)
-    )
 
 
 class DistributedModel(nn.Module):
@@ -171,10 +134,10 @@ class DistributedModel(nn.Module):
 
     def loss_scale(self) -> float:
         """What the losses of the present microbatch are multiplied by."""
-        weight = getattr(_scale, "weight", None)
+        weight = share()
         averages = self.average_grads_across_microbatches and self._comm_hook is None
         scale = weight if averages and weight is not None else 1.0
-        return scale if self.optimizer is None else scale * self.optimizer.loss_scale  # type: ignore[no-any-return]
+        return scale if self.optimizer is None else scale * self.optimizer.loss_scale
 
     # --- the partition --------------------------------------------------------------------------------------
 

@@ -18,14 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.errors import DivergenceError, UsageError
+from weft.errors import DivergenceError
 from weft.runtime.microbatch import Microbatch
+from weft.torch.graphs import check_outside
 from weft.torch.pipeline import Pipeline
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, mix, same_states
+from weft.torch.replicated import EVERYWHERE, Replicated
 from weft.torch.signature import Spec, Watch, describe_result, described_shapes, digest, empty_of, hollow
 from weft.torch.structure import build, replace
-from weft.torch.replicated import EVERYWHERE, Replicated
-from weft.torch.tape import Alias, Tape, Value, check_outside, check_stale
+from weft.torch.tape import Alias, Tape, Value, check_stale
 from weft.torch.untouched import unwritten
 from weft.torch.views import aliases_of, join, need_grad, outdate, received, without_grad, writable
 from weft.torch.wire import decode, encode
@@ -112,7 +113,7 @@ class Program:
     def replicated(self) -> Replicated:
         """The replicated tensors of this microbatch that need a gradient."""
         if self.tape.replicated is None:
-            self.tape.replicated = Replicated(self.tape, self.pipeline.others())
+            self.tape.replicated = Replicated(self.tape, self.pipeline.others(), self.pipeline.replicas > 1)
         return self.tape.replicated
 
     def share(self, tensors: Sequence[Tensor], owner: int) -> None:

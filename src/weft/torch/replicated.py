@@ -8,8 +8,8 @@ Where such a *replicated* tensor enters a call that runs on one rank only, that 
     model.backward(loss)     rank 1 tells all others the gradient of that leaf; then every rank goes backward
                              through its own graph of t, and has the same scale.grad
 
-All ranks run the same program, so each knows which ranks a tensor was used on: nobody asks. What they add up they add in
-the same order, so the gradients are equal to the last bit, and optimizers on all ranks take the same steps.
+All ranks run the same program, so each knows which ranks a tensor was used on: nobody asks. What they add up they add
+in the same order, so the gradients are equal to the last bit, and optimizers on all ranks take the same steps.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from weft.errors import UsageError
+from weft.torch.graphs import parameters_of
 from weft.transport.channel import Message
 
 if TYPE_CHECKING:
@@ -30,11 +32,19 @@ EVERYWHERE = -1
 
 
 class Replicated:
-    """The replicated tensors of one microbatch that need a gradient. ``others``: the other ranks of the pipeline."""
+    """The replicated tensors of one microbatch that need a gradient.
 
-    def __init__(self, tape: Tape, others: Sequence[int]) -> None:
+    Args:
+        tape: The microbatch's tape.
+        others: The other ranks of the pipeline.
+        copies: Whether there are copies of the model on other data. Trainable parameters are refused then: only those
+            of the model are averaged over the copies.
+    """
+
+    def __init__(self, tape: Tape, others: Sequence[int], copies: bool = False) -> None:
         self._tape = tape
         self._others = others
+        self._copies = copies
         self._used: dict[tuple[int, int], tuple[Tensor, Value]] = {}
         """By id and version, for writing in place makes another tensor of it."""
         self._seeds: list[tuple[GradientEdge, Tensor]] = []
@@ -43,6 +53,7 @@ class Replicated:
         """A call on ``rank`` uses the tensor."""
         key = id(tensor), tensor._version
         if key not in self._used:
+            self._refuse_parameters(tensor)
             self._used[key] = tensor, new_value()
             self._used[key][1].edge = get_gradient_edge(tensor)
         self._used[key][1].sent[rank] = 0
@@ -58,7 +69,17 @@ class Replicated:
 
     def seed(self, tensor: Tensor, grad: Tensor) -> None:
         """The next backward pass begins at this tensor, too."""
+        self._refuse_parameters(tensor)
         self._seeds.append((get_gradient_edge(tensor), grad))
+
+    def _refuse_parameters(self, tensor: Tensor) -> None:
+        found = parameters_of([tensor]) if self._copies else []
+        if found:
+            raise UsageError(
+                f"a trainable parameter of shape {list(found[0].shape)} outside of the model gets a gradient, but "
+                "there are copies of the model on other data, and only the model's own gradients are averaged over "
+                "them: make it a parameter of the module that is wrapped (one that has both the network and the loss)"
+            )
 
     def gradients(self) -> tuple[list[Any], list[Tensor]]:
         """Where gradients enter the graph that every rank has, and the gradients: on every rank the same."""

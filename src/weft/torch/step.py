@@ -18,7 +18,7 @@ from weft.torch.agreement import StepCheck, compare_start, describe_call, descri
 from weft.torch.batch_norm import warn_of_few_samples
 from weft.torch.glue import Glue
 from weft.torch.intercept import install
-from weft.torch.model import DistributedModel, current_scale, in_microbatch
+from weft.torch.model import DistributedModel
 from weft.torch.output import collect
 from weft.torch.partition import partition_models
 from weft.torch.planned import ahead, schedule_for
@@ -29,6 +29,7 @@ from weft.torch.replicas import begin_step, finish_step
 from weft.torch.returned import Returned
 from weft.torch.slicing import Cut, MiniBatch, prepare
 from weft.torch.structure import replace
+from weft.torch.within import current_scale, in_microbatch
 
 
 class Step:

@@ -26,27 +26,24 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from weft.errors import UsageError
 from weft.runtime.microbatch import Microbatch
-from weft.torch.deferred import Task, run_all, take_weights
+from weft.torch.deferred import Task, nodes, run_all, take_weights
+from weft.torch.graphs import captured, run_autograd
 from weft.torch.replicated import EVERYWHERE, Replicated
-from weft.torch.structure import replace
 from weft.transport.channel import GRADIENT, PASS_BIT, VALUE, VERSION_BIT, Channel, Key, Message
 
-
-AccumulateGrad: Any = torch._C._functions.AccumulateGrad
 FREED = (
-    "backward() reaches what an earlier backward pass of this microbatch has gone through, and which was freed then: give "
-    "the earlier one retain_graph=True (model.backward(loss, retain_graph=True)), or give both losses to one call: "
-    "model.backward([loss, other])"
+    "backward() reaches what an earlier backward pass of this microbatch has gone through, and which was freed then: "
+    "give the earlier one retain_graph=True (model.backward(loss, retain_graph=True)), or give both losses to one "
+    "call: model.backward([loss, other])"
 )
 
 
@@ -149,7 +146,7 @@ class Segment:
             edges.append(value.edge)
             grads.append(value.grad)
             value.grad = None
-            if not keep and type(value.edge.node) is not AccumulateGrad:
+            if not keep and type(value.edge.node) is not nodes.AccumulateGrad:
                 value.edge = None
         self.roots.clear()
         return edges, grads  # type: ignore[return-value]
@@ -328,7 +325,7 @@ class Tape:
         self, roots: tuple[list[GradientEdge], list[Tensor]], leaves: list[tuple[Tensor, Value]],
         wanted: Sequence[tuple[Value, Tensor]], numbers: Sequence[int], found: list[Tensor | None],
     ) -> None:  # fmt: skip
-        """Autograd from ``roots``: what reaches leaves goes to their values, what reaches wanted tensors to ``found``."""
+        """Autograd from ``roots``: gradients of leaves go to their values, those of wanted tensors to ``found``."""
         edges = [get_gradient_edge(leaf) for leaf, _ in leaves]
         edges += [get_gradient_edge(wanted[number][1]) for number in numbers]
         if not edges or not roots[0]:
@@ -401,80 +398,3 @@ def check_stale(value: Value, name: str) -> None:
             "written into, and does not see that here: let the module return a new tensor, or keep both modules in one "
             "piece: weft.set_partition(module, index)"
         )
-
-
-_has_gpu = functools.cache(torch.cuda.is_available)
-
-
-def run_autograd(
-    roots: Sequence[Any], grads: Sequence[Tensor], inputs: tuple[GradientEdge, ...] = (), keep: bool = False
-) -> None:
-    """``torch.autograd.backward`` without its checks, which import a symbolic algebra package at their first call.
-
-    It runs on this thread, which knows its microbatch; for a GPU autograd would take a thread of its own, the same for
-    all microbatches.
-
-    ``roots``: tensors or gradient edges; ``grads``: their gradients, of their shapes; ``inputs``: what it has to reach,
-    everything if empty; ``keep``: the graph is not freed.
-    """
-    if not roots:
-        return
-    with torch.autograd.set_multithreading_enabled(False) if _has_gpu() else nullcontext():
-        _engine_run_backward(
-            tuple(roots), tuple(grads), keep, False, inputs, allow_unreachable=True, accumulate_grad=True
-        )
-
-
-def captured(
-    roots: Sequence[Any], grads: Sequence[Tensor], inputs: Sequence[GradientEdge]
-) -> tuple[Tensor | None, ...]:
-    """The gradients of ``inputs``, without their graph; nothing is freed, and no ``.grad`` changes."""
-    with torch.autograd.set_multithreading_enabled(False) if _has_gpu() else nullcontext():
-        return _engine_run_backward(
-            tuple(roots), tuple(grads), True, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False
-        )
-
-
-def graph_nodes(tensors: Sequence[Tensor], but: Collection[Any] = ()) -> list[Any]:
-    """Every node of the graph that ``tensors`` were computed by; not ``but`` these, and what is behind them alone."""
-    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    found: dict[Any, None] = {}
-    while waiting:
-        node = waiting.pop()
-        if node not in found and node not in but:
-            found[node] = None
-            waiting.extend(following for following, _ in node.next_functions if following is not None)
-    return list(found)
-
-
-def check_outside(name: str, result: Any, tensors: Sequence[Tensor]) -> None:
-    """Refuse what a call on one rank has made of a trainable tensor that is none of the model's and no argument: that
-    rank alone would have its gradient."""
-    made: list[Tensor] = []
-    replace(result, lambda tensor: made.append(tensor) or tensor, attributes=False)  # type: ignore[func-returns-value]
-    for node in graph_nodes(made, {tensor.grad_fn for tensor in tensors}):
-        found = getattr(node, "variable", None)
-        if isinstance(found, nn.Parameter) and found._weft_owner is None:  # type: ignore[attr-defined]
-            raise UsageError(
-                f"{name} uses a trainable tensor of shape {list(found.shape)} which is none of the model's parameters, "
-                "so that other ranks would not know its gradient: make it a parameter of the model that is wrapped, or "
-                "hand it to the module as an argument"
-            )
-
-
-def root_gradient(tensor: Tensor, grad: Tensor | None, scale: float) -> Tensor:
-    """The gradient that the backward pass starts with at ``tensor``: ``scale`` times ``grad`` (1 for a scalar)."""
-    if not tensor.requires_grad:
-        raise UsageError("backward() got a tensor that needs no gradient: nothing it was computed from does")
-    if grad is None:
-        if tensor.numel() != 1:
-            raise UsageError(
-                f"backward() got a tensor of shape {list(tensor.shape)}; give a scalar (reduce it with .mean() or "
-                ".sum()) or its gradient as grad_tensors"
-            )
-        return torch.full_like(tensor, scale)
-    if grad.shape != tensor.shape:
-        raise UsageError(
-            f"backward() got a gradient of shape {list(grad.shape)} for a tensor of shape {list(tensor.shape)}"
-        )
-    return grad * scale if scale != 1.0 else grad

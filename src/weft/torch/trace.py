@@ -25,19 +25,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
 from weft.runtime.huge_pages import HugePages
 from weft.torch.crossings import Operations
 from weft.torch.deferred import Task, take_weights
 from weft.torch.estimate import Clock
+from weft.torch.glue_watch import GlueWatch, contains
+from weft.torch.graphs import graph_nodes, leaf_of, run_autograd
 from weft.torch.halves import measure_halves
 from weft.torch.kept import Kept
 from weft.torch.random_state import NUMPY, Streams, same_states
-from weft.torch.rules import METADATA
 from weft.torch.structure import Describer
-from weft.torch.tape import graph_nodes, run_autograd
 from weft.torch.times import Pass, agree, kinds_of, typical
 from weft.torch.unit import SLOT
 from weft.torch.untouched import ParameterWrites, is_new, untouched, version
@@ -253,7 +252,7 @@ class Tracer:
 
     def _set_aside(self, node: Any) -> None:
         """A leaf that is none of the model's (an input, a parameter of the loss) gets its gradient apart."""
-        leaf = getattr(node, "variable", None)
+        leaf = leaf_of(node)
         if leaf is not None and id(leaf) not in self.own and id(leaf) not in self.outside:
             self.outside[id(leaf)] = leaf, leaf.grad
             leaf.grad = None
@@ -294,40 +293,6 @@ class Tracer:
         now = self.now()
         record.backward_s += now - self.reached
         self.reached = now
-
-
-class GlueWatch(TorchFunctionMode):
-    """Counts the operations that each module's own code runs, and notes which parameters they use."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        super().__init__()
-        self.tracer = tracer
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in METADATA or self.tracer.going_back:  # an activation checkpoint runs it again
-            return func(*args, **(kwargs or {}))
-        record = self.tracer.stack[-1]
-        record.operations += 1
-        own = self.tracer.own
-        operands = []
-        for item in (*args, *(kwargs or {}).values()):
-            for part in item if isinstance(item, (list, tuple)) else (item,):
-                if isinstance(part, nn.Parameter) and id(part) in own:
-                    record.parameters_used.setdefault(id(part), self.tracer.calls)
-                elif isinstance(part, Tensor):
-                    self.tracer.use(part, record)
-                    operands.append(part)
-        result = func(*args, **(kwargs or {}))
-        self.tracer.create(result, record)
-        self.tracer.operations.note(record.name, operands, result)
-        return result
-
-
-def contains(outer: str, inner: str, at_top: bool) -> bool:
-    """Whether module ``outer`` is ``inner`` or has it inside; nothing but the step itself is at the top."""
-    if at_top:
-        return False
-    return outer == "" or inner == outer or inner.startswith(f"{outer}.")
 
 
 def trace(

@@ -65,8 +65,8 @@ def untouched(
     """Whatever runs inside leaves gradients, buffers, plain attributes and random states as they were.
 
     ``forget`` is called with each parameter that got its gradient and drops it at once; without it they go at the end.
-    ``writes``: the parameters of which it is known that they are written; they are as they were, too. ``kept``: what else
-    is brought back.
+    ``writes``: the parameters of which it is known that they are written; they are as they were, too. ``kept``: what
+    else is brought back.
     """
     numpy, streams.numpy = streams.numpy, True
     states = streams.capture(TORCH | PYTHON | NUMPY)

@@ -1,6 +1,6 @@
-"""What a step may do with gradients: several backward passes, gradients of inputs, trainable tensors outside of the model.
+"""What a step may do with gradients: several backward passes, those of inputs, trainable tensors outside of the model.
 
-A *body* is what the step does with one microbatch; here it runs split, and in one process on each part of the batch in turn.
+A *body* is what the step does with one microbatch; it runs split, and in one process on each part of the batch in turn.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def bodies_agree(
 ) -> list[Any]:
     """`body(net, batch, backward, outside)` trains split as in one process, for each placement, and automatically.
 
-    `outside` makes what has trainable parameters of its own (a module). `needs_grad`: the batch's `x` gets gradients. Gives
-    what must be equal on all ranks to the last bit: the gradients of inputs and of outside parameters.
+    `outside` makes what has trainable parameters of its own (a module). `needs_grad`: the batch's `x` gets gradients.
+    Gives what must be equal on all ranks to the last bit: the gradients of inputs and of outside parameters.
     """
     told: list[Any] = []
     for where in (*places, None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     backward,
     chance,
+    first_step,
     glue,
     inputs,
     losses,
@@ -21,6 +22,7 @@ __all__ = [
     "CHECKS",
     "backward",
     "chance",
+    "first_step",
     "glue",
     "inputs",
     "losses",
