@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from . import (
-    backward,
     chance,
     first_step,
     glue,
+    gradients,
     inputs,
     losses,
     memory,
@@ -20,10 +20,10 @@ from .harness import CHECKS
 
 __all__ = [
     "CHECKS",
-    "backward",
     "chance",
     "first_step",
     "glue",
+    "gradients",
     "inputs",
     "losses",
     "memory",
