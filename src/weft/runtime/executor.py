@@ -223,6 +223,10 @@ class Executor:
         if stage != self._order.first or all(microbatch.index != index for microbatch in self._active):
             self._held.discard((stage, index))
 
+    def let_go(self, microbatch: Microbatch) -> None:
+        """The microbatch keeps others from entering no longer: it has gone backward through all that it held."""
+        self._held.discard((microbatch.stage, microbatch.index))
+
     def _has_run(self, *actions: tuple[str, int, int]) -> None:
         """No F waits for these any more."""
         if self._before_forward:

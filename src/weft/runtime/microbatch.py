@@ -11,9 +11,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from weft.errors import UsageError
 from weft.transport.channel import Key, Mailbox, Message
 
 _thread = threading.local()
+END = "\0"
+"""A place that a microbatch has passed when it has ended."""
 
 
 def present() -> Microbatch | None:
@@ -61,7 +64,9 @@ class Microbatch:
     ``phase`` is "F" until the backward pass begins, then "B"; ``stage`` is where it is, ``entering`` whether that still
     has to be granted, and ``worked`` whether anything was computed there. ``waiting`` is the message it waits for,
     ``follows`` the place (by name) and the number of times that ``before``, the microbatch before it, must have passed
-    it.
+    it. ``passes`` counts the backward passes that have begun; ``latest``: as many had when it last followed;
+    ``expected``: as many had at most in earlier steps, if any. ``given_up``: places that the next microbatch has passed
+    because this one was not expected there any more.
     """
 
     def __init__(
@@ -76,6 +81,9 @@ class Microbatch:
         self.follows: tuple[str, int] | None = None
         self.before = before
         self.times: dict[str, int] = {}
+        self.passes = self.latest = 0
+        self.expected: int | None = None
+        self.given_up: set[str] = set()
         self.what: str = ""
         self.done = False
         self.result: Any = None
@@ -119,11 +127,34 @@ class Microbatch:
 
     def follow(self, place: str, least: int = 0) -> None:
         """Wait until the microbatch before has passed ``place`` as often as this one will have, and ``least`` times; or
-        has ended its forward pass. So what is kept at the place sees them in order."""
-        self.follows = place, max(least, self.times.get(place, 0) + 1)
+        has begun the backward pass after which none came there in earlier steps. So what is kept there sees them in
+        order.
+
+        Raises:
+            UsageError: The next microbatch has been there, because this one was not expected any more.
+        """
+        if place in self.given_up:
+            raise UsageError(
+                f"{place} has buffers, which microbatches change in order. A microbatch calls it after its backward "
+                f"pass number {self.passes}, later than in the steps before, and the next microbatch has called it "
+                "already: call it as late in the first step too, or before that backward pass"
+            )
+        self.latest = self.passes
+        times = max(least, self.times.get(place, 0) + 1)
+        self.follows = place, times
         while not self._in_order():
             self._yield()
         self.follows = None
+        if self.before is not None and self.before.times.get(place, 0) < times:
+            self.before.given_up.add(place)
+
+    def follow_whole(self) -> None:
+        """Wait until the microbatch before has ended: what is added up from here on is added in order."""
+        self.follow(END)
+
+    def let_go(self) -> None:
+        """It holds nothing any more, and only waits for others."""
+        self.executor.let_go(self)
 
     def passed(self, place: str) -> None:
         self.times[place] = self.times.get(place, 0) + 1
@@ -136,7 +167,13 @@ class Microbatch:
         if self.follows is None or self.before is None:
             return True
         place, times = self.follows
-        return self.before.done or self.before.phase == "B" or self.before.times.get(place, 0) >= times
+        if place == END:
+            return self.before.done
+        return self.before.over() or self.before.times.get(place, 0) >= times
+
+    def over(self) -> bool:
+        """Whether its forward pass has ended, as far as one knows."""
+        return self.done or (self.expected is not None and self.passes > self.expected)
 
     def enter(self, stage: int) -> None:
         """Go to another stage of this rank; whoever the schedule puts first goes on."""
@@ -153,6 +190,7 @@ class Microbatch:
     def begin(self, phase: str) -> None:
         """Enter ``phase``; whoever the schedule puts first goes on."""
         self.phase = phase
+        self.passes += phase == "B"
         self._yield()
 
     def _yield(self) -> None:

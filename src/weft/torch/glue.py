@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
-from weft.torch import rules
-from weft.torch.private import IN_PLACE, READS, any_autocast, pop_mode, push_mode, refuse
+from weft.torch import gradients, rules
+from weft.torch.private import IN_PLACE, READS, any_autocast, count_modes, pop_mode, push_mode, refuse
 from weft.torch.program import Program
 from weft.torch.signature import function_name, hollow, scan, shown
 from weft.torch.structure import replace
@@ -53,6 +53,10 @@ class Glue(TorchFunctionMode):
     def lifted(self) -> Lifted:
         """No interception inside: for units. Modes that the user has put on top stay."""
         return Lifted(self)
+
+    def aside(self) -> Aside:
+        """The same, also where PyTorch has taken this mode off already, because it answers a call."""
+        return Aside(self)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call that no torch-function mode sees, treated as if one did."""
@@ -134,8 +138,8 @@ class Glue(TorchFunctionMode):
             )
         if func in rules.LIKE:
             return self._like(func, args, kwargs)
-        if func in rules.BACKWARD:
-            return self._backward(args, kwargs)
+        if func in rules.AUTOGRAD:
+            return self._autograd(func, args, kwargs, placed)
         if func in rules.RESHAPED:
             return self._reshaped(func, args, kwargs, placed)
         if func in rules.REPLACED and (
@@ -165,6 +169,8 @@ class Glue(TorchFunctionMode):
         parts: list[Any] = [func, *settings()]
         tensors: list[Tensor] = []
         scan((args, kwargs), parts, tensors, [], func not in rules.VALUE_FREE)
+        if len(tensors) != len(placed):
+            program.share(tensors, owner)
         if func in rules.SHAPED_BY_FLOATS:
             parts += [
                 str(item) for item in (*args, *kwargs.values()) if isinstance(item, (float, list, tuple))
@@ -219,16 +225,18 @@ class Glue(TorchFunctionMode):
         first = empty(args[0]) if args else empty(kwargs.pop("input"))
         return func(first, *args[1:], **kwargs)
 
-    def _backward(self, args: Any, kwargs: Any) -> None:
-        """``loss.backward()`` inside a step is the model's ``backward``."""
-        names = ("tensors", "gradient", "retain_graph", "create_graph")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        grads = given.get("gradient", given.get("grad_tensors"))
-        if given.get("retain_graph") or given.get("create_graph") or given.get("inputs") is not None:
-            raise UsageError(
-                "inside a step that is split, backward() takes no retain_graph, create_graph or inputs"
-            )
-        backward(self.program, given.get("tensors", given.get("self")), grads)
+    def _autograd(self, func: Any, args: Any, kwargs: Any, placed: list[tuple[Tensor, Value]]) -> Any:
+        """Autograd's own functions, on tensors with places."""
+        if func in rules.GRADIENTS and args[0]._weft_owner is not None:
+            return func(*args, **kwargs)
+        if func in rules.BACKWARD:  # on to weft's own, see ``intercept``
+            if "gradient" in kwargs:
+                kwargs["grad_tensors"] = kwargs.pop("gradient")
+            return torch.autograd.backward(*args, **kwargs)
+        with self.aside():
+            if func in rules.GRADIENTS:
+                return gradients.grad_of(self.program, *placed[0])
+            return gradients.grad(self.program, *args, **kwargs)
 
 
 class Lifted:
@@ -258,18 +266,26 @@ class Lifted:
             push_mode(mode)
 
 
-def backward(program: Program, tensors: Any, grads: Any) -> None:
-    """Start the microbatch's backward pass from one tensor or several, with their gradients or ``None``."""
-    several = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
-    given = list(grads) if isinstance(grads, (list, tuple)) else [grads] * len(several)
-    if len(given) != len(several):
-        raise UsageError(f"backward() got {len(several)} tensors, but {len(given)} gradients for them")
-    glue = running()
-    if glue is None:
-        program.backward(several, given)
-        return
-    with glue.lifted():
-        program.backward(several, given)
+class Aside(Lifted):
+    """See :meth:`Glue.aside`."""
+
+    __slots__ = ("found",)
+
+    def __enter__(self) -> None:
+        self.found = False
+        while count_modes() and not self.found:
+            mode = pop_mode()
+            self.found = mode is self.glue
+            if not self.found:
+                self.above.append(mode)
+        self._put_back()
+        running_here.glue = None
+
+    def __exit__(self, *details: Any) -> None:
+        if self.found:
+            super().__exit__(*details)
+        else:
+            running_here.glue = self.glue
 
 
 def is_buffer(tensor: Tensor) -> bool:

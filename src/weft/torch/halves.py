@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft.torch.deferred import Task
+from weft.torch.kept import Kept
 from weft.torch.random_state import Streams
 from weft.torch.untouched import untouched
 
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from weft.torch.trace import Tracer
 
 
-def measure_halves(tracer: Tracer, run: Callable[[], Any], streams: Streams) -> dict[int, tuple[float, ...]]:
+def measure_halves(
+    tracer: Tracer, run: Callable[[], Any], streams: Streams, kept: Kept | None = None
+) -> dict[int, tuple[float, ...]]:
     """Run the traced step with weight gradients left for later: the seconds of I and W of each record, by its id.
 
     Weight gradients belong to the module that holds the parameter. They are computed twice: from its second microbatch
@@ -23,7 +26,7 @@ def measure_halves(tracer: Tracer, run: Callable[[], Any], streams: Streams) -> 
     tracer.restart(watching=False)
     tasks: list[Task] = []
     tracer.tasks = tasks
-    with untouched(tracer.root, streams, None, tracer.writes):
+    with untouched(tracer.root, streams, None, tracer.writes, kept):
         with tracer.attached():
             tracer.set_current(True)
             try:
@@ -38,4 +41,5 @@ def measure_halves(tracer: Tracer, run: Callable[[], Any], streams: Streams) -> 
             task()
             holder = tracer.own.get(id(task.parameter), "").rpartition(".")[0]
             weights[id(tracer.records[holder])] += tracer.now() - start
+        tracer.give_back()
     return {id(record): (record.backward_s, weights[id(record)]) for record in tracer.everything}

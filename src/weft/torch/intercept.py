@@ -22,9 +22,15 @@ from typing import Any
 import torch
 import torch.utils.checkpoint as checkpoints
 
+from weft.errors import UsageError
+from weft.torch import state
 from weft.torch.glue import running
+from weft.torch.gradients import paired
+from weft.torch.graphs import root_gradient
 from weft.torch.private import CHECKPOINT, CHECKPOINT_GENERATOR, FUNCTION, REENTRANT, SCRIPTED, refuse
 from weft.torch.program import Program
+from weft.torch.trace import Tracer
+from weft.torch.within import between, going_back
 
 _installed = False
 
@@ -38,6 +44,7 @@ def install() -> None:
     _intercept_checkpoints()
     _intercept_functions()
     _intercept_scripted()
+    _intercept_backward()
 
 
 @contextmanager
@@ -167,3 +174,39 @@ def _intercept_scripted() -> None:
         return glue.call(bound(self), args, kwargs)
 
     kind.__call__ = call  # type: ignore[method-assign]
+
+
+def _intercept_backward() -> None:
+    """``torch.autograd.backward(losses)``, and ``loss.backward()``, which ends there, are the model's ``backward``."""
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def backward(
+        tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
+        grad_variables: Any = None, inputs: Any = None,
+    ) -> None:  # fmt: skip
+        models = state.session().models if between() else []
+        if not models:
+            original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+            return
+        scales = {model.loss_scale() for model in models}
+        if len(scales) > 1:
+            raise UsageError(
+                "loss.backward() in a step: the models weigh losses differently, so call backward of the one that "
+                "computed it: model.backward(loss)"
+            )
+        given = grad_tensors if grad_variables is None else grad_variables
+        if running() is not None or Tracer.current is not None:
+            if create_graph or inputs is not None:
+                raise UsageError(
+                    "inside a step that is split, backward() takes no create_graph and no inputs: "
+                    "torch.autograd.grad gives the gradients of chosen tensors"
+                )
+            models[0].backward(tensors, given, bool(retain_graph))
+            return
+        several, grads = paired(tensors, given)  # one partition: all that autograd can
+        scaled = [root_gradient(each, grad, *scales) for each, grad in zip(several, grads, strict=True)]
+        with going_back():
+            original(several, scaled, retain_graph, create_graph, inputs=inputs)
+
+    torch.autograd.backward = backward

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -18,38 +17,22 @@ from weft.torch.collective import gather_tensors
 from weft.torch.comm_hook import HookLane
 from weft.torch.delayed import has_delayed, materialise
 from weft.torch.first_inputs import from_first
-from weft.torch.glue import backward as backward_in_step
 from weft.torch.glue import running
+from weft.torch.gradients import backward as backward_in_step
+from weft.torch.gradients import paired
+from weft.torch.graphs import root_gradient, run_autograd
 from weft.torch.recording import recorded_backward
 from weft.torch.reducer import Reducer, ReducerOptions
 from weft.torch.replicas import joined, make_reducer, synchronise
 from weft.torch.sharded import is_sharded, like, shard, whole
 from weft.torch.structure import replace
-from weft.torch.tape import root_gradient, run_autograd
 from weft.torch.trace import Tracer
-
-_scale = threading.local()
+from weft.torch.within import going_back, share
 
 
 def _on(device: torch.device, tensor: Tensor) -> Tensor:
     """The tensor there, unless it has no data."""
     return tensor if tensor.device.type == "meta" else tensor.to(device)
-
-
-@contextmanager
-def current_scale(weight: float) -> Iterator[None]:
-    """Inside, a microbatch with this share of the mini-batch's samples runs on this thread."""
-    before = getattr(_scale, "weight", None)
-    _scale.weight = weight
-    try:
-        yield
-    finally:
-        _scale.weight = before
-
-
-def in_microbatch() -> bool:
-    """Whether a step runs on this thread."""
-    return getattr(_scale, "weight", None) is not None
 
 
 class DistributedModel(nn.Module):
@@ -128,31 +111,33 @@ class DistributedModel(nn.Module):
                 args, kwargs = from_first(glue.program, (args, kwargs))
         return self.module(*args, **kwargs)
 
-    def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
+    def backward(self, tensors: Any, grad_tensors: Any = None, retain_graph: bool = False) -> None:
         """The backward pass of this microbatch from one tensor or several; in place of ``tensor.backward()``.
 
         ``grad_tensors``: their gradients; ``None`` stands for 1, for scalars. Gradients add up in ``.grad``.
+        ``retain_graph``: another backward pass of this microbatch may go through the same graph.
         """
-        weight = getattr(_scale, "weight", None)
-        averages = self.average_grads_across_microbatches and self._comm_hook is None
-        scale = weight if averages and weight is not None else 1.0
-        if self.optimizer is not None:
-            scale *= self.optimizer.loss_scale
+        scale = self.loss_scale()
         glue = running()
         if glue is not None:
             glue.program.scale = scale
-            backward_in_step(glue.program, tensors, grad_tensors)
+            with glue.aside():
+                backward_in_step(glue.program, tensors, grad_tensors, retain_graph)
             return
-        several = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
-        given = (
-            list(grad_tensors) if isinstance(grad_tensors, (list, tuple)) else [grad_tensors] * len(several)
-        )
+        several, given = paired(tensors, grad_tensors)
         grads = [root_gradient(tensor, grad, scale) for tensor, grad in zip(several, given, strict=True)]
         if Tracer.current is not None:
-            Tracer.current.backward(several, grads)
+            Tracer.current.backward(several, grads, retain_graph)
         else:
-            with recorded_backward(state.session()):
-                run_autograd(several, grads)
+            with recorded_backward(state.session()), going_back():
+                run_autograd(several, grads, keep=retain_graph)
+
+    def loss_scale(self) -> float:
+        """What the losses of the present microbatch are multiplied by."""
+        weight = share()
+        averages = self.average_grads_across_microbatches and self._comm_hook is None
+        scale = weight if averages and weight is not None else 1.0
+        return scale if self.optimizer is None else scale * self.optimizer.loss_scale
 
     # --- the partition --------------------------------------------------------------------------------------
 

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from weft.errors import DivergenceError, TransportError, UsageError
 from weft.torch import link, state
 from weft.torch.link import CALLS, READY, REFUSED, Link, Told, told_of
-from weft.torch.model import in_microbatch
 from weft.torch.optimizer import is_local
 from weft.torch.packing import Packed, pack, unpack
+from weft.torch.within import in_microbatch
 
 MAX_BYTES = 1 << 32
 """What a receiver takes of one object, unless it is told otherwise: 4 GiB."""

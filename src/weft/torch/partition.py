@@ -26,6 +26,7 @@ from weft.torch.choose import graph_of, piece_costs
 from weft.torch.collective import agree_on
 from weft.torch.delayed import has_delayed, materialise
 from weft.torch.estimate import Clock, on_meta
+from weft.torch.kept import Kept, copied, handed_over, homes_of
 from weft.torch.measured_link import MeasuredLink, company, measure_link
 from weft.torch.model import DistributedModel
 from weft.torch.placement import wishes
@@ -222,34 +223,43 @@ def _trace(
     session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch
 ) -> Trace:
     """A measured trace, or an estimated one for a model whose parameters are still to be made."""
-    args, kwargs = batch.slice(0)
+    delayed = has_delayed(model.module)
+    args, kwargs = replace(batch.slice(0), copied, attributes=False)
+    if delayed:
+        args, kwargs = replace((args, kwargs), on_meta_device, attributes=False)
+    kept = Kept(homes_of(function, model.module))
+
+    def run() -> None:
+        given, named = replace((args, kwargs), handed_over, attributes=False)
+        function(*given, **named)
+
     session.monitor.note("trace", session.steps + 1)
     with ExitStack() as stack:
         for other in session.models:
             if other is not model and not other.partitioned:
                 stack.enter_context(untouched(other.module, session.streams))
         try:
-            return _traced(session, model, function, args, kwargs)
+            with on_meta(model.module) if delayed else nullcontext():
+                for thing in (function, args, kwargs, *(other.module for other in session.models)):
+                    kept.note(thing)
+                return _traced(session, model.module, run, kept, delayed)
         except BaseException as error:
             session.monitor.locate(error)
             raise
 
 
-def _traced(
-    session: Session, model: DistributedModel, function: Callable[..., Any], args: Any, kwargs: Any
-) -> Trace:
-    if not has_delayed(model.module):
+def on_meta_device(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without data."""
+    return tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
+
+
+def _traced(session: Session, root: nn.Module, run: Callable[[], Any], kept: Kept, delayed: bool) -> Trace:
+    if not delayed:
         split = session.settings.pipeline in MEASURED
-        return trace(
-            model.module, lambda: function(*args, **kwargs), session.device, session.streams, split=split
-        )
-    args, kwargs = replace((args, kwargs), lambda t: t.to("meta"), attributes=False)
-    clock = Clock()
-    with on_meta(model.module), clock:
+        return trace(root, run, session.device, session.streams, split=split, kept=kept)
+    with Clock() as clock:
         try:
-            return trace(
-                model.module, lambda: function(*args, **kwargs), torch.device("meta"), session.streams, clock
-            )
+            return trace(root, run, torch.device("meta"), session.streams, clock, kept=kept)
         except (NotImplementedError, RuntimeError) as error:
             raise UsageError(
                 f"the step cannot be traced without data, because something in it reads a tensor's value: {error}. "

@@ -18,7 +18,8 @@ class Pipeline:
     """What all microbatches of a pipeline share on this rank.
 
     ``specs``: what is known of calls, by signature; ``told``: the signatures that this rank has told the others;
-    ``fuses``: whether a weight of this rank gains by being added to its gradient in one call.
+    ``fuses``: whether a weight of this rank gains by being added to its gradient in one call; ``replicas``: how many
+    copies of the model there are.
     """
 
     rank: int
@@ -29,6 +30,7 @@ class Pipeline:
     specs: dict[Any, Spec] = field(default_factory=dict)
     told: set[Any] = field(default_factory=set)
     fuses: bool = False
+    replicas: int = 1
     units: int = 0
     note: Callable[..., None] = lambda *args: None
 

@@ -163,6 +163,7 @@ _APART = "gradients of weights apart from the backward pass", "autograd computes
 _run = _find(
     "torch.autograd.graph._engine_run_backward", "backward passes", "they begin by torch.autograd.backward"
 )
+_backward, _grad = torch.autograd.backward, torch.autograd.grad  # weft replaces these two
 _number = _find(
     "torch._C._autograd._get_sequence_nr", "times of modules in the backward pass",
     "a module's backward pass counts as twice its forward pass",
@@ -210,9 +211,21 @@ def run_engine(
 ) -> None:
     """``torch.autograd.backward`` without its checks, which import a symbolic algebra package at their first call."""
     if _run is None:
-        torch.autograd.backward(tuple(roots), tuple(grads), keep_graph, inputs=inputs or None)
+        _backward(tuple(roots), tuple(grads), keep_graph, inputs=inputs or None)
         return
     _run(tuple(roots), tuple(grads), keep_graph, False, inputs, allow_unreachable=True, accumulate_grad=True)
+
+
+def capture(
+    roots: Sequence[Any], grads: Sequence[Tensor], inputs: Sequence[GradientEdge]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of ``inputs``; the graph is kept, and no ``.grad`` changes."""
+    if _run is None:
+        return _grad(tuple(roots), tuple(inputs), tuple(grads), retain_graph=True, allow_unused=True)
+    found: tuple[Tensor | None, ...] = _run(
+        tuple(roots), tuple(grads), True, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False
+    )
+    return found
 
 
 def next_node_number() -> int:

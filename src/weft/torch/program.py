@@ -12,19 +12,21 @@ Both rank sets need the call's ``Spec``; see ``signature``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.errors import DivergenceError, UsageError
+from weft.errors import DivergenceError
 from weft.runtime.microbatch import Microbatch
+from weft.torch.graphs import check_outside
 from weft.torch.pipeline import Pipeline
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, mix, same_states
+from weft.torch.replicated import EVERYWHERE, Replicated
 from weft.torch.signature import Spec, Watch, describe_result, described_shapes, digest, empty_of, hollow
 from weft.torch.structure import build, replace
-from weft.torch.tape import Alias, Tape, Value, check_stale, root_gradient
+from weft.torch.tape import Alias, Tape, Value, check_stale
 from weft.torch.untouched import unwritten
 from weft.torch.views import aliases_of, join, need_grad, outdate, received, without_grad, writable
 from weft.torch.wire import decode, encode
@@ -107,6 +109,19 @@ class Program:
             check_stale(value, self.module)
             return self.tape.local(value, tensor)
         return self.tape.receive(received(self, tensor, value), self.module)
+
+    def replicated(self) -> Replicated:
+        """The replicated tensors of this microbatch that need a gradient."""
+        if self.tape.replicated is None:
+            self.tape.replicated = Replicated(self.tape, self.pipeline.others(), self.pipeline.replicas > 1)
+        return self.tape.replicated
+
+    def share(self, tensors: Sequence[Tensor], owner: int) -> None:
+        """A call on ``owner`` uses ``tensors``: note those that are replicated and need a gradient."""
+        if torch.is_grad_enabled():
+            for tensor in tensors:
+                if tensor.requires_grad and self.value_of(tensor) is None:
+                    self.replicated().use(tensor, owner, lambda: self.new_value(EVERYWHERE, None))
 
     def send_all(self, values: list[tuple[Tensor, Value]], owner: int) -> None:
         for tensor, value in values:
@@ -207,6 +222,7 @@ class Program:
                 for which, state in zip((TORCH, PYTHON, NUMPY), before, strict=True)
                 if not same_states(state, streams.capture(which))
             )
+        check_outside(name, result, tensors)
         mutated = tuple(number for number, as_before in enumerate(untouched) if not as_before())
         description, passed = describe_result(result, name, inputs, tensors)
         dynamic = watch.dynamic or bool(random & ~TORCH)
@@ -221,9 +237,12 @@ class Program:
             if known is not None:
                 return known
             value = self.value_of(tensor)
-            if value is None:
+            if value is not None:
+                local = self.local(tensor, value)
+            elif self.tape.replicated and (value := self.tape.replicated.value_of(tensor)) is not None:
+                local = self.tape.enter(value, tensor)
+            else:
                 return tensor
-            local = self.local(tensor, value)
             if id(tensor) in fresh:
                 local = writable(self, tensor, value, local)
             entered[id(tensor)] = local
@@ -357,7 +376,7 @@ class Program:
         self._adopted.clear()
         del self.tape, self.microbatch
 
-    # --- reading, backward --------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------
 
     def read(self, tensor: Tensor, value: Value, function: Callable[[Tensor], Any], name: str) -> Any:
         """A Python value out of a placed tensor: the owner computes it and tells all."""
@@ -370,28 +389,6 @@ class Program:
         for peer in self.pipeline.others():
             self.pipeline.channel.send(peer, Message(key, payload, text))
         return result
-
-    def backward(self, tensors: list[Tensor], grads: list[Tensor | None]) -> None:
-        """The backward pass of this microbatch, from ``tensors``; on every rank of the pipeline."""
-        for tensor, grad in zip(tensors, grads, strict=True):
-            value = self.value_of(tensor)
-            if value is None:
-                raise UsageError(
-                    "backward() got a tensor that was not computed by the model in this microbatch, so that no "
-                    "parameter could get a gradient from it"
-                )
-            if value.owner == self.rank:
-                self._seed_backward(value, tensor, grad)
-        self.microbatch.begin("B")
-        self.tape.backward()
-
-    def _seed_backward(self, value: Value, tensor: Tensor, grad: Tensor | None) -> None:
-        tensor = value.data(tensor)
-        if grad is not None and (known := self.value_of(grad)) is not None:
-            grad = self.local(grad, known)
-        grad = root_gradient(tensor, grad, self.scale)
-        self.tape.remember(value, tensor)
-        value.add_grad(grad)
 
 
 def _number(pair: tuple[Tensor, Value]) -> int:

@@ -20,9 +20,9 @@ from torch import Tensor
 _PROPERTIES = (
     "shape", "dtype", "device", "layout", "ndim", "names", "requires_grad", "is_leaf", "grad_fn", "is_cuda",
     "is_cpu", "is_sparse", "is_sparse_csr", "is_quantized", "is_meta", "is_nested", "itemsize", "nbytes",
-    "grad", "_version", "_base", "is_mkldnn", "is_mps", "is_xpu", "is_xla", "is_ipu", "is_vulkan", "is_maia",
+    "_version", "_base", "is_mkldnn", "is_mps", "is_xpu", "is_xla", "is_ipu", "is_vulkan", "is_maia",
     "is_mtia", "retains_grad", "output_nr", "name", "_backward_hooks", "_post_accumulate_grad_hooks", "volatile",
-    "_grad", "_cdata", "grad_dtype",
+    "_cdata", "grad_dtype",
 )  # fmt: skip
 _METHODS = (
     "size", "dim", "numel", "nelement", "element_size", "is_floating_point", "is_complex", "is_signed",
@@ -91,7 +91,9 @@ SHAPED_BY_FLOATS: frozenset[Any] = frozenset(
     )
 )
 TYPE_NAME = Tensor.type
-BACKWARD = (Tensor.backward, torch.autograd.backward)
+BACKWARD: frozenset[Any] = frozenset((Tensor.backward, torch.autograd.backward))
+GRADIENTS: frozenset[Any] = frozenset(_getters(("grad", "_grad")))
+AUTOGRAD: frozenset[Any] = BACKWARD | GRADIENTS | {torch.autograd.grad}
 VIEWS: frozenset[Any] = frozenset(
     _named(
         (Tensor, torch),

@@ -28,7 +28,8 @@ from weft.runtime.executor import Executor, Order
 from weft.runtime.microbatch import Microbatch
 from weft.schedule.action import Action
 from weft.torch import deferred, private
-from weft.torch.glue import Glue, backward, running
+from weft.torch.glue import Glue, running
+from weft.torch.gradients import backward
 from weft.torch.intercept import install, replace_checkpoint
 from weft.torch.partition import release
 from weft.torch.pipeline import Pipeline
@@ -296,11 +297,12 @@ def _rank(
 
     def body(microbatch: Microbatch) -> None:
         program = Program(pipeline, microbatch, 1, 0, 1.0, splits)
-        with Glue(program):
+        with Glue(program) as glue:
             loss = run(net, x).square().mean()
             losses.append(loss.item())
             if loss.requires_grad:
-                backward(program, loss, None)
+                with glue.lifted():
+                    backward(program, loss, None)
         program.close()
 
     executor = Executor(channel.mailbox, rank, LIMIT_S / 2)

@@ -77,12 +77,18 @@ class MiniBatch:
         axis = self.cut.axes.get(name, 0)
         start, stop = self.bounds(microbatch)
         if type(argument) is Tensor and not hasattr(argument, "smp_slice"):
-            return argument.narrow(axis, start, stop - start)
+            return _part(argument, axis, start, stop)
         if _is_whole(argument):
             return argument
-        return _cut(
-            argument, lambda t: t.narrow(axis, start, stop - start), self.microbatches, microbatch, axis
-        )
+        return _cut(argument, lambda t: _part(t, axis, start, stop), self.microbatches, microbatch, axis)
+
+
+def _part(tensor: Tensor, axis: int, start: int, stop: int) -> Tensor:
+    """A microbatch's part of a tensor: a view, whose writes are counted by themselves.
+
+    Microbatches are in flight together: what one writes into its own part must not make autograd refuse another's.
+    """
+    return (tensor if tensor.requires_grad else tensor.data).narrow(axis, start, stop - start)
 
 
 def _is_whole(argument: Any) -> bool:

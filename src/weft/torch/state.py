@@ -215,8 +215,9 @@ def _connect(session: Session) -> None:
     group = session.group("pp")
     channel = TorchChannel(group, session.device, direct, rings=rings_of(group, session.device))
     session.pipeline = Pipeline(
-        session.position("pp"), session.mesh.pp, session.device, channel, session.streams
-    )
+        session.position("pp"), session.mesh.pp, session.device, channel, session.streams,
+        replicas=session.mesh.rdp,
+    )  # fmt: skip
     monitor = session.monitor
     peers, replicas = session.peers("pp"), session.peers("rdp")
 

@@ -18,7 +18,7 @@ from weft.torch.agreement import StepCheck, compare_start, describe_call, descri
 from weft.torch.batch_norm import warn_of_few_samples
 from weft.torch.glue import Glue
 from weft.torch.intercept import install
-from weft.torch.model import DistributedModel, current_scale, in_microbatch
+from weft.torch.model import DistributedModel
 from weft.torch.output import collect
 from weft.torch.partition import partition_models
 from weft.torch.planned import ahead, schedule_for
@@ -29,6 +29,7 @@ from weft.torch.replicas import begin_step, finish_step
 from weft.torch.returned import Returned
 from weft.torch.slicing import Cut, MiniBatch, prepare
 from weft.torch.structure import replace
+from weft.torch.within import current_scale, in_microbatch
 
 
 class Step:
@@ -39,6 +40,8 @@ class Step:
         self.cut = cut
         self.detach_outputs = detach_outputs
         self._orders: dict[Any, Order] = {}
+        self._latest: int | None = None
+        """After how many backward passes a microbatch has still called a module with buffers, if any step has run."""
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -46,9 +49,9 @@ class Step:
         if session.tracing or in_microbatch():
             raise UsageError(f"{self.function.__name__}: a step cannot call another step")
         batch = prepare(self.function, args, kwargs, self.cut, session.settings.microbatches)
+        install()
         pending = [model for model in session.models if not model.partitioned]
         if pending:
-            install()
             name = self.function.__qualname__
             compare_start(session, pending, describe_call(name, batch, True), described_inputs(name, batch))
             partition_models(session, pending, self.function, batch)
@@ -105,11 +108,15 @@ class Step:
         )  # fmt: skip
         session.executor.hooks.check = check.look
         drew: list[bool] = []
+        latest: list[int] = []
         order = self._order(session, batch.microbatches)
         returned = Returned(batch.microbatches, self.detach_outputs)
 
         def body(microbatch: Microbatch) -> Any:
-            return self._microbatch(session, batch, microbatch, context, drew, order, returned)
+            microbatch.expected = self._latest
+            result = self._microbatch(session, batch, microbatch, context, drew, order, returned)
+            latest.append(microbatch.latest)
+            return result
 
         try:
             session.monitor.note("wait", session.steps, peer=peers[0])
@@ -126,6 +133,7 @@ class Step:
         finally:
             session.drawing = None
             streams.restore(after if any(drew) else before)
+        self._latest = max(self._latest or 0, *latest)
         session.pipeline.channel.mailbox.discard(session.steps)
         session.monitor.note("", session.steps)
         finish_step(session)

@@ -15,14 +15,18 @@ gradient (4), passes the leaves' gradients to the values they stand for (5), and
 the segment had received (6). No wait inside a segment depends on a gradient that the segment itself has yet to
 give: everything it waits for comes later in program order. So two ranks never wait for each other, however
 often a microbatch visits them.
+
+A step may go backward several times. Each pass walks all segments, and its messages have its number, so the argument
+above holds for each. Without ``retain_graph`` a pass frees what it goes through: graphs, and what was received. What it
+does not reach stays for those that follow. Gradients for chosen tensors (``torch.autograd.grad``) are a pass that frees
+nothing and touches no ``.grad``.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,9 +35,16 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from weft.errors import UsageError
 from weft.runtime.microbatch import Microbatch
-from weft.torch.deferred import Task, run_all, take_weights
-from weft.torch.private import run_engine
-from weft.transport.channel import GRADIENT, VALUE, VERSION_BIT, Channel, Key, Message
+from weft.torch.deferred import LEAF, Task, run_all, take_weights
+from weft.torch.graphs import captured, run_autograd
+from weft.torch.replicated import EVERYWHERE, Replicated
+from weft.transport.channel import GRADIENT, PASS_BIT, VALUE, VERSION_BIT, Channel, Key, Message
+
+FREED = (
+    "backward() reaches what an earlier backward pass of this microbatch has gone through, and which was freed then: "
+    "give the earlier one retain_graph=True (model.backward(loss, retain_graph=True)), or give both losses to one "
+    "call: model.backward([loss, other])"
+)
 
 
 class Alias:
@@ -58,6 +69,8 @@ class Value:
     is the data unless ``actual`` replaces it (written in place in a way the tensor object could not follow).
     Elsewhere the tensor is a stand-in without data, ``actual`` one of another shape if that was changed in place, and
     ``copy`` what was received.
+
+    ``sent``: by rank the version that it has; ``~version``: had, and let go of after a backward pass.
     """
 
     __slots__ = (
@@ -101,21 +114,55 @@ class Value:
 
 
 class Segment:
-    """A stretch of the forward pass between two sends: one autograd graph."""
+    """A stretch of the forward pass between two sends: one autograd graph.
 
-    __slots__ = ("leaves", "received", "roots", "sends", "stage")
+    ``faded``: leaves that an earlier backward pass has seen. They live as long as a graph leads to them.
+    """
+
+    __slots__ = ("faded", "leaves", "received", "roots", "sends", "stage")
 
     def __init__(self, stage: int = 0) -> None:
         self.stage = stage
         self.leaves: list[tuple[Tensor, Value]] = []
+        self.faded: list[tuple[weakref.ref[Tensor], Value]] = []
         self.received: list[Value] = []
         self.roots: list[Value] = []
         self.sends: list[tuple[Value, int, int]] = []
 
+    def living(self) -> Iterator[tuple[Tensor, Value]]:
+        """The leaves that a backward pass may reach."""
+        yield from self.leaves
+        for reference, value in self.faded:
+            leaf = reference()
+            if leaf is not None:
+                yield leaf, value
+
+    def take_roots(self, keep: bool) -> tuple[list[GradientEdge], list[Tensor]]:
+        """Where the gradients that have come enter the graph, and the gradients; ``keep``: the graph stays."""
+        edges, grads = [], []
+        for value in self.roots:
+            if value.edge is None:
+                raise UsageError(FREED)
+            edges.append(value.edge)
+            grads.append(value.grad)
+            value.grad = None
+            if not keep and type(value.edge.node) is not LEAF:
+                value.edge = None
+        self.roots.clear()
+        return edges, grads  # type: ignore[return-value]
+
+    def fade(self) -> None:
+        """A backward pass has freed what it went through."""
+        for leaf, value in self.leaves:
+            self.faded.append((weakref.ref(leaf), value))
+            if value.leaf is leaf:
+                value.leaf = value.leaf_segment = None
+        self.leaves.clear()
+
     def clear(self) -> None:
         for value in self.roots:
             value.edge = value.grad = None
-        for items in (self.leaves, self.received, self.roots, self.sends):
+        for items in (self.leaves, self.faded, self.received, self.roots, self.sends):
             items.clear()
 
 
@@ -139,6 +186,10 @@ class Tape:
         self.fuses = fuses
         self.current = Segment(microbatch.stage)
         self.segments = [self.current]
+        self.passes = 0
+        """Backward passes so far."""
+        self.replicated: Replicated | None = None
+        """The replicated tensors that need a gradient, once there are any."""
         self.entered: dict[int, weakref.ref[Tensor]] = {}
         """What each leaf of the segments stands for, by the leaf's id."""
 
@@ -156,10 +207,15 @@ class Tape:
         """Of a message on the value ``number``, as it is after so many writes."""
         return Key(kind, self.step, self.microbatch.index, number + (version << VERSION_BIT))
 
+    def grad_key(self, value: Value, version: int) -> Key:
+        """Of the message with the gradient of a value in the present backward pass."""
+        return self.key(GRADIENT, value.number + (self.passes << PASS_BIT), version)
+
     def send(self, value: Value, tensor: Tensor, peer: int, name: str) -> None:
         """Send a value of this rank, once for each version; closes the segment if it needs a gradient (1)."""
         version = value.alias.version
-        if value.sent.get(peer) == version:
+        sent = value.sent.get(peer)
+        if sent == version:
             return
         check_stale(value, name)
         value.sent[peer] = version
@@ -169,12 +225,14 @@ class Tape:
         self.channel.send(peer, Message(key, tensor.detach(), flag=needs_grad))
         if needs_grad:
             self.remember(value, tensor)
-            self.current.sends.append((value, peer, version))
-            self._next_segment()
+            if sent != ~version:
+                self.current.sends.append((value, peer, version))
+                self._next_segment()
 
     def receive(self, value: Value, name: str) -> Tensor:
         """The data of another rank's value, as a tensor of the current segment."""
         if value.copy is None or value.copy_version != value.alias.version:
+            again = value.copy_version == value.alias.version
             key = self.key(VALUE, value.number, value.alias.version)
             message = self.microbatch.receive(value.owner, key, name)
             value.copy, value.copy_version, value.needs_grad = (
@@ -183,7 +241,7 @@ class Tape:
                 message.flag,
             )
             value.leaf_segment = None
-            if value.needs_grad:
+            if value.needs_grad and not again:
                 self.current.received.append(value)
         assert value.copy is not None
         return self.enter(value, value.copy) if value.needs_grad else value.copy
@@ -221,33 +279,87 @@ class Tape:
         if value.edge is None:
             value.edge = get_gradient_edge(tensor)
 
-    def backward(self) -> None:
-        """Walk the tape in reverse; see the module's diagram. The tape is empty afterwards."""
-        segments = self.segments
-        self.segments = []
-        self.entered.clear()
-        self._next_segment()
+    def backward(self, keep: bool = False) -> None:
+        """Walk the tape in reverse; see the module's diagram. ``keep``: what it goes through is not freed."""
         tasks: list[Task] = []
-        while segments:
-            segment = segments.pop()
+        for segment in reversed(self.segments):
             if segment.stage != self.microbatch.stage:
                 self._completed(tasks)
                 tasks = []
                 self.microbatch.enter(segment.stage)
-            for value, peer, version in reversed(segment.sends):  # (3)
-                key = self.key(GRADIENT, value.number, version)
-                value.add_grad(self.microbatch.receive(peer, key, "its gradient").payload)
-            self._run(segment, tasks)
-            messages = [  # (6), after all that the segment held is free: the answer may be another tensor
-                (value.owner, Message(self.key(GRADIENT, value.number, value.copy_version), value.grad))
-                for value in reversed(segment.received)
-            ]
-            for value in segment.received:
-                value.grad = value.copy = value.leaf = None
-            segment.clear()
-            for owner, message in messages:
-                self.channel.send(owner, message)
+            self._await(segment, keep)
+            leaves = list(segment.living())  # those that only the graph holds go with it
+            self._run(segment, tasks, keep)
+            for leaf, value in leaves:  # (5)
+                value.add_grad(leaf.grad)
+                leaf.grad = None
+            leaves.clear()
+            self._answer(segment, keep)
+        if not keep:
+            self.entered.clear()
         self._completed(tasks)
+        if self.replicated is not None:
+            self.microbatch.let_go()
+            edges, grads = self.replicated.gradients()
+            self.microbatch.follow_whole()
+            run_autograd(edges, grads, keep=keep)
+        self.passes += 1
+        self._next_segment()
+
+    def gradients(self, wanted: Sequence[tuple[Value, Tensor]]) -> list[Tensor | None]:
+        """The gradients of ``wanted``, values of this rank or replicated ones, in a pass that adds to no ``.grad``."""
+        found: list[Tensor | None] = [None] * len(wanted)
+        own = [number for number, (value, _) in enumerate(wanted) if value.owner == self.rank]
+        for segment in reversed(self.segments):
+            self._await(segment, True)
+            here = [n for n in own if wanted[n][0].segment is segment or wanted[n][1].is_leaf]
+            self._capture(segment.take_roots(True), list(segment.living()), wanted, here, found)
+            self._answer(segment, True)
+        if self.replicated is not None:
+            others = [number for number, (value, _) in enumerate(wanted) if value.owner == EVERYWHERE]
+            self._capture(self.replicated.gradients(), [], wanted, others, found)
+        self.passes += 1
+        return found
+
+    def _capture(
+        self, roots: tuple[list[GradientEdge], list[Tensor]], leaves: list[tuple[Tensor, Value]],
+        wanted: Sequence[tuple[Value, Tensor]], numbers: Sequence[int], found: list[Tensor | None],
+    ) -> None:  # fmt: skip
+        """Autograd from ``roots``: gradients of leaves go to their values, those of wanted tensors to ``found``."""
+        edges = [get_gradient_edge(leaf) for leaf, _ in leaves]
+        edges += [get_gradient_edge(wanted[number][1]) for number in numbers]
+        if not edges or not roots[0]:
+            return
+        grads = captured(*roots, edges)
+        for (_, value), grad in zip(leaves, grads[: len(leaves)], strict=True):
+            value.add_grad(grad)
+        for number, grad in zip(numbers, grads[len(leaves) :], strict=True):
+            before = found[number]
+            found[number] = grad if before is None else before if grad is None else before + grad
+
+    def _await(self, segment: Segment, keep: bool) -> None:
+        """Wait for the gradients of what was sent at the segment's end (3)."""
+        for value, peer, version in reversed(segment.sends):
+            grad = self.microbatch.receive(peer, self.grad_key(value, version), "its gradient").payload
+            value.add_grad(grad)
+            if not keep and grad is not None and value.sent[peer] == version:
+                value.sent[peer] = ~version
+
+    def _answer(self, segment: Segment, keep: bool) -> None:
+        """Send the gradients of what the segment had received (6), after all that it held is free: the answer may be
+        another tensor."""
+        messages = [
+            (value.owner, Message(self.grad_key(value, value.copy_version), value.grad))
+            for value in reversed(segment.received)
+        ]
+        for value in segment.received:
+            if not keep and value.grad is not None:
+                value.copy = None
+            value.grad = None
+        if not keep:
+            segment.fade()
+        for owner, message in messages:
+            self.channel.send(owner, message)
 
     def _completed(self, tasks: list[Task]) -> None:
         self.microbatch.completed([functools.partial(run_all, tasks)] if tasks else [])
@@ -255,27 +367,23 @@ class Tape:
     def clear(self) -> None:
         """Forget what was recorded; for a microbatch without a backward pass."""
         self.entered.clear()
+        self.replicated = None
         for segment in self.segments:
             segment.clear()
 
-    def _run(self, segment: Segment, tasks: list[Task]) -> None:
-        roots = segment.roots
-        if roots:
-            edges = [value.edge for value in roots if value.edge is not None]
-            grads = [value.grad for value in roots if value.grad is not None]
-            for value in roots:
-                value.grad = value.edge = None
-            inputs: tuple[GradientEdge, ...] = ()
-            if segment.stage in self.splits:
-                inputs = take_weights(edges, tasks.append)
-            elif self.fuses:
-                inputs = take_weights(edges, Task.at_once, at_once=True)
-            run_autograd(edges, grads, inputs)  # (4)
-        for leaf, value in segment.leaves:  # (5)
-            value.add_grad(leaf.grad)
-            leaf.grad = None
-            if value.leaf is leaf:
-                value.leaf = value.leaf_segment = None
+    def _run(self, segment: Segment, tasks: list[Task], keep: bool) -> None:
+        """Run autograd from every tensor of the segment that got a gradient (4)."""
+        if not segment.roots:
+            return
+        edges, grads = segment.take_roots(keep)
+        inputs: tuple[GradientEdge, ...] = ()
+        if keep:  # tasks would stay with the nodes, and these run again
+            pass
+        elif segment.stage in self.splits:
+            inputs = take_weights(edges, tasks.append)
+        elif self.fuses:
+            inputs = take_weights(edges, Task.at_once, at_once=True)
+        run_autograd(edges, grads, inputs, keep)
 
 
 def check_stale(value: Value, name: str) -> None:
@@ -290,50 +398,3 @@ def check_stale(value: Value, name: str) -> None:
             "written into, and does not see that here: let the module return a new tensor, or keep both modules in one "
             "piece: weft.set_partition(module, index)"
         )
-
-
-_has_gpu = functools.cache(torch.cuda.is_available)
-
-
-def run_autograd(
-    roots: Sequence[Any], grads: Sequence[Tensor], inputs: tuple[GradientEdge, ...] = ()
-) -> None:
-    """The backward pass, on this thread, which knows its microbatch.
-
-    For a GPU autograd would take a thread of its own, the same for all microbatches.
-
-    ``roots``: tensors or gradient edges; ``grads``: their gradients, of their shapes; ``inputs``: what it has to reach,
-    everything if empty.
-    """
-    with torch.autograd.set_multithreading_enabled(False) if _has_gpu() else nullcontext():
-        run_engine(roots, grads, inputs)
-
-
-def graph_nodes(tensors: list[Tensor]) -> list[Any]:
-    """Every node of the graph that ``tensors`` were computed by."""
-    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    found: dict[Any, None] = {}
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found[node] = None
-            waiting.extend(following for following, _ in node.next_functions if following is not None)
-    return list(found)
-
-
-def root_gradient(tensor: Tensor, grad: Tensor | None, scale: float) -> Tensor:
-    """The gradient that the backward pass starts with at ``tensor``: ``scale`` times ``grad`` (1 for a scalar)."""
-    if not tensor.requires_grad:
-        raise UsageError("backward() got a tensor that needs no gradient: nothing it was computed from does")
-    if grad is None:
-        if tensor.numel() != 1:
-            raise UsageError(
-                f"backward() got a tensor of shape {list(tensor.shape)}; give a scalar (reduce it with .mean() or "
-                ".sum()) or its gradient as grad_tensors"
-            )
-        return torch.full_like(tensor, scale)
-    if grad.shape != tensor.shape:
-        raise UsageError(
-            f"backward() got a gradient of shape {list(grad.shape)} for a tensor of shape {list(tensor.shape)}"
-        )
-    return grad * scale if scale != 1.0 else grad

@@ -25,14 +25,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
 from weft.runtime.huge_pages import HugePages
 from weft.torch.crossings import Operations
 from weft.torch.deferred import Task, take_weights
 from weft.torch.estimate import Clock
+from weft.torch.glue_watch import GlueWatch, contains
+from weft.torch.graphs import graph_nodes, leaf_of, run_autograd
 from weft.torch.halves import measure_halves
+from weft.torch.kept import Kept
 from weft.torch.private import (
     LEAF,
     SLOT,
@@ -44,9 +46,7 @@ from weft.torch.private import (
     version,
 )
 from weft.torch.random_state import NUMPY, Streams, same_states
-from weft.torch.rules import METADATA
 from weft.torch.structure import Describer
-from weft.torch.tape import graph_nodes, run_autograd
 from weft.torch.times import Pass, agree, kinds_of, typical
 from weft.torch.untouched import ParameterWrites, is_new, untouched
 
@@ -124,6 +124,7 @@ class Tracer:
         self.leaking: set[str] = set()
         self.operations = Operations()
         self.tasks: list[Task] | None = None
+        self.outside: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def restart(self, watching: bool) -> None:
         """Forget the times of a pass."""
@@ -233,14 +234,17 @@ class Tracer:
 
     # --- backward -----------------------------------------------------------------------------------------
 
-    def backward(self, tensors: list[Tensor], grads: list[Tensor]) -> None:
-        """Run the backward pass and time each node, with what autograd does before it: it adds up gradients."""
+    def backward(self, tensors: list[Tensor], grads: list[Tensor], keep: bool = False) -> None:
+        """Run the backward pass and time each node, with what autograd does before it: it adds up gradients.
+
+        ``keep``: the graph is not freed."""
         begun = self.now()
         self.went_backward = True
         places = [at for at, _ in self.events]
         for node in graph_nodes(tensors):
             number = number_of(node)
             if number >= LEAF:
+                self._set_aside(node)  # AccumulateGrad
                 continue
             at = bisect.bisect_right(places, number) - 1
             record = self.events[at][1] if at >= 0 else self.top
@@ -248,12 +252,25 @@ class Tracer:
         self.going_back = True
         try:
             then = self._at_once if self.tasks is None else self.tasks.append
-            inputs = take_weights(tensors, then, at_once=self.tasks is None)
+            inputs = () if keep else take_weights(tensors, then, at_once=self.tasks is None)
             self.reached = self.now()  # what went before belongs to no module
-            run_autograd(tensors, grads, inputs)
+            run_autograd(tensors, grads, inputs, keep)
         finally:
             self.going_back = False
             self.children_s[0] += self.now() - begun
+
+    def _set_aside(self, node: Any) -> None:
+        """A leaf that is none of the model's (an input, a parameter of the loss) gets its gradient apart."""
+        leaf = leaf_of(node)
+        if leaf is not None and id(leaf) not in self.own and id(leaf) not in self.outside:
+            self.outside[id(leaf)] = leaf, leaf.grad
+            leaf.grad = None
+
+    def give_back(self) -> None:
+        """Leaves that are none of the model's have their own gradients again."""
+        for leaf, grad in self.outside.values():
+            leaf.grad = grad
+        self.outside.clear()
 
     def accumulated(self, parameter: Tensor) -> None:
         """A parameter has its gradient, which the trace does not keep.
@@ -287,40 +304,6 @@ class Tracer:
         self.reached = now
 
 
-class GlueWatch(TorchFunctionMode):
-    """Counts the operations that each module's own code runs, and notes which parameters they use."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        super().__init__()
-        self.tracer = tracer
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in METADATA or self.tracer.going_back:  # an activation checkpoint runs it again
-            return func(*args, **(kwargs or {}))
-        record = self.tracer.stack[-1]
-        record.operations += 1
-        own = self.tracer.own
-        operands = []
-        for item in (*args, *(kwargs or {}).values()):
-            for part in item if isinstance(item, (list, tuple)) else (item,):
-                if isinstance(part, nn.Parameter) and id(part) in own:
-                    record.parameters_used.setdefault(id(part), self.tracer.calls)
-                elif isinstance(part, Tensor):
-                    self.tracer.use(part, record)
-                    operands.append(part)
-        result = func(*args, **(kwargs or {}))
-        self.tracer.create(result, record)
-        self.tracer.operations.note(record.name, operands, result)
-        return result
-
-
-def contains(outer: str, inner: str, at_top: bool) -> bool:
-    """Whether module ``outer`` is ``inner`` or has it inside; nothing but the step itself is at the top."""
-    if at_top:
-        return False
-    return outer == "" or inner == outer or inner.startswith(f"{outer}.")
-
-
 def trace(
     root: nn.Module,
     run: Callable[[], Any],
@@ -328,18 +311,19 @@ def trace(
     streams: Streams,
     clock: Clock | None = None,
     split: bool = False,
+    kept: Kept | None = None,
 ) -> Trace:
     """Run ``run`` (the user's step on one microbatch) a few times and measure ``root`` in it.
 
     With a ``clock``, which must be active then, what it counts stands for time, and one measured pass is enough.
-    ``split``: measure the two halves of the backward pass, too.
+    ``split``: measure the two halves of the backward pass, too. ``kept``: what is brought back after each pass.
     """
     started = time.perf_counter()
     tracer = Tracer(root, device, clock)
     passes: list[Pass] = []
     for number in range(PASSES):
         tracer.restart(watching=number == 0)
-        with untouched(root, streams, tracer.accumulated, tracer.writes), tracer.attached():
+        with untouched(root, streams, tracer.accumulated, tracer.writes, kept), tracer.attached():
             Tracer.current = tracer
             try:
                 if number == 0:
@@ -353,10 +337,11 @@ def trace(
                     tracer.top.forward_s = tracer.now() - start - tracer.children_s[0]
             finally:
                 Tracer.current = None
+                tracer.give_back()
         if number > 0:
             times: Pass = {id(record): (record.forward_s, record.backward_s) for record in tracer.everything}
             if split:  # in turn, so that a machine whose speed drifts does so for both
-                halves = measure_halves(tracer, run, streams)
+                halves = measure_halves(tracer, run, streams, kept)
                 times = {key: (*both, *halves[key]) for key, both in times.items()}
             passes.append(times)
             if clock is not None or agree(passes, kinds) or time.perf_counter() - started > BUDGET_S:

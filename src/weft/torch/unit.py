@@ -102,6 +102,8 @@ class UnitCall:
             owner = self.owner
             if owner == FLOATING and placed:
                 owner = program.newest_owner(placed)
+            if owner != FLOATING and len(placed) != len(tensors) + len(hidden):
+                program.share((*tensors, *hidden), owner)
             if owner not in (FLOATING, program.rank):
                 call = program.next_call()
                 program.module = self.name
@@ -152,6 +154,8 @@ class UnitCall:
         pop_mode()
         try:
             value = program.value_of(tensor)
+            if value is None and tensor.requires_grad:
+                return UNUSUAL
             seen = tensor if value is None else value.data(tensor)
             key = (self, self.serial, self.module.training, *settings(), ONE, seen.shape, seen.dtype)
             spec = program.pipeline.specs.get(key)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.torch.arrival import Forget
+from weft.torch.kept import Kept
 from weft.torch.private import storage_key, tables_of, version
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams
 from weft.torch.rules import written
@@ -60,11 +61,13 @@ def untouched(
     streams: Streams,
     forget: Callable[[Tensor], None] | None = forget_grad,
     writes: ParameterWrites | None = None,
+    kept: Kept | None = None,
 ) -> Iterator[None]:
     """Whatever runs inside leaves gradients, buffers, plain attributes and random states as they were.
 
     ``forget`` is called with each parameter that got its gradient and drops it at once; without it they go at the end.
-    ``writes``: the parameters of which it is known that they are written; they are as they were, too.
+    ``writes``: the parameters of which it is known that they are written; they are as they were, too. ``kept``: what
+    else is brought back.
     """
     numpy, streams.numpy = streams.numpy, True
     states = streams.capture(TORCH | PYTHON | NUMPY)
@@ -104,6 +107,8 @@ def untouched(
                     buffer.copy_(content)
         for module, values in plain:
             vars(module).update(values)
+        if kept is not None:
+            kept.bring_back()
         streams.restore(states)
         streams.numpy = numpy
 

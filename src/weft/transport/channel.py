@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, Protocol
 class Key(NamedTuple):
     """What a message is: ``kind`` (one of the constants below), step, microbatch, number in the program.
 
-    From the bit `VERSION_BIT` on, a value's number says how often that had been written by then.
+    From the bit `VERSION_BIT` on, a value's number says how often that had been written by then; from `PASS_BIT` on, a
+    gradient's says which backward pass of the microbatch it belongs to.
     """
 
     kind: int
@@ -33,7 +34,7 @@ class Key(NamedTuple):
         return f"{KINDS[self.kind]} {number} of microbatch {self.microbatch} in step {self.step}"
 
 
-VERSION_BIT = 32
+VERSION_BIT, PASS_BIT = 32, 52
 VALUE, GRADIENT, TELL, SHAPES, READ, OUTPUT, BEGIN, ABORT, STATISTICS = range(9)
 KINDS = ("value", "gradient", "signature", "shapes", "read value", "output", "begin", "abort", "statistics")
 

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from . import chance, glue, inputs, losses, memory, modules, placement, random_programs, structure, training
+from . import (
+    chance,
+    first_step,
+    glue,
+    gradients,
+    inputs,
+    losses,
+    memory,
+    modules,
+    placement,
+    random_programs,
+    structure,
+    training,
+)
 from .harness import CHECKS
 
 __all__ = [
     "CHECKS",
     "chance",
+    "first_step",
     "glue",
+    "gradients",
     "inputs",
     "losses",
     "memory",

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from weft.torch.deferred import Task, run_all, take_weights
+from weft.torch.graphs import run_autograd
 from weft.torch.pipeline import Pipeline
-from weft.torch.tape import run_autograd
 from weft.torch.unit import attach
 
 
