@@ -248,8 +248,8 @@ def read_ranges(folder: Path, place: Layout) -> None:
         mine = [name for name, _ in job.model.local_named_parameters()]
         mine += [name for name, _ in job.model.local_named_buffers()]
         names = [name.removeprefix("module.") for name in mine]
-        prefixes = tuple(f"{kind}/{name}" for kind in ("model", "optimizer") for name in names)
-        own = {path for path in sizes if path.startswith(prefixes)}
+        prefixes = tuple(f"{kind}/{name}/" for kind in ("model", "optimizer") for name in names)
+        own = {path for path in sizes if f"{path}/".startswith(prefixes)}
         alone = sum(size for path, size in sizes.items() if path.startswith(("ranks/0/", "user/")))
         assert counted["preadv"] == sum(sizes[path] for path in own) + alone, (counted, own)
         compared = sum(weft.allgather(counted["pread"], weft.WORLD))

@@ -41,7 +41,7 @@ from weft.torch.content import Decoder, Encoder
 from weft.torch.model import DistributedModel
 from weft.torch.resuming import Wanted, agree, land_with, told_by_first
 from weft.torch.saving import Request, SaveReport, Saves, meet
-from weft.torch.sources import Source, load_file, open_source
+from weft.torch.sources import Source, load_file, open_source, read_torch_file
 from weft.torch.state import Session
 
 log = logging.getLogger("weft")
@@ -134,7 +134,7 @@ def _user_bytes(value: Any, allow_pickle: bool) -> bytes:
     plain, wrapped = io.BytesIO(), io.BytesIO()
     with suppress(Exception):
         torch.save(value, plain)
-        torch.load(io.BytesIO(plain.getvalue()), weights_only=True)
+        read_torch_file(io.BytesIO(plain.getvalue()), weights_only=True)
         return plain.getvalue()
     torch.save({_WRAPPED: text, "tensors": tensors}, wrapped)
     return wrapped.getvalue()

@@ -5,6 +5,7 @@
 ``LIKE``       use only shape, dtype and device of their tensor: replicated
 ``VALUE_FREE`` arithmetic whose result's shape does not depend on numbers among the arguments
 ``SHAPED_BY_FLOATS`` functions whose result's shape depends on numbers that are not whole
+``SHAPED_BY_TENSORS`` functions whose result's shape depends on the values of a tensor that is not their first argument
 ``RESHAPED``   change the shape of the tensor itself
 ``REPLACED``   give the tensor other memory
 """
@@ -89,6 +90,13 @@ SHAPED_BY_FLOATS: frozenset[Any] = frozenset(
     _named(
         (torch.nn.functional,), ("interpolate", "upsample", "fractional_max_pool2d", "fractional_max_pool3d")
     )
+)
+SHAPED_BY_TENSORS: frozenset[Any] = frozenset(
+    _named(
+        (Tensor, torch),
+        ("tensor_split", "repeat_interleave", "split", "split_with_sizes", "_pack_padded_sequence"),
+    )
+    | {torch.nn.utils.rnn.pack_padded_sequence, torch.nn.utils.rnn.pad_packed_sequence}
 )
 TYPE_NAME = Tensor.type
 BACKWARD: frozenset[Any] = frozenset((Tensor.backward, torch.autograd.backward))

@@ -13,14 +13,16 @@ import enum
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import resolve_name
+from torch.overrides import TorchFunctionMode, resolve_name
 
 from weft.errors import UsageError
 from weft.torch.private import TorchDispatchMode
+from weft.torch.rules import READS, SHAPED_BY_TENSORS
 from weft.torch.structure import ATTRIBUTE_DEPTH, CONSTANTS, Describer, attributes_of, is_walkable
 
 
@@ -191,12 +193,46 @@ def _resolve(func: Callable[..., Any]) -> str:
     return str(name)
 
 
-class Watch(TorchDispatchMode):
+class Watch:
     """Notes whether what runs inside reads values or has results whose shape depends on data."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.dynamic = False
+
+    def __enter__(self) -> Watch:
+        self._modes = ExitStack()
+        self._modes.enter_context(_Operators(self))
+        self._modes.enter_context(_Functions(self))
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._modes.close()
+
+
+class _Functions(TorchFunctionMode):
+    """What reads values without an operator: ``tolist``, ``numpy``, and sizes that are given as a tensor."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if (
+            func in READS
+            or func in SHAPED_BY_TENSORS
+            and any(isinstance(item, Tensor) for item in (*args[1:], *kwargs.values()))
+        ):
+            self.watch.dynamic = True
+        return func(*args, **kwargs)
+
+
+class _Operators(TorchDispatchMode):
+    """Operators that say of themselves that they do."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -205,7 +241,8 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tags = func.tags
         if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
-            self.dynamic = self.dynamic or func is not torch.ops.aten.index.Tensor or has_mask(args[1])
+            if func is not torch.ops.aten.index.Tensor or has_mask(args[1]):
+                self.watch.dynamic = True
         return func(*args, **(kwargs or {}))
 
 

@@ -80,16 +80,23 @@ class TorchFile(InMemory):
         super().__init__(find_state(content, path))
 
 
+def read_torch_file(file: Any, **options: Any) -> Any:
+    """``torch.load``, without the warning of PyTorch 2.14 and later that it checks sparse tensors."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
+        return torch.load(file, **options)
+
+
 def load_file(path: Path, allow_pickle: bool = False, **options: Any) -> Any:
     """What ``torch.save`` wrote; tensors stay in the file until they are used, where the file allows that."""
     options.setdefault("map_location", "cpu")
     try:
         try:
-            return torch.load(path, weights_only=not allow_pickle, mmap=True, **options)
+            return read_torch_file(path, weights_only=not allow_pickle, mmap=True, **options)
         except RuntimeError as error:
             if "mmap" not in str(error):
                 raise
-            return torch.load(path, weights_only=not allow_pickle, **options)
+            return read_torch_file(path, weights_only=not allow_pickle, **options)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
     except PermissionError as error:

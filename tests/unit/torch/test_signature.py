@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from tests.launching import SOURCE
 from weft.torch.signature import Spec, Watch, digest, function_name, scan
@@ -161,6 +162,16 @@ def test_functions_have_full_names():
         (lambda x: bool(x.any()), True),
         (lambda x: torch.masked_select(x, x > 0), True),
         (lambda x: x.repeat_interleave(torch.tensor([1, 2]), 0), True),
+        (lambda x: x[:, : int(x.max().tolist())], True),
+        (lambda x: x[: x.numpy().argmax()], True),
+        (lambda x: x[: max(x.sum(1).long().tolist())], True),
+        (lambda x: torch.tensor_split(x, torch.tensor([1]), 0), True),
+        (lambda x: torch.tensor_split(x, tensor_indices_or_sections=torch.tensor(2)), True),
+        (lambda x: torch.tensor_split(x, 2), False),
+        (lambda x: numpy.asarray(x).shape, True),
+        (lambda x: [row for row in x.split([1, 1])], False),
+        (lambda x: pack_padded_sequence(x[..., None], torch.tensor([2, 1]), batch_first=True), True),
+        (lambda x: x.repeat_interleave(2, 0), False),
     ],
 )
 def test_results_whose_shape_depends_on_data_are_noticed(function: Any, dynamic: bool):
