@@ -92,6 +92,7 @@ class Microbatch:
         self.executor: Any = None
         self.worker: Worker | None = None
         self.kept: Any = None
+        self.held: Any = None
         self._body = body
 
     def run(self, context: contextvars.Context) -> None:

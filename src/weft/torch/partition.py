@@ -21,6 +21,7 @@ from weft.errors import PlacementError, UsageError
 from weft.report.text import PlacementRow, placement_table
 from weft.runtime.allocator import give_back
 from weft.simulate import FREE
+from weft.torch.attributes import own
 from weft.torch.automatic import Watch, choose_automatically, placed
 from weft.torch.choose import graph_of, piece_costs
 from weft.torch.collective import agree_on
@@ -36,7 +37,7 @@ from weft.torch.state import Session
 from weft.torch.structure import replace
 from weft.torch.trace import Trace, trace
 from weft.torch.tree import Piece, Tree
-from weft.torch.unit import FLOATING, attach
+from weft.torch.unit import FLOATING, attach, unit_call
 from weft.torch.untouched import untouched
 
 log = logging.getLogger("weft")
@@ -68,6 +69,7 @@ class Plan:
     buffers: dict[str, int]
     numpy: bool
     chosen: dict[str, Any] | None = None
+    attributes: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -76,6 +78,7 @@ class Plan:
     def from_json(cls, text: str) -> Plan:
         content = json.loads(text)
         content["units"] = tuple(PlannedUnit(**unit) for unit in content["units"])
+        content["attributes"] = tuple(map(tuple, content.get("attributes", ())))
         return cls(**content)
 
     @property
@@ -289,13 +292,19 @@ def _plan(
     where = {piece.name: at for piece, at in zip(pieces, partitions, strict=True)}
     names = tree.parameter_names
     parameters = {names[id(p)]: where[piece.name] for p, piece in tree.glue_parameters(pieces)}
-    return Plan(tuple(units), parameters, _written(tree, traced, where, pieces), traced.numpy)
+    attributes = own(traced.attributes, [unit.name for unit in units])
+    return Plan(
+        tuple(units), parameters, _written(tree, traced, where, pieces), traced.numpy, attributes=attributes
+    )
 
 
 def _writes(traced: Trace, name: str) -> int:
-    """How often a microbatch calls the unit, if it writes or replaces a buffer."""
+    """How often a microbatch calls the unit, if it leaves something to the next one: buffers, attributes."""
     written = traced.written_buffers | traced.replaced_buffers
-    return traced.records[name].calls if any(buffer.startswith(f"{name}.") for buffer in written) else 0
+    keeps = any(buffer.startswith(f"{name}.") for buffer in written) or any(
+        each.carried and not each.counter and each.inside(name) for each in traced.attributes
+    )
+    return traced.records[name].calls if keeps else 0
 
 
 def _written(tree: Tree, traced: Trace, where: dict[str, int], pieces: list[Piece]) -> dict[str, int]:
@@ -374,6 +383,11 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
         parameter._weft_owner = owners[name]  # type: ignore[attr-defined]
         if owners[name] != pipeline.rank:
             release(parameter)
+    for name, attribute in plan.attributes:
+        pipeline.own.add(modules[name], attribute)
+        for unit in plan.units:
+            if name == unit.name or name.startswith(f"{unit.name}."):
+                unit_call(modules[unit.name]).spots.append((modules[name].__dict__, attribute))
     buffers = dict(root.named_buffers())
     for name, at in plan.buffers.items():
         if name in buffers:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from weft.torch.attributes import Own
 from weft.torch.random_state import Streams
 from weft.torch.signature import Spec
 from weft.transport.channel import Channel
@@ -18,8 +19,8 @@ class Pipeline:
     """What all microbatches of a pipeline share on this rank.
 
     ``specs``: what is known of calls, by signature; ``told``: the signatures that this rank has told the others;
-    ``fuses``: whether a weight of this rank gains by being added to its gradient in one call; ``replicas``: how many
-    copies of the model there are.
+    ``own``: the attributes that each microbatch has for itself; ``fuses``: whether a weight of this rank gains by being
+    added to its gradient in one call; ``replicas``: how many copies of the model there are.
     """
 
     rank: int
@@ -29,6 +30,7 @@ class Pipeline:
     streams: Streams
     specs: dict[Any, Spec] = field(default_factory=dict)
     told: set[Any] = field(default_factory=set)
+    own: Own = field(default_factory=Own)
     fuses: bool = False
     replicas: int = 1
     units: int = 0

@@ -244,8 +244,14 @@ def _resume(session: Session, microbatch: Microbatch) -> None:
     streams, before = session.streams, session.drawing
     if before is microbatch:
         return
+    own = None if session.pipeline is None else session.pipeline.own
     if before is not None and not before.done:
         before.kept = streams.capture()
+    if own and before is not None:
+        before.held = own.take()
+    if own and microbatch.held is not None:
+        own.put(microbatch.held)
+        microbatch.held = None
     session.drawing = microbatch
     if microbatch.kept is None:
         streams.seed(mix(session.seed, microbatch.index))

@@ -109,6 +109,8 @@ class Step:
         session.executor.hooks.check = check.look
         drew: list[bool] = []
         latest: list[int] = []
+        own = session.pipeline.own
+        left: list[Any] = []
         order = self._order(session, batch.microbatches)
         returned = Returned(batch.microbatches, self.detach_outputs)
 
@@ -116,6 +118,8 @@ class Step:
             microbatch.expected = self._latest
             result = self._microbatch(session, batch, microbatch, context, drew, order, returned)
             latest.append(microbatch.latest)
+            if own and microbatch.index == batch.microbatches - 1:
+                left.extend(own.take())
             return result
 
         try:
@@ -134,6 +138,8 @@ class Step:
             session.drawing = None
             streams.restore(after if any(drew) else before)
         self._latest = max(self._latest or 0, *latest)
+        if own:  # as one process leaves them
+            own.put(left)
         session.pipeline.channel.mailbox.discard(session.steps)
         session.monitor.note("", session.steps)
         finish_step(session)

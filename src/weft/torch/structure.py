@@ -22,6 +22,8 @@ from weft.errors import UsageError
 
 CONSTANTS = (type(None), bool, int, float, str)
 ATTRIBUTE_DEPTH = 3
+DATA_DEPTH = 16
+"""How deep dataclasses may lie in each other; what is deeper may be a circle."""
 
 
 def is_walkable(thing: Any) -> bool:
@@ -64,7 +66,8 @@ def replace(
             return tree
         return rebuild_dict(type(tree), values, tree)
     is_data = dataclasses.is_dataclass(tree)
-    if (attributes or is_data) and depth < ATTRIBUTE_DEPTH and is_walkable(tree):
+    limit = DATA_DEPTH if is_data else ATTRIBUTE_DEPTH
+    if (attributes or is_data) and depth < limit and is_walkable(tree):
         changed = {}
         for name, item in list(attributes_of(tree).items()):
             new = replace(item, function, depth + 1, attributes=attributes)

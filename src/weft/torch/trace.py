@@ -20,7 +20,7 @@ import bisect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.runtime.huge_pages import HugePages
+from weft.torch.attributes import Attribute, noted
 from weft.torch.crossings import Operations
 from weft.torch.deferred import Task, take_weights
 from weft.torch.estimate import Clock
@@ -91,6 +92,7 @@ class Trace:
     leaking: set[str]
     written_buffers: set[str]
     replaced_buffers: set[str]
+    attributes: list[Attribute]
     operations: Operations
     around: Record
     numpy: bool
@@ -327,7 +329,14 @@ def trace(
             Tracer.current = tracer
             try:
                 if number == 0:
-                    written, replaced, numpy = watched(tracer, run, streams)
+                    with noted(root, lambda: tracer.stack[-1].name) as attributes:
+                        written, replaced, numpy = watched(tracer, run, streams)
+                    if any(each.lazy for each in attributes):  # a second microbatch finds them
+                        tracer.watching = False
+                        with noted(root, lambda: tracer.stack[-1].name) as again:
+                            run()
+                        places = {each.place for each in again}
+                        attributes = [replace(each, lazy=each.place not in places) for each in attributes]
                     kinds = kinds_of(tracer.everything)
                     if device.type == "cpu":
                         HugePages().look()  # as before the steps that the times are for
@@ -357,7 +366,7 @@ def trace(
     records = sorted([*called, *uncalled(tracer)], key=lambda record: record.order)
     leaking = {name for name in tracer.leaking if name in tracer.records}
     return Trace(
-        {r.name: r for r in records}, leaking, written, replaced, tracer.operations, tracer.top, numpy,
+        {r.name: r for r in records}, leaking, written, replaced, attributes, tracer.operations, tracer.top, numpy,
         time.perf_counter() - started,
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from weft.errors import UsageError
+from weft.torch.attributes import Given
 from weft.torch.deferred import large
 from weft.torch.glue import Glue, running, running_here, settings
 from weft.torch.offload import offloading
@@ -47,7 +48,7 @@ class UnitCall:
 
     ``owner``: the partition, or FLOATING for a module without state, which runs where its newest argument is
     (everywhere, if none has a place). ``writes``: how often a microbatch calls it, if it is known to write its buffers.
-    ``stage``: the stage it belongs to; a partition may have several.
+    ``stage``: the stage it belongs to; a partition may have several. ``spots``: attributes in it that others set.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class UnitCall:
         self.pipeline = pipeline
         self.writes = writes
         self.stage = stage
-        self.stateful = next(module.buffers(), None) is not None
+        self.stateful = writes > 0 or next(module.buffers(), None) is not None
+        self.spots: list[tuple[dict[str, Any], str]] = []
         self.serial = pipeline.next_serial()
         if owner in (FLOATING, pipeline.rank) and pipeline.device.type == "cpu":
             pipeline.fuses |= any(map(large, module.parameters()))
@@ -83,7 +85,12 @@ class UnitCall:
         self, glue: Glue, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         program = glue.program
-        if len(args) == 1 and not kwargs and type(args[0]) is Tensor and not program.checkpointing:
+        if (
+            len(args) == 1
+            and not kwargs
+            and type(args[0]) is Tensor
+            and not (program.checkpointing or self.spots)
+        ):
             result = self._usual(glue, inner, args[0])
             if result is not UNUSUAL:
                 return result
@@ -94,6 +101,10 @@ class UnitCall:
             scan(args, parts, tensors, hidden)
             if kwargs:
                 scan(kwargs, parts, tensors, hidden)
+            given = Given(self.spots)
+            inputs = (args, kwargs, given.tensors)
+            if self.spots:
+                scan(given.tensors, parts, tensors, hidden)
             placed = [
                 (tensor, value)
                 for tensor in (*tensors, *hidden)
@@ -109,16 +120,21 @@ class UnitCall:
                 program.module = self.name
                 program.send_all(placed, owner)
                 spec = program.spec_for(tuple(parts), self.name, owner, call)
-                return program.stand_ins(spec, owner, tensors, (args, kwargs))
+                return program.stand_ins(spec, owner, tensors, inputs)
         if owner == FLOATING:
             return inner(*args, **kwargs)
 
         def run(local: Any) -> Any:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                with given.replaced(local[2]):
+                    return inner(*args, **kwargs)
+
             program.enter(self.name)
+            called = forward if given.tensors else inner
             if program.checkpointing and torch.is_grad_enabled():
                 with offloading():
-                    return checkpoint(inner, *local[0], use_reentrant=False, **local[1])
-            return inner(*local[0], **local[1])
+                    return checkpoint(called, *local[0], use_reentrant=False, **local[1])
+            return called(*local[0], **local[1])
 
         originals: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -134,7 +150,7 @@ class UnitCall:
             program.module = self.name
             if owner == self.owner:
                 program.tape.enter_stage(self.stage)
-            result = program.run_here(tuple(parts), self.name, call, run, tensors, (args, kwargs), localise)
+            result = program.run_here(tuple(parts), self.name, call, run, tensors, inputs, localise)
             program.module = ""
             if originals and not program.checkpointing:  # objects hold again what has a place on every rank
                 replace((args, kwargs), lambda tensor: originals.get(id(tensor), (tensor,))[0])
@@ -239,6 +255,13 @@ def attach(
 ) -> None:
     """Intercept calls of ``module``, a unit called ``name``; see :class:`UnitCall`."""
     module.__dict__[SLOT] = UnitCall(module, name, owner, pipeline, writes, owner if stage is None else stage)
+
+
+def unit_call(module: nn.Module) -> UnitCall:
+    """What :func:`attach` has put there."""
+    call = module.__dict__[SLOT]
+    assert isinstance(call, UnitCall)
+    return call
 
 
 def detach(module: nn.Module) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    attributes,
     chance,
     first_step,
     glue,
@@ -19,6 +20,7 @@ from . import (
 from .harness import CHECKS
 
 __all__ = [
+    "attributes",
     "CHECKS",
     "chance",
     "first_step",

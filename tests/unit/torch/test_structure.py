@@ -193,6 +193,13 @@ def test_another_rank_builds_the_same_structure(tree: Any):
     assert repr(shape_of(built)) == repr(shape_of(tree))
 
 
+def test_dataclasses_may_lie_deep_in_each_other():
+    tree = Carried(ONE)
+    for _ in range(10):
+        tree = Carried(None, tree)
+    assert repr(shape_of(again(tree))) == repr(shape_of(tree)) and "tensor" not in repr(shape_of(tree))
+
+
 @pytest.mark.parametrize(
     "tree",
     [

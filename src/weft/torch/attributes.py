@@ -1,0 +1,171 @@
+"""Attributes of modules that a step writes: whose they are while microbatches are in flight together.
+
+    written before they are read     each microbatch has its own; they change with its turn, as random states do
+    read before they are written     what one microbatch leaves the next one finds: a unit that has them to itself sees
+                                     microbatches in order, as with buffers; elsewhere they are refused
+
+A unit gets those that the code around it has set as it gets its arguments, and gradients go back the same way.
+Which is which is seen in the trace, where reading and writing of attributes is noted. Counters (whole numbers) stay as
+they are, for in whatever order microbatches add to them, the sum is the same; so does what is made where it is missing,
+and only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from weft.errors import PlacementError
+from weft.torch.private import SLOT, is_compiled, tables_of
+
+_ABSENT = object()
+_COUNTERS = (int, str, type(None))
+"""What may be read before it is written, by modules of several ranks too: counters, flags, names."""
+
+
+@dataclass
+class Attribute:
+    """One that was written. ``carried``: it was looked for before; ``users``: the modules whose code used it.
+
+    ``counter``: it is a whole number, a text or None; ``lazy``: it is made where it is missing, and stays then.
+    """
+
+    module: str
+    name: str
+    carried: bool
+    counter: bool
+    lazy: bool
+    users: set[str] = field(default_factory=set)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.module, self.name
+
+    def inside(self, unit: str) -> bool:
+        """Whether nothing but the unit uses it."""
+        return all(user == unit or user.startswith(f"{unit}.") for user in (self.module, *self.users))
+
+
+@contextmanager
+def noted(root: nn.Module, user: Callable[[], str]) -> Iterator[list[Attribute]]:
+    """Note which attributes of the modules in ``root`` are written inside; the list is filled at the end.
+
+    ``user``: the module whose code runs. Nothing is noted where a module is compiled: the compiler would see the notes.
+    """
+    found: list[Attribute] = []
+    names = {id(module): name for name, module in root.named_modules()}
+    if any(is_compiled(m) or hasattr(m, "_orig_mod") for m in root.modules() if SLOT not in vars(m)):
+        yield found
+        return
+    first: dict[tuple[int, str], str] = {}
+    users: dict[tuple[int, str], set[str]] = {}
+    values: dict[tuple[int, str], Any] = {}
+
+    def note(module: nn.Module, name: str, what: str) -> None:
+        key = id(module), name
+        if key[0] in names:
+            first.setdefault(key, what)
+            users.setdefault(key, set()).add(user())
+
+    def get(module: nn.Module, name: str) -> Any:
+        try:
+            value = object.__getattribute__(module, name)
+        except AttributeError:
+            note(module, name, "missing")
+            raise
+        if name[:2] != "__" and name in object.__getattribute__(module, "__dict__"):
+            note(module, name, "read")
+        return value
+
+    def put(module: nn.Module, name: str, value: Any) -> None:
+        original(module, name, value)
+        if not isinstance(value, (nn.Parameter, nn.Module)):
+            note(module, name, "write")
+            values[id(module), name] = value
+
+    original = nn.Module.__setattr__
+    nn.Module.__setattr__ = put  # type: ignore[method-assign,assignment]
+    nn.Module.__getattribute__ = get  # type: ignore[method-assign,assignment]
+    try:
+        yield found
+    finally:
+        nn.Module.__setattr__ = original  # type: ignore[method-assign]
+        del nn.Module.__getattribute__
+        modules = {id(module): module for module in root.modules()}
+        for key, value in values.items():
+            name = key[1]
+            if name != SLOT and not any(name in table for table in tables_of(modules[key[0]])):
+                carried, counter = first[key] != "write", isinstance(value, _COUNTERS)
+                lazy = first[key] == "missing"
+                found.append(Attribute(names[key[0]], name, carried, counter, lazy, users[key]))
+
+
+def own(attributes: Sequence[Attribute], units: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Module and name of those that each microbatch has for itself.
+
+    Raises:
+        PlacementError: One is carried from microbatch to microbatch, and no unit has it to itself.
+    """
+    shared = [each for each in attributes if not any(each.inside(unit) for unit in units)]
+    faults = [each for each in shared if each.carried and not (each.counter or each.lazy)]
+    if faults:
+        listed = ", ".join(f"{each.module}.{each.name}".lstrip(".") for each in faults)
+        raise PlacementError(
+            f"a step reads {listed} before it writes it, so that each microbatch goes on from what the one before has "
+            "left, but several partitions run microbatches at the same time. Keep what uses the attribute in one "
+            "piece: weft.set_partition(module, index), or make it a buffer of a module that is"
+        )
+    return tuple(each.place for each in shared if not each.carried)
+
+
+class Given:
+    """The attributes inside of a unit that others set, for one call of it."""
+
+    def __init__(self, spots: Sequence[tuple[dict[str, Any], str]]) -> None:
+        self._spots = [spot for spot in spots if isinstance(spot[0].get(spot[1]), Tensor)]
+        self.tensors = [attributes[name] for attributes, name in self._spots]
+
+    @contextmanager
+    def replaced(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Inside, the attributes are ``tensors``, which this rank has; what is written instead stays."""
+        for (attributes, name), tensor in zip(self._spots, tensors, strict=True):
+            attributes[name] = tensor
+        try:
+            yield
+        finally:
+            for (attributes, name), tensor, before in zip(self._spots, tensors, self.tensors, strict=True):
+                if attributes.get(name) is tensor:
+                    attributes[name] = before
+
+
+class Own:
+    """The attributes that each microbatch has for itself, on this rank: taken out and put back with its turn."""
+
+    def __init__(self) -> None:
+        self._spots: list[tuple[dict[str, Any], str]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._spots)
+
+    def add(self, module: nn.Module, name: str) -> None:
+        """From now on ``module.name`` is each microbatch's own."""
+        self._spots.append((vars(module), name))
+
+    def take(self) -> list[Any]:
+        """What they are now."""
+        return [attributes.get(name, _ABSENT) for attributes, name in self._spots]
+
+    def put(self, values: Sequence[Any]) -> None:
+        """Let them be what :meth:`take` gave."""
+        for (attributes, name), value in zip(self._spots, values, strict=True):
+            if value is _ABSENT:
+                attributes.pop(name, None)
+            else:
+                attributes[name] = value
+
+
+__all__ = ["Attribute", "Given", "Own", "noted", "own"]

@@ -1,0 +1,226 @@
+"""What modules keep in their attributes while microbatches are in flight together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft.torch as weft
+from weft.errors import PeerError, PlacementError
+
+from .harness import WIDTH, check, same_as_alone, seeded, start, vectors
+
+HALVES = {"layers.0": 0, "layers.1": 0, "layers.2": 1, "layers.3": 1}
+ALTERNATING = {"layers.0": 0, "layers.1": 1, "layers.2": 0, "layers.3": 1}
+
+
+class Layer(nn.Module):
+    """A layer that does `note(layer, x, h)` with what it computes."""
+
+    def __init__(self, note: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.note = note
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.note(self, x, self.up(x).tanh())
+
+
+class Net(nn.Module):
+    """Four layers between `before(net, x)` and `after(net, x)`."""
+
+    def __init__(self, before: Any, note: Any, after: Any) -> None:
+        super().__init__()
+        self.encode = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(Layer(note) for _ in range(4))
+        self.before, self.after = before, after
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(self, x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.after(self, x)
+
+
+def unchanged(net: Any, x: Tensor) -> Tensor:
+    return x
+
+
+def added(layer: Any, x: Tensor, h: Tensor) -> Tensor:
+    return x + h
+
+
+def split_in_ways(before: Any, note: Any, after: Any, **settings: Any) -> None:
+    """Checks it split by weft, and by hand in two ways, with each schedule that has another order."""
+    same_as_alone(seeded(Net, before, note, after), vectors(), **settings)
+    for places in (HALVES, ALTERNATING):
+        for pipeline in ("interleaved", "simple"):
+            net = seeded(Net, before, note, after)
+            same_as_alone(net, vectors(), places={**places, "encode": 0}, pipeline=pipeline, **settings)
+
+
+@check
+def losses_of_layers_kept_in_attributes() -> None:
+    """As mixtures of experts keep what balances them."""
+
+    def note(layer: Any, x: Tensor, h: Tensor) -> Tensor:
+        layer.aux = h.square().mean()
+        return x + h
+
+    def after(net: Any, x: Tensor) -> Tensor:
+        return x + sum(layer.aux for layer in net.layers)
+
+    same_as_alone(seeded(Net, unchanged, note, after), vectors())
+
+
+@check
+def batch_kept_in_an_attribute_by_the_model() -> None:
+    def before(net: Any, x: Tensor) -> Tensor:
+        net.scale = x.abs().mean(1, keepdim=True)
+        return net.encode(x)
+
+    def after(net: Any, x: Tensor) -> Tensor:
+        return x / net.scale
+
+    split_in_ways(before, added, after)
+
+
+@check
+def number_read_from_a_tensor_and_kept() -> None:
+    def before(net: Any, x: Tensor) -> Tensor:
+        x = net.encode(x)
+        net.level = x.abs().max().item()
+        return x
+
+    def after(net: Any, x: Tensor) -> Tensor:
+        return x * net.level
+
+    split_in_ways(before, added, after)
+
+
+@check
+def condition_that_the_model_hands_to_its_layers() -> None:
+    """Layers read what another module has computed, out of attributes that the model has set."""
+
+    def before(net: Any, x: Tensor) -> Tensor:
+        seen = net.encode(x)
+        for layer in net.layers:
+            layer.seen = seen
+        return x
+
+    def note(layer: Any, x: Tensor, h: Tensor) -> Tensor:
+        return h + layer.seen * 0.5
+
+    split_in_ways(before, note, unchanged)
+
+
+@check
+def argument_that_the_model_hands_to_its_layers() -> None:
+    def before(net: Any, x: Tensor) -> Tensor:
+        for number, layer in enumerate(net.layers):
+            layer.seen = x * number
+        return net.encode(x)
+
+    def note(layer: Any, x: Tensor, h: Tensor) -> Tensor:
+        return h * layer.seen + x
+
+    split_in_ways(before, note, unchanged)
+
+
+@check
+def result_of_a_part_kept_for_later() -> None:
+    """The skip of a U-Net, kept in an attribute."""
+
+    def before(net: Any, x: Tensor) -> Tensor:
+        net.skip = net.encode(x)
+        return net.skip.sin()
+
+    def after(net: Any, x: Tensor) -> Tensor:
+        return x * net.skip
+
+    split_in_ways(before, added, after)
+
+
+@check
+def attribute_that_is_deleted_again() -> None:
+    def before(net: Any, x: Tensor) -> Tensor:
+        net.scale = x.abs().mean(1, keepdim=True)
+        return net.encode(x)
+
+    def after(net: Any, x: Tensor) -> Tensor:
+        x = x / net.scale
+        del net.scale
+        return x
+
+    split_in_ways(before, added, after)
+
+
+@check
+def attribute_of_one_part_that_goes_from_microbatch_to_microbatch() -> None:
+    """A running mean that is no buffer, inside of a layer: microbatches change it in order."""
+
+    def note(layer: Any, x: Tensor, h: Tensor) -> Tensor:
+        layer.mean = 0.9 * getattr(layer, "mean", 0.0) + 0.1 * h.detach().mean()
+        return x + h + layer.mean
+
+    split_in_ways(unchanged, note, unchanged)
+
+
+@check
+def table_made_by_the_first_microbatch() -> None:
+    def after(net: Any, x: Tensor) -> Tensor:
+        if not hasattr(net, "table"):
+            net.table = torch.arange(WIDTH, device=x.device) / WIDTH
+        return x * net.table
+
+    split_in_ways(unchanged, added, after)
+
+
+@check
+def counter_of_the_model() -> None:
+    def after(net: Any, x: Tensor) -> Tensor:
+        net.calls = getattr(net, "calls", 0) + 1
+        return x
+
+    net = seeded(Net, unchanged, added, after)
+    same_as_alone(net, vectors(), places={**HALVES, "encode": 0})
+    assert net.calls == 3 * 4
+
+
+@check
+def attributes_after_a_step_are_those_of_the_last_microbatch() -> None:
+    def before(net: Any, x: Tensor) -> Tensor:
+        net.seen = x.sum().item()
+        return x
+
+    net = seeded(Net, before, added, unchanged)
+    batches = vectors()
+    same_as_alone(net, batches, places={**HALVES, "encode": 0})
+    assert abs(net.seen - batches[-1]["x"][-2:].sum().item()) < 1e-4
+
+
+@check
+def carried_number_of_a_split_model_is_refused() -> None:
+    def after(net: Any, x: Tensor) -> Tensor:
+        net.level = 0.9 * getattr(net, "level", 1.0) + 0.1 * x.mean().item()
+        return x * net.level
+
+    net = seeded(Net, unchanged, added, after)
+    net.level = 1.0
+    start(auto_partition=False)
+    for name, partition in HALVES.items():
+        weft.set_partition(net.get_submodule(name), partition)
+    model = weft.DistributedModel(net)
+
+    @weft.step
+    def train_step(model: nn.Module, x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    with pytest.raises((PlacementError, PeerError), match="a step reads level before it writes it"):
+        train_step(model, torch.ones(8, WIDTH))
