@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, MutableSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,7 +47,7 @@ from weft.torch.private import (
     version,
 )
 from weft.torch.random_state import NUMPY, Streams, same_states
-from weft.torch.structure import Describer
+from weft.torch.structure import Describer, same_objects
 from weft.torch.times import Pass, agree, kinds_of, typical
 from weft.torch.untouched import ParameterWrites, is_new, untouched
 
@@ -84,9 +84,10 @@ class Record:
 class Trace:
     """The records by name, in order of first call; modules that were not called stand where they are registered.
 
-    ``leaking``: modules out of which tensors get by another way than their result (an attribute, a hook), so that they
-    must be opened; ``operations``: what ran, and on whose results; ``around``: what the step itself costs, outside of
-    the model; ``numpy``: whether it draws from NumPy's global random state."""
+    ``leaking``: modules out of which tensors get by another way than their result (an attribute, a hook, a list that
+    they are given), so that they must be opened; ``attributes``: those of modules that were written; ``operations``:
+    what ran, and on whose results; ``around``: what the step itself costs, outside of the model; ``numpy``: whether it
+    draws from NumPy's global random state."""
 
     records: dict[str, Record]
     leaking: set[str]
@@ -97,6 +98,16 @@ class Trace:
     around: Record
     numpy: bool
     seconds: float
+
+
+def contents_of(arguments: Iterable[Any]) -> list[Any]:
+    """What the lists, dicts and sets among the arguments of a module hold: if it fills one, others see that."""
+    return [
+        thing
+        for item in arguments
+        if isinstance(item, (MutableSequence, MutableMapping, MutableSet))
+        for thing in (None, *item, *(item.values() if isinstance(item, MutableMapping) else ()))
+    ]
 
 
 class Tracer:
@@ -179,6 +190,7 @@ class Tracer:
             self.stack.append(record)
             self.children_s.append(0.0)
             self.events.append((next_node_number(), record))
+            filled = contents_of((*args, *kwargs.values())) if self.watching else []
             start = self.now()
             try:
                 result = inner(*args, **kwargs)
@@ -190,6 +202,9 @@ class Tracer:
                 self.events.append((next_node_number(), self.stack[-1]))
             if self.watching:
                 self._look_at(record, result, (args, kwargs))
+                now = contents_of((*args, *kwargs.values()))
+                if len(now) != len(filled) or not same_objects(now, filled):
+                    self.leaking.add(record.name)
             return result
 
         return call

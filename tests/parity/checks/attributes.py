@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import weft.torch as weft
 from weft.errors import PeerError, PlacementError
 
+from ..compare import device
 from .harness import WIDTH, check, same_as_alone, seeded, start, vectors
 
 HALVES = {"layers.0": 0, "layers.1": 0, "layers.2": 1, "layers.3": 1}
@@ -168,6 +170,54 @@ def attribute_of_one_part_that_goes_from_microbatch_to_microbatch() -> None:
         return x + h + layer.mean
 
     split_in_ways(unchanged, note, unchanged)
+
+
+class Filling(nn.Module):
+    """Layers that put what they compute into a container that they are given; some of it is used."""
+
+    def __init__(self, make: Callable[[], Any], put: Callable[[Any, int, Tensor], None], use: Any) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(WIDTH, WIDTH)}) for _ in range(4))
+        for number, layer in enumerate(self.layers):
+            layer.forward = self.layer(layer, number, put)
+        self.make, self.use = make, use
+
+    @staticmethod
+    def layer(layer: Any, number: int, put: Any) -> Callable[[Tensor, Any], Tensor]:
+        def forward(x: Tensor, store: Any) -> Tensor:
+            h = layer["up"](x).tanh()
+            put(store, number, h)
+            return x + h
+
+        return forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        store = self.make()
+        for layer in self.layers:
+            x = layer(x, store)
+        return x * self.use(store)
+
+
+CONTAINERS = {
+    "dict": (dict, lambda store, number, h: store.update({number: h}), lambda store: store[3] + store[0]),
+    "list": (list, lambda store, number, h: store.append(h), lambda store: store[-1] - store[1]),
+    "deque": (deque, lambda store, number, h: store.append(h), lambda store: store.popleft()),
+    "own dict": (UserDict, lambda store, number, h: store.update({number: h}), lambda store: store[2]),
+    "replaced": (
+        lambda: [0.0],
+        lambda store, number, h: store.__setitem__(0, store[0] + h),
+        lambda store: store[0],
+    ),
+}
+
+
+@check
+def containers_that_layers_fill() -> None:
+    for kinds in CONTAINERS.values():
+        torch.manual_seed(3)
+        net, alone = Filling(*kinds), Filling(*kinds)
+        alone.load_state_dict(net.state_dict())
+        same_as_alone(net.to(device()), vectors(), alone=alone.to(device()))
 
 
 @check
