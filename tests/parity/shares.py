@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -51,20 +52,21 @@ def network() -> nn.Sequential:
 
 
 class Job:
-    """A model and what trains it. `shared`: replicas share the optimizer's state."""
+    """A model and what trains it. `shared`: replicas share the optimizer's state. `places`: where its blocks go, so
+    that all jobs are split alike, whatever a busy machine measures."""
 
     def __init__(
         self,
         shared: bool,
         optimizer_of: Callable[[Iterable[Any]], torch.optim.Optimizer],
         net: nn.Module | None = None,
-        places: dict[str, int] | None = None,
+        places: Mapping[str, int] = MappingProxyType({"0": 0, "1": 0, "2": 1, "3": 1}),
     ) -> None:
         gc.collect()  # a model that is left over on some ranks only would take part in their steps
         settings = {"partitions": given.partitions, "microbatches": 2, "ddp": True, "default_partition": 0}
-        weft.init({**settings, "auto_partition": places is None, "shard_optimizer_state": shared})
+        weft.init({**settings, "auto_partition": False, "shard_optimizer_state": shared})
         net = network() if net is None else net
-        for name, partition in (places or {}).items():
+        for name, partition in places.items():
             weft.set_partition(net.get_submodule(name), min(partition, given.partitions - 1))
         self.model = weft.DistributedModel(net)
         self.optimizer = weft.DistributedOptimizer(optimizer_of(self.model.parameters()))

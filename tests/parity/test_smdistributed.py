@@ -87,8 +87,12 @@ def test_trainer_saves_and_resumes(tmp_path):
     pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers")
     one, four = str(tmp_path / "one"), str(tmp_path / "four")
-    ((_, *alone),) = results(1, "trainer.py", "--output_dir", one)
-    split = results(4, "trainer.py", "--output_dir", four, "--batch", "2", options=["--set", "partitions=2"])
+    # Random states in its own checkpoints are refused by 4.46, see docs/migration.md.
+    unsafe = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"} if transformers.__version__.startswith("4.") else {}
+    ((_, *alone),) = results(1, "trainer.py", "--output_dir", one, **unsafe)
+    split = results(
+        4, "trainer.py", "--output_dir", four, "--batch", "2", options=["--set", "partitions=2"], **unsafe
+    )
     assert len(split) == 4
     for mode, before, training, after, logs, (resumed, after_resumed) in split:
         assert mode == "sagemaker_model_parallel"

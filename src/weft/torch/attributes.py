@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from weft.errors import PlacementError
-from weft.torch.private import SLOT, is_compiled, tables_of
+from weft.torch.private import SLOT, tables_of
 
 _ABSENT = object()
 _COUNTERS = (int, str, type(None))
@@ -54,13 +54,11 @@ class Attribute:
 def noted(root: nn.Module, user: Callable[[], str]) -> Iterator[list[Attribute]]:
     """Note which attributes of the modules in ``root`` are written inside; the list is filled at the end.
 
-    ``user``: the module whose code runs. Nothing is noted where a module is compiled: the compiler would see the notes.
+    ``user``: the module whose code runs. Not for models with compiled modules: the compiler would see the notes.
     """
     found: list[Attribute] = []
+    modules = {id(module): module for module in root.modules()}
     names = {id(module): name for name, module in root.named_modules()}
-    if any(is_compiled(m) or hasattr(m, "_orig_mod") for m in root.modules() if SLOT not in vars(m)):
-        yield found
-        return
     first: dict[tuple[int, str], str] = {}
     users: dict[tuple[int, str], set[str]] = {}
     values: dict[tuple[int, str], Any] = {}
@@ -83,7 +81,7 @@ def noted(root: nn.Module, user: Callable[[], str]) -> Iterator[list[Attribute]]
 
     def put(module: nn.Module, name: str, value: Any) -> None:
         original(module, name, value)
-        if not isinstance(value, (nn.Parameter, nn.Module)):
+        if id(module) in names and not isinstance(value, (nn.Parameter, nn.Module)):
             note(module, name, "write")
             values[id(module), name] = value
 
@@ -95,7 +93,6 @@ def noted(root: nn.Module, user: Callable[[], str]) -> Iterator[list[Attribute]]
     finally:
         nn.Module.__setattr__ = original  # type: ignore[method-assign]
         del nn.Module.__getattribute__
-        modules = {id(module): module for module in root.modules()}
         for key, value in values.items():
             name = key[1]
             if name != SLOT and not any(name in table for table in tables_of(modules[key[0]])):

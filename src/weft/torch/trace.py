@@ -19,7 +19,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, MutableSet
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from weft.torch.private import (
     LEAF,
     SLOT,
     call_of,
+    is_compiled,
     next_node_number,
     number_of,
     numbers_nodes,
@@ -337,6 +338,8 @@ def trace(
     """
     started = time.perf_counter()
     tracer = Tracer(root, device, clock)
+    compiled = any(is_compiled(module) or hasattr(module, "_orig_mod") for module in root.modules())
+    note = noted if not compiled else lambda root, user: nullcontext(list[Attribute]())
     passes: list[Pass] = []
     for number in range(PASSES):
         tracer.restart(watching=number == 0)
@@ -344,11 +347,11 @@ def trace(
             Tracer.current = tracer
             try:
                 if number == 0:
-                    with noted(root, lambda: tracer.stack[-1].name) as attributes:
+                    with note(root, lambda: tracer.stack[-1].name) as attributes:
                         written, replaced, numpy = watched(tracer, run, streams)
                     if any(each.lazy for each in attributes):  # a second microbatch finds them
                         tracer.watching = False
-                        with noted(root, lambda: tracer.stack[-1].name) as again:
+                        with note(root, lambda: tracer.stack[-1].name) as again:
                             run()
                         places = {each.place for each in again}
                         attributes = [replace(each, lazy=each.place not in places) for each in attributes]
