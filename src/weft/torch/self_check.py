@@ -195,7 +195,8 @@ def release_of(version: str) -> tuple[int, ...]:
 
 def remedy() -> str:
     """What a user can do."""
-    return f'install one that was tested: pip install "torch>={TESTED[0]},<={TESTED[1]}.*", or a newer weft'
+    major, minor = release_of(TESTED[1])
+    return f'install one that was tested: pip install "torch>={TESTED[0]},<{major}.{minor + 1}", or a newer weft'
 
 
 def try_out() -> dict[str, str]:
