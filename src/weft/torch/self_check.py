@@ -196,7 +196,9 @@ def release_of(version: str) -> tuple[int, ...]:
 def remedy() -> str:
     """What a user can do."""
     major, minor = release_of(TESTED[1])
-    return f'install one that was tested: pip install "torch>={TESTED[0]},<{major}.{minor + 1}", or a newer weft'
+    return (
+        f'install one that was tested: pip install "torch>={TESTED[0]},<{major}.{minor + 1}", or a newer weft'
+    )
 
 
 def try_out() -> dict[str, str]:
