@@ -17,7 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from weft.errors import UsageError
 from weft.torch.graphs import graph_nodes, leaf_of, root_gradient
-from weft.torch.replicated import EVERYWHERE
+from weft.torch.replicated import EVERYWHERE, made_here
 from weft.torch.signature import empty_of, shown
 from weft.torch.structure import describe_tensor
 from weft.torch.tape import Value
@@ -240,4 +240,18 @@ def _check_leaks(program: Any, found: list[Tensor]) -> None:
                 f"torch.autograd.grad(..., create_graph=True): the step itself computes from a tensor of shape "
                 f"{list(tensor.shape)}, before the model gets it, in a way that has a second derivative: do that in a "
                 "module of the model, or call requires_grad_() on what the model gets"
+            )
+
+
+def check_hidden(name: str, tensors: Sequence[Tensor], program: Any) -> None:
+    """Refuse replicated tensors that need a gradient inside of an object of a class that ranks cannot compare.
+
+    What this rank's own modules have put there (a cache) is none: only this rank has it.
+    """
+    for tensor in tensors if torch.is_grad_enabled() else ():
+        if tensor.requires_grad and program.value_of(tensor) is None and not made_here(program.tape, tensor):
+            raise UsageError(
+                f"{name} gets a tensor of shape {list(tensor.shape)} that needs a gradient inside of an object, where "
+                "the other ranks do not see it: hand it over in an argument of its own, a list, tuple, dict or "
+                "dataclass, or detach it"
             )

@@ -21,12 +21,23 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from weft.errors import UsageError
-from weft.torch.graphs import parameters_of
+from weft.torch.graphs import graph_nodes, leaf_of, parameters_of
 from weft.torch.private import version
 from weft.transport.channel import Message
 
 if TYPE_CHECKING:
     from weft.torch.tape import Tape, Value
+
+
+def made_here(tape: Tape, tensor: Tensor) -> bool:
+    """Whether only this rank has the tensor, because it was computed from what is this rank's alone."""
+    leaves = {id(leaf) for segment in tape.segments for leaf, _ in segment.living()}
+    sources = (leaf_of(node) for node in graph_nodes([tensor]))
+    return any(
+        one is not None and (id(one) in leaves or getattr(one, "_weft_owner", None) is not None)
+        for one in sources
+    )
+
 
 EVERYWHERE = -1
 """The owner of a replicated tensor's value."""
@@ -55,6 +66,11 @@ class Replicated:
         key = id(tensor), version(tensor)
         if key not in self._used:
             self._refuse_parameters(tensor)
+            if made_here(self._tape, tensor):
+                raise UsageError(
+                    f"a tensor of shape {list(tensor.shape)} that one rank alone has computed is used where all ranks "
+                    "run: a module has left it behind by another way than its result (an attribute, a list). Return it"
+                )
             self._used[key] = tensor, new_value()
             self._used[key][1].edge = get_gradient_edge(tensor)
         self._used[key][1].sent[rank] = 0

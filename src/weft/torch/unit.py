@@ -20,6 +20,7 @@ from weft.errors import UsageError
 from weft.torch.attributes import Given
 from weft.torch.deferred import large
 from weft.torch.glue import Glue, running, running_here, settings
+from weft.torch.gradients import check_hidden
 from weft.torch.offload import offloading
 from weft.torch.pipeline import Pipeline
 from weft.torch.private import (
@@ -114,7 +115,9 @@ class UnitCall:
             if owner == FLOATING and placed:
                 owner = program.newest_owner(placed)
             if owner != FLOATING and len(placed) != len(tensors) + len(hidden):
-                program.share((*tensors, *hidden), owner)
+                program.share(tensors, owner)
+                if hidden and owner == program.rank and tuple(parts) not in program.pipeline.specs:
+                    check_hidden(self.name, hidden, program)
             if owner not in (FLOATING, program.rank):
                 call = program.next_call()
                 program.module = self.name

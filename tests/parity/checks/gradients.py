@@ -539,6 +539,43 @@ def outside_parameters_in_several_passes() -> list[Any]:
     return bodies_agree(models.Chain, body, outside=Scalars)
 
 
+class Kept:
+    """What layers fill, and do not read."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+
+
+class Keeping(models.Block):
+    def forward(self, x: Tensor, kept: Kept | None = None) -> Tensor:
+        h = super().forward(x)
+        if kept is not None:
+            kept.items.append(h * 2)
+        return h
+
+
+class KeepingChain(models.Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Keeping() for _ in range(4))
+
+
+@check
+def objects_that_layers_fill_beside_outside_parameters() -> list[Any]:
+    """Only the rank that runs a layer has what that puts into an object: it is none of the tensors of all ranks."""
+
+    def body(net: Any, batch: Any, backward: Any, extra: Any) -> Tensor:
+        kept = Kept()
+        out = batch["x"] * extra.prompt
+        for block in net.blocks:
+            out = block(out, kept)
+        loss = F.mse_loss(out * extra.temperature, batch["y"])
+        backward(loss)
+        return loss
+
+    return bodies_agree(KeepingChain, body, outside=Scalars)
+
+
 @check
 def centres_of_classes() -> list[Any]:
     """A table that the step looks up and writes nothing into, with a loss of its own."""

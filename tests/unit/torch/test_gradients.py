@@ -26,6 +26,12 @@ class Uses(nn.Module):
         self.outside = [outside]
     def forward(self, x):
         return self.inner(x) * self.outside[0]
+class Takes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+    def forward(self, given):
+        return self.inner(given.x) * given.scale
 {before}
 model = weft.DistributedModel(net)
 @weft.step
@@ -87,6 +93,11 @@ REFUSED = {
         "torch.autograd.grad(model(x).sum(), x)",
         "",
         "input that needs no gradient|does not require grad",
+    ),
+    "a tensor inside of an object": (
+        "import types; backward(net[2](types.SimpleNamespace(x=net[0](x), scale=leaf)).mean())",
+        "net[2] = Takes(); weft.set_partition(net[2], 1)",
+        "net.2 gets a tensor of shape [2, 4] that needs a gradient inside of an object|2 gets a tensor of shape [2, 4]",
     ),
     "a parameter that a module knows by itself": (
         "backward(model(x).mean())",
