@@ -123,7 +123,7 @@ def run(version: Version, bin: Path, name: str, short: bool, processes: int) -> 
         print(done.stdout, flush=True)
     counts = re.findall(r"\d+ (?:passed|failed|errors?|skipped|xfailed)", lines[-1])
     print(f"torch {version.torch}: {name}: {lines[-1]} ({time.monotonic() - began:.0f} s)", flush=True)
-    return ", ".join(counts) if counts else f"exit code {done.returncode}"
+    return ", ".join([*counts, *([f"exit code {done.returncode}"] if done.returncode else [])])
 
 
 def versions_in(bin: Path) -> str:
