@@ -420,23 +420,6 @@ def gradient_penalty_on_one_partition() -> list[Any]:
 
 
 @check
-def gradients_of_detached_activations() -> list[Any]:
-    """What is kept for later: the graph is cut, and the gradient at the cut handed on by the step itself."""
-
-    def body(net: Any, batch: Any, backward: Any, extra: Any) -> Tensor:
-        h = net.blocks[1](net.blocks[0](batch["x"]))
-        cut = h.detach().requires_grad_()
-        loss = F.mse_loss(net.blocks[3](net.blocks[2](cut)), batch["y"])
-        assert cut.grad is None
-        backward(loss)
-        size = cut.grad.norm()
-        backward(h, cut.grad.clone() * MICROBATCHES)
-        return loss.detach() + size
-
-    return bodies_agree(models.Chain, body)
-
-
-@check
 def gradient_of_the_input_read_in_the_step() -> list[Any]:
     def body(net: Any, batch: Any, backward: Any, extra: Any) -> Tensor:
         x = batch["x"].detach().clone().requires_grad_()
