@@ -160,6 +160,11 @@ class Tracer:
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
+    @property
+    def outside_modules(self) -> bool:
+        """Whether the step's own code runs."""
+        return self.stack[-1] is self.top
+
     # --- forward ------------------------------------------------------------------------------------------
 
     @contextmanager

@@ -45,9 +45,9 @@ def going_back() -> Iterator[None]:
 
 
 def between() -> bool:
-    """Whether code of a step runs on this thread, and no backward pass."""
+    """Whether code of a step runs on this thread, and neither a backward pass nor, as far as one can tell, a unit."""
     if Tracer.current is not None:
-        return not Tracer.current.going_back
+        return Tracer.current.outside_modules and not Tracer.current.going_back
     return running() is not None or (
         in_microbatch() and state.session().pipeline is None and not getattr(_scale, "back", False)
     )
