@@ -28,7 +28,7 @@ from weft.torch.signature import Spec, Watch, describe_result, described_shapes,
 from weft.torch.structure import build, replace
 from weft.torch.tape import Alias, Tape, Value, check_stale
 from weft.torch.untouched import unwritten
-from weft.torch.views import aliases_of, join, need_grad, outdate, received, without_grad, writable
+from weft.torch.views import aliases_of, as_before, join, need_grad, outdate, received, without_grad, writable
 from weft.torch.wire import decode, encode
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message
 
@@ -62,6 +62,8 @@ class Program:
         self.calls = 0
         self._named_calls: dict[str, int] = {}
         self._adopted: dict[int, tuple[Tensor, Value]] = {}
+        self.renewed: list[tuple[Tensor, Value, Tensor | None]] = []
+        """What :func:`views.writable` has made copies of for the present call: tensor, value, and what it was."""
 
     # --- places ---------------------------------------------------------------------------------------------
 
@@ -171,6 +173,7 @@ class Program:
         spec = self.pipeline.specs.get(key) or self._heard(key, name)
         entered: dict[int, Tensor] = {}
         written = [tensors[number] for number in spec.mutated] if spec is not None else tensors
+        self.renewed.clear()
         if alias is not None:  # a copy's view would be no view
             written = []
         transform = self._localiser(entered, {id(tensor) for tensor in written})
@@ -191,6 +194,8 @@ class Program:
             description, passed = describe_result(result, name, inputs, [*map(transform, tensors)])
             spec = spec._replace(description=description, passed=passed)
         need_grad(self, plain)
+        if self.renewed and not (spec.mutated or spec.passed):
+            as_before(self)
         self._write_back(spec.mutated, tensors, entered)
         self.drew = self.drew or bool(spec.random)
         if spec.dynamic:
@@ -374,6 +379,7 @@ class Program:
         """Let go of everything, so that no cycle keeps tensors alive."""
         self.tape.clear()
         self._adopted.clear()
+        self.renewed.clear()
         del self.tape, self.microbatch
 
     # --- reading ------------------------------------------------------------------------------------

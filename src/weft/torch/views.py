@@ -61,6 +61,7 @@ def writable(program: Any, tensor: Tensor, value: Value, local: Tensor) -> Tenso
         if of is root or not data.requires_grad:
             renew(program, view, known, part if data.requires_grad else part.detach())
         elif known.segment is not program.tape.current:  # detached before, and of another graph by now
+            program.renewed.append((view, known, known.actual))
             known.actual = program.tape.enter_anew(known, data, part.detach())
     renewed: Tensor = tensor._weft_value.actual  # type: ignore[attr-defined]
     return renewed
@@ -69,12 +70,24 @@ def writable(program: Any, tensor: Tensor, value: Value, local: Tensor) -> Tenso
 def renew(program: Any, tensor: Tensor, value: Value, actual: Tensor) -> None:
     """From now on ``tensor`` is ``actual`` on this rank.
 
-    Nothing has been written yet, and maybe nothing is: the copies that others got stay good.
+    Nothing has been written yet, and maybe nothing is: the copies that others got stay good. See :func:`as_before`.
     """
+    program.renewed.append((tensor, value, value.actual))
     new = Value(program.rank, value.number, program, program.tape.current, value.alias)
     new.actual = actual
     new.sent = value.sent
     program.replace_value(tensor, new)
+
+
+def as_before(program: Any) -> None:
+    """A first call that might have written into its arguments has not: they are again what they were, and no copies.
+
+    What asks for the gradient of one would else get that of a copy, which only the calls after it used.
+    """
+    for tensor, value, actual in reversed(program.renewed):
+        value.actual = actual
+        program.replace_value(tensor, value)
+    program.renewed.clear()
 
 
 def received(program: Any, tensor: Tensor, value: Value) -> Value:

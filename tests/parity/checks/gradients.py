@@ -571,3 +571,22 @@ def centres_of_classes() -> list[Any]:
         return loss
 
     return bodies_agree(models.Chain, body, outside=lambda: nn.Embedding(WIDTH, WIDTH))
+
+
+@check
+def gradients_of_detached_activations() -> list[Any]:
+    """What is kept for later: the graph is cut, and the gradient at the cut handed on by the step itself."""
+
+    def body(net: Any, batch: Any, backward: Any, extra: Any) -> Tensor:
+        h = net.blocks[1](net.blocks[0](batch["x"]))
+        cut = h.detach().requires_grad_()
+        loss = F.mse_loss(net.blocks[3](net.blocks[2](cut)), batch["y"])
+        assert cut.grad is None
+        backward(loss)
+        size = cut.grad.norm()
+        backward(h, cut.grad.clone() * MICROBATCHES)
+        return loss.detach() + size
+
+    names = [f"blocks.{block}.{part}" for block in range(4) for part in ("norm", "up", "down")]
+    inside = [{name: int(at >= cut) for at, name in enumerate(names)} for cut in (1, 4, 7)]
+    return bodies_agree(models.Chain, body, places=(*MANY, *inside))
