@@ -47,12 +47,11 @@ def enable() -> None:
 
 
 def _torch_is_there(torch: ModuleType) -> None:
-    from weft.compat import clipping, cuda_is_cpu, smddp
+    from weft.compat import cuda_is_cpu, smddp
 
     wanted = os.environ.get(DEVICE, "")
     if wanted == "cpu" or (wanted != "cuda" and not torch.cuda.is_available()):
         cuda_is_cpu.install()
-    clipping.install()
     smddp.install()
 
 

@@ -24,7 +24,8 @@ from weft.errors import UsageError
 from weft.torch import optimizer as weft_optimizer
 from weft.torch import state as session_of
 from weft.torch.collective import gather_texts
-from weft.torch.optimizer import MASTERS, SCALE, clip_along, clip_grad_norm_, is_local
+from weft.torch.norms import clip_along, clip_grad_norm_, is_local
+from weft.torch.optimizer import MASTERS, SCALE
 from weft.torch.sharded import like, share_of
 
 

@@ -21,7 +21,7 @@ from weft.schedule.action import COMPUTE, Action
 from weft.schedule.schedule import Schedule
 from weft.schedule.transfers import with_transfers
 
-_LEFT_OUT = re.compile(r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*")
+_LEFT_OUT = re.compile(r"[0-9]+(UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD|WAIT_SEND_[FB])[0-9]*")
 
 
 def to_csv(schedule: Schedule) -> str:
@@ -33,13 +33,20 @@ def to_csv(schedule: Schedule) -> str:
     return "".join(",".join(map(str, actions)) + "\n" for actions in schedule.ranks)
 
 
-def to_csv_with_transfers(schedule: Schedule) -> str:
+def to_csv_with_transfers(schedule: Schedule, *, waits: bool = False) -> str:
     r"""The same with sends and receives between, for `_load_csv(format="compute_comms")`.
+
+    `waits`: each send is waited for at the end of its line. PyTorch needs that since 2.15; earlier ones do not know it.
 
     >>> to_csv_with_transfers(from_csv("0F0,0B0\n1F0,1B0\n"))
     '0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n'
+    >>> to_csv_with_transfers(from_csv("0F0,0B0\n1F0,1B0\n"), waits=True).splitlines()[0]
+    '0F0,0SEND_F0,0RECV_B0,0B0,0WAIT_SEND_F0'
     """
-    return "".join(",".join(map(str, actions)) + "\n" for actions in with_transfers(schedule))
+    lines = [[*map(str, actions)] for actions in with_transfers(schedule)]
+    for line in lines if waits else ():
+        line += [cell.replace("SEND", "WAIT_SEND") for cell in line if "SEND" in cell]
+    return "".join(",".join(line) + "\n" for line in lines)
 
 
 def from_csv(text: str) -> Schedule:

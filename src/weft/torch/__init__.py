@@ -18,6 +18,7 @@ from weft.torch.large_batch import (
     shared_sampler,
 )
 from weft.torch.model import DistributedModel
+from weft.torch.norms import clip_grad_norm_
 from weft.torch.objects import (
     DP_GROUP,
     MP_GROUP,
@@ -35,7 +36,7 @@ from weft.torch.objects import (
     recv_from,
     send,
 )
-from weft.torch.optimizer import DistributedOptimizer, clip_grad_norm_
+from weft.torch.optimizer import DistributedOptimizer
 from weft.torch.output import StepOutput
 from weft.torch.placement import set_partition
 from weft.torch.ranks import (

@@ -27,6 +27,8 @@ from weft.torch import state
 from weft.torch.glue import running
 from weft.torch.gradients import paired
 from weft.torch.graphs import root_gradient
+from weft.torch.norms import REPLACED
+from weft.torch.optimizer import warn_of_plain_optimizers
 from weft.torch.private import CHECKPOINT, CHECKPOINT_GENERATOR, FUNCTION, REENTRANT, SCRIPTED, refuse
 from weft.torch.program import Program
 from weft.torch.trace import Tracer
@@ -45,6 +47,9 @@ def install() -> None:
     _intercept_functions()
     _intercept_scripted()
     _intercept_backward()
+    for old, new in REPLACED:
+        _replace_everywhere(old, new)
+    warn_of_plain_optimizers()
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from weft.torch.glue import running
 from weft.torch.gradients import backward as backward_in_step
 from weft.torch.gradients import paired
 from weft.torch.graphs import root_gradient, run_autograd
+from weft.torch.plan import apply
 from weft.torch.recording import recorded_backward
 from weft.torch.reducer import Reducer, ReducerOptions
 from weft.torch.replicas import joined, make_reducer, synchronise
@@ -86,6 +89,7 @@ class DistributedModel(nn.Module):
         self._after_partition: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._after_step: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._deferred_state: tuple[Mapping[str, Any], bool] | None = None
+        self._copies: list[weakref.ref[DistributedModel]] = []
         self.optimizer: Any = None
         if not has_delayed(module):
             module.to(session.device)
@@ -94,6 +98,45 @@ class DistributedModel(nn.Module):
         session.known_models[max(session.known_models, default=-1) + 1] = self
         if session.pipeline is None:
             self.finish_partition(None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
+        """A model of its own that is split as this one is, or will be: an average of weights, say."""
+        if self.sharded or has_delayed(self.module):
+            raise UsageError(
+                "copy.deepcopy does not work for a model whose parameters are shared by replicas, or not made yet: "
+                "copy its state_dict()"
+            )
+        session, options = state.session(), self._options
+        new = DistributedModel(
+            copy.deepcopy(self.module, memo),
+            self.trace_device,
+            average_grads_across_microbatches=self.average_grads_across_microbatches,
+            overlapping_allreduce=options.overlapping,
+            backward_passes_per_step=options.passes,
+            bucket_cap_mb=options.bucket_cap_mb,
+            broadcast_buffers=options.buffers,
+            gradient_as_bucket_view=options.as_view,
+        )
+        memo[id(self)] = new.train(self.training)
+        if self.plan is not None:
+            new._split(self.plan)
+        elif session.pipeline is not None:
+            session.known_models.popitem()  # its own steps need not call it: it is split when this one is
+            self._copies.append(weakref.ref(new))
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UsageError(
+            "a DistributedModel belongs to its job and is not pickled: torch.save(model.state_dict(), path), or "
+            "weft.save_checkpoint(path, tag, model=model)"
+        )
+
+    def _split(self, plan: Any) -> None:
+        """Take the plan of the model that this one is a copy of."""
+        session = state.session()
+        apply(self.module, plan, session)
+        session.known_models[max(session.known_models, default=-1) + 1] = self
+        self.finish_partition(plan)
 
     # --- running --------------------------------------------------------------------------------------------
 
@@ -161,6 +204,11 @@ class DistributedModel(nn.Module):
             content, strict = self._deferred_state
             self._deferred_state = None
             self.load_state_dict(content, strict)
+        copies = [each() for each in self._copies]
+        self._copies.clear()
+        for each in copies:
+            if each is not None:
+                each._split(plan)
 
     def run_partition_hooks(self) -> None:
         """Call the hooks that wait for the partition, each once."""
@@ -301,9 +349,12 @@ class DistributedModel(nn.Module):
             return {}
         if session.pipeline is None or not self.partitioned:
             return content
+        prefix = kwargs.get("prefix", "")  # of a module that has this one as a child
         kinds = {name: value for name, value in content.items() if isinstance(value, Tensor)}
         mine = {
-            name: value for name, value in kinds.items() if self.owners.get(name) == session.pipeline.rank
+            f"{prefix}{name}": content[f"{prefix}{name}"]
+            for name, owner in self.owners.items()
+            if owner == session.pipeline.rank and f"{prefix}{name}" in kinds
         }
         with session.doing("state_dict()"):
             gathered = gather_tensors(mine, {}, session.group("pp"), session.peers("pp"))

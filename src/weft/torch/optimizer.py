@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from weft.errors import UsageError
 from weft.torch import state
 from weft.torch.collective import gather_tensors
+from weft.torch.norms import is_local
 from weft.torch.recording import recorded
 from weft.torch.reducer import without_gradients
 from weft.torch.sharded import is_sharded, like, whole
@@ -227,57 +229,30 @@ class DistributedOptimizer(Optimizer):
         self.optimizer.load_state_dict(content)
 
 
-def is_local(parameter: Tensor) -> bool:
-    """Whether this rank owns a parameter (every rank does before the partition)."""
-    owner = parameter._weft_owner  # type: ignore[attr-defined]
-    pipeline = state.session().pipeline
-    return owner is None or pipeline is None or owner == pipeline.rank
+def warn_of_plain_optimizers() -> None:
+    """Tell scripts that forgot the wrapper when an optimizer first steps on a split model; for the whole process."""
+    seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
+    def look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer in seen or not state.is_initialized():
+            return
+        session = state.session()
+        wrapped = (optimizer, optimizer.__dict__.get("optimizer"))
+        if session.pipeline is None or any(
+            model.optimizer is not None
+            and (model.optimizer in wrapped or model.optimizer.optimizer in wrapped)
+            for model in session.models
+        ):
+            return
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        if any(parameter._weft_owner is not None for parameter in parameters):
+            seen.add(optimizer)
+            if session.rank == 0:
+                warnings.warn(
+                    f"this {type(optimizer).__name__} steps on a split model and is not wrapped, so its state_dict() "
+                    "has the states of this rank only, and checkpoints have none: write optimizer = "
+                    f"weft.DistributedOptimizer({type(optimizer).__name__}(...))",
+                    stacklevel=4,
+                )
 
-def clip_grad_norm_(
-    model: nn.Module | Iterable[Tensor],
-    max_norm: float,
-    norm_type: float = 2.0,
-    error_if_nonfinite: bool = False,
-) -> Tensor:
-    """Scale gradients so that their norm over all ranks of the pipeline is at most ``max_norm``.
-
-    Returns the norm before, the same on every rank; collective over the pipeline. A shared parameter counts once: it
-    has one owner. As in ``torch.nn.utils.clip_grad_norm_``, gradients are multiplied by
-    ``min(1, max_norm / (norm + 1e-6))``.
-    """
-    parameters = model.parameters() if isinstance(model, nn.Module) else model
-    unique = {id(p): p for p in parameters if is_local(p)}
-    axis = None if state.session().pipeline is None else "pp"
-    return clip_along(axis, list(unique.values()), max_norm, norm_type, error_if_nonfinite)
-
-
-def clip_along(
-    axis: str | None, parameters: Sequence[Tensor], max_norm: float, norm_type: float = 2.0,
-    error_if_nonfinite: bool = False,
-) -> Tensor:  # fmt: skip
-    """As :func:`clip_grad_norm_`, for gradients of which each rank along an axis of the mesh has others."""
-    parameters = [p for p in parameters if p.grad is not None]
-    grads = [p.grad for p in parameters if p.grad is not None]
-    session = state.session()
-    norm_type = float(norm_type)
-    local = whole(torch.nn.utils.get_total_norm(grads, norm_type)) if grads else torch.zeros(())
-    if axis is None:
-        total = local
-    else:
-        shared = local.detach().double().cpu()
-        with session.doing("clip_grad_norm_()"):
-            if norm_type == float("inf"):
-                dist.all_reduce(shared, dist.ReduceOp.MAX, group=session.group(axis))
-            else:
-                shared = shared**norm_type
-                dist.all_reduce(shared, group=session.group(axis))
-                shared = shared ** (1.0 / norm_type)
-        total = shared.to(local.dtype if grads else torch.float32)
-    if error_if_nonfinite and not torch.isfinite(total):
-        raise RuntimeError(
-            f"the norm of the gradients over all ranks is {total.item()}, so they cannot be clipped"
-        )
-    if grads:
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total.to(grads[0].device))
-    return total
+    register_optimizer_step_pre_hook(look)

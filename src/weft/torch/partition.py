@@ -6,11 +6,9 @@ One rank traces and decides; the plan travels as JSON; every rank applies it.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass
 from dataclasses import replace as replace_fields
 from typing import Any
 
@@ -18,110 +16,29 @@ import torch
 from torch import nn
 
 from weft.errors import PlacementError, UsageError
-from weft.report.text import PlacementRow, placement_table
 from weft.runtime.allocator import give_back
 from weft.simulate import FREE
 from weft.torch.attributes import own
 from weft.torch.automatic import Watch, choose_automatically, placed
 from weft.torch.choose import graph_of, piece_costs
 from weft.torch.collective import agree_on
-from weft.torch.delayed import has_delayed, materialise
+from weft.torch.delayed import has_delayed
 from weft.torch.estimate import Clock, on_meta
 from weft.torch.kept import Kept, copied, handed_over, homes_of
 from weft.torch.measured_link import MeasuredLink, company, measure_link
 from weft.torch.model import DistributedModel
 from weft.torch.placement import wishes
+from weft.torch.plan import Plan, PlannedUnit, apply
 from weft.torch.planned import MEASURED, Chosen, layout
 from weft.torch.slicing import MiniBatch
 from weft.torch.state import Session
 from weft.torch.structure import replace
 from weft.torch.trace import Trace, trace
 from weft.torch.tree import Piece, Tree
-from weft.torch.unit import FLOATING, attach, unit_call
+from weft.torch.unit import FLOATING
 from weft.torch.untouched import untouched
 
 log = logging.getLogger("weft")
-
-
-@dataclass(frozen=True)
-class PlannedUnit:
-    """One row of the plan. ``partition`` is FLOATING for a module without state; ``writes`` is how often a microbatch
-    calls it if it writes its buffers, else 0; ``stage`` says which one, where partitions have several."""
-
-    name: str
-    partition: int
-    parameters: int = 0
-    parameter_bytes: int = 0
-    activation_bytes: int = 0
-    forward_ms: float = 0.0
-    backward_ms: float = 0.0
-    cost: float = 0.0
-    writes: int = 0
-    stage: int | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Where a model's parts go. ``parameters``: those of opened modules; ``buffers``: those that the model writes."""
-
-    units: tuple[PlannedUnit, ...]
-    parameters: dict[str, int]
-    buffers: dict[str, int]
-    numpy: bool
-    chosen: dict[str, Any] | None = None
-    attributes: tuple[tuple[str, str], ...] = ()
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        content = json.loads(text)
-        content["units"] = tuple(PlannedUnit(**unit) for unit in content["units"])
-        content["attributes"] = tuple(map(tuple, content.get("attributes", ())))
-        return cls(**content)
-
-    @property
-    def revisits(self) -> bool:
-        """Whether a microbatch comes back to a stage that it has left."""
-        visits = [unit.stage for unit in self.units if unit.partition != FLOATING]
-        stages = [at for at, before in zip(visits, [None, *visits], strict=False) if at != before]
-        return len(stages) > len(set(stages))
-
-    def elsewhere(self, partition: int) -> list[str]:
-        """The units of other partitions."""
-        return [unit.name for unit in self.units if unit.partition not in (partition, FLOATING)]
-
-    def owners(self, root: nn.Module) -> dict[str, int]:
-        """The partition of every parameter, of the units' buffers and of those that the model writes, by every name."""
-        found: dict[str, int] = {}
-        by_id: dict[int, int] = {}
-        places = {unit.name: unit.partition for unit in self.units if unit.partition != FLOATING}
-        named = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
-        for name, tensor in named:
-            at = {**self.parameters, **self.buffers}.get(name)
-            above = name
-            while at is None and above:
-                above = above.rpartition(".")[0]
-                at = places.get(above)
-            if at is not None:
-                found[name] = by_id.setdefault(id(tensor), at)
-        for name, tensor in named:
-            if name not in found and id(tensor) in by_id:
-                found[name] = by_id[id(tensor)]
-        return found
-
-    def table(self) -> str:
-        """unit, partition, parameters, bytes, forward ms, backward ms and share of the cost, as text."""
-        placed = [unit for unit in self.units if unit.partition != FLOATING]
-        return placement_table(
-            [
-                PlacementRow(
-                    u.name, u.partition, u.parameters, u.parameter_bytes, u.forward_ms, u.backward_ms, u.cost
-                )
-                for u in placed
-            ]
-        )
 
 
 def partition_models(
@@ -367,37 +284,3 @@ def _check_tied(pieces: list[Piece], places: list[int], tree: Tree) -> None:
                 )
     if faults:
         raise PlacementError("; ".join(faults) + ": put modules that share a parameter on the same partition")
-
-
-def apply(root: nn.Module, plan: Plan, session: Session) -> None:
-    """Intercept the units, note who owns what, and free the parameters of other ranks."""
-    pipeline = session.pipeline
-    assert pipeline is not None
-    modules = dict(root.named_modules())
-    for unit in plan.units:
-        attach(modules[unit.name], unit.name, unit.partition, pipeline, unit.writes, unit.stage)
-    owners = plan.owners(root)
-    if has_delayed(root):
-        materialise(root, lambda name: owners[name] == pipeline.rank, session.device, session.streams)
-    for name, parameter in root.named_parameters():
-        parameter._weft_owner = owners[name]  # type: ignore[attr-defined]
-        if owners[name] != pipeline.rank:
-            release(parameter)
-    for name, attribute in plan.attributes:
-        pipeline.own.add(modules[name], attribute)
-        for unit in plan.units:
-            if name == unit.name or name.startswith(f"{unit.name}."):
-                unit_call(modules[unit.name]).spots.append((modules[name].__dict__, attribute))
-    buffers = dict(root.named_buffers())
-    for name, at in plan.buffers.items():
-        if name in buffers:
-            buffers[name]._weft_owner = at  # type: ignore[attr-defined]
-
-
-def release(parameter: nn.Parameter) -> None:
-    """Free the data of a parameter that lives elsewhere; shape, dtype and device stay as they were."""
-    parameter.grad = None
-    parameter.data = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
-
-
-__all__ = ["Plan", "PlannedUnit", "apply", "make_plan", "partition_models"]

@@ -17,7 +17,7 @@ from weft.torch import parts
 from weft.torch.collective import broadcast_text, gather_texts
 from weft.torch.content import Decoder
 from weft.torch.optimizer import MASTERS
-from weft.torch.partition import Plan
+from weft.torch.plan import Plan
 from weft.torch.saving import Saves, meet
 from weft.torch.shard_file import ShardReader
 from weft.torch.state import Session

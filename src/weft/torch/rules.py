@@ -67,12 +67,12 @@ def _getters(names: tuple[str, ...]) -> set[Any]:
     return found
 
 
-def _named(owners: tuple[Any, ...], names: tuple[str, ...]) -> set[Any]:
+def named(owners: tuple[Any, ...], names: tuple[str, ...]) -> set[Any]:
     return {getattr(owner, name) for owner in owners for name in names if hasattr(owner, name)}
 
 
 METADATA: frozenset[Any] = frozenset(
-    _getters(_PROPERTIES) | _named((Tensor,), _METHODS) | _named((torch,), _FUNCTIONS)
+    _getters(_PROPERTIES) | named((Tensor,), _METHODS) | named((torch,), _FUNCTIONS)
 )
 DEVICE_GETTER = Tensor.device.__get__
 REQUIRES_GRAD_GETTER = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
@@ -83,16 +83,16 @@ PLACE_GETTERS = {
     Tensor.is_meta.__get__: lambda device: False,  # type: ignore[attr-defined]
     Tensor.get_device: lambda device: -1 if device.index is None else device.index,
 }
-READS: frozenset[Any] = frozenset(_named((Tensor, torch), _READS))
-LIKE: frozenset[Any] = frozenset(_named((Tensor,), _LIKE) | _named((torch,), _LIKE_FUNCTIONS))
-VALUE_FREE: frozenset[Any] = frozenset(_named((Tensor, torch), _VALUE_FREE))
+READS: frozenset[Any] = frozenset(named((Tensor, torch), _READS))
+LIKE: frozenset[Any] = frozenset(named((Tensor,), _LIKE) | named((torch,), _LIKE_FUNCTIONS))
+VALUE_FREE: frozenset[Any] = frozenset(named((Tensor, torch), _VALUE_FREE))
 SHAPED_BY_FLOATS: frozenset[Any] = frozenset(
-    _named(
+    named(
         (torch.nn.functional,), ("interpolate", "upsample", "fractional_max_pool2d", "fractional_max_pool3d")
     )
 )
 SHAPED_BY_TENSORS: frozenset[Any] = frozenset(
-    _named(
+    named(
         (Tensor, torch),
         ("tensor_split", "repeat_interleave", "split", "split_with_sizes", "_pack_padded_sequence"),
     )
@@ -103,7 +103,7 @@ BACKWARD: frozenset[Any] = frozenset((Tensor.backward, torch.autograd.backward))
 GRADIENTS: frozenset[Any] = frozenset(_getters(("grad", "_grad")))
 AUTOGRAD: frozenset[Any] = BACKWARD | GRADIENTS | {torch.autograd.grad}
 VIEWS: frozenset[Any] = frozenset(
-    _named(
+    named(
         (Tensor, torch),
         (
             "view", "reshape", "transpose", "permute", "__getitem__", "expand", "expand_as", "squeeze", "unsqueeze",
@@ -115,7 +115,7 @@ VIEWS: frozenset[Any] = frozenset(
             "broadcast_tensors", "bool", "int", "long", "short", "char", "byte",
         ),
     )
-    | _named(
+    | named(
         (torch.nn.functional,),
         ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"),
     )
@@ -124,13 +124,13 @@ VIEWS: frozenset[Any] = frozenset(
 
 
 RESHAPED: frozenset[Any] = frozenset(
-    _named(
+    named(
         (Tensor, torch),
         ("unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "as_strided_"),
     )
 )
 DATA_SETTER = Tensor.data.__set__  # type: ignore[attr-defined]
-REPLACED: frozenset[Any] = frozenset({DATA_SETTER} | _named((Tensor, torch), ("resize_", "resize_as_")))
+REPLACED: frozenset[Any] = frozenset({DATA_SETTER} | named((Tensor, torch), ("resize_", "resize_as_")))
 
 _in_place_names: dict[Any, bool] = {}
 

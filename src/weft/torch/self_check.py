@@ -31,11 +31,11 @@ from weft.torch import deferred, private
 from weft.torch.glue import Glue, running
 from weft.torch.gradients import backward
 from weft.torch.intercept import install, replace_checkpoint
-from weft.torch.partition import release
 from weft.torch.pipeline import Pipeline
 from weft.torch.private import REFUSED
 from weft.torch.program import Program
 from weft.torch.random_state import PYTHON, TORCH, Streams
+from weft.torch.remote import stand_in
 from weft.torch.trace import Tracer, trace
 from weft.torch.unit import attach
 from weft.transport import private_c10d
@@ -296,7 +296,7 @@ def _rank(
             if at == rank:
                 own[f"{unit}.{name}"] = parameter
             else:
-                release(parameter)
+                stand_in(parameter, at, f"{unit}.{name}")
 
     def body(microbatch: Microbatch) -> None:
         program = Program(pipeline, microbatch, 1, 0, 1.0, splits)

@@ -181,6 +181,7 @@ class MetadataUnpickler(pickle.Unpickler):
     """Reads the metadata of ``torch.distributed.checkpoint``, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
+        module = module.removesuffix("._local")  # Python 3.13 calls pathlib so
         if name in _METADATA_NAMES.get(module, ()):
             return getattr(importlib.import_module(module), name)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):

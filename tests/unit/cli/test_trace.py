@@ -179,7 +179,7 @@ def test_mistakes_are_told_in_a_line(script, body: str, text: str, capsys):
         ("def example():\n    raise ValueError('mine')", "example() failed: ValueError: mine"),
         (
             "def example():\n    return net, torch.ones(8, 3)",
-            "the model failed on its mini-batch: RuntimeError: mat1 and",
+            "the model failed on its mini-batch: RuntimeError: ",  # and PyTorch's text, which differs by version
         ),
         ("def example():\n    return net, {'y': x}", "the model failed on its mini-batch: TypeError: "),
     ],

@@ -104,6 +104,10 @@ def reader(schedule: Schedule) -> object:
         _n_microbatches=schedule.microbatches,
         _stages=[SimpleNamespace() for _ in range(schedule.stages)],
         _defer_pp_recv=False,
+        _unshard_lookahead="full",  # since 2.15
+        _max_active_stages=3,
+        _defer_reduce_grad_wait=False,
+        _max_outstanding_sends=None,
     )
     return found
 
@@ -133,7 +137,8 @@ def test_what_the_peer_writes_is_read_here(name: str, format: str, tmp_path: Pat
 @pytest.mark.parametrize("name", CHUNKS)
 def test_the_peer_reads_sends_and_receives(name: str, tmp_path: Path):
     schedule, path = make(name, 4, 8), tmp_path / "schedule.csv"
-    path.write_text(to_csv_with_transfers(schedule), encoding="utf-8")
+    waits = hasattr(peer, "WAIT_SEND_F")  # since 2.15
+    path.write_text(to_csv_with_transfers(schedule, waits=waits), encoding="utf-8")
     runtime = reader(schedule)
     runtime._load_csv(path, format="compute_comms")
     assert runtime._simulate()

@@ -1,0 +1,128 @@
+"""The plan of a split model, and what it makes of the model on a rank: one that holds only its own part."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from weft.report.text import PlacementRow, placement_table
+from weft.torch.delayed import has_delayed, materialise
+from weft.torch.remote import stand_in
+from weft.torch.state import Session
+from weft.torch.unit import FLOATING, attach, unit_call
+
+
+@dataclass(frozen=True)
+class PlannedUnit:
+    """One row of the plan. ``partition`` is FLOATING for a module without state; ``writes`` is how often a microbatch
+    calls it if it writes its buffers, else 0; ``stage`` says which one, where partitions have several."""
+
+    name: str
+    partition: int
+    parameters: int = 0
+    parameter_bytes: int = 0
+    activation_bytes: int = 0
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    cost: float = 0.0
+    writes: int = 0
+    stage: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where a model's parts go. ``parameters``: those of opened modules; ``buffers``: those that the model writes."""
+
+    units: tuple[PlannedUnit, ...]
+    parameters: dict[str, int]
+    buffers: dict[str, int]
+    numpy: bool
+    chosen: dict[str, Any] | None = None
+    attributes: tuple[tuple[str, str], ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        content = json.loads(text)
+        content["units"] = tuple(PlannedUnit(**unit) for unit in content["units"])
+        content["attributes"] = tuple(map(tuple, content.get("attributes", ())))
+        return cls(**content)
+
+    @property
+    def revisits(self) -> bool:
+        """Whether a microbatch comes back to a stage that it has left."""
+        visits = [unit.stage for unit in self.units if unit.partition != FLOATING]
+        stages = [at for at, before in zip(visits, [None, *visits], strict=False) if at != before]
+        return len(stages) > len(set(stages))
+
+    def elsewhere(self, partition: int) -> list[str]:
+        """The units of other partitions."""
+        return [unit.name for unit in self.units if unit.partition not in (partition, FLOATING)]
+
+    def owners(self, root: nn.Module) -> dict[str, int]:
+        """The partition of every parameter, of the units' buffers and of those that the model writes, by every name."""
+        found: dict[str, int] = {}
+        by_id: dict[int, int] = {}
+        places = {unit.name: unit.partition for unit in self.units if unit.partition != FLOATING}
+        named = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
+        for name, tensor in named:
+            at = {**self.parameters, **self.buffers}.get(name)
+            above = name
+            while at is None and above:
+                above = above.rpartition(".")[0]
+                at = places.get(above)
+            if at is not None:
+                found[name] = by_id.setdefault(id(tensor), at)
+        for name, tensor in named:
+            if name not in found and id(tensor) in by_id:
+                found[name] = by_id[id(tensor)]
+        return found
+
+    def changing_buffers(self, owners: dict[str, int]) -> set[str]:
+        """Those that are written by the model: only their owner knows what they hold."""
+        writers = tuple(f"{unit.name}." for unit in self.units if unit.writes and unit.partition != FLOATING)
+        return {name for name in owners if name in self.buffers or name.startswith(writers)}
+
+    def table(self) -> str:
+        """unit, partition, parameters, bytes, forward ms, backward ms and share of the cost, as text."""
+        placed = [unit for unit in self.units if unit.partition != FLOATING]
+        return placement_table(
+            [
+                PlacementRow(
+                    u.name, u.partition, u.parameters, u.parameter_bytes, u.forward_ms, u.backward_ms, u.cost
+                )
+                for u in placed
+            ]
+        )
+
+
+def apply(root: nn.Module, plan: Plan, session: Session) -> None:
+    """Intercept the units, note who owns what, and free the parameters of other ranks."""
+    pipeline = session.pipeline
+    assert pipeline is not None
+    modules = dict(root.named_modules())
+    for unit in plan.units:
+        attach(modules[unit.name], unit.name, unit.partition, pipeline, unit.writes, unit.stage)
+    owners = plan.owners(root)
+    if has_delayed(root):
+        materialise(root, lambda name: owners[name] == pipeline.rank, session.device, session.streams)
+    for name, parameter in root.named_parameters():
+        parameter._weft_owner = owners[name]  # type: ignore[attr-defined]
+        if owners[name] != pipeline.rank:
+            stand_in(parameter, owners[name], name)
+    for name, attribute in plan.attributes:
+        pipeline.own.add(modules[name], attribute)
+        for unit in plan.units:
+            if name == unit.name or name.startswith(f"{unit.name}."):
+                unit_call(modules[unit.name]).spots.append((modules[name].__dict__, attribute))
+    changing = plan.changing_buffers(owners)
+    for name, buffer in root.named_buffers():
+        if name in changing:
+            buffer._weft_owner = owners[name]  # type: ignore[attr-defined]
+            if owners[name] != pipeline.rank:
+                stand_in(buffer, owners[name], name)
