@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import warnings
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -253,6 +254,34 @@ def checkpointed_function_around_parts() -> None:
     for reentrant in (False, True):
         for places in (ALTERNATING, OPPOSITE, None):
             same_as_alone(seeded(Net, reentrant), vectors(), places=places)
+
+
+@check
+def reentrant_checkpoints_of_what_needs_no_gradient() -> None:
+    """PyTorch gives their results none, and so the parameters inside none either, whatever is captured."""
+    calls: list[Callable[[Any, Tensor, Tensor], Tensor]] = [
+        lambda net, x, h: checkpoint(net.b, x, use_reentrant=True),
+        lambda net, x, h: checkpoint(net.b, h.detach(), use_reentrant=True),
+        lambda net, x, h: checkpoint(lambda t: net.b(t) + h, x, use_reentrant=True),
+        lambda net, x, h: checkpoint(lambda: net.b(h), use_reentrant=True),
+        lambda net, x, h: checkpoint(lambda t, s: net.b(t) * s, x, 0.5, use_reentrant=True),
+        lambda net, x, h: checkpoint(lambda t: net.b(t[0]), [h], use_reentrant=True),
+    ]
+
+    class Net(Three):
+        def __init__(self, call: Callable[..., Tensor]) -> None:
+            super().__init__()
+            self.call = call
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            return self.c(h + self.call(self, x, h))
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
+        for call in calls:
+            for places in (ALTERNATING, OPPOSITE, None):
+                same_as_alone(seeded(Net, call), vectors(), places=places)
 
 
 @check
