@@ -10,13 +10,15 @@ import random
 import sys
 from collections import Counter
 
-from hypothesis import HealthCheck, Phase, assume, given, seed, settings
+from hypothesis import assume
 
-from tests.fuzz.grammar import Program, programs
+from tests.fuzz.grammar import Program
 from tests.fuzz.run import Ranks, ranks
+from tests.fuzz.search import search
 from tests.fuzz.source import written
 
-BATCH = 200
+REPORTED = 10
+"""After so many seeds there is a report."""
 
 
 class FaultError(Exception):
@@ -36,30 +38,23 @@ class Batches:
     def programs(self) -> int:
         return self.ran["equal"] + self.ran["refused"]
 
-    def run(self, number: int, count: int) -> None:
-        """So many programs that a seed gives; at a fault the smallest one is printed."""
-
-        @seed(number)
-        @settings(
-            max_examples=count, database=None, deadline=None, report_multiple_bugs=False, print_blob=False,
-            suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink],
-        )  # fmt: skip
-        @given(programs)
-        def one(program: Program) -> None:
-            source, _ = written(program)
-            outcome = self.job.run(source, program.ranks)
-            self.ran[outcome.word] += 1
-            if outcome.word == "refused":
-                self.reasons[outcome.reason] += 1
-            assume(outcome.word != "invalid")
-            if outcome.is_fault:
-                raise FaultError(f"{source}\n# {outcome.word}:\n# " + outcome.text.replace("\n", "\n# "))
-
+    def run(self, number: int) -> None:
+        """The programs that a seed gives; at a fault the smallest one is printed."""
         try:
-            one()
+            search(number, self._one)
         except FaultError as fault:
             self.faults += 1
             print(f"\n===== seed {number}\n{fault}\n=====", flush=True)
+
+    def _one(self, program: Program) -> None:
+        source, _ = written(program)
+        outcome = self.job.run(source, program.ranks)
+        self.ran[outcome.word] += 1
+        if outcome.word == "refused":
+            self.reasons[outcome.reason] += 1
+        assume(outcome.word != "invalid")
+        if outcome.is_fault:
+            raise FaultError(f"{source}\n# {outcome.word}:\n# " + outcome.text.replace("\n", "\n# "))
 
     def report(self) -> str:
         refused = "".join(f"\n  {count:5} {reason} ..." for reason, count in self.reasons.most_common())
@@ -77,12 +72,13 @@ def main() -> int:
         number = given.seed
         try:
             while given.count is None or batches.programs < given.count:
-                left = BATCH if given.count is None else min(BATCH, given.count - batches.programs)
-                batches.run(number, left)
+                batches.run(number)
                 number += 1
-                print(batches.report(), flush=True)
+                if (number - given.seed) % REPORTED == 0:
+                    print(batches.report(), flush=True)
         except KeyboardInterrupt:
-            print(batches.report())
+            pass
+        print(batches.report())
     return bool(batches.faults)
 
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 LEAVES = (
-    "Dense", "Plain", "Same", "Aux", "Norm", "Counted", "Dropped", "Reads", "Running", "Rows", "Branch", "Pair",
-    "Mapped", "Collects", "Writes", "Viewed", "Sequence", "Frozen", "Checkpointed",
+    "Dense", "Plain", "Same", "Aux", "Norm", "Counted", "Dropped", "Reads", "Running", "Tally", "Rows", "Branch",
+    "Pair", "Mapped", "Collects", "Writes", "Viewed", "Sequence", "Frozen", "Checkpointed",
+    "Attention", "Packed", "Embedded", "Stores", "Nothing",
 )  # fmt: skip
 """Classes of `parts`."""
 
@@ -31,6 +32,7 @@ STATEMENTS = {
     "get": "attributes that a module reads",
     "carry": "attributes from microbatch to microbatch",
     "count": "counters",
+    "tally": "numbers of a module that another reads",
     "hand": "attributes that a module hands to another",
     "aux": "attributes of a module that another reads",
     "list": "containers",
@@ -49,7 +51,7 @@ STATEMENTS = {
 
 ENDINGS = (
     "backward", "loss_backward", "retained", "twice", "chunks", "several", "outside", "input_gradient", "gradient",
-    "penalty", "aux",
+    "penalty", "aux", "prompt", "kept", "list_returned", "grads_read", "detached",
 )  # fmt: skip
 """What a step does with what the models give; see `source`."""
 
@@ -116,35 +118,40 @@ class Program:
 
 
 numbers = st.integers(0, 3)
+rarely = st.integers(0, 5).map(lambda number: number == 5)
 leaves = st.builds(
     Leaf,
-    st.sampled_from(LEAVES) | st.just("Dense"),
+    st.sampled_from(("Dense",) * 8 + LEAVES),
     numbers,
-    st.just("") | st.just("") | st.sampled_from(HOOKS),
-    st.integers(0, 7).map(lambda number: number == 7),
+    st.sampled_from(("",) * 8 + HOOKS),
+    rarely,
 )
 statements = st.builds(
-    Do, st.just("call") | st.sampled_from(tuple(STATEMENTS)), numbers, numbers, st.integers(0, 7)
+    Do,
+    st.sampled_from(("nothing",) + ("call",) * 8 + tuple(STATEMENTS)),
+    numbers,
+    numbers,
+    st.integers(0, 39),
 )
+"""Of a forward; one of the kind "nothing" leaves no line."""
 
 
-def blocks(children: st.SearchStrategy[Leaf | Block], least: int, most: int) -> st.SearchStrategy[Block]:
-    """Modules with so many children, and a forward of up to twice as many statements."""
-    several = st.lists(children, min_size=least, max_size=most).map(tuple)
-    body = st.lists(statements, min_size=least, max_size=2 * most).map(tuple)
+def blocks(children: st.SearchStrategy[Leaf | Block], most: int) -> st.SearchStrategy[Block]:
+    """Modules with up to so many children, and a forward."""
+    several = st.lists(children, min_size=1, max_size=most).map(tuple)
+    body = st.lists(statements, min_size=2 * most, max_size=2 * most).map(tuple)
     return st.builds(Block, several, body, numbers)
 
 
-inner = blocks(leaves, 1, 2)
-outer = blocks(leaves | leaves | leaves | leaves | inner, 2, 4)
+inner = blocks(leaves, 2)
+outer = blocks(rarely.flatmap(lambda nested: inner if nested else leaves), 4)
 programs = st.builds(
     Program,
-    models=st.lists(outer, min_size=1, max_size=1).map(tuple)
-    | st.lists(outer, min_size=1, max_size=2).map(tuple),
-    ending=st.just("backward") | st.sampled_from(ENDINGS),
+    models=rarely.flatmap(lambda several: st.tuples(outer, outer) if several else st.tuples(outer)),
+    ending=st.sampled_from(("backward",) * 8 + ENDINGS),
     steps=st.integers(2, 3),
     ranks=st.sampled_from((2, 2, 3)),
-    microbatches=st.integers(1, 4),
+    microbatches=st.sampled_from((2, 1, 3, 4)),
     rows=st.integers(1, 3),
     extra=st.sampled_from((0, 0, 1)),
     pipeline=st.sampled_from(PIPELINES),

@@ -12,6 +12,19 @@ from torch.utils.checkpoint import checkpoint
 WIDTH = 4
 
 
+class Twice(torch.autograd.Function):
+    """An operation of the user's own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * 2 + 0 * ctx.saved_tensors[0]
+
+
 class Dense(nn.Module):
     """The usual one."""
 
@@ -60,14 +73,14 @@ class Viewed(nn.Module):
 
 
 class Norm(nn.Module):
-    """Writes running statistics."""
+    """Writes running statistics. Not right after a linear module, whose bias would have a gradient of mere rounding."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.linear(x)
+        x = self.linear(x).tanh()
         return self.norm(x) if len(x) > 1 else x
 
 
@@ -123,6 +136,16 @@ class Running(Dense):
     def forward(self, x: Tensor) -> Tensor:
         self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
         return super().forward(x) - self.mean
+
+
+class Tally(Dense):
+    """Counts its calls and uses the number."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) * (1 + 0.1 * self.calls)
 
 
 class Rows(Dense):
@@ -183,3 +206,58 @@ class Checkpointed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(self.inside, x, use_reentrant=False)
+
+
+class Attention(nn.Module):
+    """Rows look at each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found, weights = self.inside(x[None], x[None], x[None])
+        return found[0] + weights.mean()
+
+
+class Packed(nn.Module):
+    """A sequence of lengths that are read from data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = (x.detach()[:, 0] > 0).long() + 1
+        packed = nn.utils.rnn.pack_padded_sequence(
+            torch.stack([x, x * 0.5], 1), lengths, batch_first=True, enforce_sorted=False
+        )
+        return self.inside(packed)[1][0]
+
+
+class Embedded(nn.Module):
+    """Looks up rows by whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Embedding(3, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inside(x.detach()[:, 0].abs().long().clamp(max=2))
+
+
+class Stores(Dense):
+    """Keeps what it computes in a dict that it is given, and uses what others have kept there."""
+
+    def forward(self, x: Tensor, store: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        h = super().forward(x)
+        store["sum"] = store["sum"] + h if "sum" in store else h
+        return x * 0.5 + store["sum"]
+
+
+class Nothing(Dense):
+    """Returns None beside a tensor, and one tensor twice."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None, list[Tensor]]:  # type: ignore[override]
+        h = super().forward(x)
+        return h, None, [h, x]

@@ -14,6 +14,8 @@ from tests.fuzz.grammar import STATEMENTS, Block, Do, Leaf, Program
 
 HEAD = '''\
 """weft run -n {ranks} THIS_FILE"""
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -43,6 +45,38 @@ NEW = (
     "{new} = torch.stack([{t}, {o}]).sum(0)",
     "left, right = {t}.chunk(2, 1)\n{new} = torch.cat([right, left], 1)",
     "{new} = {t}.clone()",
+    "{new} = ({t} @ {o}.t()).softmax(1) @ {o}",
+    "{new} = {t}.gather(1, {o}.argsort(1))",
+    "{new} = {t} * {o}.argmax(1, keepdim=True)",
+    "values, places = {t}.topk(2, 1)\n{new} = {o}.scatter_add(1, places, values)",
+    "{new} = torch.stack([row * 0.9 for row in {t}])",
+    "{new} = {t}.double().cumsum(1).to({o}.dtype) * 0.3",
+    "{new} = {t}.masked_fill({o} < 0, 0.2)",
+    "{new} = {t} + {o}.new_full({o}.shape, 0.1)",
+    "{new} = {t} + torch.zeros_like({o}).add_({o}.detach())",
+    "{new} = {t} * float({o}.detach().abs().max())",
+    "{new} = {t} + torch.tensor({o}.detach().tolist(), dtype=x.dtype)",
+    "{new} = {t} + torch.from_numpy({o}.detach().numpy().copy())",
+    "{new} = {t} * 1.0\n{new}.register_hook(lambda grad: grad * 0.5)",
+    "{new} = parts.Twice.apply({t}) - {o}",
+    "{new} = F.scaled_dot_product_attention({t}[None], {o}[None], {t}[None])[0]",
+    "{new} = F.layer_norm({t}, (parts.WIDTH,)) + {o} * 0.1",
+    "{new} = torch.einsum('ij,ij->i', {t}, {o})[:, None] + {t}",
+    "{new} = copy.copy({t}) + {o}.data * 0.1",
+    "{new} = max([{t}, {o}], key=lambda t: t.detach().sum().item()) * 0.9",
+    "{new} = {t} * (0.5 if {t}.requires_grad else 0.7) + (0.1 if {o}.dim() == 2 and len({o}) > 0 else 0.2)",
+    "pair = dict(t={t}, o={o})\n{new} = pair.pop('t') * 0.5 + sum(pair.values())",
+    "{new} = torch.atleast_2d({t}).expand(-1, parts.WIDTH).contiguous().reshape({o}.shape) * 0.9",
+    "with torch.enable_grad():\n    {new} = {t} * 0.5 - {o} * 0.1",
+    "{new} = torch.utils.checkpoint.checkpoint(torch.tanh, {t}, use_reentrant=False) + {o}",
+    "{new} = {t}.index_select(0, {o}.detach()[:, 0].argsort())",
+    "{new} = {t}.abs().pow(2).sum(1, keepdim=True).sqrt() * 0.1 + {o}",
+    "{new} = {t} - {t}.logsumexp(0) * 0.1 + {o}.amax()",
+    "{new} = {t} * (({t} > 0) & ({o} > 0)).any(1, keepdim=True)",
+    "{new} = F.one_hot({t}.argmax(1), parts.WIDTH) * {o} + {t}.detach()",
+    "index = torch.arange(len({t}))\n{new} = {t}[index.flip(0)] + {o}[..., [1, 0, 3, 2]]",
+    "{new} = F.pad({t}, (1, 1))[:, 1:-1] + {o}.roll(1, 0)",
+    "{new} = {t}.mul({o}, ).add({t}, alpha=0.3)",
 )
 WRITE = (
     "{t} *= 0.8",
@@ -53,6 +87,16 @@ WRITE = (
     "{new} = {t} * 1.0\n{new}[0] = {o}[0] * 0.5",
     "{new} = {t} * 1.0\nwith torch.no_grad():\n    {new}.add_(0.01)",
     "{t}[:, 2:].mul_(0.5)",
+    "{new} = torch.empty_like({o})\n{new}.copy_({t})",
+    "{new} = torch.zeros({o}.shape, dtype=x.dtype)\n{new}[:, :2] = {t}[:, :2]\n{new}[:, 2:] += {o}[:, 2:]",
+    "{new} = {t} * 1.0\n{new}.masked_fill_({o} < 0, 0.1).clamp_(-1, 1)",
+    "{new} = {t} * 1.0\n{new}.index_add_(0, torch.tensor([0]), {o}[:1])",
+    "{new} = {t} * 1.0\nfor row in {new}.unbind(0):\n    row.mul_(0.9)",
+    "{new} = {t} * 1.0\nF.relu({new}[:, :1], inplace=True)",
+    "{new} = {t}.detach() * 1.0\ntorch.add({o}.detach(), 0.1, out={new})",
+    "{new} = {t} * 1.0\n{new}.data.mul_(0.9)",
+    "{new} = {t} * 1.0\n{new}.t_().mul_(0.9).t_()",
+    "{new} = {t} * 1.0\n{new}[0], {new}[-1] = {o}[-1] * 1.0, {o}[0] * 1.0",
 )
 VIEW = (
     "{view} = {t}[:, 1:3]",
@@ -61,12 +105,21 @@ VIEW = (
     "{view} = {t}.detach()[:, 0]",
     "{new} = {t} * 1.0\n{view} = {new}.view(-1)[1:3]",
     "{view} = {t}.unsqueeze(1)",
+    "{view} = {t}.expand(2, -1, -1)[0]",
+    "{view}, _ = {t}.split(2, 1)",
+    "{view} = {t}.unbind(1)[0]",
+    "{view} = {t}.diagonal()",
+    "{view} = {t}[:, None, ::2]",
+    "{view} = {t}.view_as({t})",
 )
 WRITE_VIEW = (
     "{v}.mul_(0.7)",
     "{v} += {o}.mean()",
     "{v}.zero_()",
     "with torch.no_grad():\n    {v}.add_(0.1)",
+    "{v}[..., 0] = 0.2",
+    "{v}.copy_({v}.detach().flip(0))",
+    "{v}.sub_({v}.detach().mean() * 0.1).add_({v} * 0.1)",
 )
 ENDINGS: dict[str, str] = {
     "backward": "model.backward(loss)",
@@ -80,11 +133,16 @@ ENDINGS: dict[str, str] = {
     "gradient": "(slope,) = torch.autograd.grad(loss, x, retain_graph=True)\nmodel.backward(loss)\nout = out + slope",
     "penalty": "(slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)\n"
     "loss = loss + (slope.norm(dim=1) - 1).square().mean()\nmodel.backward(loss)",
+    "prompt": "out = {again} + temperature\nloss = loss + out.mean()\nmodel.backward(loss)",
+    "kept": "loss = loss + getattr(model.module, 'kept0', out).square().mean()\nmodel.backward(loss)",
+    "list_returned": "model.backward(loss)\nout = torch.stack([row.detach().sum() for row in out])",
+    "grads_read": "model.backward(loss)\nloss = loss.detach() + (0 if temperature.grad is None else temperature.grad)",
+    "detached": "model.backward(F.mse_loss({again}.detach(), x) * temperature.exp() + loss)",
     "aux": "loss = loss + sum(m.aux for m in model.module.modules() if hasattr(m, 'aux'))\nmodel.backward(loss)",
 }
-SIZED = {"Pair", "Mapped", "Collects"}
+SIZED = {"Pair", "Mapped", "Collects", "Stores", "Nothing"}
 """Children that are called in a way of their own."""
-COUNTING = {"Norm", "Counted", "Running"}
+COUNTING = {"Norm", "Counted", "Running", "Tally"}
 """Children whose calls change what later ones give."""
 
 
@@ -157,7 +215,8 @@ class Writer:
             n
             for n, child in enumerate(block.children)
             if isinstance(child, Leaf)
-            and child.kind not in ("Same", "Viewed", "Sequence", "Checkpointed", "Plain")
+            and child.kind
+            not in ("Same", "Viewed", "Sequence", "Checkpointed", "Plain", "Attention", "Packed", "Embedded")
         ]
         for number, child in enumerate(block.children):
             earlier = [n for n in dense if n < number and n not in ties]
@@ -176,7 +235,7 @@ class Writer:
         for number, partner in ties.items():
             self.habits.add("ties")
             inside.append(f"self.m{number}.linear.weight = self.m{partner}.linear.weight")
-        body = Body(self, block)
+        body = Body(self, block, len(path) > 1)
         forward = "\n".join(body.lines())
         for number, child in enumerate(block.children):
             if isinstance(child, Leaf) and child.hook:
@@ -202,7 +261,10 @@ class Writer:
         if ending in ("input_gradient", "gradient", "penalty"):
             lines.append("x = x.detach().requires_grad_()")
         lines += [f"out = {calls}", "loss = F.mse_loss(out, y)"]
-        again = calls.replace("(x)", "(y)") if ending == "twice" else calls
+        again = {
+            "twice": calls.replace("(x)", "(y)"),
+            "prompt": calls.replace("(x)", "(x + temperature)"),
+        }.get(ending, calls)
         lines.append(ENDINGS[ending].format(again=again))
         lines.append("return loss, out")
         self.habits.add(f"ending {ending}")
@@ -215,12 +277,14 @@ class Body:
 
     writer: Writer
     block: Block
+    inner: bool
     made: set[str] = field(default_factory=set)
     called: list[int] = field(default_factory=list)
     whole: list[str] = field(default_factory=lambda: ["x"])
     views: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     notes: bool = False
+    store: bool = False
     lists: int = 0
     names: int = 0
 
@@ -234,6 +298,8 @@ class Body:
             body += self.do_call(Do("call"))
         if self.notes:
             yield "notes = []"
+        if self.store:
+            yield "store = {}"
         yield from body
         if collected:
             yield f"{self.whole[-1]} = {self.whole[-1]} + sum(t.mean() for t in self.collected)"
@@ -247,6 +313,8 @@ class Body:
 
     def statement(self, do: Do) -> Sequence[str]:
         """The lines of a statement; none where what it works on is not there."""
+        if do.kind == "nothing":
+            return []
         own = getattr(self, f"do_{do.kind}", None)
         lines: Sequence[str] = own(do) if own is not None else self.formed(do)
         if lines:
@@ -313,6 +381,14 @@ class Body:
         if kind == "Collects":
             self.notes = True
             return [f"{new} = self.m{number}({t}, notes)", f"{new} = {new} + notes[-1]"]
+        if kind == "Stores":
+            self.store = True
+            return [f"{new} = self.m{number}({t}, store)"]
+        if kind == "Nothing":
+            return [
+                f"{new}, nothing, (first, second) = self.m{number}({t})",
+                f"{new} = {new} + first * 0.5 - second",
+            ]
         if kind == "Writes":
             t = f"{t} * 1.0" if how % 2 or t == "x" else t
         return [f"{new} = self.m{number}({t})"]
@@ -330,6 +406,8 @@ class Body:
         return [f"{new} = {t} + self.{pick(self.kept, do.b)}"]
 
     def do_carry(self, do: Do) -> list[str]:
+        if not self.inner and do.how % 4:  # refused where the module is split, as the outermost one is
+            return []
         self.made.add("self.mean = torch.zeros(())")
         t, new = pick(self.whole, do.a), self.new()
         self.whole.append(new)
@@ -337,11 +415,23 @@ class Body:
 
     def do_count(self, do: Do) -> list[str]:
         self.made.add("self.count = 0")
-        if do.how % 2:
+        if do.how % 3 == 0:
             return ["self.count += 1"]
         t, new = pick(self.whole, do.a), self.new()
         self.whole.append(new)
-        return ["self.count += 1", f"{new} = {t} * (1 + 0.1 * self.count)"]
+        used = f"{new} = {t} * (1 + 0.1 * self.count)"
+        if do.how % 3 == 1:
+            return ["self.count += 1", used]
+        self.called.append(do.b % len(self.block.children))
+        return ["self.count += 1", *self.called_as(self.called[-1], t), used, "self.count -= 1"]
+
+    def do_tally(self, do: Do) -> list[str]:
+        number = self.child(do.b, "Tally")
+        if number is None:
+            return []
+        t, new = pick(self.whole, do.a), self.new()
+        self.whole.append(new)
+        return [f"{new} = {t} * (1 + 0.1 * self.m{number}.calls)"]
 
     def do_hand(self, do: Do) -> list[str]:
         number = self.child(do.b, "Reads")
@@ -417,7 +507,9 @@ class Body:
         self.made.add('self.register_buffer("level", torch.zeros(()))')
         t, new = pick(self.whole, do.a), self.new()
         self.whole.append(new)
-        return [f"self.level.mul_(0.9).add_({t}.detach().mean())", f"{new} = {t} - self.level"]
+        # values of activations are refused where the module is split
+        value = f"{t}.detach().mean()" if do.how % 4 == 3 else "1.0"
+        return [f"self.level.mul_(0.9).add_({value})", f"{new} = {t} - self.level"]
 
     def do_autocast(self, do: Do) -> list[str]:
         self.called.append(do.b % len(self.block.children))

@@ -30,6 +30,7 @@ from weft.torch.estimate import Clock, on_meta
 from weft.torch.kept import Kept, copied, handed_over, homes_of
 from weft.torch.measured_link import MeasuredLink, company, measure_link
 from weft.torch.model import DistributedModel
+from weft.torch.pipeline import SharedBuffer
 from weft.torch.placement import wishes
 from weft.torch.planned import MEASURED, Chosen, layout
 from weft.torch.slicing import MiniBatch
@@ -302,7 +303,7 @@ def _writes(traced: Trace, name: str) -> int:
     """How often a microbatch calls the unit, if it leaves something to the next one: buffers, attributes."""
     written = traced.written_buffers | traced.replaced_buffers
     keeps = any(buffer.startswith(f"{name}.") for buffer in written) or any(
-        each.carried and not each.counter and each.inside(name) for each in traced.attributes
+        each.in_order and each.inside(name) for each in traced.attributes
     )
     return traced.records[name].calls if keeps else 0
 
@@ -392,6 +393,8 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
     for name, at in plan.buffers.items():
         if name in buffers:
             buffers[name]._weft_owner = at  # type: ignore[attr-defined]
+            if at == pipeline.rank and not any(name.startswith(f"{unit.name}.") for unit in plan.units):
+                pipeline.buffers[id(buffers[name])] = SharedBuffer(name, buffers[name])
 
 
 def release(parameter: nn.Parameter) -> None:

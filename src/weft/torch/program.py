@@ -78,6 +78,8 @@ class Program:
         owner = tensor._weft_owner if value is None else value.owner  # type: ignore[attr-defined]
         if owner is None:
             return None
+        if id(tensor) in self.pipeline.buffers:
+            self.pipeline.buffers[id(tensor)].use(self.microbatch.index)
         adopted = self._adopted.get(id(tensor))
         if adopted is None:
             adopted = (tensor, self.new_value(owner, None))
