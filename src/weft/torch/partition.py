@@ -293,6 +293,8 @@ def _plan(
     where = {piece.name: at for piece, at in zip(pieces, partitions, strict=True)}
     names = tree.parameter_names
     parameters = {names[id(p)]: where[piece.name] for p, piece in tree.glue_parameters(pieces)}
+    if not pieces:  # the model's own code does everything
+        parameters = dict.fromkeys(names.values(), 0)
     attributes = own(traced.attributes, [unit.name for unit in units])
     return Plan(
         tuple(units), parameters, _written(tree, traced, where, pieces), traced.numpy, attributes=attributes

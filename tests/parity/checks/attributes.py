@@ -386,3 +386,43 @@ def refused_on_every_rank(after: Callable[[Any, Tensor], Tensor], first: float) 
 
     with pytest.raises((PlacementError, PeerError), match="a step reads level before it writes it"):
         train_step(model, torch.ones(8, WIDTH))
+
+
+# --- buffers that a split model writes itself ------------------------------------------------------------------------
+
+
+class Buffered(Net):
+    """Has a buffer, `level`."""
+
+    def __init__(self, before: Any, note: Any, after: Any) -> None:
+        super().__init__(before, note, after)
+        self.register_buffer("level", torch.zeros(()))
+
+
+def raised(net: Any, x: Tensor) -> Tensor:
+    net.level.mul_(0.9).add_(1.0)
+    return x / (1 + net.level)
+
+
+def written_by_the_argument(net: Any, x: Tensor) -> Tensor:
+    net.level.lerp_(x.mean(), 0.1)
+    return net.encode(x) - net.level
+
+
+def twice(net: Any, x: Tensor) -> Tensor:
+    return raised(net, net.encode(raised(net, x)))
+
+
+@check
+def buffers_of_a_split_model() -> None:
+    """Microbatches begin in order, and end in order."""
+    for before, after in (
+        (raised, unchanged),
+        (written_by_the_argument, unchanged),
+        (twice, unchanged),
+        (unchanged, raised),
+    ):
+        for places in (HALVES, ALTERNATING):
+            for pipeline in ("interleaved", "simple", "zb_h1"):
+                net = seeded(Buffered, before, added, after)
+                same_as_alone(net, vectors(), places={**places, "encode": 0}, pipeline=pipeline)

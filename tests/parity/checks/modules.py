@@ -285,6 +285,44 @@ def reentrant_checkpoints_of_what_needs_no_gradient() -> None:
 
 
 @check
+def what_is_passed_on_without_grad_mode() -> None:
+    """A module that returns its argument itself returns it with its graph, whatever the mode."""
+
+    def quietly(part: nn.Module, x: Any) -> Any:
+        with torch.no_grad():
+            return part(x)
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Any:
+            return x, self.linear(x)
+
+    ways: list[tuple[Callable[[], nn.Module], Callable[[nn.Module, Tensor], Tensor]]] = [
+        (nn.Identity, lambda part, h: quietly(part, h)),
+        (Pair, lambda part, h: quietly(part, h)[0] - quietly(part, h)[1]),
+        (Pair, lambda part, h: h.sin() + quietly(part, h)[0]),
+        (lambda: nn.Dropout(0.0), lambda part, h: quietly(part, quietly(part, h)) * h),
+        (nn.Flatten, lambda part, h: quietly(part, h) + h),
+    ]
+
+    class Net(Three):
+        def __init__(self, made: Callable[[], nn.Module], way: Callable[..., Tensor]) -> None:
+            super().__init__()
+            self.part, self.way = made(), way
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            return self.c(self.way(self.part, h) + self.b(h))
+
+    for made, way in ways:
+        for places in (ALTERNATING, {**OPPOSITE, "part": 0}, {**OPPOSITE, "part": 1}):
+            same_as_alone(seeded(Net, made, way), vectors(), places=places)
+
+
+@check
 def checkpoints_inside_parts() -> None:
     class Part(nn.Module):
         def __init__(self) -> None:
