@@ -150,7 +150,11 @@ def split(names: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Step]:
     temperature = names["temperature"]
     step = weft.step(allow_uneven=names["UNEVEN"])(names["step"])
     evaluate = weft.step(allow_uneven=names["UNEVEN"])(call)
-    optimizers = [weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
+    optimizers = [
+        weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for model, net in zip(models, nets, strict=True)
+        if parameters_of([net])
+    ]
     beside = torch.optim.SGD([temperature], lr=0.1)
     steps = []
     for number in range(names["STEPS"]):
@@ -247,6 +251,10 @@ def attributes(index: int, modules: Any) -> dict[str, Any]:
                 continue
             if isinstance(value, Tensor) and value.device.type == "meta":  # another rank's
                 continue
+            # Open: what every rank has computed and one rank has written into since is old on the others.
+            if isinstance(value, Tensor) and value._weft_value is not None:  # type: ignore[attr-defined]
+                if value._weft_value.owner != weft.pp_rank():  # type: ignore[attr-defined]
+                    continue
             if isinstance(value, (Tensor, int, float)):
                 found[f"{index}:{plain}.{key}"] = (
                     value.detach().clone() if isinstance(value, Tensor) else value

@@ -97,8 +97,13 @@ def noted(root: nn.Module, user: Callable[[], str]) -> Iterator[list[Attribute]]
         except AttributeError:
             note(module, name, "missing", _ABSENT)
             raise
-        if name[:2] != "__" and name in object.__getattribute__(module, "__dict__"):
-            note(module, name, "read", value)
+        if name[:2] != "__":  # what its class has is its own only from the first writing on
+            note(
+                module,
+                name,
+                "read" if name in object.__getattribute__(module, "__dict__") else "missing",
+                value,
+            )
         return value
 
     def put(module: nn.Module, name: str, value: Any) -> None:
