@@ -9,7 +9,7 @@ ARGS ?=
 # weft starts processes by the command `python`; let it be the one of .venv.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-versions check bench
+.PHONY: help demo test test-versions fuzz check bench
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -23,6 +23,9 @@ test: $(READY)  ## run all tests; ARGS="tests/unit -k mesh" for some
 
 test-versions: $(READY)  ## the tests on PyTorch 2.11 to the newest, with Python 3.10 to 3.13 where they are; takes hours and 25 GB
 	$(BIN)/python -m tests.versions $(ARGS)
+
+fuzz: $(READY)  ## run random programs split and in one process until stopped; ARGS=1000 for so many
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 check: $(READY)  ## lint, formatting, types, spelling
 	$(BIN)/ruff check

@@ -7,7 +7,8 @@
 A unit gets those that the code around it has set as it gets its arguments, and gradients go back the same way.
 Which is which is seen in the trace, where reading and writing of attributes is noted. Counters (whole numbers) stay as
 they are, for in whatever order microbatches add to them, the sum is the same; so does what is made where it is missing,
-and only then.
+and only then. The value of a counter is that of one process as long as no microbatch has waited for another rank, so
+it may be used before the first module with parameters is called. What each microbatch leaves as it was is its own, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from weft.errors import PlacementError
 from weft.torch.private import SLOT, tables_of
@@ -32,6 +34,8 @@ class Attribute:
     """One that was written. ``carried``: it was looked for before; ``users``: the modules whose code used it.
 
     ``counter``: it is a whole number, a text or None; ``lazy``: it is made where it is missing, and stays then.
+    ``restored``: such a one was at the end what it had been; ``valued``: its value was used, and not only added to;
+    ``late``: so it was after other modules had been called.
     """
 
     module: str
@@ -40,6 +44,24 @@ class Attribute:
     counter: bool
     lazy: bool
     users: set[str] = field(default_factory=set)
+    restored: bool = False
+    valued: bool = False
+    late: bool = False
+
+    @property
+    def in_order(self) -> bool:
+        """Whether a unit that has it to itself must see the microbatches in order."""
+        return self.carried and not self.restored and (self.valued or not self.counter)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether each microbatch has one for itself, if no unit has it."""
+        return not self.carried or self.restored
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all microbatches may use the one that there is, in whatever order."""
+        return self.lazy or (self.counter and not self.late)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -59,46 +81,84 @@ def noted(root: nn.Module, user: Callable[[], str]) -> Iterator[list[Attribute]]
     found: list[Attribute] = []
     modules = {id(module): module for module in root.modules()}
     names = {id(module): name for name, module in root.named_modules()}
-    first: dict[tuple[int, str], str] = {}
-    users: dict[tuple[int, str], set[str]] = {}
-    values: dict[tuple[int, str], Any] = {}
+    notes: dict[tuple[int, str], _Notes] = {}
+    called = [0]
 
-    def note(module: nn.Module, name: str, what: str) -> None:
+    def note(module: nn.Module, name: str, what: str, value: Any) -> None:
         key = id(module), name
         if key[0] in names:
-            first.setdefault(key, what)
-            users.setdefault(key, set()).add(user())
+            if key not in notes:
+                notes[key] = _Notes(what, value)
+            notes[key].add(what, value, user(), called[0])
 
     def get(module: nn.Module, name: str) -> Any:
         try:
             value = object.__getattribute__(module, name)
         except AttributeError:
-            note(module, name, "missing")
+            note(module, name, "missing", _ABSENT)
             raise
-        if name[:2] != "__" and name in object.__getattribute__(module, "__dict__"):
-            note(module, name, "read")
+        if name[:2] != "__":  # what its class has is its own only from the first writing on
+            note(
+                module,
+                name,
+                "read" if name in object.__getattribute__(module, "__dict__") else "missing",
+                value,
+            )
         return value
 
     def put(module: nn.Module, name: str, value: Any) -> None:
         original(module, name, value)
         if id(module) in names and not isinstance(value, (nn.Parameter, nn.Module)):
-            note(module, name, "write")
-            values[id(module), name] = value
+            note(module, name, "write", value)
+
+    def look(module: nn.Module, given: Any, result: Any) -> None:
+        called[0] += any(True for _ in module.parameters())
 
     original = nn.Module.__setattr__
     nn.Module.__setattr__ = put  # type: ignore[method-assign,assignment]
     nn.Module.__getattribute__ = get  # type: ignore[method-assign,assignment]
+    handle = register_module_forward_hook(look)
     try:
         yield found
     finally:
+        handle.remove()
         nn.Module.__setattr__ = original  # type: ignore[method-assign]
         del nn.Module.__getattribute__
-        for key, value in values.items():
-            name = key[1]
-            if name != SLOT and not any(name in table for table in tables_of(modules[key[0]])):
-                carried, counter = first[key] != "write", isinstance(value, _COUNTERS)
-                lazy = first[key] == "missing"
-                found.append(Attribute(names[key[0]], name, carried, counter, lazy, users[key]))
+        for (number, name), noted in notes.items():
+            tables = tables_of(modules[number])
+            if noted.written and name != SLOT and not any(name in table for table in tables):
+                found.append(noted.attribute(names[number], name))
+
+
+class _Notes:
+    """What became of one attribute. One that is only read to be written at once is not used for its value."""
+
+    def __init__(self, first: str, value: Any) -> None:
+        self.first, self.value = first, value
+        self.before, self.users = value, set[str]()
+        self.written = False
+        self._reads: list[int] = []
+        """For each use of its value, how many modules had been called; the last one may be for a writing."""
+        self._before_writing = False
+
+    def add(self, what: str, value: Any, user: str, called: int) -> None:
+        self.users.add(user)
+        if what != "write":
+            self._reads.append(called)
+        else:
+            if self._before_writing and self._reads[-1] == called:
+                self._reads.pop()
+            self.written, self.value = True, value
+        self._before_writing = what != "write"
+
+    def attribute(self, module: str, name: str) -> Attribute:
+        """Of all that was noted."""
+        carried, counter = self.first != "write", isinstance(self.value, _COUNTERS)
+        restored = carried and counter and type(self.before) is type(self.value) and self.before == self.value
+        lazy = self.first == "missing"
+        return Attribute(
+            module, name, carried, counter, lazy, self.users, restored, bool(self._reads), any(self._reads)
+        )
 
 
 def own(attributes: Sequence[Attribute], units: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -108,15 +168,16 @@ def own(attributes: Sequence[Attribute], units: Sequence[str]) -> tuple[tuple[st
         PlacementError: One is carried from microbatch to microbatch, and no unit has it to itself.
     """
     shared = [each for each in attributes if not any(each.inside(unit) for unit in units)]
-    faults = [each for each in shared if each.carried and not (each.counter or each.lazy)]
+    faults = [each for each in shared if not (each.is_own or each.is_shared)]
     if faults:
         listed = ", ".join(f"{each.module}.{each.name}".lstrip(".") for each in faults)
         raise PlacementError(
             f"a step reads {listed} before it writes it, so that each microbatch goes on from what the one before has "
             "left, but several partitions run microbatches at the same time. Keep what uses the attribute in one "
-            "piece: weft.set_partition(module, index), or make it a buffer of a module that is"
+            "piece: weft.set_partition(module, index), or make it a buffer of a module that is. A whole number may be "
+            "used before the first module is called"
         )
-    return tuple(each.place for each in shared if not each.carried)
+    return tuple(each.place for each in shared if each.is_own)
 
 
 class Given:
@@ -144,6 +205,8 @@ class Own:
 
     def __init__(self) -> None:
         self._spots: list[tuple[dict[str, Any], str]] = []
+        self.first: list[Any] = []
+        """What they were when the step began: microbatches begin with that."""
 
     def __bool__(self) -> bool:
         return bool(self._spots)

@@ -15,7 +15,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import MethodType, ModuleType
 from typing import Any
 
@@ -86,7 +86,7 @@ def _intercept_checkpoints() -> None:
         replace_checkpoint()
 
     class Reentrant(checkpoints.CheckpointFunction):
-        """``CheckpointFunction``, except in glue."""
+        """``CheckpointFunction``, except in glue; in both, only arguments make that a result needs a gradient."""
 
         @classmethod
         def apply(cls, function: Any, preserve_rng_state: bool, *args: Any) -> Any:
@@ -94,7 +94,8 @@ def _intercept_checkpoints() -> None:
             if glue is None:
                 return checkpoints_function.apply(function, preserve_rng_state, *args)
             refuse(REENTRANT)
-            with checkpointing(glue.program):
+            needed = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+            with checkpointing(glue.program), nullcontext() if needed else torch.no_grad():
                 return function(*args)
 
     checkpoints_function = checkpoints.CheckpointFunction

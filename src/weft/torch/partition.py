@@ -209,6 +209,8 @@ def _plan(
     where = {piece.name: at for piece, at in zip(pieces, partitions, strict=True)}
     names = tree.parameter_names
     parameters = {names[id(p)]: where[piece.name] for p, piece in tree.glue_parameters(pieces)}
+    if not pieces:  # the model's own code does everything
+        parameters = dict.fromkeys(names.values(), 0)
     attributes = own(traced.attributes, [unit.name for unit in units])
     return Plan(
         tuple(units), parameters, _written(tree, traced, where, pieces), traced.numpy, attributes=attributes
@@ -219,7 +221,7 @@ def _writes(traced: Trace, name: str) -> int:
     """How often a microbatch calls the unit, if it leaves something to the next one: buffers, attributes."""
     written = traced.written_buffers | traced.replaced_buffers
     keeps = any(buffer.startswith(f"{name}.") for buffer in written) or any(
-        each.carried and not each.counter and each.inside(name) for each in traced.attributes
+        each.in_order and each.inside(name) for each in traced.attributes
     )
     return traced.records[name].calls if keeps else 0
 

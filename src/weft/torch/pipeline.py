@@ -7,11 +7,53 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from weft.errors import UsageError
 from weft.torch.attributes import Own
+from weft.torch.private import version
 from weft.torch.random_state import Streams
 from weft.torch.signature import Spec
 from weft.transport.channel import Channel
+
+
+class SharedBuffer:
+    """A buffer that the code between units writes: microbatches must use it one after the other."""
+
+    def __init__(self, name: str, buffer: Tensor) -> None:
+        self.name, self._buffer = name, buffer
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._version = version(self._buffer)
+        self._user = self._latest = self._writer = -1
+
+    def use(self, microbatch: int) -> None:
+        """It is read or written by a microbatch.
+
+        Raises:
+            UsageError: A later one has used it, and one of both writes it.
+        """
+        self.end()
+        if self._writer > microbatch:
+            self._refuse(microbatch, self._writer)
+        self._user, self._latest = microbatch, max(self._latest, microbatch)
+
+    def end(self) -> None:
+        """Notice what was written by the one that used it last."""
+        if self._version != version(self._buffer):
+            self._version, self._writer = version(self._buffer), max(self._writer, self._user)
+            if self._latest > self._user:
+                self._refuse(self._user, self._latest)
+
+    def _refuse(self, earlier: int, later: int) -> None:
+        raise UsageError(
+            f"{self.name} is a buffer of a module that is split over partitions. Microbatch {later} used it before "
+            f"microbatch {earlier} was done with it, so their results would not be those of one process: put the "
+            "module on one partition as a whole, weft.set_partition(module, index), or let it use the buffer before "
+            "it calls other modules"
+        )
 
 
 @dataclass
@@ -20,7 +62,8 @@ class Pipeline:
 
     ``specs``: what is known of calls, by signature; ``told``: the signatures that this rank has told the others;
     ``own``: the attributes that each microbatch has for itself; ``fuses``: whether a weight of this rank gains by being
-    added to its gradient in one call; ``replicas``: how many copies of the model there are.
+    added to its gradient in one call; ``replicas``: how many copies of the model there are; ``buffers``: those of this
+    rank that the code between units writes, by id.
     """
 
     rank: int
@@ -31,6 +74,7 @@ class Pipeline:
     specs: dict[Any, Spec] = field(default_factory=dict)
     told: set[Any] = field(default_factory=set)
     own: Own = field(default_factory=Own)
+    buffers: dict[int, SharedBuffer] = field(default_factory=dict)
     fuses: bool = False
     replicas: int = 1
     units: int = 0

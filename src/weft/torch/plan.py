@@ -10,6 +10,7 @@ from torch import nn
 
 from weft.report.text import PlacementRow, placement_table
 from weft.torch.delayed import has_delayed, materialise
+from weft.torch.pipeline import SharedBuffer
 from weft.torch.remote import stand_in
 from weft.torch.state import Session
 from weft.torch.unit import FLOATING, attach, unit_call
@@ -126,3 +127,5 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
             buffer._weft_owner = owners[name]  # type: ignore[attr-defined]
             if owners[name] != pipeline.rank:
                 stand_in(buffer, owners[name], name)
+            elif name in plan.buffers and not any(name.startswith(f"{unit.name}.") for unit in plan.units):
+                pipeline.buffers[id(buffer)] = SharedBuffer(name, buffer)

@@ -78,6 +78,8 @@ class Program:
         owner = tensor._weft_owner if value is None else value.owner  # type: ignore[attr-defined]
         if owner is None:
             return None
+        if id(tensor) in self.pipeline.buffers:
+            self.pipeline.buffers[id(tensor)].use(self.microbatch.index)
         adopted = self._adopted.get(id(tensor))
         if adopted is None:
             adopted = (tensor, self.new_value(owner, None))
@@ -326,6 +328,11 @@ class Program:
             done = placed.get(id(tensor))
             if done is not None:
                 return done
+            given = None if alias is not None else passed_on(spec, tensors, len(shapes))
+            if given is not None:
+                placed[id(tensor)] = given
+                shapes.append(given.shape)
+                return given
             new = tensor
             if id(tensor) in known or self._is_marked(tensor):
                 new = tensor.view_as(tensor)
@@ -365,6 +372,9 @@ class Program:
         made: list[Tensor] = []
 
         def make(description: list[Any]) -> Tensor:
+            given = None if alias is not None else passed_on(spec, tensors, len(made))
+            if given is not None:
+                return given
             return self.stand_in(description, owner, aliases[len(made)] if aliases else alias)
 
         return build(spec.description, made, make, inputs)
@@ -399,3 +409,10 @@ class Program:
 
 def _number(pair: tuple[Tensor, Value]) -> int:
     return pair[1].number
+
+
+def passed_on(spec: Spec, tensors: list[Tensor], number: int) -> Tensor | None:
+    """The argument that a result is itself, without grad mode: gradients go through it as through the argument."""
+    if torch.is_grad_enabled() or number >= len(spec.passed) or spec.passed[number] < 0:
+        return None
+    return tensors[spec.passed[number]]

@@ -249,8 +249,8 @@ def _resume(session: Session, microbatch: Microbatch) -> None:
         before.kept = streams.capture()
     if own and before is not None:
         before.held = own.take()
-    if own and microbatch.held is not None:
-        own.put(microbatch.held)
+    if own:
+        own.put(own.first if microbatch.held is None else microbatch.held)
         microbatch.held = None
     session.drawing = microbatch
     if microbatch.kept is None:

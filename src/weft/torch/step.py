@@ -110,6 +110,9 @@ class Step:
         drew: list[bool] = []
         latest: list[int] = []
         own = session.pipeline.own
+        own.first = own.take()
+        for buffer in session.pipeline.buffers.values():
+            buffer.begin()
         left: list[Any] = []
         order = self._order(session, batch.microbatches)
         returned = Returned(batch.microbatches, self.detach_outputs)
@@ -140,6 +143,9 @@ class Step:
         self._latest = max(self._latest or 0, *latest)
         if own:  # as one process leaves them
             own.put(left)
+            own.first = []
+        for buffer in session.pipeline.buffers.values():
+            buffer.end()
         session.pipeline.channel.mailbox.discard(session.steps)
         session.monitor.note("", session.steps)
         finish_step(session)

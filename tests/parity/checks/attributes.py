@@ -255,18 +255,124 @@ def attributes_after_a_step_are_those_of_the_last_microbatch() -> None:
 
 
 @check
-def carried_number_of_a_split_model_is_refused() -> None:
-    refused_on_every_rank()
-    gc.collect()  # the error's frames hold the model, which would take part in the next steps of one rank only
+def counter_used_before_the_first_module() -> None:
+    """Annealing, say."""
+
+    def before(net: Any, x: Tensor) -> Tensor:
+        net.calls = getattr(net, "calls", 0) + 1
+        return net.encode(x / (1 + 0.1 * net.calls))
+
+    split_in_ways(before, added, unchanged)
 
 
-def refused_on_every_rank() -> None:
+@check
+def counter_used_by_a_layer_that_has_it() -> None:
+    def note(layer: Any, x: Tensor, h: Tensor) -> Tensor:
+        layer.calls = getattr(layer, "calls", 0) + 1
+        return x + h / (1 + 0.1 * layer.calls)
+
     def after(net: Any, x: Tensor) -> Tensor:
-        net.level = 0.9 * getattr(net, "level", 1.0) + 0.1 * x.mean().item()
+        return net.layers[1](x)  # once more
+
+    split_in_ways(unchanged, note, after)
+
+
+@check
+def number_that_the_model_brings_back() -> None:
+    def before(net: Any, x: Tensor) -> Tensor:
+        net.depth = getattr(net, "depth", 0) + 1
+        return net.encode(x)
+
+    def after(net: Any, x: Tensor) -> Tensor:
+        x = x / net.depth
+        net.depth -= 1
+        return x
+
+    def deeper(net: Any, x: Tensor) -> Tensor:
+        before(net, x)
+        return before(net, x)
+
+    def all_the_way(net: Any, x: Tensor) -> Tensor:
+        return after(net, after(net, x))
+
+    for first, last in ((before, after), (deeper, all_the_way)):
+        for places in (HALVES, ALTERNATING):
+            net = seeded(Net, first, added, last)
+            net.depth = 0
+            same_as_alone(net, vectors(), places={**places, "encode": 0})
+            assert net.depth == 0
+
+
+@check
+def cache_that_the_model_empties() -> None:
+    def before(net: Any, x: Tensor) -> Tensor:
+        if net.cache is None:
+            net.cache = net.encode(x)
+        return x
+
+    def after(net: Any, x: Tensor) -> Tensor:
+        if net.cache is not None:
+            x = x * net.cache
+        net.cache = None
+        return x
+
+    for places in (HALVES, ALTERNATING):
+        net = seeded(Net, before, added, after)
+        net.cache = None
+        same_as_alone(net, vectors(), places={**places, "encode": 0})
+        assert net.cache is None
+
+
+@check
+def flag_that_the_model_sets_and_takes_back() -> None:
+    def before(net: Any, x: Tensor) -> Tensor:
+        net.busy = not net.busy
+        return net.encode(x)
+
+    def after(net: Any, x: Tensor) -> Tensor:
+        x = x.sin() if net.busy else x.cos()
+        net.busy = False
+        return x
+
+    for places in (HALVES, ALTERNATING):
+        net = seeded(Net, before, added, after)
+        net.busy = False
+        same_as_alone(net, vectors(), places={**places, "encode": 1})
+
+
+@check
+def carried_numbers_of_a_split_model_are_refused() -> None:
+    def level(net: Any, x: Tensor) -> Tensor:
+        net.level = 0.9 * net.level + 0.1 * x.mean().item()
         return x * net.level
 
+    def counted(net: Any, x: Tensor) -> Tensor:
+        net.level += 1
+        return x * net.level
+
+    def alternating(net: Any, x: Tensor) -> Tensor:
+        net.level = -net.level
+        return x * net.level
+
+    def sometimes(net: Any, x: Tensor) -> Tensor:
+        x = x * 2 if net.level % 2 else x
+        net.level += 1
+        return x
+
+    def in_the_middle(net: Any, x: Tensor) -> Tensor:
+        before = net.level
+        x = net.layers[0](x)
+        net.level = before + 1
+        return x * before
+
+    for after, first in ((level, 1.0), (counted, 1), (alternating, 1), (sometimes, 0), (in_the_middle, 0)):
+        refused_on_every_rank(after, first)
+        gc.collect()  # the error's frames hold the model, which would take part in the next steps of one rank only
+
+
+def refused_on_every_rank(after: Callable[[Any, Tensor], Tensor], first: float) -> None:
     net = seeded(Net, unchanged, added, after)
-    net.level = 1.0
+    net.level = first
     start(auto_partition=False)
     for name, partition in HALVES.items():
         weft.set_partition(net.get_submodule(name), partition)
@@ -280,3 +386,43 @@ def refused_on_every_rank() -> None:
 
     with pytest.raises((PlacementError, PeerError), match="a step reads level before it writes it"):
         train_step(model, torch.ones(8, WIDTH))
+
+
+# --- buffers that a split model writes itself ------------------------------------------------------------------------
+
+
+class Buffered(Net):
+    """Has a buffer, `level`."""
+
+    def __init__(self, before: Any, note: Any, after: Any) -> None:
+        super().__init__(before, note, after)
+        self.register_buffer("level", torch.zeros(()))
+
+
+def raised(net: Any, x: Tensor) -> Tensor:
+    net.level.mul_(0.9).add_(1.0)
+    return x / (1 + net.level)
+
+
+def written_by_the_argument(net: Any, x: Tensor) -> Tensor:
+    net.level.lerp_(x.mean(), 0.1)
+    return net.encode(x) - net.level
+
+
+def twice(net: Any, x: Tensor) -> Tensor:
+    return raised(net, net.encode(raised(net, x)))
+
+
+@check
+def buffers_of_a_split_model() -> None:
+    """Microbatches begin in order, and end in order."""
+    for before, after in (
+        (raised, unchanged),
+        (written_by_the_argument, unchanged),
+        (twice, unchanged),
+        (unchanged, raised),
+    ):
+        for places in (HALVES, ALTERNATING):
+            for pipeline in ("interleaved", "simple", "zb_h1"):
+                net = seeded(Buffered, before, added, after)
+                same_as_alone(net, vectors(), places={**places, "encode": 0}, pipeline=pipeline)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import warnings
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -253,6 +254,72 @@ def checkpointed_function_around_parts() -> None:
     for reentrant in (False, True):
         for places in (ALTERNATING, OPPOSITE, None):
             same_as_alone(seeded(Net, reentrant), vectors(), places=places)
+
+
+@check
+def reentrant_checkpoints_of_what_needs_no_gradient() -> None:
+    """PyTorch gives their results none, and so the parameters inside none either, whatever is captured."""
+    calls: list[Callable[[Any, Tensor, Tensor], Tensor]] = [
+        lambda net, x, h: checkpoint(net.b, x, use_reentrant=True),
+        lambda net, x, h: checkpoint(net.b, h.detach(), use_reentrant=True),
+        lambda net, x, h: checkpoint(lambda t: net.b(t) + h, x, use_reentrant=True),
+        lambda net, x, h: checkpoint(lambda: net.b(h), use_reentrant=True),
+        lambda net, x, h: checkpoint(lambda t, s: net.b(t) * s, x, 0.5, use_reentrant=True),
+        lambda net, x, h: checkpoint(lambda t: net.b(t[0]), [h], use_reentrant=True),
+    ]
+
+    class Net(Three):
+        def __init__(self, call: Callable[..., Tensor]) -> None:
+            super().__init__()
+            self.call = call
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            return self.c(h + self.call(self, x, h))
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
+        for call in calls:
+            for places in (ALTERNATING, OPPOSITE, None):
+                same_as_alone(seeded(Net, call), vectors(), places=places)
+
+
+@check
+def what_is_passed_on_without_grad_mode() -> None:
+    """A module that returns its argument itself returns it with its graph, whatever the mode."""
+
+    def quietly(part: nn.Module, x: Any) -> Any:
+        with torch.no_grad():
+            return part(x)
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Any:
+            return x, self.linear(x)
+
+    ways: list[tuple[Callable[[], nn.Module], Callable[[nn.Module, Tensor], Tensor]]] = [
+        (nn.Identity, lambda part, h: quietly(part, h)),
+        (Pair, lambda part, h: quietly(part, h)[0] - quietly(part, h)[1]),
+        (Pair, lambda part, h: h.sin() + quietly(part, h)[0]),
+        (lambda: nn.Dropout(0.0), lambda part, h: quietly(part, quietly(part, h)) * h),
+        (nn.Flatten, lambda part, h: quietly(part, h) + h),
+    ]
+
+    class Net(Three):
+        def __init__(self, made: Callable[[], nn.Module], way: Callable[..., Tensor]) -> None:
+            super().__init__()
+            self.part, self.way = made(), way
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            return self.c(self.way(self.part, h) + self.b(h))
+
+    for made, way in ways:
+        for places in (ALTERNATING, {**OPPOSITE, "part": 0}, {**OPPOSITE, "part": 1}):
+            same_as_alone(seeded(Net, made, way), vectors(), places=places)
 
 
 @check

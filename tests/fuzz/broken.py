@@ -1,0 +1,34 @@
+"""Faults put into weft, which the fuzzer has to find; each is named to `run.ranks` and called in its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def gradient_of_one_unit() -> None:
+    """A linear module's gradient is wrong where weft has put the module on partition 1."""
+    import torch
+
+    from weft.torch.model import DistributedModel
+
+    original = DistributedModel.finish_partition
+
+    def finish(self: DistributedModel, plan: Any) -> None:
+        original(self, plan)
+        for name, parameter in self.module.named_parameters():
+            if self.owners.get(name) == 1 and parameter.requires_grad and self.is_local(name):
+                parameter.register_hook(lambda gradient: torch.mul(gradient, 1.01))
+                return
+
+    DistributedModel.finish_partition = finish  # type: ignore[method-assign]
+
+
+def attributes_stay() -> None:
+    """Attributes are no longer each microbatch's own."""
+    from weft.torch.attributes import Own
+
+    def put(self: Own, values: Sequence[Any]) -> None:
+        pass
+
+    Own.put = put  # type: ignore[method-assign]

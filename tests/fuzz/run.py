@@ -1,0 +1,239 @@
+"""Ranks that live long and run one program after the other.
+
+    this process  --source-->  server, which has imported torch  --source-->  ranks, forked from it
+                  <--outcome--                                   <--outcomes--
+
+After a program that did not end well its ranks are of no use: the server forks others. One set of ranks of each
+size lives at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 120.0
+"""After so long without an answer a program counts as stuck; weft itself gives up earlier."""
+WAIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`word`: one of those of `beside`; `text`: the error, or what differs."""
+
+    word: str
+    text: str
+
+    @property
+    def is_fault(self) -> bool:
+        return self.word not in ("equal", "refused", "invalid")
+
+    @property
+    def reason(self) -> str:
+        """The first words of a refusal, without what differs between programs."""
+        return " ".join(self.text.split()[:9])
+
+
+class Ranks:
+    """A server of its own. `change` names a function (`module:function`) that every rank calls first."""
+
+    def __init__(self, change: str = "", wait_s: float = WAIT_S) -> None:
+        environ = {name: text for name, text in os.environ.items() if not name.startswith(("WEFT_", "RANK"))}
+        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fuzz.run", change, str(wait_s)],
+            cwd=ROOT, env={**environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, source: str, ranks: int) -> Outcome:
+        """What becomes of a program."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps([source, ranks]) + "\n")
+        self._process.stdin.flush()
+        return Outcome(*json.loads(self._process.stdout.readline()))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+
+@contextlib.contextmanager
+def ranks(change: str = "", wait_s: float = WAIT_S) -> Iterator[Ranks]:
+    """Ranks for programs, inside."""
+    made = Ranks(change, wait_s)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+# --- in the server -------------------------------------------------------------------------------------------
+
+
+class Job:
+    """Ranks that were forked, and the pipes to them."""
+
+    def __init__(self, ranks: int, folder: Path, change: str, wait_s: float) -> None:
+        from tests.forking import Forked
+
+        self.ranks = ranks
+        self.down = [os.pipe() for _ in range(ranks)]
+        self.up = [os.pipe() for _ in range(ranks)]
+        self.job = Forked(ranks, lambda rank: self._rank(rank, change, wait_s), folder)
+        for reading, _ in self.down:
+            os.close(reading)
+        for _, writing in self.up:
+            os.close(writing)
+        self.answers = [os.fdopen(reading) for reading, _ in self.up]
+
+    def _rank(self, rank: int, change: str, wait_s: float) -> None:
+        for other, (reading, writing) in enumerate(self.down):
+            os.close(writing)
+            if other != rank:
+                os.close(reading)
+        with os.fdopen(self.down[rank][0]) as requests, os.fdopen(self.up[rank][1], "w") as answers:
+            serve_rank(requests, answers, change, wait_s)
+
+    def run(self, source: str) -> tuple[Outcome, bool]:
+        """The outcome, and whether these ranks can run another program."""
+        request = (json.dumps(source) + "\n").encode()
+        with contextlib.suppress(BrokenPipeError):
+            for _, writing in self.down:
+                write_all(writing, request)
+        told: dict[int, tuple[str, str]] = {}
+        ended: set[int] = set()
+        deadline = time.monotonic() + LIMIT_S
+        while len(told) + len(ended) < self.ranks and time.monotonic() < deadline:
+            waiting = [n for n in range(self.ranks) if n not in told and n not in ended]
+            for answer in select.select([self.answers[n] for n in waiting], [], [], 1.0)[0]:
+                number, line = self.answers.index(answer), answer.readline()
+                if line:
+                    told[number] = tuple(json.loads(line))
+                else:
+                    ended.add(number)
+            if ended or any(word not in ("equal", "differs", "invalid") for word, _ in told.values()):
+                deadline = min(deadline, time.monotonic() + 20)
+        return self._whole(told)
+
+    def _whole(self, told: Mapping[int, tuple[str, str]]) -> tuple[Outcome, bool]:
+        words = {word for word, _ in told.values()}
+        if len(told) == self.ranks and len(words) == 1 and words <= {"equal", "invalid"}:
+            return Outcome(*told[0]), True
+        texts = [f"rank {rank}: {word} {text}" for rank, (word, text) in sorted(told.items())]
+        if len(told) == self.ranks and words <= {"equal", "differs"}:
+            return Outcome("differs", "\n".join(texts)), True
+        for word in ("differs", "crashed", "stuck", "refused"):
+            if word in words:
+                if word == "refused":
+                    return Outcome(word, next(text for which, text in told.values() if which == word)), False
+                return Outcome(word, "\n".join(texts)), False
+        if words == {"equal", "invalid"} and len(told) == self.ranks:
+            return Outcome("crashed", "\n".join(["one process is not repeatable", *texts])), False
+        return Outcome(
+            "stuck" if len(told) < self.ranks else "crashed", "\n".join([*texts, self.job.text()[-6000:]])
+        ), False
+
+    def close(self) -> None:
+        for _, writing in self.down:
+            os.close(writing)
+        for answer in self.answers:
+            answer.close()
+        self.job.kill()
+        self.job.wait(30)
+        self.job.close()
+
+
+def write_all(descriptor: int, text: bytes) -> None:
+    while text:
+        text = text[os.write(descriptor, text) :]
+
+
+def serve(change: str, wait_s: float) -> None:
+    """Runs the programs of standard input until it ends."""
+    from tests.forking import preload
+
+    sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    preload()
+    import tests.fuzz.beside  # noqa: F401
+
+    gc.freeze()
+    jobs: dict[int, Job] = {}
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as folder:
+        number = 0
+        for line in sys.stdin:
+            source, ranks = json.loads(line)
+            if ranks not in jobs:
+                number += 1
+                jobs[ranks] = Job(ranks, Path(folder) / str(number), change, wait_s)
+            outcome, usable = jobs[ranks].run(source)
+            if not usable:
+                jobs.pop(ranks).close()
+            answers.write(json.dumps([outcome.word, outcome.text]) + "\n")
+            answers.flush()
+        for job in jobs.values():
+            job.close()
+
+
+# --- in a rank -----------------------------------------------------------------------------------------------
+
+
+def serve_rank(requests: IO[str], answers: IO[str], change: str, wait_s: float) -> None:
+    """Runs programs until one does not end well."""
+    import torch
+
+    from tests.fuzz.beside import DIFFERS, EQUAL, INVALID, outcome
+
+    torch.set_num_threads(1)
+    clock_that_counts()
+    if change:
+        module, _, name = change.partition(":")
+        getattr(__import__(module, fromlist=[name]), name)()
+    settings: dict[str, Any] = {"wait_timeout": wait_s}
+    for line in requests:
+        faulthandler.dump_traceback_later(LIMIT_S - 5, exit=False)
+        word, text = outcome(json.loads(line), settings)
+        faulthandler.cancel_dump_traceback_later()
+        answers.write(json.dumps([word, text]) + "\n")
+        answers.flush()
+        if word not in (EQUAL, DIFFERS, INVALID):
+            with contextlib.suppress(BaseException):
+                import weft.torch.state as state
+
+                if word and state.is_initialized() and state.session().pipeline is not None:
+                    state.session().pipeline.channel.abort(text)  # type: ignore[union-attr]
+            time.sleep(60)  # until the server ends it: others may still need what it holds
+
+
+def clock_that_counts() -> None:
+    """Costs in traces are counts of what was done, so that splits repeat."""
+    from weft.torch.trace import Tracer
+
+    ticks = [0.0]
+
+    def now(self: Any) -> float:
+        ticks[0] += 0.01
+        return ticks[0]
+
+    Tracer.now = now  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], float(sys.argv[2]))

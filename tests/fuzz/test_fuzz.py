@@ -1,0 +1,69 @@
+"""200 drawn programs, the same ones each time; and that faults of weft would be found.
+
+`make fuzz` runs others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+
+import pytest
+from hypothesis import assume
+
+from tests.fuzz.grammar import Block, Program, habits
+from tests.fuzz.run import ranks
+from tests.fuzz.search import BATCH, search
+from tests.fuzz.source import written
+
+SEEDS = 20
+
+
+def test_programs_give_what_one_process_gives() -> None:
+    """Equal, or refused by an error of weft's own; and every habit is in programs that are equal."""
+    seen: Counter[str] = Counter()
+    words: Counter[str] = Counter()
+    with ranks() as job:
+
+        def check(program: Program) -> None:
+            source, used = written(program)
+            outcome = job.run(source, program.ranks)
+            words[outcome.word] += 1
+            assume(outcome.word != "invalid")
+            assert not outcome.is_fault, f"{outcome.word}: {outcome.text}\n\n{source}"
+            if outcome.word == "equal":
+                seen.update(used)
+
+        for number in range(SEEDS):
+            search(number, check)
+    assert words["equal"] + words["refused"] == SEEDS * BATCH, words
+    assert words["refused"] < SEEDS * BATCH / 5, words
+    assert set(seen) == habits(), (
+        f"never: {sorted(habits() - set(seen))}, unknown: {sorted(set(seen) - habits())}"
+    )
+
+
+@pytest.mark.parametrize("fault", ["gradient_of_one_unit", "attributes_stay"])
+def test_a_fault_is_found_and_made_small(fault: str) -> None:
+    found: list[Program] = []
+    with ranks(f"tests.fuzz.broken:{fault}") as job:
+
+        def check(program: Program) -> None:
+            if job.run(written(program)[0], program.ranks).word == "differs":
+                found.append(program)
+                raise AssertionError
+
+        for number in range(SEEDS):
+            with contextlib.suppress(AssertionError):
+                search(number, check)
+            if found:
+                break
+    smallest = found[-1]
+    (model,) = smallest.models
+    assert sum(len(block.children) for block in (model, *inside(model))) <= 3, smallest
+    assert sum(do.kind != "nothing" for block in (model, *inside(model)) for do in block.body) <= 4, smallest
+    assert (smallest.steps, smallest.ranks, smallest.ending) == (2, 2, "backward")
+
+
+def inside(block: Block) -> list[Block]:
+    return [child for child in block.children if isinstance(child, Block)]
