@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,9 +46,12 @@ def describe_tensor(tensor: Tensor) -> str:
     return f"{str(tensor.dtype)[6:]}{list(tensor.shape)}"
 
 
-def describe_call(name: str, batch: MiniBatch, values: bool) -> str:
-    """The step and its tensor arguments, as JSON; with ``values`` also a digest of what is in them."""
-    content = {"step": name}
+def describe_call(name: str, batch: MiniBatch, values: bool, changes: Sequence[str] = ()) -> str:
+    """The step and its tensor arguments, as JSON; with ``values`` also a digest of what is in them. ``changes``: of
+    the model, since it was split."""
+    content: dict[str, Any] = {"step": name}
+    if changes:
+        content["the changes of the model"] = [len(changes), *changes[-3:]]
     for argument, value in [*zip(batch.names, batch.args, strict=True), *batch.kwargs.items()]:
         for path, tensor in named_tensors(value, argument):
             content[path] = describe_tensor(tensor)
@@ -62,9 +66,9 @@ def digest_of(tensor: Tensor) -> str:
     return hashlib.blake2b(content.view(torch.uint8).numpy().tobytes(), digest_size=6).hexdigest()
 
 
-def described_inputs(name: str, batch: MiniBatch) -> str:
+def described_inputs(name: str, batch: MiniBatch, changes: Sequence[str] = ()) -> str:
     """The step and how many samples it has: what ranks must agree on if only the first one's tensors count."""
-    return json.dumps({"step": name, "samples": batch.size})
+    return json.dumps({"step": name, "samples": batch.size, "the changes of the model": [*changes[-3:]]})
 
 
 def compare_start(session: Session, models: list[Any], call: str, outline: str) -> None:
@@ -73,8 +77,7 @@ def compare_start(session: Session, models: list[Any], call: str, outline: str) 
     ``outline``: what of the call they have in common even if only the inputs of the pipeline's first rank count. Notes
     in the session whether that is so.
     """
-    shown = {f"model {number}": describe_model(m.module) for number, m in enumerate(models)}
-    _compare(shown, session.peers("world"), session.group("world"))
+    compare_models(session, models, "world")
     wanted = session.settings.inputs
     if wanted == "any":
         calls = gather_texts(call, session.group("mp"))
@@ -84,6 +87,12 @@ def compare_start(session: Session, models: list[Any], call: str, outline: str) 
     else:
         session.first_inputs = wanted == "first"
     _compare({"input": outline if session.first_inputs else call}, session.peers("mp"), session.group("mp"))
+
+
+def compare_models(session: Session, models: list[Any], axis: str) -> None:
+    """The ranks along an axis of the mesh have the same models; else :class:`DivergenceError` on all of them."""
+    shown = {f"model {number}": describe_model(model.module) for number, model in enumerate(models)}
+    _compare(shown, session.peers(axis), session.group(axis))
 
 
 def _compare(shown: dict[str, str], ranks: tuple[int, ...], group: Any) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
-from weft.torch import state
+from weft.torch import changes, state
+from weft.torch.changes import Outline
 from weft.torch.collective import gather_tensors
 from weft.torch.comm_hook import HookLane
 from weft.torch.delayed import has_delayed, materialise
@@ -87,9 +88,9 @@ class DistributedModel(nn.Module):
         self._after_step: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._deferred_state: tuple[Mapping[str, Any], bool] | None = None
         self.optimizer: Any = None
-        if not has_delayed(module):
-            module.to(session.device)
-        elif session.pipeline is None:
+        self.outline: Any = None
+        self.move(session.device)
+        if has_delayed(module) and session.pipeline is None:
             materialise(module, lambda name: True, session.device, session.streams)
         session.known_models[max(session.known_models, default=-1) + 1] = self
         if session.pipeline is None:
@@ -103,6 +104,8 @@ class DistributedModel(nn.Module):
             raise UsageError(
                 "the model is split over partitions: call it inside a function decorated with @weft.step"
             )
+        if self.reducer is not None and share() is None and torch.is_grad_enabled():
+            changes.look(session)
         if session.device.type != "cpu":
             args, kwargs = replace((args, kwargs), lambda t: _on(session.device, t), attributes=False)
         glue = running()
@@ -141,6 +144,11 @@ class DistributedModel(nn.Module):
 
     # --- the partition --------------------------------------------------------------------------------------
 
+    def move(self, device: torch.device) -> None:
+        """Bring modules there that are elsewhere; those whose parameters are still to be made stay."""
+        if not has_delayed(self.module):
+            self.module.to(device)
+
     def finish_partition(self, plan: Any) -> None:
         """The model has been split (or is whole, on one partition): bring replicas and deferred states in."""
         self.plan = plan
@@ -153,6 +161,7 @@ class DistributedModel(nn.Module):
         if session.settings.sharded_data_parallel_degree > 1:
             shard(session, self.module)
             self.sharded = True
+        self.outline = Outline(self.module, not self.sharded)
         if self.reducer is not None:
             self.reducer.close()
         self.reducer = make_reducer(session, self, self._options)

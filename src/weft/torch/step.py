@@ -13,7 +13,7 @@ import torch
 from weft.errors import PeerError, UsageError
 from weft.runtime.executor import Order
 from weft.runtime.microbatch import Microbatch
-from weft.torch import state
+from weft.torch import changes, state
 from weft.torch.agreement import StepCheck, compare_start, describe_call, described_inputs
 from weft.torch.batch_norm import warn_of_few_samples
 from weft.torch.glue import Glue
@@ -52,11 +52,15 @@ class Step:
         install()
         pending = [model for model in session.models if not model.partitioned]
         if pending:
+            for model in pending:
+                model.move(session.device)
             name = self.function.__qualname__
             compare_start(session, pending, describe_call(name, batch, True), described_inputs(name, batch))
             partition_models(session, pending, self.function, batch)
         for model in session.models:
             model.run_partition_hooks()
+        changes.look(session)
+        for model in session.models:
             warn_of_few_samples(session, model, batch)
         if session.device.type == "cpu":
             session.growth.look()
@@ -99,9 +103,9 @@ class Step:
         peers = session.peers("pp")
         name = self.function.__qualname__
         if session.first_inputs:
-            call = described_inputs(name, batch)
+            call = described_inputs(name, batch, session.changes)
         else:
-            call = describe_call(name, batch, session.settings.checked == "always")
+            call = describe_call(name, batch, session.settings.checked == "always", session.changes)
         check = StepCheck(
             session.pipeline.channel, peers, session.position("pp"), session.steps, call,
             session.executor.wait_timeout_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     attributes,
     chance,
+    changes,
     first_step,
     glue,
     gradients,
@@ -23,6 +24,7 @@ __all__ = [
     "attributes",
     "CHECKS",
     "chance",
+    "changes",
     "first_step",
     "glue",
     "gradients",
