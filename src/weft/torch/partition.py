@@ -21,6 +21,7 @@ from weft.errors import PlacementError, UsageError
 from weft.report.text import PlacementRow, placement_table
 from weft.runtime.allocator import give_back
 from weft.simulate import FREE
+from weft.torch.agreement import from_first_rank
 from weft.torch.attributes import own
 from weft.torch.automatic import Watch, choose_automatically, placed
 from weft.torch.choose import graph_of, piece_costs
@@ -144,6 +145,7 @@ def partition_models(
         if plans[-1].chosen is not None:
             session.chosen, session.watch = Chosen.from_record(plans[-1].chosen), Watch()
     for model, plan in zip(models, plans, strict=True):
+        from_first_rank(session, model)
         apply(model.module, plan, session)
         give_back()
         session.streams.numpy = session.streams.numpy or plan.numpy

@@ -16,6 +16,7 @@ from weft.runtime.microbatch import Microbatch
 from weft.torch import changes, state
 from weft.torch.agreement import StepCheck, compare_start, describe_call, described_inputs
 from weft.torch.batch_norm import warn_of_few_samples
+from weft.torch.first_inputs import from_first
 from weft.torch.glue import Glue
 from weft.torch.intercept import install
 from weft.torch.model import DistributedModel
@@ -168,6 +169,9 @@ class Step:
         args, kwargs = batch.slice(index)
         program.checkpointing = session.chosen is not None and session.chosen.option.recompute
         with context.entered(), current_scale(batch.weight(index)), Glue(program) as glue:
+            if session.first_inputs:
+                with glue.lifted():
+                    args, kwargs = from_first(program, (args, kwargs))
             result = self.function(*args, **kwargs)
             with glue.lifted():
                 drew.append(program.drew or session.streams.drawn(mix(session.seed, index)))

@@ -17,6 +17,7 @@ from . import (
     random_programs,
     structure,
     training,
+    unlike,
 )
 from .harness import CHECKS
 
@@ -36,4 +37,5 @@ __all__ = [
     "random_programs",
     "structure",
     "training",
+    "unlike",
 ]
