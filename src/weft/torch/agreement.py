@@ -172,7 +172,7 @@ def tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @dataclass
 class StepCheck:
-    """What the peers said that they were called with in this step, and the seed of the first one, which all use."""
+    """What the peers said that they were called with in this step, and what the first one told, which all use."""
 
     channel: Channel
     ranks: tuple[int, ...]
@@ -182,22 +182,22 @@ class StepCheck:
     timeout_s: float
     waiting: list[int] = field(default_factory=list)
 
-    def begin(self, seed: int) -> int:
-        """Tell the peers what this rank was called with; the seed of the pipeline's first rank.
+    def begin(self, own: Any) -> Any:
+        """Tell the peers what this rank was called with; what the pipeline's first rank gave for ``own`` (JSON).
 
         The others wait for it: they could not run before the first rank has begun anyway.
         """
         self.waiting = [peer for peer in range(len(self.ranks)) if peer != self.me]
-        text = json.dumps([seed, self.call])
+        text = json.dumps([own, self.call])
         for peer in self.waiting:
             self.channel.send(peer, Message(self.key, text=text))
         if self.me == 0:
-            return seed
+            return own
         message = self._first_message()
         self.waiting.remove(0)
         theirs, call = json.loads(message.text or "")
         self._compare(0, call)
-        return int(theirs)
+        return theirs
 
     @property
     def key(self) -> Key:

@@ -28,7 +28,7 @@ from weft.torch.replicas import joined, make_reducer, synchronise
 from weft.torch.sharded import is_sharded, like, shard, whole
 from weft.torch.structure import replace
 from weft.torch.trace import Tracer
-from weft.torch.within import going_back, share
+from weft.torch.within import begin_backward, going_back, share
 
 
 def _on(device: torch.device, tensor: Tensor) -> Tensor:
@@ -136,11 +136,16 @@ class DistributedModel(nn.Module):
                 run_autograd(several, grads, keep=retain_graph)
 
     def loss_scale(self) -> float:
-        """What the losses of the present microbatch are multiplied by."""
+        """What the losses of the present microbatch are multiplied by, whose backward pass begins."""
+        begin_backward()
         weight = share()
-        averages = self.average_grads_across_microbatches and self._comm_hook is None
-        scale = weight if averages and weight is not None else 1.0
+        scale = weight if self.averages and weight is not None else 1.0
         return scale if self.optimizer is None else scale * self.optimizer.loss_scale
+
+    @property
+    def averages(self) -> bool:
+        """Whether gradients are those of the mean over the mini-batch, not of a sum."""
+        return self.average_grads_across_microbatches and self._comm_hook is None
 
     # --- the partition --------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from . import (
     random_programs,
     structure,
     training,
+    uneven,
     unlike,
 )
 from .harness import CHECKS
@@ -37,5 +38,6 @@ __all__ = [
     "random_programs",
     "structure",
     "training",
+    "uneven",
     "unlike",
 ]
