@@ -109,12 +109,12 @@ class Settings:
     checked: Literal["first", "always"] = _setting(
         "first",
         Choice(("first", "always")),
-        "compare the values of what ranks are fed in the first step, or in all (shapes: always)",
+        "compare all values that ranks are fed in the first step, or in every one (shapes: always)",
     )
     inputs: Literal["equal", "first", "any"] = _setting(
         "equal",
         Choice(("equal", "first", "any")),
-        "ranks of a pipeline read equal batches; first: the model gets the first rank's; any: as step 1 shows",
+        "ranks of a pipeline read equal batches; first: the step gets the first rank's; any: as step 1 shows",
     )
     record: str = _setting("", Text(), "a folder where each rank records what it runs when; empty: nowhere")
 

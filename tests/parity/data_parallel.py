@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import weft.torch as weft
+from tests.parity import data_parallel_changes
 from tests.parity.compare import TOLERANCE, Comparison, copies, device
 from tests.parity.data_parallel_harness import TINY, compare, inputs, loss_of, with_ddp, with_weft
 from tests.parity.data_parallel_models import (
@@ -32,7 +33,7 @@ from tests.parity.data_parallel_models import (
 )  # fmt: skip
 from weft.errors import DivergenceError, UsageError
 
-CHECKS: dict[str, Callable[[], None]] = {}
+CHECKS: dict[str, Callable[[], None]] = {**data_parallel_changes.CHECKS}
 
 
 def check(function: Callable[[], None]) -> Callable[[], None]:

@@ -1,8 +1,8 @@
-"""Inputs of the model that only the first rank of a pipeline has.
+"""Inputs of the step that only the first rank of a pipeline has.
 
-Some scripts load data on that rank only and feed empty tensors elsewhere. Then what the model is called with is
-the first rank's, with a place there: the other ranks hear the shapes, and get the data where they need it, like that of
-any other tensor.
+Some scripts load data on that rank only and feed empty tensors elsewhere, or batches of their own. Then the arguments
+of the step (labels, too) and what else the model is called with are the first rank's, with a place there: the other
+ranks hear the shapes, and get the data where they need it, like that of any other tensor.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.errors import DivergenceError
 from weft.torch.program import Program
@@ -20,16 +20,20 @@ from weft.transport.channel import SHAPES, Message
 
 
 def from_first(program: Program, inputs: Any) -> Any:
-    """``inputs`` with those tensors that have no place yet as values of the pipeline's first rank.
+    """``inputs`` with those tensors that have no place yet as values of the pipeline's first rank; parameters stay.
 
     What the other ranks have in their place is not looked at; raises :class:`DivergenceError` if they have another
     number of tensors.
     """
     key = program.tape.key(SHAPES, program.next_call())
+
+    def is_fresh(tensor: Tensor) -> bool:
+        return program.value_of(tensor) is None and not isinstance(tensor, nn.Parameter)
+
     fresh: list[Tensor] = []  # a tensor that is given twice may be two elsewhere, so it counts twice
 
     def note(tensor: Tensor) -> Tensor:
-        if program.value_of(tensor) is None:
+        if is_fresh(tensor):
             fresh.append(tensor)
         return tensor
 
@@ -44,7 +48,7 @@ def from_first(program: Program, inputs: Any) -> Any:
         described = json.loads(message.text or "[]")
         if len(described) != len(fresh):
             raise DivergenceError(
-                f"the model was called with {len(fresh)} tensors on partition {program.rank}, but with "
+                f"the step or the model was called with {len(fresh)} tensors on partition {program.rank}, but with "
                 f"{len(described)} on partition 0: pass the same arguments everywhere, empty tensors where there is no "
                 "data"
             )
@@ -54,6 +58,6 @@ def from_first(program: Program, inputs: Any) -> Any:
     following = iter(made)
 
     def put(tensor: Tensor) -> Tensor:
-        return next(following) if program.value_of(tensor) is None else tensor
+        return next(following) if is_fresh(tensor) else tensor
 
     return replace(inputs, put, attributes=False)

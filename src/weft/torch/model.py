@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
-from weft.torch import state
+from weft.torch import changes, state
+from weft.torch.changes import Outline
 from weft.torch.collective import gather_tensors
 from weft.torch.comm_hook import HookLane
 from weft.torch.delayed import has_delayed, materialise
@@ -30,7 +31,7 @@ from weft.torch.replicas import joined, make_reducer, synchronise
 from weft.torch.sharded import is_sharded, like, shard, whole
 from weft.torch.structure import replace
 from weft.torch.trace import Tracer
-from weft.torch.within import going_back, share
+from weft.torch.within import begin_backward, going_back, share
 
 
 def _on(device: torch.device, tensor: Tensor) -> Tensor:
@@ -91,9 +92,9 @@ class DistributedModel(nn.Module):
         self._deferred_state: tuple[Mapping[str, Any], bool] | None = None
         self._copies: list[weakref.ref[DistributedModel]] = []
         self.optimizer: Any = None
-        if not has_delayed(module):
-            module.to(session.device)
-        elif session.pipeline is None:
+        self.outline: Any = None
+        self.move(session.device)
+        if has_delayed(module) and session.pipeline is None:
             materialise(module, lambda name: True, session.device, session.streams)
         session.known_models[max(session.known_models, default=-1) + 1] = self
         if session.pipeline is None:
@@ -146,6 +147,8 @@ class DistributedModel(nn.Module):
             raise UsageError(
                 "the model is split over partitions: call it inside a function decorated with @weft.step"
             )
+        if self.reducer is not None and share() is None and torch.is_grad_enabled():
+            changes.look(session)
         if session.device.type != "cpu":
             args, kwargs = replace((args, kwargs), lambda t: _on(session.device, t), attributes=False)
         glue = running()
@@ -176,13 +179,23 @@ class DistributedModel(nn.Module):
                 run_autograd(several, grads, keep=retain_graph)
 
     def loss_scale(self) -> float:
-        """What the losses of the present microbatch are multiplied by."""
+        """What the losses of the present microbatch are multiplied by, whose backward pass begins."""
+        begin_backward()
         weight = share()
-        averages = self.average_grads_across_microbatches and self._comm_hook is None
-        scale = weight if averages and weight is not None else 1.0
+        scale = weight if self.averages and weight is not None else 1.0
         return scale if self.optimizer is None else scale * self.optimizer.loss_scale
 
+    @property
+    def averages(self) -> bool:
+        """Whether gradients are those of the mean over the mini-batch, not of a sum."""
+        return self.average_grads_across_microbatches and self._comm_hook is None
+
     # --- the partition --------------------------------------------------------------------------------------
+
+    def move(self, device: torch.device) -> None:
+        """Bring modules there that are elsewhere; those whose parameters are still to be made stay."""
+        if not has_delayed(self.module):
+            self.module.to(device)
 
     def finish_partition(self, plan: Any) -> None:
         """The model has been split (or is whole, on one partition): bring replicas and deferred states in."""
@@ -196,6 +209,7 @@ class DistributedModel(nn.Module):
         if session.settings.sharded_data_parallel_degree > 1:
             shard(session, self.module)
             self.sharded = True
+        self.outline = Outline(self.module, not self.sharded)
         if self.reducer is not None:
             self.reducer.close()
         self.reducer = make_reducer(session, self, self._options)

@@ -18,6 +18,7 @@ from torch import nn
 from weft.errors import PlacementError, UsageError
 from weft.runtime.allocator import give_back
 from weft.simulate import FREE
+from weft.torch.agreement import from_first_rank
 from weft.torch.attributes import own
 from weft.torch.automatic import Watch, choose_automatically, placed
 from weft.torch.choose import graph_of, piece_costs
@@ -27,6 +28,7 @@ from weft.torch.estimate import Clock, on_meta
 from weft.torch.kept import Kept, copied, handed_over, homes_of
 from weft.torch.measured_link import MeasuredLink, company, measure_link
 from weft.torch.model import DistributedModel
+from weft.torch.padding import Padding
 from weft.torch.placement import wishes
 from weft.torch.plan import Plan, PlannedUnit, apply
 from weft.torch.planned import MEASURED, Chosen, layout
@@ -37,14 +39,21 @@ from weft.torch.trace import Trace, trace
 from weft.torch.tree import Piece, Tree
 from weft.torch.unit import FLOATING
 from weft.torch.untouched import untouched
+from weft.torch.within import no_training
 
 log = logging.getLogger("weft")
 
 
 def partition_models(
-    session: Session, models: list[DistributedModel], function: Callable[..., Any], batch: MiniBatch
+    session: Session,
+    models: list[DistributedModel],
+    function: Callable[..., Any],
+    batch: MiniBatch,
+    counted: bool = False,
 ) -> None:
     """Trace, decide and apply for every model that has no partition yet; collective over all ranks.
+
+    ``counted``: the step says itself what its microbatches weigh.
 
     All are traced before any is split, because the step may call each of them.
     """
@@ -54,13 +63,16 @@ def partition_models(
         session.tracing = True
         try:
             with nullcontext() if link is None else company(session):
-                text = agree_on(session, functools.partial(_plan_text, session, model, function, batch, link))
+                text = agree_on(
+                    session, functools.partial(_plan_text, session, model, function, batch, link, counted)
+                )
         finally:
             session.tracing = False
         plans.append(Plan.from_json(text))
         if plans[-1].chosen is not None:
             session.chosen, session.watch = Chosen.from_record(plans[-1].chosen), Watch()
     for model, plan in zip(models, plans, strict=True):
+        from_first_rank(session, model)
         apply(model.module, plan, session)
         give_back()
         session.streams.numpy = session.streams.numpy or plan.numpy
@@ -75,10 +87,11 @@ def _plan_text(
     function: Callable[..., Any],
     batch: MiniBatch,
     link: MeasuredLink | None,
+    counted: bool,
 ) -> str:
     if model.resumed_plan is not None:  # that of the checkpoint
         return str(model.resumed_plan.to_json())
-    return make_plan(session, model, function, batch, link).to_json()
+    return make_plan(session, model, function, batch, link, counted).to_json()
 
 
 def make_plan(
@@ -87,9 +100,10 @@ def make_plan(
     function: Callable[..., Any],
     batch: MiniBatch,
     link: MeasuredLink | None = None,
+    counted: bool = True,
 ) -> Plan:
     """Trace the step and place the model's units; on the rank that decides. ``link``: measured, for `auto`."""
-    traced = _trace(session, model, function, batch)
+    traced = _trace(session, model, function, batch, counted)
     if not any(record.calls for record in traced.records.values()):
         raise UsageError(
             "the step never called the model: call it inside the function that @weft.step decorates"
@@ -140,7 +154,7 @@ def _check_buffers(tree: Tree, opened: set[str]) -> None:
 
 
 def _trace(
-    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch
+    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, counted: bool
 ) -> Trace:
     """A measured trace, or an estimated one for a model whose parameters are still to be made."""
     delayed = has_delayed(model.module)
@@ -148,10 +162,13 @@ def _trace(
     if delayed:
         args, kwargs = replace((args, kwargs), on_meta_device, attributes=False)
     kept = Kept(homes_of(function, model.module))
+    padding = Padding()
+    padding.done = counted or delayed
 
     def run() -> None:
         given, named = replace((args, kwargs), handed_over, attributes=False)
-        function(*given, **named)
+        with nullcontext() if padding.done else padding, no_training(batch.fault):
+            function(*given, **named)
 
     session.monitor.note("trace", session.steps + 1)
     with ExitStack() as stack:
@@ -162,10 +179,12 @@ def _trace(
             with on_meta(model.module) if delayed else nullcontext():
                 for thing in (function, args, kwargs, *(other.module for other in session.models)):
                     kept.note(thing)
-                return _traced(session, model.module, run, kept, delayed)
+                traced = _traced(session, model.module, run, kept, delayed)
         except BaseException as error:
             session.monitor.locate(error)
             raise
+    padding.warn(batch)
+    return traced
 
 
 def on_meta_device(tensor: torch.Tensor) -> torch.Tensor:

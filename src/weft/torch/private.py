@@ -75,9 +75,12 @@ SLOT = "_compiled_call_impl"
 
 _find(f"module.{SLOT}", "calls of modules are intercepted")
 _find("module._call_impl", "calls of modules are intercepted")
+PART_TABLES = ("_modules", "_parameters")
+"""Where a module's own dict has its children and its own parameters."""
+HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""The same for its hooks, by their numbers."""
 for _name in (
-    "_parameters", "_buffers", "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
+    *PART_TABLES, "_buffers", *HOOK_TABLES, "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"
 ):  # fmt: skip
     _find(
         f"module.{_name}",

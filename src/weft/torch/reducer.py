@@ -232,6 +232,11 @@ class Reducer:
     def _sign(self) -> tuple[Any, ...]:
         return tuple((p.requires_grad, p.dtype, p.device) for _, p in self._everything)
 
+    def watch(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """The model has these parameters from now on; every replica calls this before the same step."""
+        self._everything = list(named)
+        self._watch()
+
     def _watch(self) -> None:
         """Parameters that need gradients are watched from now on; buckets are made at the end of the next step."""
         self.close()

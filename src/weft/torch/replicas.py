@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,8 +21,14 @@ from weft.torch.state import GROUP_TIMEOUT, Session
 from weft.torch.votes import Votes
 
 
-def synchronise(session: Session, model: Any, replica: int = 0, parameters: bool = True) -> None:
-    """Parameters (if wanted) and buffers of one replica, on every replica."""
+def synchronise(
+    session: Session,
+    model: Any,
+    replica: int = 0,
+    parameters: bool = True,
+    only: Container[int] | None = None,
+) -> None:
+    """Parameters (if wanted) and buffers of one replica, on every replica. ``only``: those with these ids."""
     if session.mesh.rdp == 1:
         return
     group = session.group("rdp")
@@ -30,7 +36,7 @@ def synchronise(session: Session, model: Any, replica: int = 0, parameters: bool
     with torch.no_grad():
         named = [*(model.module.named_parameters() if parameters else ()), *model.module.named_buffers()]
         for name, tensor in named:
-            if model.is_local(name):
+            if model.is_local(name) and (only is None or id(tensor) in only):
                 content = tensor.detach().cpu().contiguous()
                 dist.broadcast(content, source, group=group)
                 tensor.copy_(content)

@@ -43,7 +43,8 @@ def argument_names(function: Callable[..., Any], args: tuple[Any, ...]) -> list[
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """The arguments of a step, ready to be cut. ``size``: samples, or ``None`` when nothing is cut."""
+    """The arguments of a step, ready to be cut. ``size``: samples, or ``None`` when nothing is cut. ``fault``: why
+    nothing may be trained on it, if so. ``shares``: what each microbatch weighs, if not by its samples."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -51,6 +52,8 @@ class MiniBatch:
     cut: Cut
     microbatches: int
     size: int | None
+    fault: str = ""
+    shares: tuple[float, ...] | None = None
 
     def bounds(self, microbatch: int) -> tuple[int, int]:
         """First and one past the last sample of a microbatch."""
@@ -58,11 +61,17 @@ class MiniBatch:
         return microbatch * size // count, (microbatch + 1) * size // count
 
     def weight(self, microbatch: int) -> float:
-        """The share of the mini-batch's samples that the microbatch has."""
+        """What the microbatch weighs in the whole: its share of the samples, or what the step says."""
+        if self.shares is not None:
+            return self.shares[microbatch]
         if not self.size:
             return 1.0 / self.microbatches
         start, stop = self.bounds(microbatch)
         return (stop - start) / self.size
+
+    def weights(self) -> list[float]:
+        """Of all microbatches."""
+        return [self.weight(index) for index in range(self.microbatches)]
 
     def slice(self, microbatch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments for one microbatch; tensors are views."""
@@ -134,8 +143,9 @@ def prepare(
 ) -> MiniBatch:
     """Check the arguments of a step and make them ready to be cut.
 
+    A size that ``microbatches`` does not divide is cut as evenly as possible, few samples one by one.
     Raises :class:`SplitError`, naming every tensor at fault, when tensors differ in size along the dim they are cut, or
-    the size does not divide by ``microbatches``.
+    there are no samples.
     """
     names = argument_names(function, args)
     sizes: list[tuple[str, int, tuple[int, ...]]] = []
@@ -157,11 +167,12 @@ def prepare(
         faults.append(f"{function.__name__} has no argument {', '.join(unknown)}, which weft.step names")
     size = sizes[0][1] if sizes else None
     faults += _different(sizes)
-    if not faults and size is not None:
-        faults += _indivisible(sizes[0][0], size, microbatches, cut.uneven)
+    if not faults and size == 0:
+        faults.append(f"{sizes[0][0]} has no samples: leave the step out for an empty batch")
     if faults:
         raise SplitError("\n".join(faults))
-    return MiniBatch(args, kwargs, names, cut, microbatches, size)
+    fault = "" if size is None or cut.uneven else _indivisible(sizes[0][0], size, microbatches)
+    return MiniBatch(args, kwargs, names, cut, min(size or microbatches, microbatches), size, fault)
 
 
 def _different(sizes: list[tuple[str, int, tuple[int, ...]]]) -> list[str]:
@@ -176,20 +187,14 @@ def _different(sizes: list[tuple[str, int, tuple[int, ...]]]) -> list[str]:
     ]
 
 
-def _indivisible(path: str, size: int, microbatches: int, uneven: bool) -> list[str]:
+def _indivisible(path: str, size: int, microbatches: int) -> str:
     if size % microbatches == 0:
-        return []
-    if uneven and size >= microbatches:
-        return []
-    if uneven:
-        return [
-            f"{path} has {size} samples, fewer than the {microbatches} microbatches: set microbatches to {size}"
-        ]
-    return [
+        return ""
+    return (
         f"{path} has {size} samples, which {microbatches} microbatches do not divide: choose a batch size that is a "
         f"multiple of {microbatches}; for the last batch of a data loader give it drop_last=True, or cut it as evenly "
         "as possible with @weft.step(allow_uneven=True)"
-    ]
+    )
 
 
 def named_tensors(tree: Any, path: str) -> list[tuple[str, Tensor]]:

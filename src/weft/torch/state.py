@@ -70,6 +70,7 @@ class Session:
     watch: Any = None
     replicas: TorchChannel | None = None
     numbered: int = 0
+    changes: list[str] = field(default_factory=list)
     broken: str = ""
     store: Any = None
     saves: Any = None

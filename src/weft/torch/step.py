@@ -6,20 +6,23 @@ import functools
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import torch
 
-from weft.errors import PeerError, UsageError
+from weft.errors import PeerError, SplitError, UsageError
 from weft.runtime.executor import Order
 from weft.runtime.microbatch import Microbatch
-from weft.torch import state
+from weft.torch import changes, state
 from weft.torch.agreement import StepCheck, compare_start, describe_call, described_inputs
 from weft.torch.batch_norm import warn_of_few_samples
+from weft.torch.first_inputs import from_first
 from weft.torch.glue import Glue
 from weft.torch.intercept import install
 from weft.torch.model import DistributedModel
 from weft.torch.output import collect
+from weft.torch.padding import shares_of
 from weft.torch.partition import partition_models
 from weft.torch.planned import ahead, schedule_for
 from weft.torch.program import Program
@@ -29,14 +32,19 @@ from weft.torch.replicas import begin_step, finish_step
 from weft.torch.returned import Returned
 from weft.torch.slicing import Cut, MiniBatch, prepare
 from weft.torch.structure import replace
-from weft.torch.within import current_scale, in_microbatch
+from weft.torch.within import current_scale, in_microbatch, trains
 
 
 class Step:
     """The callable that ``weft.step`` makes. It does not bind as a method, so it may be a class attribute."""
 
-    def __init__(self, function: Callable[..., Any], cut: Cut, detach_outputs: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], cut: Cut, detach_outputs: bool,
+        weight: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
         self.function = function
+        self.weight = weight
+        self._trains = False
         self.cut = cut
         self.detach_outputs = detach_outputs
         self._orders: dict[Any, Order] = {}
@@ -49,14 +57,22 @@ class Step:
         if session.tracing or in_microbatch():
             raise UsageError(f"{self.function.__name__}: a step cannot call another step")
         batch = prepare(self.function, args, kwargs, self.cut, session.settings.microbatches)
+        if batch.fault and self._trains:
+            raise SplitError(batch.fault)
         install()
         pending = [model for model in session.models if not model.partitioned]
         if pending:
+            for model in pending:
+                model.move(session.device)
             name = self.function.__qualname__
             compare_start(session, pending, describe_call(name, batch, True), described_inputs(name, batch))
-            partition_models(session, pending, self.function, batch)
+            partition_models(session, pending, self.function, batch, counted=self.weight is not None)
+        if self.weight is not None:
+            batch = self._weighed(session, batch)
         for model in session.models:
             model.run_partition_hooks()
+        changes.look(session)
+        for model in session.models:
             warn_of_few_samples(session, model, batch)
         if session.device.type == "cpu":
             session.growth.look()
@@ -66,26 +82,39 @@ class Step:
             session.steps += 1
             session.monitor.note("", session.steps)
             with recorded(session, "step"):
-                results = self._alone(session, batch)
+                results = self._alone(session, batch), batch.weights()
             finish_step(session)
         else:
             results = self._pipelined(session, batch)
         for model in session.models:
             model.run_step_hooks()
-        weights = [batch.weight(index) for index in range(batch.microbatches)]
-        return collect(results, weights)
+        return collect(*results)
+
+    def _weighed(self, session: state.Session, batch: MiniBatch) -> MiniBatch:
+        """The batch with what the step's ``weight`` says; where the first rank's inputs count it says so there."""
+        assert self.weight is not None
+        if any(not model.averages for model in session.models):
+            raise UsageError(
+                "weight= says what microbatches weigh in a mean, but average_grads_across_microbatches=False or a "
+                "communication hook adds their gradients up: leave one of the two out"
+            )
+        if session.first_inputs and session.position("pp"):
+            return batch
+        return replace_fields(batch, shares=shares_of(self.weight, batch))
 
     def _alone(self, session: state.Session, batch: MiniBatch) -> list[Any]:
         """One partition: plain accumulation over microbatches."""
         results = []
         for index in range(batch.microbatches):
             args, kwargs = batch.slice(index)
-            with current_scale(batch.weight(index)), recorded_forward(session, index):
+            with current_scale(batch.weight(index), batch.fault), recorded_forward(session, index):
                 result = self.function(*args, **kwargs)
+                self._trains |= trains()
             results.append(replace(result, lambda t: t.detach()) if self.detach_outputs else result)
         return results
 
-    def _pipelined(self, session: state.Session, batch: MiniBatch) -> list[Any]:
+    def _pipelined(self, session: state.Session, batch: MiniBatch) -> tuple[list[Any], list[float]]:
+        """What the microbatches return, and what they weigh."""
         assert session.executor is not None and session.pipeline is not None
         if session.broken:
             raise UsageError(f"the job cannot go on after a failed step: {session.broken}")
@@ -99,9 +128,9 @@ class Step:
         peers = session.peers("pp")
         name = self.function.__qualname__
         if session.first_inputs:
-            call = described_inputs(name, batch)
+            call = described_inputs(name, batch, session.changes)
         else:
-            call = describe_call(name, batch, session.settings.checked == "always")
+            call = describe_call(name, batch, session.settings.checked == "always", session.changes)
         check = StepCheck(
             session.pipeline.channel, peers, session.position("pp"), session.steps, call,
             session.executor.wait_timeout_s,
@@ -127,7 +156,8 @@ class Step:
 
         try:
             session.monitor.note("wait", session.steps, peer=peers[0])
-            session.seed = check.begin(seed)
+            session.seed, shares = check.begin([seed, batch.shares])
+            batch = replace_fields(batch, shares=shares)
             began = time.perf_counter()
             results = session.executor.run([body] * batch.microbatches, order)
             took_s = time.perf_counter() - began
@@ -151,7 +181,7 @@ class Step:
         finish_step(session)
         if session.watch is not None:
             session.watch.add(session, took_s, batch.microbatches)
-        return returned.whole(results)
+        return returned.whole(results), batch.weights()
 
     def _microbatch(
         self, session: state.Session, batch: MiniBatch, microbatch: Microbatch, context: ThreadContext,
@@ -169,8 +199,12 @@ class Step:
         )
         args, kwargs = batch.slice(index)
         program.checkpointing = session.chosen is not None and session.chosen.option.recompute
-        with context.entered(), current_scale(batch.weight(index)), Glue(program) as glue:
+        with context.entered(), current_scale(batch.weight(index), batch.fault), Glue(program) as glue:
+            if session.first_inputs:
+                with glue.lifted():
+                    args, kwargs = from_first(program, (args, kwargs))
             result = self.function(*args, **kwargs)
+            self._trains |= trains()
             with glue.lifted():
                 drew.append(program.drew or session.streams.drawn(mix(session.seed, index)))
                 result = returned.deliver(program, result)
@@ -223,6 +257,7 @@ def step(
     input_split_axes: Mapping[str, int] | None = None,
     detach_outputs: bool = True,
     allow_uneven: bool = False,
+    weight: Callable[..., Any] | None = None,
     **ignored: Any,
 ) -> Any:
     """Mark a function as one step of training, or of evaluation if it calls no ``backward``.
@@ -233,12 +268,15 @@ def step(
     ``non_split_inputs``: names of arguments that go whole to every microbatch. ``input_split_axes``: the dim to cut
     along, by name, where it is not 0. ``detach_outputs``: returned tensors carry no graph. ``allow_uneven``: a
     mini-batch that ``microbatches`` does not divide is cut as evenly as possible instead of being an error; gradients
-    and ``reduce_mean`` are still those of the whole batch's mean.
+    and ``reduce_mean`` are still those of the whole batch's mean. Less samples than microbatches make less
+    microbatches. Steps without a backward pass need no ``allow_uneven``. ``weight``: a function of the same arguments
+    that says how much a microbatch counts, the tokens of its loss say; microbatch i then weighs n_i / (n_1 + ... + n_m)
+    in gradients and in ``reduce_mean``.
     """
     cut = Cut(tuple(non_split_inputs), dict(input_split_axes or {}), allow_uneven)
     if function is None:
-        return lambda real: Step(real, cut, detach_outputs)
-    return Step(function, cut, detach_outputs)
+        return lambda real: Step(real, cut, detach_outputs, weight)
+    return Step(function, cut, detach_outputs, weight)
 
 
 __all__ = ["DistributedModel", "Step", "step"]

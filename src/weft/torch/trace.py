@@ -40,10 +40,13 @@ from weft.torch.private import (
     LEAF,
     SLOT,
     call_of,
+    count_modes,
     is_compiled,
     next_node_number,
     number_of,
     numbers_nodes,
+    pop_mode,
+    push_mode,
     storage_key,
     version,
 )
@@ -123,6 +126,8 @@ class Tracer:
         self.records = {name: Record(name, module) for name, module in root.named_modules()}
         self.top = Record("", root)
         self.everything = (*self.records.values(), self.top)
+        self.hidden = inside_compiled(root)
+        """Modules in compiled ones: the compiler must see nothing but them."""
         self.stack: list[Record] = [self.top]
         self.children_s = [0.0]
         self.events: list[tuple[int, Record]] = []
@@ -170,20 +175,24 @@ class Tracer:
     @contextmanager
     def attached(self) -> Iterator[None]:
         before = {}
-        for record in self.records.values():
+        records = [record for record in self.records.values() if record.name not in self.hidden]
+        for record in records:
             before[record.name] = record.module.__dict__.get(SLOT)
             inner = call_of(record.module)
             record.module.__dict__[SLOT] = self._interceptor(record, inner)
         try:
             yield
         finally:
-            for record in self.records.values():
+            for record in records:
                 if before[record.name] is None:
                     del record.module.__dict__[SLOT]
                 else:
                     record.module.__dict__[SLOT] = before[record.name]
 
     def _interceptor(self, record: Record, inner: Callable[..., Any]) -> Callable[..., Any]:
+        if compiles(record.module):
+            inner = unwatched(inner)
+
         def call(*args: Any, **kwargs: Any) -> Any:
             if self.going_back:
                 return inner(*args, **kwargs)  # an activation checkpoint runs it again
@@ -343,7 +352,7 @@ def trace(
     """
     started = time.perf_counter()
     tracer = Tracer(root, device, clock)
-    compiled = any(is_compiled(module) or hasattr(module, "_orig_mod") for module in root.modules())
+    compiled = any(map(compiles, root.modules()))
     note = noted if not compiled else lambda root, user: nullcontext(list[Attribute]())
     passes: list[Pass] = []
     for number in range(PASSES):
@@ -407,6 +416,36 @@ def watched(tracer: Tracer, run: Callable[[], Any], streams: Streams) -> tuple[s
     return written, replaced, not same_states(before[2], streams.capture(NUMPY)[2])
 
 
+def compiles(module: nn.Module) -> bool:
+    """Whether calls of the module run what ``torch.compile`` has made."""
+    return is_compiled(module) or hasattr(module, "_orig_mod")
+
+
+def inside_compiled(root: nn.Module) -> set[str]:
+    """The modules below those that are compiled."""
+    tops = [name for name, module in root.named_modules() if compiles(module)]
+    return {
+        name
+        for name, _ in root.named_modules()
+        for top in tops
+        if name != top and (not top or name.startswith(f"{top}."))
+    }
+
+
+def unwatched(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call, without the modes of the trace, which a compiler would follow."""
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        modes = [pop_mode() for _ in range(count_modes())]
+        try:
+            return call(*args, **kwargs)
+        finally:
+            for mode in reversed(modes):
+                push_mode(mode)
+
+    return inner
+
+
 def uncalled(tracer: Tracer) -> list[Record]:
     """Modules that could have been called but were not (a skipped layer, an idle expert), with a place in the order."""
     found = []
@@ -415,8 +454,10 @@ def uncalled(tracer: Tracer) -> list[Record]:
     for name, record in tracer.records.items():
         if record.order >= 0:
             last = record.order
-        elif type(record.module).forward is not nn.Module.forward and not any(
-            other.startswith(f"{name}.") for other in called
+        elif (
+            type(record.module).forward is not nn.Module.forward
+            and name not in tracer.hidden
+            and not any(other.startswith(f"{name}.") for other in called)
         ):
             record.order = last + 0.5
             found.append(record)

@@ -1,6 +1,6 @@
 """What replicas tell each other about a step, in small sums of whole numbers beside the gradients.
 
-    header    who trains in this step, who has no batch left, who has yet to make buckets
+    header    who trains in this step, who has no batch left, who has yet to make buckets, who has changed the model
     trailer   which gradients somebody has, which buckets were launched too early
 
 So a gradient that only some have counts as zero for the others, a step that trains nothing moves nothing, and a
@@ -41,13 +41,13 @@ class Votes:
         self.replicas = dist.get_world_size(group)
         self._header: tuple[torch.Tensor, Any] | None = None
 
-    def start_header(self, trains: bool, done: bool, building: bool) -> None:
+    def start_header(self, trains: bool, done: bool, building: bool, changed: bool = False) -> None:
         """Tell the others; once for each step."""
         if self._header is not None:
             return
-        told = torch.zeros(self.replicas + 2, dtype=torch.int32)
+        told = torch.zeros(self.replicas + 3, dtype=torch.int32)
         told[self.replica] = int(trains)
-        told[-2], told[-1] = int(done), int(building)
+        told[-3:] = torch.tensor([done, building, changed])
         self._header = told, dist.all_reduce(told, group=self.group, async_op=True)
 
     def header(self) -> Header:
@@ -55,7 +55,12 @@ class Votes:
         assert self._header is not None
         (told, work), self._header = self._header, None
         work.wait()
-        *trains, done, building = told.tolist()
+        *trains, done, building, changed = told.tolist()
+        if changed not in (0, self.replicas):
+            raise DivergenceError(
+                f"{changed} of {self.replicas} replicas have changed modules or parameters of the model, the others "
+                "have not: change them on all replicas before the same step, and while all of them have batches left"
+            )
         header = Header(tuple(r for r, flag in enumerate(trains) if flag), done, building)
         if header.trains and building not in (0, self.replicas):
             raise DivergenceError(
@@ -64,6 +69,11 @@ class Votes:
                 "before the same step, and while all of them have batches left"
             )
         return header
+
+    def agree_on_change(self) -> None:
+        """The model was changed; :class:`DivergenceError` unless it was on all replicas before the same step."""
+        self.start_header(trains=False, done=False, building=False, changed=True)
+        self.header()
 
     def trailer(self, present: Sequence[bool], late: Sequence[bool]) -> tuple[list[int], list[int]]:
         """How many replicas say each."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from weft.errors import SplitError
 from weft.torch import state
 from weft.torch.glue import running
 from weft.torch.trace import Tracer
@@ -14,14 +15,39 @@ _scale = threading.local()
 
 
 @contextmanager
-def current_scale(weight: float) -> Iterator[None]:
-    """Inside, a microbatch with this share of the mini-batch's samples runs on this thread."""
+def current_scale(weight: float, fault: str = "") -> Iterator[None]:
+    """Inside, a microbatch that weighs so much in the mini-batch runs on this thread.
+
+    ``fault``: why it must not have a backward pass."""
     before = getattr(_scale, "weight", None)
-    _scale.weight = weight
+    _scale.weight, _scale.trains = weight, False
+    try:
+        with no_training(fault):
+            yield
+    finally:
+        _scale.weight = before
+
+
+@contextmanager
+def no_training(fault: str) -> Iterator[None]:
+    """Inside, a backward pass raises :class:`SplitError` with this text, if there is one."""
+    _scale.fault = fault
     try:
         yield
     finally:
-        _scale.weight = before
+        _scale.fault = ""
+
+
+def begin_backward() -> None:
+    """A backward pass begins on this thread; see :func:`no_training`."""
+    _scale.trains = True
+    if getattr(_scale, "fault", ""):
+        raise SplitError(_scale.fault)
+
+
+def trains() -> bool:
+    """Whether the microbatch of this thread has had a backward pass."""
+    return getattr(_scale, "trains", False)
 
 
 def share() -> float | None:

@@ -246,19 +246,6 @@ def uneven(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 @check
-def uneven_batches_are_refused() -> list[str]:
-    model, _ = chain()
-    told = []
-    for rows in (10, 3):
-        x = torch.zeros(rows, WIDTH)
-        told.append(refused(plain, model, x, words=[str(rows), str(MICROBATCHES), "drop_last"]))
-    plain(model, torch.zeros(ROWS, WIDTH))
-    told.append(refused(plain, model, {"deep": torch.zeros(9, WIDTH)}, words=["9", "drop_last"]))
-    plain(model, torch.zeros(ROWS, WIDTH))
-    return told
-
-
-@check
 def uneven_batches_are_allowed_where_asked_for() -> None:
     model, alone = chain()
     for rows in (10, 7, 8, 4, 13):
@@ -285,13 +272,6 @@ def plain_step(model: nn.Module, x: Tensor) -> Tensor:
 def plain_sizes(model: nn.Module, x: Tensor) -> list[Tensor]:
     """The outputs of the microbatches."""
     return plain_step(model, x).outputs
-
-
-@check
-def fewer_rows_than_microbatches_are_refused() -> str:
-    model, _ = chain()
-    batch = vectors(rows=3)[0]
-    return refused(uneven, model, batch["x"], batch["y"], words=["3", str(MICROBATCHES)])
 
 
 @check

@@ -5,6 +5,8 @@ from __future__ import annotations
 from . import (
     attributes,
     chance,
+    changes,
+    compiled,
     first_step,
     glue,
     gradients,
@@ -17,6 +19,8 @@ from . import (
     random_programs,
     structure,
     training,
+    uneven,
+    unlike,
 )
 from .harness import CHECKS
 
@@ -24,6 +28,8 @@ __all__ = [
     "attributes",
     "CHECKS",
     "chance",
+    "changes",
+    "compiled",
     "first_step",
     "glue",
     "gradients",
@@ -36,4 +42,6 @@ __all__ = [
     "random_programs",
     "structure",
     "training",
+    "uneven",
+    "unlike",
 ]

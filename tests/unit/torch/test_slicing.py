@@ -158,16 +158,21 @@ def test_positions_have_names():
 
 
 def test_a_batch_that_does_not_divide_names_both_numbers_and_drop_last():
-    assert faults(None, torch.ones(10, 2)) == (
+    assert cut(None, torch.ones(10, 2)).fault == (
         "x has 10 samples, which 4 microbatches do not divide: choose a batch size that is a multiple of 4; "
         "for the last batch of a data loader give it drop_last=True, or cut it as evenly as possible with "
         "@weft.step(allow_uneven=True)"
     )
 
 
-def test_fewer_samples_than_microbatches_even_if_uneven():
-    text = faults(None, torch.ones(3, 2), how=Cut(uneven=True))
-    assert text == "x has 3 samples, fewer than the 4 microbatches: set microbatches to 3"
+def test_fewer_samples_than_microbatches_make_fewer_microbatches():
+    batch = cut(None, torch.ones(3, 2), how=Cut(uneven=True))
+    assert batch.microbatches == 3 and batch.weights() == [1 / 3] * 3 and not batch.fault
+    assert "which 4 microbatches do not divide" in cut(None, torch.ones(3, 2)).fault
+
+
+def test_no_samples():
+    assert faults(None, torch.ones(0, 2)) == "x has no samples: leave the step out for an empty batch"
 
 
 def test_different_sizes_list_all_tensors_and_both_ways_out():
