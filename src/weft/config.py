@@ -116,6 +116,11 @@ class Settings:
         Choice(("equal", "first", "any")),
         "ranks of a pipeline read equal batches; first: the model gets the first rank's; any: as step 1 shows",
     )
+    verify: Literal["losses", "gradients", "off"] = _setting(
+        "losses",
+        Choice(("losses", "gradients", "off")),
+        "what of the first step is compared with one process, see docs/assumptions.md",
+    )
     record: str = _setting("", Text(), "a folder where each rank records what it runs when; empty: nowhere")
 
     def __post_init__(self) -> None:

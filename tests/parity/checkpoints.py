@@ -258,7 +258,10 @@ def read_ranges(folder: Path, place: Layout) -> None:
         if place.replicas == 1:  # each rank has the buffers of a module that the split opened
             buffers = {f"model/blocks.{number}.scale" for number in range(BLOCKS)}
             read = [path for paths in weft.allgather(sorted(own), weft.WORLD) for path in paths]
-            assert sorted([path for path in read if path not in buffers] + sorted(buffers & {*read})) == everything
+            assert (
+                sorted([path for path in read if path not in buffers] + sorted(buffers & {*read}))
+                == everything
+            )
         if weft.rank() == 0:
             print(f"{place} reads {counted['preadv']} of {sum(sizes.values())} bytes")
         del job

@@ -33,6 +33,7 @@ from weft.torch.trace import Tracer
 from weft.torch.within import between, going_back
 
 _installed = False
+_seen = {"checkpoints": 0}
 
 
 def install() -> None:
@@ -45,6 +46,11 @@ def install() -> None:
     _intercept_functions()
     _intercept_scripted()
     _intercept_backward()
+
+
+def checkpoints_seen() -> int:
+    """How many activation checkpoints have run outside of glue: their functions may run again."""
+    return _seen["checkpoints"]
 
 
 @contextmanager
@@ -64,6 +70,7 @@ def _generator(original: Callable[..., Iterator[None]]) -> Callable[..., Iterato
     def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
         glue = running()
         if glue is None:
+            _seen["checkpoints"] += 1
             yield from original(*args, **kwargs)
             return
         refuse(CHECKPOINT)
@@ -87,6 +94,7 @@ def _intercept_checkpoints() -> None:
         def apply(cls, function: Any, preserve_rng_state: bool, *args: Any) -> Any:
             glue = running()
             if glue is None:
+                _seen["checkpoints"] += 1
                 return checkpoints_function.apply(function, preserve_rng_state, *args)
             refuse(REENTRANT)
             with checkpointing(glue.program):
@@ -109,6 +117,7 @@ def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
     def checkpoint(function: Any = None, *args: Any, **kwargs: Any) -> Any:
         glue = running()
         if glue is None or function is None:
+            _seen["checkpoints"] += 1
             return original(function, *args, **kwargs)
         refuse(CHECKPOINT)
         with checkpointing(glue.program):

@@ -13,7 +13,7 @@ import torch
 from weft.errors import PeerError, UsageError
 from weft.runtime.executor import Order
 from weft.runtime.microbatch import Microbatch
-from weft.torch import state
+from weft.torch import state, verify
 from weft.torch.agreement import StepCheck, compare_start, describe_call, described_inputs
 from weft.torch.batch_norm import warn_of_few_samples
 from weft.torch.glue import Glue
@@ -54,10 +54,14 @@ class Step:
         if pending:
             name = self.function.__qualname__
             compare_start(session, pending, describe_call(name, batch, True), described_inputs(name, batch))
+            reason = verify.reason_against(session, pending)
             partition_models(session, pending, self.function, batch)
         for model in session.models:
             model.run_partition_hooks()
             warn_of_few_samples(session, model, batch)
+        proof = None
+        if pending and session.pipeline is not None and session.settings.verify != "off":
+            proof = verify.begin(session, reason, self.function, batch)
         if session.device.type == "cpu":
             session.growth.look()
             session.huge_pages.look()
@@ -69,7 +73,7 @@ class Step:
                 results = self._alone(session, batch)
             finish_step(session)
         else:
-            results = self._pipelined(session, batch)
+            results = self._pipelined(session, batch, proof)
         for model in session.models:
             model.run_step_hooks()
         weights = [batch.weight(index) for index in range(batch.microbatches)]
@@ -85,7 +89,7 @@ class Step:
             results.append(replace(result, lambda t: t.detach()) if self.detach_outputs else result)
         return results
 
-    def _pipelined(self, session: state.Session, batch: MiniBatch) -> list[Any]:
+    def _pipelined(self, session: state.Session, batch: MiniBatch, proof: verify.Proof | None) -> list[Any]:
         assert session.executor is not None and session.pipeline is not None
         if session.broken:
             raise UsageError(f"the job cannot go on after a failed step: {session.broken}")
@@ -128,6 +132,9 @@ class Step:
             began = time.perf_counter()
             results = session.executor.run([body] * batch.microbatches, order)
             took_s = time.perf_counter() - began
+            results = returned.whole(results)
+            if proof is not None:
+                proof.conclude(results)
         except BaseException as error:
             session.broken = f"{type(error).__name__}: {error}"
             session.monitor.locate(error)
@@ -145,7 +152,7 @@ class Step:
         finish_step(session)
         if session.watch is not None:
             session.watch.add(session, took_s, batch.microbatches)
-        return returned.whole(results)
+        return results
 
     def _microbatch(
         self, session: state.Session, batch: MiniBatch, microbatch: Microbatch, context: ThreadContext,
@@ -166,7 +173,7 @@ class Step:
         with context.entered(), current_scale(batch.weight(index)), Glue(program) as glue:
             result = self.function(*args, **kwargs)
             with glue.lifted():
-                drew.append(program.drew or session.streams.drawn(mix(session.seed, index)))
+                drew.append(bool(program.drawn) or session.streams.drawn(mix(session.seed, index)))
                 result = returned.deliver(program, result)
         program.close()
         return result
