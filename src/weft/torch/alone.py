@@ -58,7 +58,7 @@ class Alone:
         self.whole = whole
         self.asked = False
         self.units: dict[tuple[str, int], tuple[list[Fingerprint], list[Fingerprint]]] = {}
-        self.given: list[Fingerprint] = []
+        self.given: list[Fingerprint | None] = []
         self.dtypes: set[torch.dtype] = set()
         self.outside = outside
         self._streams = streams

@@ -3,7 +3,7 @@
 Two tensors differ if their distance is more than a part of their size, which depends on the precision that the step
 computes in. Sizes far below those of their like do not count: what is zero in exact arithmetic is noise.
 
-    float64 1e-9, float32 1e-4, float16 1e-2, bfloat16 5e-2; gradients ten times as much, which are sums in another order
+    float64 1e-9    float32 1e-4    float16 1e-2    bfloat16 5e-2    ten times as much for gradients: they are sums
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _losses(work: _Comparison) -> str:
             for number, (a, b) in enumerate(zip(of_one[index], of_split[index], strict=True)):
                 least = SMALL * _largest(prints[number] for prints in of_one if len(prints) > number)
                 difference = relative(a, b, max(least, LEAST))
-                if a.exact and work.limit > LIMITS[torch.float32]:
+                if a is not None and a.exact and work.limit > LIMITS[torch.float32]:
                     continue  # rounding decides what the largest of some numbers is
                 work.found.losses = max(work.found.losses, difference)
                 if difference > work.limit and not fault:
@@ -150,8 +150,8 @@ def _buffers(work: _Comparison) -> str:
         difference = relative(value, seen, LEAST)
         if difference > work.limit:
             return (
-                f"the buffer {name} is another one than in one process after all microbatches ({_shown(seen)} instead of "
-                f"{_shown(value)}, difference {difference:.1e}), though the losses are equal. "
+                f"the buffer {name} is another one than in one process after all microbatches ({_shown(seen)} "
+                f"instead of {_shown(value)}, difference {difference:.1e}), though the losses are equal. "
                 + CAUSES.format(advice=f"weft.set_partition({_module(name)}, index)")
             )
     return ""
@@ -175,8 +175,8 @@ def _gradients(work: _Comparison) -> str:
         fault = (
             f"the gradient of {last} (over all microbatches) is another one than in one process "
             f"({_shown(work.split.gradients.get(last))} instead of {_shown(work.one.gradients[last])}, difference "
-            f"{apart_by[last]:.1e}), though the losses are equal; so are those of {len(wrong) - 1} more parameters. On the "
-            f"way back {_module(last)} is the first module that differs. "
+            f"{apart_by[last]:.1e}), though the losses are equal; so are those of {len(wrong) - 1} more parameters. On "
+            f"the way back {_module(last)} is the first module that differs. "
             + CAUSES.format(advice=f"weft.set_partition({_module(last)}, index)")
         )
     for (leaf, before, grad), (_, _, seen) in zip(work.one.outside, work.split.outside, strict=True):
@@ -186,8 +186,8 @@ def _gradients(work: _Comparison) -> str:
         worst = max(worst, difference)
         if difference > limit and not fault:
             fault = (
-                f"the gradient of a tensor of shape {list(leaf.shape)} that is none of the model's is another one than in "
-                f"one process ({_shown(seen)} instead of {_shown(grad)}, difference {difference:.1e}). "
+                f"the gradient of a tensor of shape {list(leaf.shape)} that is none of the model's is another one than "
+                f"in one process ({_shown(seen)} instead of {_shown(grad)}, difference {difference:.1e}). "
                 + CAUSES.format(advice="weft.set_partition(module, index)")
             )
     work.found.gradients = worst

@@ -29,7 +29,7 @@ SEED = 28
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """``shape`` and ``dtype`` of the tensor, how many of its numbers are not finite, the norm of the others, and w A."""
+    """Shape and dtype of the tensor, how many of its numbers are not finite, the norm of the others, and w A."""
 
     shape: tuple[int, ...]
     dtype: str

@@ -28,7 +28,7 @@ def mix(*parts: int | str) -> int:
 
 
 def call_seed(seed: int, microbatch: int, name: str, drawn: Mapping[str, int]) -> int:
-    """The seed of a call that has a stream of its own, after ``drawn`` calls of each name that drew in its microbatch."""
+    """The seed of a call with a stream of its own; ``drawn``: how many of each name drew before in its microbatch."""
     return mix(seed, microbatch, name, drawn.get(name, 0) + 1)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.torch.alone import Alone, Outside, alone_calls
-from weft.torch.arrival import unwatched
+from weft.torch.arrival import foreign_hooks
 from weft.torch.fingerprint import Fingerprint, fingerprint
 from weft.torch.intercept import checkpoints_seen
 from weft.torch.kept import Kept, copied, homes_of
@@ -46,7 +46,7 @@ class Reference:
     """
 
     returned: list[list[Fingerprint]] = field(default_factory=list)
-    given: list[list[Fingerprint]] = field(default_factory=list)
+    given: list[list[Fingerprint | None]] = field(default_factory=list)
     units: list[dict[tuple[str, int], tuple[list[Fingerprint], list[Fingerprint]]]] = field(
         default_factory=list
     )
@@ -116,8 +116,8 @@ def _run(
     session: Session, function: Callable[..., Any], batch: MiniBatch, seed: int, values: dict[int, Tensor], whole: bool
 ) -> tuple[Reference, bool]:  # fmt: skip
     modules = [model.module for model in session.models]
-    if whole and not all(unwatched(parameter) for module in modules for parameter in module.parameters()):
-        raise UsageError("the script has hooks on the gradients of parameters, which would run once more")
+    if whole and any(foreign_hooks(parameter) for module in modules for parameter in module.parameters()):
+        raise UsageError("the script has hooks on gradients that have grown, which would run once more")
     args, kwargs = replace((batch.args, batch.kwargs), copied, attributes=False)
     copies: set[int] = set()
     replace((args, kwargs), lambda tensor: copies.add(id(tensor)) or tensor, attributes=False)  # type: ignore[func-returns-value]

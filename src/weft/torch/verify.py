@@ -189,23 +189,8 @@ class Proof:
 
     def _verdict(self, texts: Sequence[str], results: Sequence[Any], started: float) -> str:
         session, reference = self.session, self._reference
-        ranks = [json.loads(text) for text in texts]
-        split = Reference(
-            returned=[fingerprints(result) for result in results],
-            given=[[] for _ in results],
-            units=[{} for _ in results],
-            whole=session.settings.verify == "gradients",
-            buffers={},
-        )
-        for content in ranks:
-            for index, name, number, one, two in content["units"]:
-                split.units[index][name, number] = _prints(one), _prints(two)
-            for index, noted in content["given"]:
-                known = split.given[index]
-                known += [None] * (len(noted) - len(known))  # type: ignore[list-item]
-                known[:] = [a or b for a, b in zip(known, map(_print, noted), strict=False)]  # type: ignore[misc]
-            split.buffers |= {name: _print(one) for name, one in content["buffers"].items()}  # type: ignore[operator]
-            split.gradients |= {name: _print(one) for name, one in content["gradients"].items()}
+        split = merged([json.loads(text) for text in texts], [fingerprints(result) for result in results])
+        split.whole = session.settings.verify == "gradients"
         split.outside = [(leaf, before, of_gradient(leaf.grad)) for leaf, before, _ in reference.outside]
         found = compare(reference, split, self._precision(), _orders(session))
         self.seconds += time.perf_counter() - started
@@ -230,6 +215,21 @@ class Proof:
             raise VerifyError(f"in step {step} {found.fault}")
         else:
             log.info("verify: step %d gives %s; this took %.2f s", step, found.proved, self.seconds)
+
+
+def merged(contents: Sequence[Any], returned: list[list[Fingerprint]]) -> Reference:
+    """What the ranks of a pipeline have noted of a step, in one."""
+    buffers: dict[str, Fingerprint | None] = {}
+    split = Reference(returned, [[] for _ in returned], [{} for _ in returned], buffers=buffers)
+    for content in contents:
+        for index, name, number, given, result in content["units"]:
+            split.units[index][name, number] = _prints(given), _prints(result)
+        for index, noted in content["given"]:
+            known = split.given[index] or [None] * len(noted)
+            split.given[index] = [a or _print(b) for a, b in zip(known, noted, strict=False)]
+        buffers |= {name: _print(one) for name, one in content["buffers"].items()}
+        split.gradients |= {name: _print(one) for name, one in content["gradients"].items()}
+    return split
 
 
 def _orders(session: Session) -> dict[str, int]:
