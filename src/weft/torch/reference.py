@@ -135,6 +135,8 @@ def _run(
             if model.reducer is not None:
                 stack.enter_context(model.reducer.suspended())
         stack.enter_context(lent(session, values))
+        for names, left in session.left or ():
+            names.update(left)
         for module in modules:
             writes = ParameterWrites(module)
             stack.callback(torch.no_grad()(writes.undo))
@@ -162,7 +164,22 @@ def _run(
             ]
         if whole or checkpoints_seen() == checkpoints:
             reference.buffers = buffers_of(session)
+        session.left = left_elsewhere(session)
     return reference, asked
+
+
+def left_elsewhere(session: Session) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Flags, numbers and texts in the modules of other ranks, as this run leaves them; the next one begins so."""
+    return [
+        (
+            vars(module),
+            {k: v for k, v in vars(module).items() if v is None or isinstance(v, (bool, int, float, str))},
+        )
+        for model in session.models
+        for unit in model.plan.units
+        if unit.partition > 0
+        for module in model.module.get_submodule(unit.name).modules()
+    ]
 
 
 def units_of(session: Session) -> list[nn.Module]:

@@ -54,14 +54,12 @@ class Step:
         if pending:
             name = self.function.__qualname__
             compare_start(session, pending, describe_call(name, batch, True), described_inputs(name, batch))
-            reason = verify.reason_against(session, pending)
+            session.unproved = verify.reason_against(session, pending)
             partition_models(session, pending, self.function, batch)
         for model in session.models:
             model.run_partition_hooks()
             warn_of_few_samples(session, model, batch)
-        proof = None
-        if pending and session.pipeline is not None and session.settings.verify != "off":
-            proof = verify.begin(session, reason, self.function, batch)
+        proof = verify.begin(session, bool(pending), self.function, batch)
         if session.device.type == "cpu":
             session.growth.look()
             session.huge_pages.look()
@@ -76,6 +74,7 @@ class Step:
             results = self._pipelined(session, batch, proof)
         for model in session.models:
             model.run_step_hooks()
+        verify.end(session)
         weights = [batch.weight(index) for index in range(batch.microbatches)]
         return collect(results, weights)
 

@@ -15,6 +15,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ from weft.torch.unit import UnitCall, unit_call
 log = logging.getLogger("weft")
 
 WHAT = "the comparison with one process"
+STEPS = 3
+"""So many are compared for ``weft verify``."""
 
 
 def reason_against(session: Session, models: Sequence[Any]) -> str:
@@ -51,23 +54,38 @@ def reason_against(session: Session, models: Sequence[Any]) -> str:
     return ""
 
 
-def begin(session: Session, reason: str, function: Callable[..., Any], batch: MiniBatch) -> Proof | None:
-    """Run the reference, unless there is a ``reason`` against it; collective over all ranks.
+def begin(session: Session, first: bool, function: Callable[..., Any], batch: MiniBatch) -> Proof | None:
+    """Run the reference, if this step is to be compared and can be; collective over all ranks.
 
-    The step, which has to follow, is watched by what comes back, if anything does.
+    ``first``: models have just been split. The step, which has to follow, is watched by what comes back, if anything
+    does.
     """
+    settings = session.settings
+    again = bool(settings.verify_report) and session.steps < STEPS
+    if session.pipeline is None or settings.verify == "off" or not (first or again):
+        return None
     started = time.perf_counter()
-    proof = Proof(session)
+    proof, reason = Proof(session), session.unproved
     if not reason:
+        for model in session.models:
+            if model.reducer is not None:
+                model.reducer.wait_for_the_end()
         values = borrowed(session) if proof.takes_part else {}
         reason = agree_on(session, lambda: proof.run(function, batch, values), WHAT).strip()
     if reason:
+        proof.report({"reason": reason})
         if session.rank == 0:
-            log.info("verify: this step was not compared with one process: %s", reason)
+            log.info("verify: step %d is not compared with one process: %s", session.steps + 1, reason)
         return None
     proof.attach()
     proof.seconds = time.perf_counter() - started
     return proof
+
+
+def end(session: Session) -> None:
+    """Leave the job after the steps that ``weft verify`` wants."""
+    if session.settings.verify_report and session.steps >= STEPS:
+        raise SystemExit(0)
 
 
 class Recorded:
@@ -194,7 +212,7 @@ class Proof:
         split.outside = [(leaf, before, of_gradient(leaf.grad)) for leaf, before, _ in reference.outside]
         found = compare(reference, split, self._precision(), _orders(session))
         self.seconds += time.perf_counter() - started
-        self._tell(found, reference)
+        self._tell(found)
         return ""
 
     def _precision(self) -> torch.dtype:
@@ -204,16 +222,25 @@ class Proof:
         return max((kind for kind in kinds if kind.is_floating_point), key=lambda kind: torch.finfo(kind).eps,
                    default=torch.float32)  # fmt: skip
 
-    def _tell(self, found: Findings, reference: Reference) -> None:
+    def report(self, row: dict[str, Any]) -> None:
+        """A line for ``weft verify``."""
+        session = self.session
+        if session.settings.verify_report and session.rank == 0:
+            content = {"step": session.steps, "settings": asdict(session.settings), **row}
+            with open(session.settings.verify_report, "a", encoding="utf-8") as file:
+                file.write(json.dumps(content) + "\n")
+
+    def _tell(self, found: Findings) -> None:
         step = self.session.steps
+        self.report({"fault": found.fault, "losses": found.losses, "gradients": found.gradients})
         if found.fault and self.session.asked:
             log.warning(
                 "verify: step %d gives other numbers than one process, perhaps because the script asks "
                 "weft.is_tracing(), which is true while that runs: %s", step, found.fault,
             )  # fmt: skip
-        elif found.fault:
+        elif found.fault and not self.session.settings.verify_report:
             raise VerifyError(f"in step {step} {found.fault}")
-        else:
+        elif not found.fault:
             log.info("verify: step %d gives %s; this took %.2f s", step, found.proved, self.seconds)
 
 
