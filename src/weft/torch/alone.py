@@ -28,7 +28,7 @@ from weft.torch.private import (
     has_forward_hooks,
     no_torch_function,
 )
-from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams, call_seed, mix, same_states
+from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams, call_seed, mix
 from weft.torch.signature import function_name, scan
 from weft.torch.structure import replace
 from weft.torch.unit import FLOATING, UnitCall, with_hooks
@@ -83,10 +83,10 @@ class Alone:
     def drawing(self, name: str, run: Callable[[], Any]) -> tuple[Any, bool]:
         """The result of ``run``, which draws from a stream of its own, and whether it drew."""
         streams = self._streams
-        with streams.own(call_seed(self._seed, self._index, name, self._drawn), ALL):
-            before = streams.capture(ALL)
+        seed = call_seed(self._seed, self._index, name, self._drawn)
+        with streams.own(seed, ALL):
             result = run()
-            drew = not same_states(before, streams.capture(ALL))
+            drew = streams.drawn(seed, ALL)
         if drew:
             self._drawn[name] = self._drawn.get(name, 0) + 1
         return result, drew

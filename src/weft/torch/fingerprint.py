@@ -2,7 +2,8 @@
 
 A tensor of n numbers becomes a matrix A [n / 8, 8], and its fingerprint is w A, with one vector w for all tensors,
 whose numbers lie between 0.5 and 1.5, with random signs. It is linear, so |w A - w B| says how large A - B is, up to a
-factor of about 2, and rounding changes it by as little as it changes the tensor.
+factor of about 2, and rounding changes it by as little as it changes the tensor. Up to 8 numbers are their own
+fingerprint. Where a number is not finite, that is all that is known.
 
 >>> one = fingerprint(torch.tensor([1.0, 2.0]))
 >>> apart(one, fingerprint(torch.tensor([1.0, 2.5])))
@@ -29,11 +30,11 @@ SEED = 28
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Shape and dtype of the tensor, how many of its numbers are not finite, the norm of the others, and w A."""
+    """Shape and dtype of the tensor, whether a number of it is not finite, its norm, and w A."""
 
     shape: tuple[int, ...]
     dtype: str
-    wrong: int
+    wrong: bool
     norm: float
     sums: tuple[float, ...]
 
@@ -57,9 +58,25 @@ class Fingerprint:
         return Fingerprint(self.shape, self.dtype, self.wrong, math.hypot(*sums), sums)
 
 
+@dataclass(frozen=True)
+class Sketch:
+    """A fingerprint whose numbers are still in a tensor, so that taking it reads no value."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    numbers: Tensor
+
+    def read(self) -> Fingerprint:
+        *sums, square = self.numbers.tolist() if self.numbers.numel() else [0.0]
+        wrong = not math.isfinite(square)
+        return Fingerprint(
+            self.shape, self.dtype, wrong, 0.0 if wrong else math.sqrt(square), () if wrong else tuple(sums)
+        )
+
+
 @torch.no_grad()
-def fingerprint(tensor: Tensor) -> Fingerprint:
-    """See the module. No torch-function mode of weft's may be on."""
+def sketch(tensor: Tensor) -> Sketch:
+    """See the module. No torch-function mode of weft's may be on, but for those that look for values that are read."""
     shape, dtype = tuple(tensor.shape), str(tensor.dtype)[6:]
     plain = tensor.detach()
     if plain.layout != torch.strided:
@@ -67,18 +84,20 @@ def fingerprint(tensor: Tensor) -> Fingerprint:
     if plain.is_complex():
         plain = torch.view_as_real(plain.resolve_conj())
     flat = plain.reshape(-1)
-    sums = torch.zeros(COLUMNS, dtype=torch.float64, device=flat.device)
-    wrong, square = sums.new_zeros(()), sums.new_zeros(())
-    for number, chunk in enumerate(flat.split(ROWS * COLUMNS) if flat.numel() else ()):
-        values = chunk.to(torch.float64)
-        finite = values.isfinite()
-        wrong += (~finite).sum()
-        values = torch.where(finite, values, values.new_zeros(()))
-        square += values.square().sum()
-        values = torch.nn.functional.pad(values, (0, -len(values) % COLUMNS)).view(-1, COLUMNS)
-        sums += _weights(flat.device)[number % ROWS] * (_weights(flat.device)[: len(values)] @ values)
-    *left, count, total = torch.cat([sums, wrong.view(1), square.view(1)]).tolist()
-    return Fingerprint(shape, dtype, int(count), math.sqrt(total), tuple(left))
+    numbers = flat.new_zeros(COLUMNS + 1, dtype=torch.float64)
+    weights = _weights(flat.device)
+    for number, chunk in enumerate(flat.split(ROWS * COLUMNS) if len(flat) > COLUMNS else [flat]):
+        rows = -(-len(chunk) // COLUMNS)
+        values = chunk.new_zeros(rows * COLUMNS, dtype=torch.float64)
+        values[: len(chunk)] = chunk
+        numbers[COLUMNS] += values @ values
+        numbers[:COLUMNS] += weights[number % ROWS] * (weights[:rows] @ values.view(rows, COLUMNS))
+    return Sketch(shape, dtype, numbers)
+
+
+def fingerprint(tensor: Tensor) -> Fingerprint:
+    """See the module."""
+    return sketch(tensor).read()
 
 
 @functools.cache
@@ -98,8 +117,13 @@ def apart(one: Fingerprint, other: Fingerprint) -> float:
     return math.hypot(*(a - b for a, b in zip(one.sums, other.sums, strict=True)))
 
 
-def fingerprints(tree: Any) -> list[Fingerprint]:
+def sketches(tree: Any) -> list[Sketch]:
     """Those of the tensors with data in a structure, in order."""
     found: list[Tensor] = []
     replace(tree, lambda tensor: found.append(tensor) or tensor, attributes=False)  # type: ignore[func-returns-value]
-    return [fingerprint(tensor) for tensor in found if tensor.device.type != "meta"]
+    return [sketch(tensor) for tensor in found if tensor.device.type != "meta"]
+
+
+def fingerprints(tree: Any) -> list[Fingerprint]:
+    """The same, read."""
+    return [one.read() for one in sketches(tree)]

@@ -77,14 +77,14 @@ class Streams:
         if numpy is not None:
             numpy.seed(seed % 2**32)
 
-    def drawn(self, seed: int) -> bool:
+    def drawn(self, seed: int, which: int = TORCH | PYTHON) -> bool:
         """Whether the streams have been drawn from since they were seeded so; they are not as before afterwards.
 
         Python's next number says so: its whole state would be a tuple of 625 numbers.
         """
-        found, number = self.capture(TORCH), random.getrandbits(64)
-        self.seed(seed)
-        return not same_states(found, self.capture(TORCH)) or random.getrandbits(64) != number
+        found, number = self.capture(which & ~PYTHON), random.getrandbits(64)
+        self.seed(seed, which)
+        return not same_states(found, self.capture(which & ~PYTHON)) or random.getrandbits(64) != number
 
     def draw(self) -> int:
         """A step's seed, drawn from the caller's stream, which moves on by this one number."""

@@ -26,7 +26,7 @@ from weft.torch.batch_norm import SyncBatchNorm
 from weft.torch.collective import agree_on, gather_texts
 from weft.torch.delayed import has_delayed
 from weft.torch.findings import Findings, compare
-from weft.torch.fingerprint import Fingerprint, fingerprint, fingerprints
+from weft.torch.fingerprint import Fingerprint, Sketch, fingerprint, fingerprints, sketches
 from weft.torch.reference import Reference, borrowed, buffers_of, gradients_of, of_gradient, run_alone
 from weft.torch.slicing import MiniBatch
 from weft.torch.state import Session
@@ -102,9 +102,9 @@ class Recorded:
             return self.inner(*args, **kwargs)
         calls, index = self.proof.calls, microbatch.index
         number = calls[index, self.name] = calls.get((index, self.name), 0) + 1
-        given = fingerprints((args, kwargs))
+        given = sketches((args, kwargs))
         result = self.inner(*args, **kwargs)
-        self.proof.units[index, self.name, number] = given, fingerprints(result)
+        self.proof.units[index, self.name, number] = given, sketches(result)
         return result
 
 
@@ -116,7 +116,7 @@ class Proof:
         self.takes_part = 0 in session.peers("pp")
         self.seconds = 0.0
         self.calls: dict[tuple[int, str], int] = {}
-        self.units: dict[tuple[int, str, int], tuple[list[Fingerprint], list[Fingerprint]]] = {}
+        self.units: dict[tuple[int, str, int], tuple[list[Sketch], list[Sketch]]] = {}
         self.given: dict[int, list[Fingerprint | None]] = {}
         self._reference = Reference()
         self._recorded: list[tuple[UnitCall, Recorded]] = []
@@ -189,7 +189,10 @@ class Proof:
         """What the deciding rank must know of this one, as JSON."""
         session = self.session
         content: dict[str, Any] = {
-            "units": [[*key, _lists(one), _lists(two)] for key, (one, two) in self.units.items()],
+            "units": [
+                [*key, *([one.read().to_list() for one in each] for each in both)]
+                for key, both in self.units.items()
+            ],
             "given": [[index, _lists(noted)] for index, noted in self.given.items()],
             "buffers": _listed(buffers_of(session, local=True)),
             "gradients": {},
