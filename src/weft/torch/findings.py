@@ -86,7 +86,7 @@ def relative(one: Fingerprint | None, other: Fingerprint | None, least: float) -
 
 
 def _losses(work: _Comparison) -> str:
-    """What a microbatch returned or went backward from."""
+    """What the microbatches returned, went backward from, and computed on the way."""
     fault = ""
     for index in range(len(work.one.returned)):
         for what, of_one, of_split in (
@@ -99,47 +99,63 @@ def _losses(work: _Comparison) -> str:
                     f"{len(of_one[index])}. {_where(work, index)}"
                 )
             for number, (a, b) in enumerate(zip(of_one[index], of_split[index], strict=True)):
+                if _rounded(work, a):
+                    continue
                 least = SMALL * _largest(prints[number] for prints in of_one if len(prints) > number)
                 difference = relative(a, b, max(least, LEAST))
-                if a is not None and a.exact and work.limit > LIMITS[torch.float32]:
-                    continue  # rounding decides what the largest of some numbers is
                 work.found.losses = max(work.found.losses, difference)
                 if difference > work.limit and not fault:
                     fault = (
                         f"microbatch {index} {what} another tensor than in one process (number {number}, "
                         f"{_shown(b)} instead of {_shown(a)}, difference {difference:.1e}). {_where(work, index)}"
                     )
+        if not fault and _parting(work, index, work.limit):
+            fault = f"microbatch {index} computes something else than in one process. {_where(work, index)}"
     return fault
+
+
+def _rounded(work: _Comparison, one: Fingerprint | None) -> bool:
+    """Whether rounding decides such whole numbers: which of some values is the largest, say."""
+    return one is not None and one.exact and work.limit > LIMITS[torch.float32]
+
+
+def _parting(work: _Comparison, index: int, limit: float) -> tuple[tuple[str, int], bool, str] | None:
+    """The first call of a unit that differs, whether it was given something else already, and the one before it."""
+
+    def differ(some: Sequence[Fingerprint], others: Sequence[Fingerprint]) -> bool:
+        return len(some) != len(others) or any(
+            relative(a, b, LEAST) > limit for a, b in zip(some, others, strict=True) if not _rounded(work, a)
+        )
+
+    before = ""
+    for key, (given, returned) in work.one.units[index].items():
+        seen = work.split.units[index].get(key)
+        if seen is not None and differ(given, seen[0]):
+            return key, True, before
+        if seen is not None and differ(returned, seen[1]):
+            return key, False, before
+        before = key[0] if seen is not None else before
+    return None
 
 
 def _where(work: _Comparison, index: int) -> str:
     """Where the microbatch parts from one process: units in the order in which it calls them."""
-    limit = work.limit / 10
-    before = ""
-    for key, (given, returned) in work.one.units[index].items():
-        seen = work.split.units[index].get(key)
-        if seen is None:
-            continue
-        name = f"{key[0] or 'the model'} (partition {work.places.get(key[0], 0)}" + (
-            f", call {key[1]})" if key[1] > 1 else ")"
-        )
-        if _differ(given, seen[0], limit):
-            after = f"after {before}" if before else "before it"
-            told = f"The first module that differs is {name}: what it is given differs already, so look {after}. "
-        elif _differ(returned, seen[1], limit):
-            told = f"The first module whose output differs is {name}, which is given the same. "
-        else:
-            before = name
-            continue
-        return told + CAUSES.format(advice=f"weft.set_partition({key[0] or 'model'}, index)")
-    told = f"All modules give the same, so look at the code after the last one, {before}. " if before else ""
-    return told + CAUSES.format(advice="weft.set_partition(module, index)")
-
-
-def _differ(some: Sequence[Fingerprint], others: Sequence[Fingerprint], limit: float) -> bool:
-    return len(some) != len(others) or any(
-        relative(a, b, LEAST) > limit for a, b in zip(some, others, strict=True)
+    found = _parting(work, index, work.limit / 10)
+    if found is None:
+        told = "All modules give the same, so look at the code after them. " if work.one.units[index] else ""
+        return told + CAUSES.format(advice="weft.set_partition(module, index)")
+    (unit, call), already, before = found
+    name = (
+        f"{unit or 'the model'} (partition {work.places.get(unit, 0)}{f', call {call}' if call > 1 else ''})"
     )
+    if already:
+        told = (
+            f"The first module that differs is {name}: what it is given differs already, so look at the code "
+        )
+        told += f"between {before or 'the start'} and it. "
+    else:
+        told = f"The first module whose output differs is {name}, which is given the same. "
+    return told + CAUSES.format(advice=f"weft.set_partition({unit or 'model'}, index)")
 
 
 def _buffers(work: _Comparison) -> str:
