@@ -66,6 +66,8 @@ def compare(one: Reference, split: Reference, precision: torch.dtype, places: di
     if one.buffers:
         parts.append(f"its {len(one.buffers)} buffers")
     work.found.proved = " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
+    if one.buffers is None:
+        work.found.proved += " (not its buffers, because activation checkpoints may write them again)"
     if not tensors and len(parts) == 1:
         work.found.proved = "nothing to compare: it returns no tensor and has no backward pass"
     return work.found

@@ -41,7 +41,8 @@ class Reference:
     """What one process gives: for each microbatch the fingerprints of what the step returns, of what its backward
     passes begin at, and of its units' inputs and results in order; gradients (if ``whole``) and buffers at the end.
 
-    ``buffers`` is None where an activation checkpoint would have run again: its second run may write them once more.
+    ``buffers`` is None where there are activation checkpoints: what they run again may write them once more, in an
+    order of its own.
     ``outside``: leaves that are none of the model's, with the gradients they had and those that they get.
     """
 
@@ -162,7 +163,7 @@ def _run(
                 for leaf, grad in outside.leaves.values()
                 if id(leaf) not in copies
             ]
-        if whole or checkpoints_seen() == checkpoints:
+        if checkpoints_seen() == checkpoints:
             reference.buffers = buffers_of(session)
         session.left = left_elsewhere(session)
     return reference, asked
