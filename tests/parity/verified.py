@@ -75,7 +75,7 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.drop(self.b(self.drop(self.a(x))))
         h = self.between(self, x, h + F.dropout(h, 0.1) * torch.rand_like(h))
-        return self.d(self.drop(self.c(h)) * torch.rand(1))
+        return self.d(self.drop(self.c(h)) * torch.rand(1).to(h.dtype))
 
 
 def made(net: nn.Module, **settings: Any) -> nn.Module:

@@ -8,6 +8,7 @@ their own (see ``random_state``), so what would have a place there is marked her
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -125,19 +126,26 @@ class Outside:
     """Leaves that are none of the models': their gradients are as they were when the run is over."""
 
     def __init__(self) -> None:
-        self.leaves: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self._leaves: dict[int, tuple[weakref.ref[Tensor], Tensor | None]] = {}
 
     def note(self, tensors: list[Tensor]) -> None:
         """A backward pass begins at these."""
         for node in graph_nodes(tensors):
             leaf = leaf_of(node)
-            if leaf is None or leaf._weft_owner is not None or id(leaf) in self.leaves:  # type: ignore[attr-defined]
+            if leaf is None or leaf._weft_owner is not None:  # type: ignore[attr-defined]
                 continue
-            self.leaves[id(leaf)] = leaf, leaf.grad
-            leaf.grad = None if leaf.grad is None else leaf.grad.clone()
+            known = self._leaves.get(id(leaf))
+            if known is None or known[0]() is not leaf:
+                self._leaves[id(leaf)] = weakref.ref(leaf), leaf.grad
+                leaf.grad = None if leaf.grad is None else leaf.grad.clone()
+
+    def living(self) -> list[tuple[Tensor, Tensor | None]]:
+        """The leaves that there still are, with the gradients they had."""
+        found = ((known(), grad) for known, grad in self._leaves.values())
+        return [(leaf, grad) for leaf, grad in found if leaf is not None]
 
     def give_back(self) -> None:
-        for leaf, grad in self.leaves.values():
+        for leaf, grad in self.living():
             leaf.grad = grad
 
 

@@ -43,7 +43,7 @@ class Reference:
 
     ``buffers`` is None where there are activation checkpoints: what they run again may write them once more, in an
     order of its own.
-    ``outside``: leaves that are none of the model's, with the gradients they had and those that they get.
+    ``outside``: trainable parameters that are none of the model's, with the gradients they had and those that they get.
     """
 
     returned: list[list[Fingerprint]] = field(default_factory=list)
@@ -120,8 +120,6 @@ def _run(
     if whole and any(foreign_hooks(parameter) for module in modules for parameter in module.parameters()):
         raise UsageError("the script has hooks on gradients that have grown, which would run once more")
     args, kwargs = replace((batch.args, batch.kwargs), copied, attributes=False)
-    copies: set[int] = set()
-    replace((args, kwargs), lambda tensor: copies.add(id(tensor)) or tensor, attributes=False)  # type: ignore[func-returns-value]
     batch = replace_fields(batch, args=args, kwargs=kwargs)
     kept = Kept({home for module in modules for home in homes_of(function, module)})
     for thing in (function, args, kwargs, *modules):
@@ -160,8 +158,8 @@ def _run(
             reference.gradients = gradients_of(session)
             reference.outside = [
                 (leaf, of_gradient(grad), of_gradient(leaf.grad))
-                for leaf, grad in outside.leaves.values()
-                if id(leaf) not in copies
+                for leaf, grad in outside.living()
+                if isinstance(leaf, nn.Parameter)
             ]
         if checkpoints_seen() == checkpoints:
             reference.buffers = buffers_of(session)
