@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from weft.errors import UsageError
 from weft.torch import rules
 from weft.torch.fingerprint import Fingerprint, fingerprint, fingerprints
 from weft.torch.glue import Glue, running
@@ -37,6 +38,7 @@ from weft.torch.unit import FLOATING, UnitCall, with_hooks
 # Set on tensors of a reference run that would have a place in a split step.
 Tensor._weft_placed = False  # type: ignore[attr-defined]
 
+ANOTHER = "the step uses a model that an earlier step has split"
 ALL = TORCH | PYTHON | NUMPY
 CHANCE = (
     "drop", "rand", "normal", "bernoulli", "multinomial", "uniform", "exponential", "geometric", "cauchy", "poisson",
@@ -48,12 +50,15 @@ CHANCE = (
 class Alone:
     """What one microbatch of the reference does: stands for its ``Program``.
 
+    ``lent``: the ``id`` of what is borrowed of other ranks;
     ``units``: (name, number of the call) of each call of a unit in order, with the fingerprints of what it was given
     and of what it returned; ``given``: those of the tensors that backward passes began at; ``whole``: backward passes
     run, and gradients add up in ``.grad``; ``asked``: whether something looked at what a backward pass does.
     """
 
-    def __init__(self, streams: Streams, seed: int, index: int, whole: bool, outside: Outside) -> None:
+    def __init__(
+        self, streams: Streams, seed: int, index: int, whole: bool, outside: Outside, lent: Collection[int]
+    ) -> None:
         self.checkpointing = False
         self.scale = 1.0
         self.whole = whole
@@ -62,6 +67,7 @@ class Alone:
         self.given: list[Fingerprint | None] = []
         self.dtypes: set[torch.dtype] = set()
         self.outside = outside
+        self._lent = lent
         self._streams = streams
         self._seed = seed
         self._index = index
@@ -70,8 +76,13 @@ class Alone:
 
     def value_of(self, tensor: Tensor) -> Tensor | None:
         """The tensor if it would have a place."""
-        has_place = tensor._weft_placed or tensor._weft_owner is not None  # type: ignore[attr-defined]
-        return tensor if has_place else None
+        owner = tensor._weft_owner  # type: ignore[attr-defined]
+        if owner and id(tensor) not in self._lent:
+            raise UsageError(ANOTHER)
+        return tensor if owner is not None or tensor._weft_placed else None  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(ANOTHER)  # a unit of a model that is none of those compared asks for its program
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> list[Fingerprint]:
         """The microbatch, from its arguments to the fingerprints of what it returns."""

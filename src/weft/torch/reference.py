@@ -7,7 +7,7 @@ they bring back here. At most one microbatch's graph lives at a time, and of ten
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
@@ -58,13 +58,13 @@ class Reference:
     whole: bool = False
 
 
-def borrowed(session: Session) -> dict[int, Tensor]:
+def borrowed(session: Session, models: Sequence[Any]) -> dict[int, Tensor]:
     """On the deciding rank, by ``id``, what the parameters and buffers hold that live on other ranks of its pipeline;
     every rank of the pipeline calls this."""
     assert session.pipeline is not None
     peers, group, rank = session.peers("pp"), session.group("pp"), session.pipeline.rank
     found: dict[int, Tensor] = {}
-    for model in session.models:
+    for model in models:
         for name, tensor in [*model.module.named_parameters(), *model.module.named_buffers()]:
             owner = model.owners.get(name, 0)
             if owner == 0 or not tensor.numel():
@@ -80,11 +80,11 @@ def borrowed(session: Session) -> dict[int, Tensor]:
 
 
 @contextmanager
-def lent(session: Session, values: dict[int, Tensor]) -> Iterator[None]:
+def lent(models: Sequence[Any], values: dict[int, Tensor]) -> Iterator[None]:
     """Inside, parameters and buffers hold these values."""
     before = []
     with torch.no_grad():
-        for model in session.models:
+        for model in models:
             for parameter in model.module.parameters():
                 if id(parameter) in values:
                     before.append((parameter, parameter.data))
@@ -101,22 +101,24 @@ def lent(session: Session, values: dict[int, Tensor]) -> Iterator[None]:
 
 
 def run_alone(
-    session: Session, function: Callable[..., Any], batch: MiniBatch, seed: int, values: dict[int, Tensor]
-) -> Reference:
+    session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
+    values: dict[int, Tensor],
+) -> Reference:  # fmt: skip
     """See the module. Backward passes run if their gradients are wanted, or if the step looks at what they do."""
-    modules = [model.module for model in session.models]
+    modules = [model.module for model in models]
     hooks = any(has_backward_hooks(part) for module in modules for part in module.modules())
     whole = hooks or session.settings.verify == "gradients"
-    reference, asked = _run(session, function, batch, seed, values, whole)
+    reference, asked = _run(session, models, function, batch, seed, values, whole)
     if asked and not whole:
-        reference, _ = _run(session, function, batch, seed, values, True)
+        reference, _ = _run(session, models, function, batch, seed, values, True)
     return reference
 
 
 def _run(
-    session: Session, function: Callable[..., Any], batch: MiniBatch, seed: int, values: dict[int, Tensor], whole: bool
+    session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
+    values: dict[int, Tensor], whole: bool,
 ) -> tuple[Reference, bool]:  # fmt: skip
-    modules = [model.module for model in session.models]
+    modules = [model.module for model in models]
     if whole and any(foreign_hooks(parameter) for module in modules for parameter in module.parameters()):
         raise UsageError("the script has hooks on gradients that have grown, which would run once more")
     args, kwargs = replace((batch.args, batch.kwargs), copied, attributes=False)
@@ -130,20 +132,20 @@ def _run(
         stack.callback(outside.give_back)
         for number, module in enumerate(modules):
             stack.enter_context(untouched(module, session.streams, None, kept=None if number else kept))
-        for model in session.models:
+        for model in models:
             if model.reducer is not None:
                 stack.enter_context(model.reducer.suspended())
-        stack.enter_context(lent(session, values))
+        stack.enter_context(lent(models, values))
         for names, left in session.left or ():
             names.update(left)
         for module in modules:
             writes = ParameterWrites(module)
             stack.callback(torch.no_grad()(writes.undo))
             stack.enter_context(writes)
-        units = {id(module): unit_call(module) for module in units_of(session)}
+        units = {id(module): unit_call(module) for module in units_of(models)}
         stack.enter_context(alone_calls(units))
         for index in range(batch.microbatches):
-            alone = Alone(session.streams, seed, index, whole, outside)
+            alone = Alone(session.streams, seed, index, whole, outside, values)
             given, named = batch.slice(index)
             with current_scale(batch.weight(index)):
                 reference.returned.append(alone.run(function, given, named))
@@ -155,51 +157,51 @@ def _run(
             if asked and not whole:
                 return reference, True
         if whole:
-            reference.gradients = gradients_of(session)
+            reference.gradients = gradients_of(models)
             reference.outside = [
                 (leaf, of_gradient(grad), of_gradient(leaf.grad))
                 for leaf, grad in outside.living()
                 if isinstance(leaf, nn.Parameter)
             ]
         if checkpoints_seen() == checkpoints:
-            reference.buffers = buffers_of(session)
-        session.left = left_elsewhere(session)
+            reference.buffers = buffers_of(models)
+        session.left = left_elsewhere(models)
     return reference, asked
 
 
-def left_elsewhere(session: Session) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def left_elsewhere(models: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Flags, numbers and texts in the modules of other ranks, as this run leaves them; the next one begins so."""
     return [
         (
             vars(module),
             {k: v for k, v in vars(module).items() if v is None or isinstance(v, (bool, int, float, str))},
         )
-        for model in session.models
+        for model in models
         for unit in model.plan.units
         if unit.partition > 0
         for module in model.module.get_submodule(unit.name).modules()
     ]
 
 
-def units_of(session: Session) -> list[nn.Module]:
+def units_of(models: Sequence[Any]) -> list[nn.Module]:
     """The modules that are units, of all models."""
-    return [model.module.get_submodule(unit.name) for model in session.models for unit in model.plan.units]
+    return [model.module.get_submodule(unit.name) for model in models for unit in model.plan.units]
 
 
-def gradients_of(session: Session, local: bool = False) -> Named:
+def gradients_of(models: Sequence[Any], local: bool = False) -> Named:
     """Fingerprints of the gradients, or of those of this rank's own parameters, by name."""
     return {
         name: of_gradient(parameter.grad)
-        for name, parameter in _named(session, "parameters", local)
+        for name, parameter in _named(models, "parameters", local)
         if parameter.requires_grad
     }
 
 
-def buffers_of(session: Session, local: bool = False) -> Named:
+def buffers_of(models: Sequence[Any], local: bool = False) -> Named:
     """Fingerprints of the buffers, or of this rank's own, by name."""
     return {
         name: fingerprint(buffer)
-        for name, buffer in _named(session, "buffers", local)
+        for name, buffer in _named(models, "buffers", local)
         if buffer.device.type != "meta"
     }
 
@@ -209,9 +211,9 @@ def of_gradient(grad: Tensor | None) -> Fingerprint | None:
     return None if grad is None else fingerprint(grad)
 
 
-def _named(session: Session, what: str, local: bool) -> Iterator[tuple[str, Any]]:
-    several = len(session.models) > 1
-    for number, model in enumerate(session.models):
+def _named(models: Sequence[Any], what: str, local: bool) -> Iterator[tuple[str, Any]]:
+    several = len(models) > 1
+    for number, model in enumerate(models):
         for name, tensor in getattr(model.module, f"named_{what}")():
             if not local or model.is_local(name):
                 yield f"{number}.{name}" if several else name, tensor

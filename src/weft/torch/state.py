@@ -46,7 +46,8 @@ JUDGE_S = 5.0
 class Session:
     """This process's place in the job. ``groups``: ``torch.distributed`` groups by the ranks in them; ``drawing``: the
     microbatch whose random states are the process's now; ``nccl``: ranks have GPUs of their own, and NCCL is there;
-    ``asked``: the script has asked whether it is traced; ``unproved``: why steps are not compared with one process;
+    ``asked``: the script has asked whether it is traced; ``compared``: the models
+    that are, for ``weft verify``; ``unproved``: why steps are not compared with one process;
     ``left``: what the last one that was compared has left in the modules of other ranks."""
 
     settings: Settings
@@ -67,6 +68,7 @@ class Session:
     tracing: bool = False
     asked: bool = False
     unproved: str = ""
+    compared: Any = ()
     left: Any = None
     first_inputs: bool = False
     seed: int = 0

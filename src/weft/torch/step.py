@@ -59,7 +59,7 @@ class Step:
         for model in session.models:
             model.run_partition_hooks()
             warn_of_few_samples(session, model, batch)
-        proof = verify.begin(session, bool(pending), self.function, batch)
+        proof = verify.begin(session, pending, self.function, batch)
         if session.device.type == "cpu":
             session.growth.look()
             session.huge_pages.look()

@@ -43,8 +43,6 @@ def reason_against(session: Session, models: Sequence[Any]) -> str:
     """Why the first step of these models, which are about to be split, cannot be compared; empty if it can."""
     if any(has_delayed(model.module) for model in models):
         return "a model is built without memory (weft.delay_param_initialization), so that no rank holds all of it"
-    if len(models) < len(session.models):
-        return "an earlier step has split another model, and what its modules hold besides tensors is on their ranks"
     if any(model.resumed_plan is not None for model in models):
         return "the model was resumed, and what its modules hold besides tensors may be on other ranks"
     if session.mesh.rdp > 1 and any(
@@ -54,23 +52,26 @@ def reason_against(session: Session, models: Sequence[Any]) -> str:
     return ""
 
 
-def begin(session: Session, first: bool, function: Callable[..., Any], batch: MiniBatch) -> Proof | None:
+def begin(
+    session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch
+) -> Proof | None:
     """Run the reference, if this step is to be compared and can be; collective over all ranks.
 
-    ``first``: models have just been split. The step, which has to follow, is watched by what comes back, if anything
-    does.
+    ``models``: those that have just been split. The step, which has to follow, is watched by what comes back, if
+    anything does.
     """
     settings = session.settings
-    again = bool(settings.verify_report) and session.steps < STEPS
-    if session.pipeline is None or settings.verify == "off" or not (first or again):
+    if settings.verify_report and session.steps < STEPS:
+        models = session.compared = models or session.compared
+    if session.pipeline is None or settings.verify == "off" or not models:
         return None
     started = time.perf_counter()
-    proof, reason = Proof(session), session.unproved
+    proof, reason = Proof(session, models), session.unproved
     if not reason:
-        for model in session.models:
+        for model in models:
             if model.reducer is not None:
                 model.reducer.wait_for_the_end()
-        values = borrowed(session) if proof.takes_part else {}
+        values = borrowed(session, models) if proof.takes_part else {}
         reason = agree_on(session, lambda: proof.run(function, batch, values), WHAT).strip()
     if reason:
         proof.report({"reason": reason})
@@ -111,8 +112,9 @@ class Recorded:
 class Proof:
     """One step that is compared. ``takes_part``: this rank is of the pipeline whose first rank decides."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, models: Sequence[Any]) -> None:
         self.session = session
+        self.models = models
         self.takes_part = 0 in session.peers("pp")
         self.seconds = 0.0
         self.calls: dict[tuple[int, str], int] = {}
@@ -133,7 +135,7 @@ class Proof:
         session.streams.restore(states)
         session.tracing, session.asked = True, False
         try:
-            self._reference = run_alone(session, function, batch, seed, values)
+            self._reference = run_alone(session, self.models, function, batch, seed, values)
         except Exception as error:
             return f"run by one process, it raises {type(error).__name__}: {error}"
         finally:
@@ -146,14 +148,14 @@ class Proof:
         if not self.takes_part or session.pipeline is None:
             return
         session.pipeline.proof = self
-        for model in session.models:
+        for model in self.models:
             for unit in model.plan.units:
                 if unit.partition == session.pipeline.rank:
                     call = unit_call(model.module.get_submodule(unit.name))
                     self._recorded.append((call, Recorded(self, call)))
                     call.inner = self._recorded[-1][1]
         if session.settings.verify == "gradients":
-            self._before = gradients_of(session, local=True)
+            self._before = gradients_of(self.models, local=True)
 
     # --- in the step --------------------------------------------------------------------------------------
 
@@ -194,7 +196,7 @@ class Proof:
                 for key, both in self.units.items()
             ],
             "given": [[index, _lists(noted)] for index, noted in self.given.items()],
-            "buffers": _listed(buffers_of(session, local=True)),
+            "buffers": _listed(buffers_of(self.models, local=True)),
             "gradients": {},
         }
         if session.settings.verify == "gradients":
@@ -203,7 +205,7 @@ class Proof:
                     name: grad
                     if (before := self._before.get(name)) is None or grad is None
                     else grad.less(before)
-                    for name, grad in gradients_of(session, local=True).items()
+                    for name, grad in gradients_of(self.models, local=True).items()
                 }
             )
         return json.dumps(content)
@@ -213,14 +215,14 @@ class Proof:
         split = merged([json.loads(text) for text in texts], [fingerprints(result) for result in results])
         split.whole = session.settings.verify == "gradients"
         split.outside = [(leaf, before, of_gradient(leaf.grad)) for leaf, before, _ in reference.outside]
-        found = compare(reference, split, self._precision(), _orders(session))
+        found = compare(reference, split, self._precision(), _orders(self.models))
         self.seconds += time.perf_counter() - started
         self._tell(found)
         return ""
 
     def _precision(self) -> torch.dtype:
         """The least precise type that the step computes in."""
-        kinds = {p.dtype for model in self.session.models for p in model.module.parameters()}
+        kinds = {p.dtype for model in self.models for p in model.module.parameters()}
         kinds |= self._reference.dtypes
         return max((kind for kind in kinds if kind.is_floating_point), key=lambda kind: torch.finfo(kind).eps,
                    default=torch.float32)  # fmt: skip
@@ -262,9 +264,9 @@ def merged(contents: Sequence[Any], returned: list[list[Fingerprint]]) -> Refere
     return split
 
 
-def _orders(session: Session) -> dict[str, int]:
+def _orders(models: Sequence[Any]) -> dict[str, int]:
     """The partition of each unit, by name."""
-    return {unit.name: unit.partition for model in session.models for unit in model.plan.units}
+    return {unit.name: unit.partition for model in models for unit in model.plan.units}
 
 
 def _lists(prints: Sequence[Fingerprint | None]) -> list[Any]:
