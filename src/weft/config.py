@@ -116,6 +116,16 @@ class Settings:
         Choice(("equal", "first", "any")),
         "ranks of a pipeline read equal batches; first: the step gets the first rank's; any: as step 1 shows",
     )
+    verify: Literal["losses", "gradients", "off"] = _setting(
+        "losses",
+        Choice(("losses", "gradients", "off")),
+        "what of the first step is compared with one process, see docs/assumptions.md",
+    )
+    verify_report: str = _setting(
+        "",
+        Text(),
+        "a file for `weft verify`: three steps are compared, what they differ by is written there, and the job ends",
+    )
     record: str = _setting("", Text(), "a folder where each rank records what it runs when; empty: nowhere")
 
     def __post_init__(self) -> None:

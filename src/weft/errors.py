@@ -11,6 +11,7 @@
     +-- TransportError                 a tensor could not be moved
     +-- CheckpointError                a checkpoint cannot be written, or none that is whole can be read
     +-- DivergenceError                ranks run different programs, settings, models or inputs
+    +-- VerifyError                    the step that was split gives other numbers than one process does
     +-- PeerError                      another rank failed
     +-- StallError                     a rank waited too long for another one
 
@@ -62,6 +63,10 @@ class CheckpointError(WeftError):
 
 class DivergenceError(WeftError):
     """The ranks ran different programs, or were started with different settings, models or inputs."""
+
+
+class VerifyError(WeftError):
+    """The step that was split gives other numbers than one process does."""
 
 
 class PeerError(WeftError):

@@ -37,6 +37,12 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="weft run [-h] [-n RANKS] [options] [-m] script ...",
     )
+    add_options(parser)
+    parser.set_defaults(handler=main)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those that start a script."""
     parser.add_argument("-n", "--ranks", type=int, default=1, help="how many processes (default: 1)")
     parser.add_argument("--config", metavar="JSON", help="settings: JSON text, or the path of a JSON file")
     parser.add_argument(
@@ -83,7 +89,6 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
-    parser.set_defaults(handler=main)
 
 
 def main(options: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from weft.errors import PeerError
 from weft.torch.state import Session
 
 
-def agree_on(session: Session, make: Callable[[], str]) -> str:
+def agree_on(session: Session, make: Callable[[], str], what: str = "the partition") -> str:
     """The text that ``make`` gives on rank 0, on every rank.
 
     If ``make`` raises there, rank 0 raises that and all others :class:`PeerError` with its text.
@@ -26,7 +26,7 @@ def agree_on(session: Session, make: Callable[[], str]) -> str:
         except Exception as caught:
             error = caught
             text = "!" + f"{type(caught).__name__}: {caught}"
-    with session.doing("the partition"):
+    with session.doing(what):
         text = broadcast_text(text, 0, session.group("world"))
     if error is not None:
         raise error

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
 from weft.torch import gradients, rules
+from weft.torch.first_inputs import from_first
 from weft.torch.private import IN_PLACE, READS, any_autocast, count_modes, pop_mode, push_mode, refuse
 from weft.torch.program import Program
 from weft.torch.signature import function_name, hollow, scan, shown
@@ -67,6 +68,19 @@ class Glue(TorchFunctionMode):
                 result = self._call(func, args, kwargs, placed, None)
                 return replace(result, self._as_result, attributes=False)
         return func(*args, **kwargs)
+
+    def backward(self, tensors: Any, grads: Any, keep: bool, scale: float) -> None:
+        """A backward pass of the microbatch; ``scale``: what its losses are multiplied by."""
+        self.program.scale = scale
+        with self.aside():
+            if self.program.pipeline.proof is not None:
+                self.program.pipeline.proof.begins_at(self.program, tensors)
+            gradients.backward(self.program, tensors, grads, keep)
+
+    def from_first(self, inputs: Any) -> Any:
+        """What the model is called with, as values of the pipeline's first rank."""
+        with self.lifted():
+            return from_first(self.program, inputs)
 
     def _as_result(self, tensor: Tensor) -> Tensor:
         """A stand-in that has a ``grad_fn``, as the result of an autograd function has."""

@@ -35,6 +35,7 @@ from weft.torch.trace import Tracer
 from weft.torch.within import between, going_back
 
 _installed = False
+_seen = {"checkpoints": 0}
 
 
 def install() -> None:
@@ -50,6 +51,11 @@ def install() -> None:
     for old, new in REPLACED:
         _replace_everywhere(old, new)
     warn_of_plain_optimizers()
+
+
+def checkpoints_seen() -> int:
+    """How many activation checkpoints have run outside of glue: their functions may run again."""
+    return _seen["checkpoints"]
 
 
 @contextmanager
@@ -69,6 +75,7 @@ def _generator(original: Callable[..., Iterator[None]]) -> Callable[..., Iterato
     def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
         glue = running()
         if glue is None:
+            _seen["checkpoints"] += 1
             yield from original(*args, **kwargs)
             return
         refuse(CHECKPOINT)
@@ -92,6 +99,7 @@ def _intercept_checkpoints() -> None:
         def apply(cls, function: Any, preserve_rng_state: bool, *args: Any) -> Any:
             glue = running()
             if glue is None:
+                _seen["checkpoints"] += 1
                 return checkpoints_function.apply(function, preserve_rng_state, *args)
             refuse(REENTRANT)
             needed = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
@@ -115,6 +123,7 @@ def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
     def checkpoint(function: Any = None, *args: Any, **kwargs: Any) -> Any:
         glue = running()
         if glue is None or function is None:
+            _seen["checkpoints"] += 1
             return original(function, *args, **kwargs)
         refuse(CHECKPOINT)
         with checkpointing(glue.program):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import random
 from collections.abc import Callable, Iterable
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -63,6 +64,10 @@ class Kept:
             return self._container(thing, vars(thing) if hasattr(thing, "__dict__") else None)
         elif isinstance(thing, tuple):
             return thing
+        elif isinstance(thing, (torch.Generator, random.Random)) or type(thing).__module__.startswith(
+            "numpy.random"
+        ):
+            self._generator(thing)
         elif isinstance(thing, FunctionType):
             return self._function(thing)
         elif isinstance(thing, MethodType):
@@ -85,6 +90,16 @@ class Kept:
                     tensor.detach().copy_(content)
 
         self._undo.append(undo)
+
+    def _generator(self, thing: Any) -> None:
+        """A random generator of the script's own."""
+        for get, put in (("get_state", "set_state"), ("getstate", "setstate")):
+            if hasattr(thing, put):
+                self._undo.append(functools.partial(getattr(thing, put), getattr(thing, get)()))
+        inner = getattr(thing, "bit_generator", None)
+        if inner is not None:
+            state = inner.state
+            self._undo.append(lambda: setattr(inner, "state", state))
 
     def _container(self, thing: Any, attributes: dict[str, Any] | None = None) -> Iterable[Any]:
         items = thing.copy() if type(thing) in (dict, list, set) else _items(thing)

@@ -19,9 +19,7 @@ from weft.torch.changes import Outline
 from weft.torch.collective import gather_tensors
 from weft.torch.comm_hook import HookLane
 from weft.torch.delayed import has_delayed, materialise
-from weft.torch.first_inputs import from_first
 from weft.torch.glue import running
-from weft.torch.gradients import backward as backward_in_step
 from weft.torch.gradients import paired
 from weft.torch.graphs import root_gradient, run_autograd
 from weft.torch.plan import apply
@@ -153,8 +151,7 @@ class DistributedModel(nn.Module):
             args, kwargs = replace((args, kwargs), lambda t: _on(session.device, t), attributes=False)
         glue = running()
         if session.first_inputs and glue is not None:
-            with glue.lifted():
-                args, kwargs = from_first(glue.program, (args, kwargs))
+            args, kwargs = glue.from_first((args, kwargs))
         return self.module(*args, **kwargs)
 
     def backward(self, tensors: Any, grad_tensors: Any = None, retain_graph: bool = False) -> None:
@@ -166,9 +163,7 @@ class DistributedModel(nn.Module):
         scale = self.loss_scale()
         glue = running()
         if glue is not None:
-            glue.program.scale = scale
-            with glue.aside():
-                backward_in_step(glue.program, tensors, grad_tensors, retain_graph)
+            glue.backward(tensors, grad_tensors, retain_graph, scale)
             return
         several, given = paired(tensors, grad_tensors)
         grads = [root_gradient(tensor, grad, scale) for tensor, grad in zip(several, given, strict=True)]

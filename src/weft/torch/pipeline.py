@@ -63,7 +63,8 @@ class Pipeline:
     ``specs``: what is known of calls, by signature; ``told``: the signatures that this rank has told the others;
     ``own``: the attributes that each microbatch has for itself; ``fuses``: whether a weight of this rank gains by being
     added to its gradient in one call; ``replicas``: how many copies of the model there are; ``buffers``: those of this
-    rank that the code between units writes, by id.
+    rank that the code between units writes, by id; ``proof``: what notes the numbers of a step that is compared with
+    one process (see ``verify``).
     """
 
     rank: int
@@ -78,6 +79,7 @@ class Pipeline:
     fuses: bool = False
     replicas: int = 1
     units: int = 0
+    proof: Any = None
     note: Callable[..., None] = lambda *args: None
 
     def next_serial(self) -> int:

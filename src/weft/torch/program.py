@@ -22,7 +22,7 @@ from weft.errors import DivergenceError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.graphs import check_outside
 from weft.torch.pipeline import Pipeline
-from weft.torch.random_state import NUMPY, PYTHON, TORCH, mix, same_states
+from weft.torch.random_state import NUMPY, PYTHON, TORCH, call_seed, same_states
 from weft.torch.replicated import EVERYWHERE, Replicated
 from weft.torch.signature import Spec, Watch, describe_result, described_shapes, digest, empty_of, hollow
 from weft.torch.structure import build, replace
@@ -57,10 +57,10 @@ class Program:
         self.tape = Tape(pipeline.rank, step, microbatch, pipeline.channel, splits, pipeline.fuses)
         self.module = ""
         self.checkpointing = False
-        self.drew = False
+        self.drawn: dict[str, int] = {}
+        """How many calls of each name have drawn random numbers, on whichever rank."""
         self._numbers = 0
         self.calls = 0
-        self._named_calls: dict[str, int] = {}
         self._adopted: dict[int, tuple[Tensor, Value]] = {}
         self.renewed: list[tuple[Tensor, Value, Tensor | None]] = []
         """What :func:`views.writable` has made copies of for the present call: tensor, value, and what it was."""
@@ -143,7 +143,8 @@ class Program:
                 owner, Key(TELL, 0, 0, number), f"the shapes that {name} returns"
             )
             spec = self.pipeline.specs[key] = Spec.from_text(message.text or "")
-        self.drew = self.drew or bool(spec.random)
+        if spec.random:
+            self._count(name)
         if spec.dynamic:
             message = self.microbatch.receive(
                 owner, self.tape.key(SHAPES, call), f"the shapes that {name} returns"
@@ -171,7 +172,6 @@ class Program:
         ``tensors`` are all tensors among its inputs; ``alias`` is what the results share memory with, if they are
         views.
         """
-        self._named_calls[name] = self._named_calls.get(name, 0) + 1
         spec = self.pipeline.specs.get(key) or self._heard(key, name)
         entered: dict[int, Tensor] = {}
         written = [tensors[number] for number in spec.mutated] if spec is not None else tensors
@@ -199,7 +199,8 @@ class Program:
         if self.renewed and not (spec.mutated or spec.passed):
             as_before(self)
         self._write_back(spec.mutated, tensors, entered)
-        self.drew = self.drew or bool(spec.random)
+        if spec.random:
+            self._count(name)
         if spec.dynamic:
             self._tell(self.tape.key(SHAPES, call), spec)
         return self.place_results(result, tensors, entered, spec, name, alias)
@@ -300,7 +301,12 @@ class Program:
             self.pipeline.channel.send(peer, Message(key, text=text))
 
     def _call_seed(self, name: str) -> int:
-        return mix(self.seed, self.microbatch.index, name, self._named_calls[name])
+        """For a call that may draw random numbers: the same wherever it runs."""
+        return call_seed(self.seed, self.microbatch.index, name, self.drawn)
+
+    def _count(self, name: str) -> None:
+        """A call of that name has drawn."""
+        self.drawn[name] = self.drawn.get(name, 0) + 1
 
     def place_results(
         self, result: Any, tensors: list[Tensor], entered: dict[int, Tensor], spec: Spec, name: str,

@@ -3,8 +3,8 @@
 Each microbatch has a stream of its own, seeded from the step's seed and its index, and swapped in whenever its
 turn comes; so glue draws the same numbers on every rank, in whatever order the ranks run their microbatches.
 What runs on one rank only (a unit, glue on a placed tensor) and draws numbers does so from a stream
-seeded from the step, the microbatch, its name and how often it was called, and leaves the glue's stream alone.
-So dropout masks depend on the seed, not on which rank happens to run a unit.
+seeded from the step, the microbatch, its name and how many calls of that name have drawn, and leaves the glue's
+stream alone. So dropout masks depend on the seed, not on which rank happens to run a unit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,11 @@ def mix(*parts: int | str) -> int:
     """A 63-bit seed from its parts."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def call_seed(seed: int, microbatch: int, name: str, drawn: Mapping[str, int]) -> int:
+    """The seed of a call with a stream of its own; ``drawn``: how many of each name drew before in its microbatch."""
+    return mix(seed, microbatch, name, drawn.get(name, 0) + 1)
 
 
 class Streams:
@@ -72,14 +77,14 @@ class Streams:
         if numpy is not None:
             numpy.seed(seed % 2**32)
 
-    def drawn(self, seed: int) -> bool:
+    def drawn(self, seed: int, which: int = TORCH | PYTHON) -> bool:
         """Whether the streams have been drawn from since they were seeded so; they are not as before afterwards.
 
         Python's next number says so: its whole state would be a tuple of 625 numbers.
         """
-        found, number = self.capture(TORCH), random.getrandbits(64)
-        self.seed(seed)
-        return not same_states(found, self.capture(TORCH)) or random.getrandbits(64) != number
+        found, number = self.capture(which & ~PYTHON), random.getrandbits(64)
+        self.seed(seed, which)
+        return not same_states(found, self.capture(which & ~PYTHON)) or random.getrandbits(64) != number
 
     def draw(self) -> int:
         """A step's seed, drawn from the caller's stream, which moves on by this one number."""

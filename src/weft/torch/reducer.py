@@ -134,6 +134,10 @@ class Reducer:
         for bucket in self._buckets:
             bucket.pending = sum(expected[member] > 0 for member in bucket.members)
 
+    def wait_for_the_end(self) -> None:
+        """Gradients of the next step leave when it ends, not before."""
+        self._expected = {}
+
     def arrived(self, number: int) -> None:
         """The gradient of parameter ``number`` has grown."""
         if not self._active:

@@ -45,7 +45,10 @@ JUDGE_S = 5.0
 @dataclass
 class Session:
     """This process's place in the job. ``groups``: ``torch.distributed`` groups by the ranks in them; ``drawing``: the
-    microbatch whose random states are the process's now; ``nccl``: ranks have GPUs of their own, and NCCL is there."""
+    microbatch whose random states are the process's now; ``nccl``: ranks have GPUs of their own, and NCCL is there;
+    ``asked``: the script has asked whether it is traced; ``compared``: the models
+    that are, for ``weft verify``; ``unproved``: why steps are not compared with one process;
+    ``left``: what the last one that was compared has left in the modules of other ranks."""
 
     settings: Settings
     place: Place
@@ -63,6 +66,10 @@ class Session:
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     steps: int = 0
     tracing: bool = False
+    asked: bool = False
+    unproved: str = ""
+    compared: Any = ()
+    left: Any = None
     first_inputs: bool = False
     seed: int = 0
     drawing: Microbatch | None = None
@@ -136,7 +143,11 @@ def is_initialized() -> bool:
 
 
 def is_tracing() -> bool:
-    return _session is not None and _session.tracing
+    """Whether the step only rehearses: it is measured, or compared with one process."""
+    if _session is None or not _session.tracing:
+        return False
+    _session.asked = True
+    return True
 
 
 def init(config: Mapping[str, Any] | None = None) -> None:

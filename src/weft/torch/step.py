@@ -14,7 +14,7 @@ import torch
 from weft.errors import PeerError, SplitError, UsageError
 from weft.runtime.executor import Order
 from weft.runtime.microbatch import Microbatch
-from weft.torch import changes, state
+from weft.torch import changes, state, verify
 from weft.torch.agreement import StepCheck, compare_start, describe_call, described_inputs
 from weft.torch.batch_norm import warn_of_few_samples
 from weft.torch.first_inputs import from_first
@@ -66,6 +66,7 @@ class Step:
                 model.move(session.device)
             name = self.function.__qualname__
             compare_start(session, pending, describe_call(name, batch, True), described_inputs(name, batch))
+            session.unproved = verify.reason_against(session, pending)
             partition_models(session, pending, self.function, batch, counted=self.weight is not None)
         if self.weight is not None:
             batch = self._weighed(session, batch)
@@ -74,6 +75,7 @@ class Step:
         changes.look(session)
         for model in session.models:
             warn_of_few_samples(session, model, batch)
+        proof = verify.begin(session, pending, self.function, batch)
         if session.device.type == "cpu":
             session.growth.look()
             session.huge_pages.look()
@@ -85,9 +87,10 @@ class Step:
                 results = self._alone(session, batch), batch.weights()
             finish_step(session)
         else:
-            results = self._pipelined(session, batch)
+            results = self._pipelined(session, batch, proof)
         for model in session.models:
             model.run_step_hooks()
+        verify.end(session)
         return collect(*results)
 
     def _weighed(self, session: state.Session, batch: MiniBatch) -> MiniBatch:
@@ -113,7 +116,9 @@ class Step:
             results.append(replace(result, lambda t: t.detach()) if self.detach_outputs else result)
         return results
 
-    def _pipelined(self, session: state.Session, batch: MiniBatch) -> tuple[list[Any], list[float]]:
+    def _pipelined(
+        self, session: state.Session, batch: MiniBatch, proof: verify.Proof | None
+    ) -> tuple[list[Any], list[float]]:
         """What the microbatches return, and what they weigh."""
         assert session.executor is not None and session.pipeline is not None
         if session.broken:
@@ -161,6 +166,9 @@ class Step:
             began = time.perf_counter()
             results = session.executor.run([body] * batch.microbatches, order)
             took_s = time.perf_counter() - began
+            results = returned.whole(results)
+            if proof is not None:
+                proof.conclude(results)
         except BaseException as error:
             session.broken = f"{type(error).__name__}: {error}"
             session.monitor.locate(error)
@@ -181,7 +189,7 @@ class Step:
         finish_step(session)
         if session.watch is not None:
             session.watch.add(session, took_s, batch.microbatches)
-        return returned.whole(results), batch.weights()
+        return results, batch.weights()
 
     def _microbatch(
         self, session: state.Session, batch: MiniBatch, microbatch: Microbatch, context: ThreadContext,
@@ -206,7 +214,7 @@ class Step:
             result = self.function(*args, **kwargs)
             self._trains |= trains()
             with glue.lifted():
-                drew.append(program.drew or session.streams.drawn(mix(session.seed, index)))
+                drew.append(bool(program.drawn) or session.streams.drawn(mix(session.seed, index)))
                 result = returned.deliver(program, result)
         program.close()
         return result

@@ -1,0 +1,121 @@
+"""`weft verify`: a script's first steps, compared with one process under every schedule."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft.cli import run
+from weft.config import PIPELINES, Settings
+from weft.errors import ConfigError, LaunchError, ScheduleError, UsageError
+
+_EXAMPLES = """\
+examples:
+  weft verify -n 2 train.py --lr 0.001
+  weft verify -n 4 --config job.json train.py
+  weft verify -n 2 --schedules interleaved,zb_h1 train.py
+
+the exit code is 1 if something differs, or if a job fails
+"""
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    schedule: str
+    step: str
+    losses: str
+    gradients: str
+    verdict: str
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "verify",
+        help="compare a script's first steps with one process, under every schedule",
+        description="Starts a script once for each schedule that its settings allow, ends it after three steps, and "
+        "compares these with one process: losses, gradients, buffers.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="weft verify [-h] [-n RANKS] [options] [-m] script ...",
+    )
+    parser.add_argument(
+        "--schedules", metavar="NAMES", help="some only, with commas between them (default: all of them)"
+    )
+    run.add_options(parser)
+    parser.set_defaults(handler=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    if options.engine != "local":
+        raise LaunchError("weft verify starts its jobs on this machine: leave out --engine")
+    names = options.schedules.split(",") if options.schedules else list(PIPELINES)
+    unknown = [name for name in names if name not in PIPELINES]
+    if unknown:
+        raise ConfigError(f"--schedules names {', '.join(unknown)}: the schedules are {', '.join(PIPELINES)}")
+    rows: list[Row] = []
+    settings: Settings | None = None
+    good = True
+    for name in names:
+        against = "" if options.schedules else refusal(name, settings)
+        if against:
+            rows.append(Row(name, "", "", "", f"left out: {against}"))
+            continue
+        code, told = compared(options, name)
+        settings = settings or next((Settings(**one["settings"]) for one in told), None)
+        good = good and not code and bool(told) and not any(one.get("fault") for one in told)
+        rows += [row(name, one) for one in told]
+        if code or not told:
+            why = f"the job failed with exit code {code}" if code else "no step of a split model ran"
+            rows.append(Row(name, "", "", "", why))
+    print(table(rows), flush=True)
+    return 0 if good else 1
+
+
+def compared(options: argparse.Namespace, name: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code of a job with that schedule, and what it has told of each step."""
+    with tempfile.TemporaryDirectory(prefix="weft-verify-") as folder:
+        path = Path(folder) / "report"
+        job = copy.copy(options)
+        job.set = [*options.set, f"pipeline={name}", "verify=gradients", f"verify_report={path}"]
+        code = run.main(job)
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return code, [json.loads(line) for line in lines]
+
+
+def refusal(name: str, settings: Settings | None) -> str:
+    """Why the settings do not allow a schedule, as far as that is known before a job has run."""
+    if name == "file" and (settings is None or not settings.schedule_file):
+        return "schedule_file names none"
+    if settings is None or name in ("file", "auto", "list"):
+        return ""
+    from weft.torch.planned import schedule_for
+
+    try:
+        schedule_for(replace(settings, pipeline=name), None, settings.microbatches)
+    except (ConfigError, ScheduleError, UsageError) as error:
+        return str(error)
+    return ""
+
+
+def row(name: str, told: dict[str, Any]) -> Row:
+    """One step as a line of the table."""
+    if "reason" in told:
+        return Row(name, str(told["step"] + 1), "", "", f"not compared: {told['reason']}")
+    gradients = "" if told["gradients"] is None else f"{told['gradients']:.1e}"
+    return Row(name, str(told["step"]), f"{told['losses']:.1e}", gradients, told["fault"] or "equal")
+
+
+def table(rows: list[Row]) -> str:
+    """The rows under their titles."""
+    lines = [Row("schedule", "step", "losses", "gradients", "verdict"), *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(line[:4], widths, strict=True)), line.verdict])
+        for line in lines
+    )
