@@ -80,7 +80,7 @@ class Net(nn.Module):
 
 def made(net: nn.Module, **settings: Any) -> nn.Module:
     """The model, its parts spread over the ranks."""
-    ranks = settings.setdefault("partitions", weft.size())
+    ranks = settings.setdefault("partitions", weft.pp_size())
     weft.init({"microbatches": 4, "auto_partition": False, "verify": "gradients", **settings})
     model = weft.DistributedModel(net)
     for number, name in enumerate("abcd"):

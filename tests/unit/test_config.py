@@ -34,6 +34,8 @@ def test_defaults():
         "heartbeat_timeout": 30.0,
         "wait_timeout": 600.0,
         "checked": "first",
+        "verify": "losses",
+        "verify_report": "",
         "record": "",
     }
 
