@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
 from tests.parity.checks.changes import Adapter, descend
@@ -166,10 +167,26 @@ def changed_on_one_replica_alone() -> None:
                 raise AssertionError(f"{change.__name__}: no error")
 
 
+def batch_norm_in_checkpoints_counts_once() -> None:
+    weft.init({"microbatches": 2})
+    net = nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8)).to(device())
+    model = weft.DistributedModel(net)
+
+    @weft.step
+    def train_step(model: Any, x: Tensor, reentrant: bool) -> None:
+        model.backward(checkpoint(model, x, use_reentrant=reentrant).square().mean())
+
+    x = torch.randn(ROWS, WIDTH, device=device(), requires_grad=True)
+    for reentrant in (False, True, False):
+        train_step(model, x, reentrant)
+    assert int(net[1].num_batches_tracked) == 6
+
+
 CHECKS = {
     check.__name__: check
     for check in (
         replaced_layer, added_layers, deleted_layer, tied_layers, adapted_layers, frozen_and_thawed,
         replaced_parameter, replaced_forward, changed_on_one_replica_alone,
+        batch_norm_in_checkpoints_counts_once,
     )
 }  # fmt: skip

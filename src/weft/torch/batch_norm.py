@@ -14,7 +14,10 @@ step, microbatch and call, and a microbatch that waits for it lets others have t
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,16 +29,47 @@ from weft.errors import UsageError
 from weft.runtime.microbatch import Microbatch, present
 from weft.torch import state
 from weft.torch.placement import MARK
+from weft.torch.private import tables_of
 from weft.torch.slicing import MiniBatch
 from weft.transport.channel import STATISTICS, Key, Message
 
 _WARNED = "_weft_few_samples"
+_COUNT = "num_batches_tracked"
 LEAST_SAMPLES = 16
 """Below that the statistics of one replica are too noisy (arXiv 1706.02677, section 2.3, uses 32)."""
 
 
 BatchNorm: Any = nn.BatchNorm2d.__base__
 """Every kind of it."""
+
+
+_present = threading.local()
+"""``again``: an activation checkpoint runs a forward pass of this thread again."""
+
+
+@contextmanager
+def counted(modules: Sequence[Any]) -> Iterator[None]:
+    """Inside, these BatchNorms leave their running statistics alone: they have had this batch.
+
+    Where some are ``SyncBatchNorm`` others stay as they are, because these let other microbatches have their turn.
+    """
+    held = [m for m in modules if m.track_running_stats and not isinstance(m, SyncBatchNorm)]
+    if any(isinstance(module, SyncBatchNorm) for module in modules):
+        held = []
+    before = [(module, module.momentum, tables_of(module)[1].get(_COUNT)) for module in held]
+    _present.again = True
+    for module in (
+        held
+    ):  # autograd must keep the same tensors as the first time, so they get the statistics all the same
+        module.momentum = 0.0
+        tables_of(module)[1][_COUNT] = None
+    try:
+        yield
+    finally:
+        _present.again = False
+        for module, momentum, count in before:
+            module.momentum = momentum
+            tables_of(module)[1][_COUNT] = count
 
 
 class SyncBatchNorm(BatchNorm):
@@ -60,13 +94,14 @@ class SyncBatchNorm(BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)
         factor: Any = self.momentum
-        if self.num_batches_tracked is not None:
+        again = getattr(_present, "again", False)
+        if self.num_batches_tracked is not None and not again:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 factor = 1.0 / self.num_batches_tracked
         exchange = Exchange(session, self)
         result, mean, variance, count = _Normalise.apply(input, self.weight, self.bias, self.eps, exchange)
-        if self.running_mean is not None and self.running_var is not None:
+        if self.running_mean is not None and self.running_var is not None and not again:
             with torch.no_grad():
                 unbiased = variance * (count / (count - 1))
                 self.running_mean.lerp_(

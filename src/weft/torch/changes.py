@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.torch.agreement import compare_models
+from weft.torch.batch_norm import BatchNorm
 from weft.torch.private import HOOK_TABLES, PART_TABLES, has_backward_hooks
 from weft.torch.replicas import synchronise
 from weft.torch.state import Session
@@ -46,6 +47,7 @@ class Outline:
         self._numbers = self._find_hooks()
         self._dropouts = [module for module in self.names.values() if isinstance(module, Dropout)]
         self._rates = self._find_rates()
+        self.normalisers = [module for module in self.names.values() if isinstance(module, BatchNorm)]
         self._known = {
             name: dict(chain.from_iterable(table.items() for table in self._parts(vars(module))))
             for name, module in self.names.items()

@@ -24,6 +24,7 @@ import torch.utils.checkpoint as checkpoints
 
 from weft.errors import UsageError
 from weft.torch import state
+from weft.torch.batch_norm import counted
 from weft.torch.glue import running
 from weft.torch.gradients import paired
 from weft.torch.graphs import root_gradient
@@ -68,6 +69,31 @@ def checkpointing(program: Program) -> Iterator[None]:
         program.checkpointing = before
 
 
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that an activation checkpoint runs again: BatchNorm has counted the batch already."""
+
+    @functools.wraps(function)
+    def again(*args: Any, **kwargs: Any) -> Any:
+        outlines = [m.outline for m in state.session().models if m.outline] if state.is_initialized() else []
+        with counted([module for outline in outlines for module in outline.normalisers]):
+            return function(*args, **kwargs)
+
+    return again
+
+
+class Again:
+    """A function that runs first as it is, and then as :func:`once` has it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._ran = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        function = once(self._function) if self._ran else self._function
+        self._ran = True
+        return function(*args, **kwargs)
+
+
 def _generator(original: Callable[..., Iterator[None]]) -> Callable[..., Iterator[None]]:
     """What PyTorch runs a checkpointed function inside of, except in glue."""
 
@@ -76,6 +102,8 @@ def _generator(original: Callable[..., Iterator[None]]) -> Callable[..., Iterato
         glue = running()
         if glue is None:
             _seen["checkpoints"] += 1
+            if args:
+                args = (once(args[0]), *args[1:])
             yield from original(*args, **kwargs)
             return
         refuse(CHECKPOINT)
@@ -100,7 +128,7 @@ def _intercept_checkpoints() -> None:
             glue = running()
             if glue is None:
                 _seen["checkpoints"] += 1
-                return checkpoints_function.apply(function, preserve_rng_state, *args)
+                return checkpoints_function.apply(Again(function), preserve_rng_state, *args)
             refuse(REENTRANT)
             needed = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
             with checkpointing(glue.program), nullcontext() if needed else torch.no_grad():
@@ -124,7 +152,7 @@ def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
         glue = running()
         if glue is None or function is None:
             _seen["checkpoints"] += 1
-            return original(function, *args, **kwargs)
+            return original(function and Again(function), *args, **kwargs)
         refuse(CHECKPOINT)
         with checkpointing(glue.program):
             return function(*args, **{name: value for name, value in kwargs.items() if name not in own})

@@ -24,6 +24,7 @@ from weft.torch.fingerprint import Fingerprint, fingerprint
 from weft.torch.intercept import checkpoints_seen
 from weft.torch.kept import Kept, copied, homes_of
 from weft.torch.private import has_backward_hooks
+from weft.torch.remote import StandIn, filled
 from weft.torch.slicing import MiniBatch
 from weft.torch.state import Session
 from weft.torch.structure import replace
@@ -82,22 +83,16 @@ def borrowed(session: Session, models: Sequence[Any]) -> dict[int, Tensor]:
 @contextmanager
 def lent(models: Sequence[Any], values: dict[int, Tensor]) -> Iterator[None]:
     """Inside, parameters and buffers hold these values."""
-    before = []
-    with torch.no_grad():
+    with ExitStack() as stack:
         for model in models:
-            for parameter in model.module.parameters():
-                if id(parameter) in values:
-                    before.append((parameter, parameter.data))
-                    parameter.data = values[id(parameter)]
-            for buffer in model.module.buffers():
-                if id(buffer) in values:
-                    buffer.copy_(values[id(buffer)])
-    try:
+            for tensor in (*model.module.parameters(), *model.module.buffers()):
+                if id(tensor) not in values:
+                    continue
+                if isinstance(tensor, StandIn):
+                    stack.enter_context(filled(tensor, values[id(tensor)]))
+                else:
+                    tensor.detach().copy_(values[id(tensor)])
         yield
-    finally:
-        for parameter, data in before:
-            parameter.grad = None
-            parameter.data = data
 
 
 def run_alone(
