@@ -92,7 +92,7 @@ def filled(tensor: Tensor, values: Tensor) -> Iterator[None]:
     """Inside, a stand-in is no stand-in: it holds these values."""
     kind = type(tensor)
     assert issubclass(kind, StandIn)
-    tensor.__class__ = next(each for each in kind.__mro__ if not issubclass(each, StandIn))
+    tensor.__class__ = next(each for each in kind.__mro__ if not issubclass(each, StandIn))  # type: ignore[assignment]
     hollow, tensor.data = tensor.data, values
     try:
         yield
