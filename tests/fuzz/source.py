@@ -443,11 +443,13 @@ class Body:
 
     def do_aux(self, do: Do) -> list[str]:
         number = self.child(do.b, "Aux")
-        if number is None or number not in self.called:
+        if number is None:
             return []
+        first = [] if number in self.called else self.called_as(number, pick(self.whole, do.a))
+        self.called.append(number)
         t, new = pick(self.whole, do.a), self.new()
         self.whole.append(new)
-        return [f"{new} = {t} + self.m{number}.aux"]
+        return [*first, f"{new} = {t} + self.m{number}.aux"]
 
     def do_list(self, do: Do) -> list[str]:
         self.notes = True
