@@ -21,7 +21,7 @@ from weft.torch.first_inputs import from_first
 from weft.torch.private import IN_PLACE, READS, any_autocast, count_modes, pop_mode, push_mode, refuse
 from weft.torch.program import Program
 from weft.torch.signature import function_name, hollow, scan, shown
-from weft.torch.structure import replace
+from weft.torch.structure import modules_in, replace
 from weft.torch.tape import Value
 
 # Read for every tensor in glue, so class defaults: the value of a placed tensor, the owner of a parameter.
@@ -65,7 +65,9 @@ class Glue(TorchFunctionMode):
             placed: list[tuple[Tensor, Value]] = []
             self._find((*args, *kwargs.values()), placed)
             if placed:
-                result = self._call(func, args, kwargs, placed, None)
+                result = self._call(
+                    func, args, kwargs, placed, None, home_of(func, modules_in((args, kwargs)))
+                )
                 return replace(result, self._as_result, attributes=False)
         return func(*args, **kwargs)
 
@@ -168,8 +170,9 @@ class Glue(TorchFunctionMode):
         return self._call(func, args, kwargs, placed, rules.written(func, args, kwargs))
 
     def _call(
-        self, func: Any, args: Any, kwargs: Any, placed: list[tuple[Tensor, Value]], target: Tensor | None
-    ) -> Any:
+        self, func: Any, args: Any, kwargs: Any, placed: list[tuple[Tensor, Value]], target: Tensor | None,
+        home: int | None = None,
+    ) -> Any:  # fmt: skip
         program = self.program
         if target is not None:
             refuse(IN_PLACE)
@@ -180,6 +183,7 @@ class Glue(TorchFunctionMode):
                 "would see half-way: move the buffer and what writes it into a submodule"
             )
         owner = program.newest_owner(placed) if target_value is None else target_value.owner
+        owner = owner if home is None else home
         parts: list[Any] = [func, *settings()]
         tensors: list[Tensor] = []
         scan((args, kwargs), parts, tensors, [], func not in rules.VALUE_FREE)
@@ -300,6 +304,17 @@ class Aside(Lifted):
             super().__exit__(*details)
         else:
             running_here.glue = self.glue
+
+
+def home_of(func: Any, modules: list[nn.Module]) -> int | None:
+    """The partition of the modules that an autograd function gets, where it has to run."""
+    owners = {parameter._weft_owner for module in modules for parameter in module.parameters()} - {None}  # type: ignore[attr-defined]
+    if len(owners) > 1:
+        raise UsageError(
+            f"{function_name(func)} gets modules of the partitions {', '.join(map(str, sorted(owners)))}, and no rank "
+            "can run it with all of them: put them on the same one with weft.set_partition"
+        )
+    return next(iter(owners), None)
 
 
 def is_buffer(tensor: Tensor) -> bool:

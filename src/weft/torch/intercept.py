@@ -194,7 +194,11 @@ def _intercept_functions() -> None:
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         glue = running()
         if glue is None:
-            return of(None, cls)(*args, **kwargs)
+            tracer = Tracer.current
+            with (
+                nullcontext() if tracer is None else tracer.inside_function(cls.__qualname__, (args, kwargs))
+            ):
+                return of(None, cls)(*args, **kwargs)
         refuse(FUNCTION)
         return glue.call(bound(cls), args, kwargs)
 

@@ -109,6 +109,13 @@ def make_plan(
             "the step never called the model: call it inside the function that @weft.step decorates"
         )
     tree = Tree(model.module, traced)
+    for name, function_name in traced.whole.items():
+        log.warning(
+            "%s calls modules in the torch.autograd.Function %s, which may call them in its backward pass too, so "
+            "it stays on one partition as a whole. If the function gets these modules as arguments, only they have to "
+            "lie together",
+            name or f"the model ({type(model.module).__name__})", function_name,
+        )  # fmt: skip
     settings = session.settings
     if settings.auto_partition:
         chosen = None
@@ -283,8 +290,9 @@ def manual(
     refused = [name for name in sorted(opened) if name and not tree.openable(name)]
     if refused:
         raise PlacementError(
-            f"{', '.join(refused)} cannot be split over partitions: it is compiled, or passes objects "
-            " between its modules that cannot be sent. Put it on one partition as a whole"
+            f"{', '.join(refused)} cannot be split over partitions: it is compiled, calls its modules in a "
+            "torch.autograd.Function, or passes objects between them that cannot be sent. Put it on one partition as a "
+            "whole"
         )
     pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
     places = [min(inside(piece.name) or {wished[piece.name]}) for piece in pieces]

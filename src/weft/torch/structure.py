@@ -41,6 +41,14 @@ def attributes_of(thing: Any) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in names if hasattr(thing, name)}
 
 
+def modules_in(tree: Any) -> list[nn.Module]:
+    """The modules in nested lists, tuples and dicts."""
+    if isinstance(tree, nn.Module):
+        return [tree]
+    items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
+    return [module for item in items for module in modules_in(item)]
+
+
 def replace(
     tree: Any, function: Callable[[Tensor], Tensor], depth: int = 0, *, attributes: bool = True
 ) -> Any:

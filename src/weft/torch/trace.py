@@ -51,7 +51,7 @@ from weft.torch.private import (
     version,
 )
 from weft.torch.random_state import NUMPY, Streams, same_states
-from weft.torch.structure import Describer, same_objects
+from weft.torch.structure import Describer, modules_in, same_objects
 from weft.torch.times import Pass, agree, kinds_of, typical
 from weft.torch.untouched import ParameterWrites, is_new, untouched
 
@@ -91,10 +91,14 @@ class Trace:
     ``leaking``: modules out of which tensors get by another way than their result (an attribute, a hook, a list that
     they are given), so that they must be opened; ``attributes``: those of modules that were written; ``operations``:
     what ran, and on whose results; ``around``: what the step itself costs, outside of the model; ``numpy``: whether it
-    draws from NumPy's global random state."""
+    draws from NumPy's global random state; ``whole``: modules whose own code runs a
+    ``torch.autograd.Function`` that calls modules it was not given, with its name: they must not be opened;
+    ``together``: modules that such a function was given and called."""
 
     records: dict[str, Record]
     leaking: set[str]
+    whole: dict[str, str]
+    together: list[set[str]]
     written_buffers: set[str]
     replaced_buffers: set[str]
     attributes: list[Attribute]
@@ -112,6 +116,17 @@ def contents_of(arguments: Iterable[Any]) -> list[Any]:
         if isinstance(item, (MutableSequence, MutableMapping, MutableSet))
         for thing in (None, *item, *(item.values() if isinstance(item, MutableMapping) else ()))
     ]
+
+
+@dataclass
+class Running:
+    """An autograd function that runs. ``caller``: the module whose code called it; ``given``: the modules in its
+    arguments, by id; ``called``: the names of those that it called."""
+
+    name: str
+    caller: Record
+    given: set[int]
+    called: set[str] = field(default_factory=set)
 
 
 class Tracer:
@@ -141,6 +156,9 @@ class Tracer:
         self.reached = 0.0
         """Up to when the time of the backward pass has been counted."""
         self.leaking: set[str] = set()
+        self.whole: dict[str, str] = {}
+        self.together: list[set[str]] = []
+        self.functions: list[Running] = []
         self.operations = Operations()
         self.tasks: list[Task] | None = None
         self.outside: dict[int, tuple[Tensor, Tensor | None]] = {}
@@ -202,6 +220,11 @@ class Tracer:
             record.calls += 1
             if self.stack[-1] is not self.top:
                 self.stack[-1].called.add(record.name)
+            for function in self.functions:
+                if id(record.module) in function.given:
+                    function.called.add(record.name)
+                else:
+                    self.whole[function.caller.name] = function.name
             self.stack.append(record)
             self.children_s.append(0.0)
             self.events.append((next_node_number(), record))
@@ -223,6 +246,16 @@ class Tracer:
             return result
 
         return call
+
+    @contextmanager
+    def inside_function(self, name: str, arguments: Any) -> Iterator[None]:
+        """While an autograd function runs: modules that it calls may run again in its backward pass."""
+        given = {id(part) for module in modules_in(arguments) for part in module.modules()}
+        self.functions.append(Running(name, self.stack[-1], given))
+        try:
+            yield
+        finally:
+            self.together.append(self.functions.pop().called)
 
     def _look_at(self, record: Record, result: Any, inputs: Any) -> None:
         describer = Describer(inputs)
@@ -398,8 +431,8 @@ def trace(
     records = sorted([*called, *uncalled(tracer)], key=lambda record: record.order)
     leaking = {name for name in tracer.leaking if name in tracer.records}
     return Trace(
-        {r.name: r for r in records}, leaking, written, replaced, attributes, tracer.operations, tracer.top, numpy,
-        time.perf_counter() - started,
+        {r.name: r for r in records}, leaking, tracer.whole, tracer.together, written, replaced, attributes,
+        tracer.operations, tracer.top, numpy, time.perf_counter() - started,
     )  # fmt: skip
 
 

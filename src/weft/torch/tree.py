@@ -8,6 +8,7 @@ replicated tensors (position tables, masks) stays replicated.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -79,7 +80,7 @@ class Tree:
     def openable(self, name: str) -> bool:
         """Whether its children may be units. Backward hooks see input and output, so they keep a module together."""
         module = self.records[name].module
-        if not self.children[name] or isinstance(module, torch.jit.ScriptModule):
+        if not self.children[name] or isinstance(module, torch.jit.ScriptModule) or name in self.trace.whole:
             return False
         if name and (has_backward_hooks(module) or is_compiled(module)):
             return False
@@ -189,6 +190,10 @@ class Tree:
                     tie(piece, home.get(callee))
                 for number in part.parameters_used:
                     tie(piece, holders.get(number))
+        for names in self.trace.together:
+            homes = [home[name] for name in names if name in home and not home[name].floating]
+            for one, other in itertools.pairwise(homes):
+                tie(one, other)
         numbers: dict[str, int] = {}
         sizes: dict[str, int] = {}
         for piece in pieces:
