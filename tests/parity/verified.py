@@ -136,7 +136,7 @@ def two_models(model: nn.Module, other: nn.Module, x: Tensor) -> Tensor:
 def counted(part: nn.Module, h: Tensor) -> Tensor:
     part.calls += 1
     part.last = h
-    return h * (1 + part.calls % 2)
+    return h * 2
 
 
 def from_attribute(net: nn.Module, x: Tensor, h: Tensor) -> Tensor:

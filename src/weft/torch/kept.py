@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.torch.remote import StandIn
 from weft.torch.structure import CONSTANTS
 
 LARGE = 4096
@@ -58,6 +59,8 @@ class Kept:
 
     def _look_into(self, thing: Any) -> Iterable[Any]:
         """Note what one thing holds; what to look into next."""
+        if isinstance(thing, StandIn):
+            return ()
         if isinstance(thing, Tensor):
             self._tensor(thing)
         elif isinstance(thing, (dict, list, set, collections.deque)):

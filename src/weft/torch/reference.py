@@ -118,19 +118,19 @@ def _run(
         raise UsageError("the script has hooks on gradients that have grown, which would run once more")
     args, kwargs = replace((batch.args, batch.kwargs), copied, attributes=False)
     batch = replace_fields(batch, args=args, kwargs=kwargs)
-    kept = Kept({home for module in modules for home in homes_of(function, module)})
-    for thing in (function, args, kwargs, *modules):
-        kept.note(thing)
     reference, outside, asked = Reference(whole=whole), Outside(), False
     checkpoints = checkpoints_seen()
     with ExitStack() as stack:
+        stack.enter_context(lent(models, values))
+        kept = Kept({home for module in modules for home in homes_of(function, module)})
+        for thing in (function, args, kwargs, *modules):
+            kept.note(thing)
         stack.callback(outside.give_back)
         for number, module in enumerate(modules):
             stack.enter_context(untouched(module, session.streams, None, kept=None if number else kept))
         for model in models:
             if model.reducer is not None:
                 stack.enter_context(model.reducer.suspended())
-        stack.enter_context(lent(models, values))
         for names, left in session.left or ():
             names.update(left)
         for module in modules:
