@@ -52,7 +52,7 @@ def predictions(
     def decide() -> str:
         session.tracing = True
         try:
-            tree = Tree(model.module, _trace(session, model, step.function, batch))
+            tree = Tree(model.module, _trace(session, model, step.function, batch, counted=False))
         finally:
             session.tracing = False
         found = [predicted(tree, name) for name in schedules]

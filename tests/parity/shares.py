@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -286,8 +287,10 @@ def masters_are_shared_too() -> None:
         del model, optimizer
     smp.init({"fp16": False})
     (losses, weights, saved), (shared_losses, shared_weights, shared_saved) = records
-    assert losses == shared_losses, (losses, shared_losses)
-    same(shared_weights, weights)
+    # the norm is a sum in another order
+    pairs = zip(losses, shared_losses, strict=True)
+    assert all(math.isclose(one, other, rel_tol=1e-5) for one, other in pairs), (losses, shared_losses)
+    same(shared_weights, weights, 1e-6)
     same(shared_saved["fp32_masters"], saved["fp32_masters"], 1e-6)  # the norm is a sum in another order
     for number, entry in saved["state"].items():
         same(shared_saved["state"][number], entry, 1e-6)

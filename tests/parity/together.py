@@ -297,6 +297,7 @@ def batch_norm_over_replicas_is_that_of_one_process() -> None:
 
 @check
 def few_samples_for_batch_norm_are_warned_of() -> None:
+    torch.manual_seed(weft.dp_rank())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for convert in (False, True):

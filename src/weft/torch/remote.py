@@ -29,6 +29,7 @@ _SAME = rules.METADATA | rules.GRADIENTS | rules.named(
 _CASTS = rules.named(
     (Tensor,), ("to", "cpu", "cuda", "type", "type_as", "float", "half", "bfloat16", "double", "long", "int", "bool")
 )  # fmt: skip
+_DETACH = rules.named((Tensor, torch), ("detach",))
 _FITS = "_has_compatible_shallow_copy_type"
 """``module.to`` asks this before it sets ``data``, which suits every stand-in."""
 _COMPUTED = "what was computed from "
@@ -206,6 +207,8 @@ def _on_owner(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> An
             _refuse(first)
         return _like(one.expand(first.shape), first, name, one.device)
     result = _on_meta(func, args, kwargs, first)
+    if func in _DETACH:  # as nn.Parameter(parameter) wants it
+        return _marked(result, type(first), first._weft_of[0], name, first._weft_device)
     return replace(result, lambda tensor: _like(tensor, first, name, first._weft_device), attributes=False)
 
 

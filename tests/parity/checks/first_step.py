@@ -144,7 +144,8 @@ class Remembering(models.Chain):
         self.sizes.append(len(x))
         if self.count not in self.table:
             self.table[self.count] = torch.full((WIDTH,), float(self.count))
-        return super().forward(x) + self.table[self.count]
+        row = self.table[self.count]
+        return super().forward(x) + row
 
 
 @check

@@ -215,5 +215,5 @@ def test_mistakes_in_the_command(arguments: list[str], text: str, tmp_path: Path
 
 
 def test_a_mini_batch_that_cannot_be_cut(script, capsys):
-    script("def example():\n    return net, x", "--microbatches", "3", code=2)
-    assert "batch has 8 samples, which 3 microbatches do not divide" in capsys.readouterr().err
+    script("def example():\n    return net, x", "--microbatches", "9", code=2)
+    assert "batch has 8 samples, which 9 microbatches do not divide" in capsys.readouterr().err
