@@ -69,7 +69,8 @@ class Attribute:
 
     def inside(self, unit: str) -> bool:
         """Whether nothing but the unit uses it."""
-        return all(user == unit or user.startswith(f"{unit}.") for user in (self.module, *self.users))
+        users = (self.module, *self.users)
+        return not unit or all(user == unit or user.startswith(f"{unit}.") for user in users)
 
 
 @contextmanager

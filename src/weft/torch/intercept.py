@@ -194,7 +194,8 @@ def _intercept_functions() -> None:
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         glue = running()
         if glue is None:
-            tracer = Tracer.current
+            # PyTorch's own functions call what they are given as it comes, an activation checkpoint above all
+            tracer = None if cls.__module__.startswith("torch.") else Tracer.current
             with (
                 nullcontext() if tracer is None else tracer.inside_function(cls.__qualname__, (args, kwargs))
             ):

@@ -285,7 +285,7 @@ class DistributedModel(nn.Module):
         self.need_partition("local_named_modules()")
         remote = () if self.plan is None else tuple(self.plan.elsewhere(state.session().position("pp")))
         for name, module in self.module.named_modules():
-            if not any(name == unit or name.startswith(f"{unit}.") for unit in remote):
+            if not any(not unit or name == unit or name.startswith(f"{unit}.") for unit in remote):
                 yield f"module.{name}" if name else "module", module
 
     def local_modules(self) -> Iterator[nn.Module]:

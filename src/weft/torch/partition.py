@@ -30,7 +30,7 @@ from weft.torch.measured_link import MeasuredLink, company, measure_link
 from weft.torch.model import DistributedModel
 from weft.torch.padding import Padding
 from weft.torch.placement import wishes
-from weft.torch.plan import Plan, PlannedUnit, apply
+from weft.torch.plan import Plan, PlannedUnit, apply, is_below
 from weft.torch.planned import MEASURED, Chosen, layout
 from weft.torch.slicing import MiniBatch
 from weft.torch.state import Session
@@ -246,7 +246,7 @@ def _plan(
 def _writes(traced: Trace, name: str) -> int:
     """How often a microbatch calls the unit, if it leaves something to the next one: buffers, attributes."""
     written = traced.written_buffers | traced.replaced_buffers
-    keeps = any(buffer.startswith(f"{name}.") for buffer in written) or any(
+    keeps = any(is_below(buffer, name) for buffer in written) or any(
         each.in_order and each.inside(name) for each in traced.attributes
     )
     return traced.records[name].calls if keeps else 0

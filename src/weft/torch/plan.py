@@ -16,6 +16,11 @@ from weft.torch.state import Session
 from weft.torch.unit import FLOATING, attach, unit_call
 
 
+def is_below(name: str, module: str) -> bool:
+    """Whether a name lies in a module; the model itself has none."""
+    return name.startswith(f"{module}." if module else "")
+
+
 @dataclass(frozen=True)
 class PlannedUnit:
     """One row of the plan. ``partition`` is FLOATING for a module without state; ``writes`` is how often a microbatch
@@ -86,8 +91,10 @@ class Plan:
 
     def changing_buffers(self, owners: dict[str, int]) -> set[str]:
         """Those that are written by the model: only their owner knows what they hold."""
-        writers = tuple(f"{unit.name}." for unit in self.units if unit.writes and unit.partition != FLOATING)
-        return {name for name in owners if name in self.buffers or name.startswith(writers)}
+        writers = [unit.name for unit in self.units if unit.writes and unit.partition != FLOATING]
+        return {
+            name for name in owners if name in self.buffers or any(is_below(name, unit) for unit in writers)
+        }
 
     def table(self) -> str:
         """unit, partition, parameters, bytes, forward ms, backward ms and share of the cost, as text."""
@@ -119,7 +126,7 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
     for name, attribute in plan.attributes:
         pipeline.own.add(modules[name], attribute)
         for unit in plan.units:
-            if name == unit.name or name.startswith(f"{unit.name}."):
+            if name == unit.name or is_below(name, unit.name):
                 unit_call(modules[unit.name]).spots.append((modules[name].__dict__, attribute))
     changing = plan.changing_buffers(owners)
     for name, buffer in root.named_buffers():
@@ -127,5 +134,5 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
             buffer._weft_owner = owners[name]  # type: ignore[attr-defined]
             if owners[name] != pipeline.rank:
                 stand_in(buffer, owners[name], name)
-            elif name in plan.buffers and not any(name.startswith(f"{unit.name}.") for unit in plan.units):
+            elif name in plan.buffers and not any(is_below(name, unit.name) for unit in plan.units):
                 pipeline.buffers[id(buffer)] = SharedBuffer(name, buffer)

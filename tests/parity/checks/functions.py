@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
@@ -115,10 +116,11 @@ class Under(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
         self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return Again.apply(lambda x: self.last(x), self.first(x))  # type: ignore[no-any-return]
+        return Again.apply(lambda x: self.last(x), self.norm(self.first(x)))  # type: ignore[no-any-return]
 
 
 @check
@@ -179,3 +181,13 @@ def modules_of_a_function_placed_apart_are_refused() -> None:
     with pytest.raises(UsageError) as caught:
         step(model, vectors(steps=1)[0])
     assert "Reversible" in str(caught.value) and "partitions 0, 1" in str(caught.value), caught.value
+
+
+@check
+def a_whole_model_called_twice_sees_microbatches_in_order() -> None:
+    """Its buffers are those of one process, as those of a part are."""
+
+    def twice(model: nn.Module, batch: Any) -> Tensor:
+        return F.mse_loss(model(batch["x"]), batch["y"]) + F.mse_loss(model(batch["y"]), batch["x"])
+
+    same_as_alone(seeded(Under), vectors(), twice)
