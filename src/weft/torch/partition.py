@@ -297,7 +297,23 @@ def manual(
     pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
     places = [min(inside(piece.name) or {wished[piece.name]}) for piece in pieces]
     _check_tied(pieces, places, tree)
+    _check_together(pieces, places, tree)
     return opened, pieces, places
+
+
+def _check_together(pieces: list[Piece], places: list[int], tree: Tree) -> None:
+    """What an autograd function calls must lie on one partition, where it runs."""
+    for function, names in tree.trace.together:
+        at = {
+            place
+            for piece, place in zip(pieces, places, strict=True)
+            if any(part.name in names for part in tree.subtree(piece.name))
+        }
+        if len(at) > 1:
+            raise PlacementError(
+                f"the torch.autograd.Function {function} calls modules of the partitions "
+                f"{', '.join(map(str, sorted(at)))}: {', '.join(sorted(names))}. Put them on the same partition"
+            )
 
 
 def _check_tied(pieces: list[Piece], places: list[int], tree: Tree) -> None:

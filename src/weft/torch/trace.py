@@ -93,12 +93,12 @@ class Trace:
     what ran, and on whose results; ``around``: what the step itself costs, outside of the model; ``numpy``: whether it
     draws from NumPy's global random state; ``whole``: modules whose own code runs a
     ``torch.autograd.Function`` that calls modules it was not given, with its name: they must not be opened;
-    ``together``: modules that such a function was given and called."""
+    ``together``: such functions, and the modules that they were given and called."""
 
     records: dict[str, Record]
     leaking: set[str]
     whole: dict[str, str]
-    together: list[set[str]]
+    together: list[tuple[str, set[str]]]
     written_buffers: set[str]
     replaced_buffers: set[str]
     attributes: list[Attribute]
@@ -157,7 +157,7 @@ class Tracer:
         """Up to when the time of the backward pass has been counted."""
         self.leaking: set[str] = set()
         self.whole: dict[str, str] = {}
-        self.together: list[set[str]] = []
+        self.together: list[tuple[str, set[str]]] = []
         self.functions: list[Running] = []
         self.operations = Operations()
         self.tasks: list[Task] | None = None
@@ -255,7 +255,8 @@ class Tracer:
         try:
             yield
         finally:
-            self.together.append(self.functions.pop().called)
+            done = self.functions.pop()
+            self.together.append((done.name, done.called))
 
     def _look_at(self, record: Record, result: Any, inputs: Any) -> None:
         describer = Describer(inputs)

@@ -304,11 +304,11 @@ def a_copy_trains_by_itself() -> None:
 @check
 def a_copy_of_the_wrapped_module_is_no_model_of_its_own() -> None:
     """It has this rank's part only, so it is refused where it would compute."""
-    _, net, _, _ = trained()
+    model, net, _, _ = trained()
     twin = copy.deepcopy(net)
     x = vectors(steps=1)[0]["x"]
     refused(lambda: twin(x), "lives on partition")
-    refused(lambda: torch.save(weft.DistributedModel(nn.Linear(2, 2)), io.BytesIO()), "state_dict()")
+    refused(lambda: torch.save(model, io.BytesIO()), "state_dict()")
 
 
 @check

@@ -214,6 +214,6 @@ def test_mistakes_in_the_command(arguments: list[str], text: str, tmp_path: Path
     assert text in error and error.count("\n") == 1
 
 
-def test_a_mini_batch_that_cannot_be_cut(script, capsys):
-    script("def example():\n    return net, x", "--microbatches", "9", code=2)
-    assert "batch has 8 samples, which 9 microbatches do not divide" in capsys.readouterr().err
+def test_a_mini_batch_of_any_size(script):
+    """Nothing is trained, so microbatches need not be equal."""
+    assert script("def example():\n    return net, x", "--microbatches", "3") is not None
