@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 
@@ -22,13 +21,3 @@ def gradient_of_one_unit() -> None:
                 return
 
     DistributedModel.finish_partition = finish  # type: ignore[method-assign]
-
-
-def attributes_stay() -> None:
-    """Attributes are no longer each microbatch's own."""
-    from weft.torch.attributes import Own
-
-    def put(self: Own, values: Sequence[Any]) -> None:
-        pass
-
-    Own.put = put  # type: ignore[method-assign]
