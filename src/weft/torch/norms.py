@@ -47,20 +47,25 @@ def clip_grad_norm_(
     ``min(1, max_norm / (norm + 1e-6))``.
     """
     parameters = model.parameters() if isinstance(model, nn.Module) else model
-    unique = {id(p): p for p in parameters if is_local(p)}
-    axis = None if state.session().pipeline is None else "pp"
-    return clip_along(axis, list(unique.values()), max_norm, norm_type, error_if_nonfinite)
+    given = list({id(p): p for p in parameters if is_local(p)}.values())
+    session = state.session()
+    axis = None if session.pipeline is None else "pp"
+    first = axis is None or session.position("pp") == 0
+    counted = [p for p in given if first or p._weft_owner is not None]  # type: ignore[attr-defined]
+    return clip_along(axis, given, max_norm, norm_type, error_if_nonfinite, counted)
 
 
 def clip_along(
     axis: str | None, parameters: Sequence[Tensor], max_norm: float, norm_type: float = 2.0,
-    error_if_nonfinite: bool = False,
+    error_if_nonfinite: bool = False, counted: Sequence[Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
-    """As :func:`clip_grad_norm_`, for gradients of which each rank along an axis of the mesh has others."""
+    """As :func:`clip_grad_norm_`, for gradients of which each rank along an axis of the mesh has others.
+
+    ``counted``: those that count here, where others are on every rank alike; all of them, if not given.
+    """
     parameters = [p for p in parameters if p.grad is not None]
-    first = state.session().pipeline is None or state.session().position("pp") == 0
-    counted = [p.grad for p in parameters if p.grad is not None and (first or p._weft_owner is not None)]  # type: ignore[attr-defined]
-    total = norm_along(axis, counted, norm_type, "clip_grad_norm_()")
+    grads = [p.grad for p in (parameters if counted is None else counted) if p.grad is not None]
+    total = norm_along(axis, grads, norm_type, "clip_grad_norm_()")
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(
             f"the norm of the gradients over all ranks is {total.item()}, so they cannot be clipped"

@@ -27,6 +27,10 @@ MASTERS, SCALE = "fp32_masters", "loss_scale"
 """Where states have the copies that an optimizer steps on, by the number of their parameter, and the loss scale."""
 
 
+_wrapped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""Optimizers that a :class:`DistributedOptimizer` steps."""
+
+
 def _passed_on(name: str) -> property:
     """An attribute that belongs to the wrapped optimizer."""
     return property(
@@ -56,6 +60,7 @@ class DistributedOptimizer(Optimizer):
                 "model = DistributedModel(...)"
             )
         self.optimizer = optimizer
+        _wrapped.add(optimizer)
         self._shares: Shares | None = None
         for model in state.session().models:
             model.optimizer = self
@@ -234,15 +239,10 @@ def warn_of_plain_optimizers() -> None:
     seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if optimizer in seen or not state.is_initialized():
+        if optimizer in seen or optimizer in _wrapped or not state.is_initialized():
             return
         session = state.session()
-        wrapped = (optimizer, optimizer.__dict__.get("optimizer"))
-        if session.pipeline is None or any(
-            model.optimizer is not None
-            and (model.optimizer in wrapped or model.optimizer.optimizer in wrapped)
-            for model in session.models
-        ):
+        if session.pipeline is None or isinstance(optimizer, DistributedOptimizer):
             return
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         if any(parameter._weft_owner is not None for parameter in parameters):
