@@ -179,6 +179,7 @@ class MasterOptimizer(DistributedOptimizer):
                 for at, low in enumerate(group["params"]):
                     if next(mine) and low.dtype in (torch.float16, torch.bfloat16):
                         master = nn.Parameter(low.detach().float().clone(), requires_grad=low.requires_grad)
+                        master._weft_owner = low._weft_owner  # type: ignore[attr-defined]
                         group["params"][at] = master
                         self._pairs.append((low, master))
                         if low in self.optimizer.state:
