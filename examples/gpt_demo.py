@@ -29,10 +29,9 @@ START_S = time.monotonic()
 
 @weft.step
 def train_step(model, ids, targets):
-    """The loss, and the clock of the rank that has it: all ranks then agree on when to stop."""
     loss = cross_entropy(model(ids).flatten(0, 1), targets.flatten())
     model.backward(loss)
-    return loss, 0 * loss.detach() + (time.monotonic() - START_S)
+    return loss
 
 
 @weft.step
@@ -45,6 +44,11 @@ def show(text: str) -> None:
         print(text, flush=True)
 
 
+def agreed(seconds: float) -> float:
+    """The first rank's: all ranks then stop after the same step."""
+    return weft.allgather(seconds, weft.WORLD)[0]
+
+
 def train(model, optimizer, batches, held_out, seconds: float, bytes_per_token: float) -> float:
     """Train for `seconds`; the validation loss after the first step, which has split the model."""
     elapsed_s, shown_s, step, shown_step, first_loss = 0.0, 0.0, 0, 0, 0.0
@@ -52,10 +56,10 @@ def train(model, optimizer, batches, held_out, seconds: float, bytes_per_token: 
         for group in optimizer.param_groups:
             group["lr"] = PEAK_RATE * max(0.05, min((step + 1) / WARM_UP_STEPS, 1.05 - elapsed_s / seconds))
         optimizer.zero_grad()
-        loss, clock_s = train_step(model, *batches.draw())
+        loss = train_step(model, *batches.draw())
         weft.clip_grad_norm_(model, 1.0)
         optimizer.step()
-        step, elapsed_s = step + 1, clock_s.reduce_mean().item()
+        step, elapsed_s = step + 1, agreed(time.monotonic() - START_S)
         if step == 1:
             show(weft.partition_report())
         if step == 1 or elapsed_s - shown_s > seconds / 20 or elapsed_s >= seconds:

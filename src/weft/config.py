@@ -117,7 +117,7 @@ class Settings:
         "ranks of a pipeline read equal batches; first: the step gets the first rank's; any: as step 1 shows",
     )
     verify: Literal["losses", "gradients", "off"] = _setting(
-        "off",
+        "losses",
         Choice(("losses", "gradients", "off")),
         "what of the first step is compared with one process, see docs/assumptions.md",
     )

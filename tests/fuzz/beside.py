@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import weft.torch as weft
 from tests.fuzz.parts import WIDTH
 from tests.parity.compare import Comparison, Named, copies, distance, gradients, largest_of
-from weft.errors import PeerError, StallError, WeftError
+from weft.errors import PeerError, StallError, VerifyError, WeftError
 
 EQUAL, REFUSED, DIFFERS, CRASHED, STUCK, INVALID = (
     "equal",
@@ -251,10 +251,6 @@ def attributes(index: int, modules: Any) -> dict[str, Any]:
                 continue
             if isinstance(value, Tensor) and value.device.type == "meta":  # another rank's
                 continue
-            # Open: what every rank has computed and one rank has written into since is old on the others.
-            if isinstance(value, Tensor) and value._weft_value is not None:  # type: ignore[attr-defined]
-                if value._weft_value.owner != weft.pp_rank():  # type: ignore[attr-defined]
-                    continue
             if isinstance(value, (Tensor, int, float)):
                 found[f"{index}:{plain}.{key}"] = (
                     value.detach().clone() if isinstance(value, Tensor) else value
@@ -333,6 +329,8 @@ def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
         return STUCK, f"{error}"
     except PeerError as error:
         return "", f"{error}"
+    except VerifyError as error:
+        return DIFFERS, f"weft says so: {error}"
     except WeftError as error:
         return REFUSED, f"{type(error).__name__}: {error}"
     except Exception:

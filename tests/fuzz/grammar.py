@@ -101,7 +101,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Program:
-    """A whole script. `accumulate`: gradients of all steps add up. `extra`: samples by which a batch is uneven."""
+    """A whole script. `accumulate`: gradients of all steps add up. `extra`: samples by which a batch is uneven.
+    `verify`: weft compares the first step with one process by itself, too."""
 
     models: tuple[Block, ...]
     ending: str = "backward"
@@ -115,6 +116,7 @@ class Program:
     evaluate: bool = False
     accumulate: bool = False
     double: bool = False
+    verify: str = "off"
 
 
 numbers = st.integers(0, 3)
@@ -159,6 +161,7 @@ programs = st.builds(
     evaluate=st.booleans(),
     accumulate=st.booleans(),
     double=st.booleans(),
+    verify=st.sampled_from(("off", "off", "losses", "gradients")),
 )
 """All of them."""
 

@@ -163,6 +163,7 @@ class Writer:
             "partitions": program.ranks,
             "microbatches": program.microbatches,
             "pipeline": program.pipeline,
+            "verify": program.verify,
         }
         if program.by_hand:
             settings |= {"auto_partition": False}

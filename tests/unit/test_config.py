@@ -34,7 +34,7 @@ def test_defaults():
         "heartbeat_timeout": 30.0,
         "wait_timeout": 600.0,
         "checked": "first",
-        "verify": "off",
+        "verify": "losses",
         "verify_report": "",
         "record": "",
     }

@@ -103,9 +103,9 @@ class Alone:
             self._drawn[name] = self._drawn.get(name, 0) + 1
         return result, drew
 
-    def unit(self, call: UnitCall, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def unit(self, label: str, call: UnitCall, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call of a unit; with nothing intercepted inside."""
-        number = self._calls[call.name] = self._calls.get(call.name, 0) + 1
+        number = self._calls[label] = self._calls.get(label, 0) + 1
 
         def run() -> Any:
             if self.checkpointing and torch.is_grad_enabled():
@@ -119,7 +119,7 @@ class Alone:
         before = fingerprints((args, kwargs))
         result = mark(self.drawing(call.name, run)[0], (args, kwargs))
         if call.owner != FLOATING:
-            self.units[call.name, number] = before, fingerprints(result)
+            self.units[label, number] = before, fingerprints(result)
         return result
 
     def backward(self, tensors: Any, grads: Any, keep: bool) -> None:
@@ -241,7 +241,8 @@ def _marked(tensor: Tensor) -> Tensor:
 class AloneCall:
     """Stands for a unit's ``UnitCall`` in such a run: every unit runs here."""
 
-    def __init__(self, call: UnitCall) -> None:
+    def __init__(self, label: str, call: UnitCall) -> None:
+        self.label = label
         self.call = call
         self.module = call.module
 
@@ -262,14 +263,14 @@ class AloneCall:
         if self.call.owner == FLOATING and not placed:
             return inner(*args, **kwargs)
         with glue.lifted():
-            return glue.program.unit(self.call, inner, args, kwargs)
+            return glue.program.unit(self.label, self.call, inner, args, kwargs)
 
 
 @contextmanager
-def alone_calls(units: Mapping[int, UnitCall]) -> Iterator[None]:
+def alone_calls(units: Mapping[str, UnitCall]) -> Iterator[None]:
     """Inside, units run here, whoever owns them."""
-    for call in units.values():
-        call.module.__dict__[SLOT] = AloneCall(call)
+    for label, call in units.items():
+        call.module.__dict__[SLOT] = AloneCall(label, call)
     try:
         yield
     finally:

@@ -23,6 +23,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from weft.errors import PlacementError
 from weft.torch.private import SLOT, tables_of
+from weft.torch.signature import hollow
 
 _ABSENT = object()
 _COUNTERS = (int, str, type(None))
@@ -229,4 +230,17 @@ class Own:
                 attributes[name] = value
 
 
-__all__ = ["Attribute", "Given", "Own", "noted", "own"]
+def as_left(tensor: Tensor, rank: int) -> Tensor:
+    """A tensor that an attribute holds when a step is over, on ``rank``: what it has become by writing in place, and
+    no data where another rank alone has that."""
+    value = tensor._weft_value  # type: ignore[attr-defined]
+    if value is None:
+        return tensor
+    left: Tensor = value.data(tensor)
+    if value.owner != rank and left.device.type != "meta":
+        left = hollow(left)
+    left._weft_value = value  # type: ignore[attr-defined]
+    return left
+
+
+__all__ = ["Attribute", "Given", "Own", "as_left", "noted", "own"]

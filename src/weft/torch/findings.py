@@ -36,12 +36,14 @@ CAUSES = (
 @dataclass
 class Findings:
     """``fault``: what differs, where, why and what to do; ``proved``: what is equal; the largest differences, relative;
-    ``gradients`` is None where they were not compared."""
+    ``gradients`` is None where they were not compared; ``unsteady``: the numbers of returned tensors that differ, but
+    also do when one process runs the same microbatch twice."""
 
     fault: str = ""
     proved: str = ""
     losses: float = 0.0
     gradients: float | None = None
+    unsteady: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -105,6 +107,9 @@ def _losses(work: _Comparison) -> str:
                     continue
                 least = SMALL * _largest(prints[number] for prints in of_one if len(prints) > number)
                 difference = relative(a, b, max(least, LEAST))
+                if difference > work.limit and what == "returns" and _unsteady(work, number):
+                    work.found.unsteady.add(number)
+                    continue
                 work.found.losses = max(work.found.losses, difference)
                 if difference > work.limit and not fault:
                     fault = (
@@ -119,6 +124,12 @@ def _losses(work: _Comparison) -> str:
 def _rounded(work: _Comparison, one: Fingerprint | None) -> bool:
     """Whether rounding decides such whole numbers: which of some values is the largest, say."""
     return one is not None and one.exact and work.limit > LIMITS[torch.float32]
+
+
+def _unsteady(work: _Comparison, number: int) -> bool:
+    """Whether one process returns another tensor, too, when it runs the first microbatch twice: a time, say."""
+    first, again = work.one.returned[0], work.one.again
+    return len(again) == len(first) and relative(first[number], again[number], LEAST) > LEAST
 
 
 def _parting(work: _Comparison, index: int, limit: float) -> tuple[tuple[str, int], bool, str] | None:

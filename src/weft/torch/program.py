@@ -272,6 +272,8 @@ class Program:
             if old is not None:
                 old.alias.version += 1
             return
+        if old is None and tensor.requires_grad and not torch.is_grad_enabled():
+            actual = self._past_the_write(tensor, owner, actual)
         alias = old.alias if old is not None else None
         value = self.new_value(owner, alias)
         value.alias.version += 1
@@ -284,6 +286,15 @@ class Program:
         elif old is not None and old.actual is not None:
             value.actual = hollow(old.actual)
         tensor._weft_value = value  # type: ignore[attr-defined]
+
+    def _past_the_write(self, tensor: Tensor, owner: int, actual: Tensor | None) -> Tensor | None:
+        """What a replicated tensor is on ``owner``, which has written into it without grad mode: its gradient goes on
+        to what every rank has computed, as if nothing had been written."""
+        value = self.replicated().use(tensor, owner, lambda: self.new_value(EVERYWHERE, None), written=True)
+        if actual is None:
+            return None
+        with torch.enable_grad():
+            return self.tape.enter(value, actual)
 
     def _tell_once(self, key: Any, name: str, spec: Spec) -> None:
         """Tell the others a signature, the first time that this rank runs it.

@@ -28,7 +28,7 @@ from weft.torch.remote import StandIn, filled
 from weft.torch.slicing import MiniBatch
 from weft.torch.state import Session
 from weft.torch.structure import replace
-from weft.torch.unit import unit_call
+from weft.torch.unit import UnitCall, unit_call
 from weft.torch.untouched import ParameterWrites, untouched
 from weft.torch.within import current_scale
 
@@ -45,6 +45,7 @@ class Reference:
     ``buffers`` is None where there are activation checkpoints: what they run again may write them once more, in an
     order of its own.
     ``outside``: trainable parameters that are none of the model's, with the gradients they had and those that they get.
+    ``again``: what the first microbatch returns when the same process runs it once more.
     """
 
     returned: list[list[Fingerprint]] = field(default_factory=list)
@@ -57,6 +58,7 @@ class Reference:
     outside: list[tuple[Tensor, Fingerprint | None, Fingerprint | None]] = field(default_factory=list)
     dtypes: set[torch.dtype] = field(default_factory=set)
     whole: bool = False
+    again: list[Fingerprint] = field(default_factory=list)
 
 
 def borrowed(session: Session, models: Sequence[Any]) -> dict[int, Tensor]:
@@ -103,16 +105,23 @@ def run_alone(
     modules = [model.module for model in models]
     hooks = any(has_backward_hooks(part) for module in modules for part in module.modules())
     whole = hooks or session.settings.verify == "gradients"
-    reference, asked = _run(session, models, function, batch, seed, values, whole)
+    again, asked = _run(session, models, function, batch, seed, values, hooks, True)
+    if asked and not hooks:
+        again, _ = _run(session, models, function, batch, seed, values, True, True)
+    whole = whole or asked
+    reference, asked = _run(session, models, function, batch, seed, values, whole, False)
     if asked and not whole:
-        reference, _ = _run(session, models, function, batch, seed, values, True)
+        reference, _ = _run(session, models, function, batch, seed, values, True, False)
+    reference.again = again.returned[0]
     return reference
 
 
 def _run(
     session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
-    values: dict[int, Tensor], whole: bool,
+    values: dict[int, Tensor], whole: bool, trial: bool,
 ) -> tuple[Reference, bool]:  # fmt: skip
+    """All microbatches, or the first one on ``trial``, and whether the step looked at what backward passes do; then it
+    ends early unless they run."""
     modules = [model.module for model in models]
     if whole and any(foreign_hooks(parameter) for module in modules for parameter in module.parameters()):
         raise UsageError("the script has hooks on gradients that have grown, which would run once more")
@@ -137,9 +146,8 @@ def _run(
             writes = ParameterWrites(module)
             stack.callback(torch.no_grad()(writes.undo))
             stack.enter_context(writes)
-        units = {id(module): unit_call(module) for module in units_of(models)}
-        stack.enter_context(alone_calls(units))
-        for index in range(batch.microbatches):
+        stack.enter_context(alone_calls({name: call for name, call, _ in units_of(models)}))
+        for index in range(1 if trial else batch.microbatches):
             alone = Alone(session.streams, seed, index, whole, outside, values)
             given, named = batch.slice(index)
             with current_scale(batch.weight(index)):
@@ -160,7 +168,8 @@ def _run(
             ]
         if checkpoints_seen() == checkpoints:
             reference.buffers = buffers_of(models)
-        session.left = left_elsewhere(models)
+        if not trial:
+            session.left = left_elsewhere(models)
     return reference, asked
 
 
@@ -178,9 +187,13 @@ def left_elsewhere(models: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str
     ]
 
 
-def units_of(models: Sequence[Any]) -> list[nn.Module]:
-    """The modules that are units, of all models."""
-    return [model.module.get_submodule(unit.name) for model in models for unit in model.plan.units]
+def units_of(models: Sequence[Any]) -> list[tuple[str, UnitCall, int]]:
+    """The units of all models: names (with the number of the model, if there are several), calls, and partitions."""
+    return [
+        (_full(models, number, unit.name), unit_call(model.module.get_submodule(unit.name)), unit.partition)
+        for number, model in enumerate(models)
+        for unit in model.plan.units
+    ]
 
 
 def gradients_of(models: Sequence[Any], local: bool = False) -> Named:
@@ -207,8 +220,11 @@ def of_gradient(grad: Tensor | None) -> Fingerprint | None:
 
 
 def _named(models: Sequence[Any], what: str, local: bool) -> Iterator[tuple[str, Any]]:
-    several = len(models) > 1
     for number, model in enumerate(models):
         for name, tensor in getattr(model.module, f"named_{what}")():
             if not local or model.is_local(name):
-                yield f"{number}.{name}" if several else name, tensor
+                yield _full(models, number, name), tensor
+
+
+def _full(models: Sequence[Any], number: int, name: str) -> str:
+    return f"{number}.{name}" if len(models) > 1 else name

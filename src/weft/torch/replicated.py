@@ -61,9 +61,10 @@ class Replicated:
         """By id and version, for writing in place makes another tensor of it."""
         self._seeds: list[tuple[GradientEdge, Tensor]] = []
 
-    def use(self, tensor: Tensor, rank: int, new_value: Callable[[], Value]) -> None:
-        """A call on ``rank`` uses the tensor."""
-        key = id(tensor), version(tensor)
+    def use(self, tensor: Tensor, rank: int, new_value: Callable[[], Value], written: bool = False) -> Value:
+        """A call on ``rank`` uses the tensor, or has ``written`` into it, so that it is that rank's alone by now. Its
+        value, as it was before."""
+        key = id(tensor), -1 if written else version(tensor)
         if key not in self._used:
             self._refuse_parameters(tensor)
             if made_here(self._tape, tensor):
@@ -74,6 +75,7 @@ class Replicated:
             self._used[key] = tensor, new_value()
             self._used[key][1].edge = get_gradient_edge(tensor)
         self._used[key][1].sent[rank] = 0
+        return self._used[key][1]
 
     def value_of(self, tensor: Tensor) -> Value | None:
         """The value of a tensor that some rank has used."""

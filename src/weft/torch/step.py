@@ -16,6 +16,7 @@ from weft.runtime.executor import Order
 from weft.runtime.microbatch import Microbatch
 from weft.torch import changes, state, verify
 from weft.torch.agreement import StepCheck, compare_start, describe_call, described_inputs
+from weft.torch.attributes import as_left
 from weft.torch.batch_norm import warn_of_few_samples
 from weft.torch.first_inputs import from_first
 from weft.torch.glue import Glue
@@ -156,7 +157,8 @@ class Step:
             result = self._microbatch(session, batch, microbatch, context, drew, order, returned)
             latest.append(microbatch.latest)
             if own and microbatch.index == batch.microbatches - 1:
-                left.extend(own.take())
+                rank = session.position("pp")
+                left.extend(replace(own.take(), lambda one: as_left(one, rank), attributes=False))
             return result
 
         try:

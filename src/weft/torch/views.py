@@ -26,8 +26,11 @@ def writable(program: Any, tensor: Tensor, value: Value, local: Tensor) -> Tenso
 
     ``local``, its data on this rank, unless that is a leaf: then a copy of it, and for its views views of the copy.
     """
-    if value.owner == program.rank and not torch.is_grad_enabled():
-        return value.data(tensor)  # written as it is: it keeps the graph that it has
+    if not torch.is_grad_enabled():  # what is written keeps the graph that it has
+        if value.owner == program.rank:
+            return value.data(tensor)
+        with torch.enable_grad():
+            return program.tape.enter(value, local).clone() if value.needs_grad else local.clone()
     root = root_of(local)
     leaf = root.is_leaf and root.requires_grad and not isinstance(root, nn.Parameter)
     if not leaf and (local is tensor or local is value.actual):

@@ -255,6 +255,47 @@ def attributes_after_a_step_are_those_of_the_last_microbatch() -> None:
 
 
 @check
+def attributes_after_a_step_are_as_they_were_written_last() -> None:
+    """By whichever rank; the others have no old data then."""
+
+    def before(net: Any, x: Tensor) -> Tensor:
+        net.own, net.several = x * 2, {"rows": [x + 1]}
+        return x
+
+    def after(net: Any, x: Tensor) -> Tensor:
+        rows = torch.tensor([0, 1])
+        net.own[rows] = x[rows] * 0.5  # every rank's so far
+        net.several["rows"][0].mul_(x)
+        net.result = x * 1.0
+        with torch.no_grad():
+            net.result.add_(1)
+        return x
+
+    for places in (HALVES, ALTERNATING):
+        alone = seeded(Net, before, added, after)
+        start(auto_partition=False, default_partition=0)
+        model = weft.DistributedModel(net := seeded(Net, before, added, after))
+        for name, partition in places.items():
+            weft.set_partition(net.get_submodule(name), partition)
+        x = vectors(steps=1)[0]["x"]
+
+        @weft.step
+        def step(model: nn.Module, x: Tensor) -> Tensor:
+            return model(x)
+
+        step(model, x)
+        alone(x.chunk(4)[-1])
+        seen = 0
+        for mine, expected in (
+            (net.own, alone.own), (net.several["rows"][0], alone.several["rows"][0]), (net.result, alone.result),
+        ):  # fmt: skip
+            if mine.device.type != "meta":
+                torch.testing.assert_close(mine, expected)
+                seen += 1
+        assert seen == (3 if weft.pp_rank() == 1 else 0), seen
+
+
+@check
 def counter_used_before_the_first_module() -> None:
     """Annealing, say."""
 

@@ -549,3 +549,54 @@ def writing_in_place_without_gradients() -> None:
             for _ in range(2):
                 with without():
                     torch.testing.assert_close(step(model, x).concat(), expected)
+
+
+@check
+def parts_that_write_their_input_without_gradients() -> None:
+    """The gradient goes past what was written, as in one process."""
+
+    class Clips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x.mul_(0.9).clamp_(-1, 1)
+            return self.inner(x)
+
+    class Returns(Clips):
+        def forward(self, x: Tensor) -> Tensor:
+            super().forward(x)
+            return x
+
+    class Net(Between):
+        def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
+            super().__init__(run)
+            self.clips, self.returns = Clips(), Returns()
+
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = parts.a(x) * 1.0
+        k = parts.b(h + 0)
+        with torch.no_grad():
+            g = parts.clips(h)
+            same = parts.returns(h)
+        k = parts.c(h * 0.5 + k) + g
+        h *= 2
+        with torch.no_grad():
+            parts.returns(k)
+        return parts.d(same + k) + h + parts.b(k)
+
+    def own(parts: Any, x: Tensor) -> Tensor:
+        scale = x * parts.returns.inner.bias  # of the rank of `returns`
+        with torch.no_grad():
+            parts.clips(scale)
+        return parts.a(scale) + parts.clips(parts.a(x) + 0.5)
+
+    for places in (
+        {**ALTERNATING, "clips": 1, "returns": 0},
+        {**OPPOSITE, "clips": 1, "returns": 1},
+        {**ALTERNATING, "clips": 0, "returns": 1},
+        None,
+    ):
+        for body in (run, own):
+            same_as_alone(seeded(Net, body), vectors(), places=places)

@@ -326,6 +326,38 @@ def loss_backward_of_what_no_module_computed() -> list[Any]:
     return bodies_agree(models.Chain, body, outside=lambda: nn.Linear(WIDTH, 3))
 
 
+@check
+def what_all_ranks_have_and_one_writes_without_gradients() -> list[Any]:
+    """The gradient goes past what was written, as in one process."""
+
+    class Clips(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            x.mul_(0.9).clamp_(-1, 1)
+            return super().forward(x)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(
+                [models.Block(), Clips(WIDTH, WIDTH), Clips(WIDTH, WIDTH), models.Block()]
+            )
+
+    def body(net: Any, batch: Any, backward: Any, extra: Any) -> Tensor:
+        first, clips, last, end = net.blocks
+        own = batch["x"] * extra.weight
+        h = first(own + 0)
+        with torch.no_grad():
+            clips(own)
+        g = end(own * 0.5) + h
+        with torch.no_grad():
+            last(own)
+        loss = F.mse_loss(end(first(own * 2) + g), batch["y"])
+        backward(loss)
+        return loss
+
+    return bodies_agree(Net, body, outside=lambda: nn.LayerNorm(WIDTH), needs_grad=True)
+
+
 # --- gradients of chosen tensors ----------------------------------------------------------------------------
 
 
