@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from weft.torch.content import Encoder
 from weft.torch.model import DistributedModel
 from weft.torch.optimizer import DistributedOptimizer
 from weft.torch.saving import PendingSave, Request, SaveReport, Saves
+
+log = logging.getLogger("weft")
 
 
 def reached(phase: str) -> None:
@@ -157,7 +160,8 @@ def resume_from_checkpoint(
         load_optimizer: Whether the optimizer gets its state back.
         load_sharded_optimizer_state: If not, the optimizer only gets back the 32-bit masters and the loss scale of
             16-bit training, where a partial checkpoint has them.
-        translate_function: For full files: given the state, returns it with the model's names.
+        translate_function: For full checkpoints, in any format: given the state with the names in the file, returns it
+            with the model's. Names that only a wrapper has changed (``module.``, ``_orig_mod.``) fit without it.
         model: The model; not needed when there is one only.
         optimizer: The optimizer; not needed when the model's is a ``DistributedOptimizer``.
         also: The objects whose states were saved with ``also``.
@@ -197,6 +201,11 @@ def resume_from_checkpoint(
     resuming.come_together(session, call, tag)
     if not partial:
         return full.resume(session, Path(path), tag, wanted, translate_function)
+    if translate_function is not None and session.rank == 0:
+        log.warning(
+            "translate_function is for full checkpoints (partial=False): a partial one has the names of the model "
+            "that was saved, so it is not called"
+        )
     old = resuming.told_by_first(session, lambda: str(old_partial.folder_of(Path(path), tag) or ""))
     if old:
         return old_partial.resume(

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from weft.errors import CheckpointError
+from weft.torch.state_names import fitting
 
 _SCALES = ("loss_scale", "cur_scale")
 
@@ -60,9 +61,8 @@ def _by_key(value: Any, numbers: Mapping[str, int]) -> dict[int, Tensor] | None:
         return None
     known: dict[Any, int] = {number: number for number in numbers.values()}
     known.update(numbers)
-    found = {
-        key.removeprefix("module.") if isinstance(key, str) else key: tensor for key, tensor in value.items()
-    }
+    means = fitting((key for key in value if isinstance(key, str)), numbers)
+    found = {means.get(key, key): tensor for key, tensor in value.items()}
     if all(key in known and isinstance(tensor, Tensor) for key, tensor in found.items()):
         return {known[key]: tensor for key, tensor in found.items()}
     return None

@@ -41,7 +41,7 @@ from weft.torch.content import Decoder, Encoder
 from weft.torch.model import DistributedModel
 from weft.torch.resuming import Wanted, agree, land_with, told_by_first
 from weft.torch.saving import Request, SaveReport, Saves, meet
-from weft.torch.sources import Source, load_file, open_source, read_torch_file
+from weft.torch.sources import InMemory, Renamed, Source, load_file, open_source, read_torch_file
 from weft.torch.state import Session
 
 log = logging.getLogger("weft")
@@ -193,8 +193,6 @@ def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, transl
     try:
         source = open_source(target, wanted.allow_pickle)
         if translate is not None:
-            from weft.torch.sources import InMemory
-
             source = InMemory(translate({name: source.read(name) for name in source.shapes}))
         if chosen is not None and (path / f"user_content_{chosen}").exists():
             user = _user_content(path / f"user_content_{chosen}", wanted.allow_pickle)
@@ -204,7 +202,7 @@ def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, transl
     if problems:
         raise CheckpointError("; ".join(problems))
     assert source is not None
-    whole = source
+    whole = Renamed(source, parts.state_names(wanted.model))
     if wanted.model is not None:
         wrong = agree(session, parts.check_model(wanted.model, whole.shapes, wanted.strict))
         if wrong:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -74,10 +75,14 @@ class Glue(TorchFunctionMode):
     def backward(self, tensors: Any, grads: Any, keep: bool, scale: float) -> None:
         """A backward pass of the microbatch; ``scale``: what its losses are multiplied by."""
         self.program.scale = scale
+        proof = self.program.pipeline.proof
         with self.aside():
-            if self.program.pipeline.proof is not None:
-                self.program.pipeline.proof.begins_at(self.program, tensors)
-            gradients.backward(self.program, tensors, grads, keep)
+            if proof is None:
+                gradients.backward(self.program, tensors, grads, keep)
+                return
+            proof.begins_at(self.program, tensors)
+            with proof.going_back(self.program):
+                gradients.backward(self.program, tensors, grads, keep)
 
     def from_first(self, inputs: Any) -> Any:
         """What the model is called with, as values of the pipeline's first rank."""
@@ -251,7 +256,8 @@ class Glue(TorchFunctionMode):
             if "gradient" in kwargs:
                 kwargs["grad_tensors"] = kwargs.pop("gradient")
             return torch.autograd.backward(*args, **kwargs)
-        with self.aside():
+        proof = self.program.pipeline.proof
+        with self.aside(), nullcontext() if proof is None else proof.going_back(self.program):
             if func in rules.GRADIENTS:
                 return gradients.grad_of(self.program, *placed[0])
             return gradients.grad(self.program, *args, **kwargs)

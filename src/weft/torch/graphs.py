@@ -90,6 +90,8 @@ def check_outside(name: str, result: Any, tensors: Sequence[Tensor]) -> None:
     rank alone would have its gradient."""
     made: list[Tensor] = []
     replace(result, lambda tensor: made.append(tensor) or tensor, attributes=False)  # type: ignore[func-returns-value]
+    if not torch.is_grad_enabled():  # nothing has been made of any
+        made, tensors = [tensor for tensor in made if isinstance(tensor, nn.Parameter)], ()
     for found in parameters_of(made, {tensor.grad_fn for tensor in tensors}):
         raise UsageError(
             f"{name} uses a trainable parameter of shape {list(found.shape)} which is none of the model's, so that "

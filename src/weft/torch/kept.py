@@ -205,8 +205,11 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def handed_over(tensor: Tensor) -> Tensor:
-    """What the step gets of such a copy: it goes when the step ends, and is no leaf, as a slice of a batch is none."""
-    return tensor if isinstance(tensor, nn.Parameter) else tensor.view_as(tensor)
+    """What the step gets of such a copy: it goes when the step ends, and is no leaf, as a slice of a batch is none.
+    What is written into it gives the copy no graph."""
+    if isinstance(tensor, nn.Parameter):
+        return tensor
+    return (tensor if tensor.requires_grad else tensor.data).view_as(tensor)
 
 
 __all__ = ["Kept", "copied", "handed_over", "homes_of"]

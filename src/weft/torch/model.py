@@ -27,6 +27,7 @@ from weft.torch.recording import recorded_backward
 from weft.torch.reducer import Reducer, ReducerOptions
 from weft.torch.replicas import joined, make_reducer, synchronise
 from weft.torch.sharded import is_sharded, like, shard, whole
+from weft.torch.state_names import fitting
 from weft.torch.structure import replace
 from weft.torch.trace import Tracer
 from weft.torch.within import begin_backward, going_back, share
@@ -391,26 +392,25 @@ class DistributedModel(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Take a whole state (names of the wrapped module, or with ``module.`` before them), before or after the
-        partition; or this rank's partial one (from :meth:`local_state_dict`) after it.
+        """Take a whole state (names of the wrapped module, or as ``DataParallel`` and ``torch.compile`` change them),
+        before or after the partition; or this rank's partial one (from :meth:`local_state_dict`) after it.
 
         With ``strict``, names or shapes that do not fit are one error that lists them all, and nothing is loaded.
+        Returns the ``missing_keys`` and ``unexpected_keys``, as PyTorch does; of a partial state before the partition
+        none, for it is loaded right after that.
         """
-        content = {name.removeprefix("module."): value for name, value in state_dict.items()}
-        partial = bool(content.pop("_smp_is_partial", False))
+        partial = bool(state_dict.get("_smp_is_partial", False))
         if partial and not self.partitioned:
             self._deferred_state = (state_dict, strict)
-            return None
+            return nn.Module().load_state_dict({})
         own = self.module.state_dict(keep_vars=True)
+        means = fitting((name for name in state_dict if name != "_smp_is_partial"), own)
+        content = {means[name]: value for name, value in state_dict.items() if name in means}
         expected = {name for name in own if not partial or self.is_local(name)}
-        faults = (
-            [f"{name} is missing" for name in own if name in expected and name not in content]
-            if strict
-            else []
-        )
-        faults += (
-            [f"{name} is not part of the model" for name in content if name not in own] if strict else []
-        )
+        missing = [name for name in own if name in expected and name not in content]
+        unexpected = [name for name in content if name not in own]
+        faults = [f"{name} is missing" for name in missing] if strict else []
+        faults += [f"{name} is not part of the model" for name in unexpected] if strict else []
         faults += [
             f"{name} has the shape {list(content[name].shape)}, the model needs {list(own[name].shape)}"
             for name in own
@@ -424,7 +424,10 @@ class DistributedModel(nn.Module):
             for name, target in own.items():
                 if name in content and isinstance(target, Tensor) and self.is_local(name):
                     target.copy_(like(content[name], target))
-        return None
+        told = nn.Module().load_state_dict({})
+        told.missing_keys.extend(missing)
+        told.unexpected_keys.extend(unexpected)
+        return told
 
     def need_partition(self, what: str) -> None:
         """Raise :class:`UsageError` before the partition."""

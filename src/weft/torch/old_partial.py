@@ -28,7 +28,7 @@ def resume(session: Session, folder: Path, wanted: Wanted) -> Any:
     """Load the model, the optimizer and the user's content; any number of partitions."""
     source, optimizer, user, problem = None, None, None, []
     try:
-        source = OldPartial(folder, wanted.allow_pickle)
+        source = OldPartial(folder, wanted.allow_pickle, parts.state_names(wanted.model))
         optimizer = _optimizer(source, wanted) if wanted.optimizer is not None else None
         user = source.user_content()
     except CheckpointError as error:

@@ -53,6 +53,14 @@ def named_state(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str], d
     return tensors, aliases, objects
 
 
+def state_names(model: DistributedModel | None) -> set[str]:
+    """All names of a model's tensors, tied ones too."""
+    if model is None:
+        return set()
+    tensors, aliases, _ = named_state(model.module)
+    return {*tensors, *aliases}
+
+
 def owner_of(model: DistributedModel, name: str) -> int:
     """The partition that stores a tensor or a module's extra state: its owner, else the first."""
     if name in model.owners:
@@ -221,6 +229,7 @@ def check_optimizer(model: DistributedModel, optimizer: Any, saved: Mapping[str,
     return [
         f"group {number} of the optimizer had other parameters: "
         + ", ".join(sorted(set(mine_here) ^ set(theirs_here))[:5])
+        + " (with load_optimizer=False it begins anew)"
         for number, (mine_here, theirs_here) in enumerate(zip(groups, theirs, strict=True))
         if set(mine_here) != set(theirs_here)
     ]
@@ -233,11 +242,11 @@ def load_groups(optimizer: Any, saved: Mapping[str, Any], decoder: Decoder) -> N
 
 
 def load_optimizer(
-    session: Session, model: DistributedModel, optimizer: Any, keys: Mapping[str, list[str]],
+    session: Session, model: DistributedModel, optimizer: Any, keys: Mapping[str, Mapping[str, str]],
     values: Mapping[str, Any], more: Any, read: Reader, decoder: Decoder,
 ) -> None:  # fmt: skip
-    """The state of this rank's parameters. ``keys``: the names of each parameter's tensors. ``more``: what else
-    the optimizer saved."""
+    """The state of this rank's parameters. ``keys``: for each parameter the paths of its tensors, by their names.
+    ``more``: what else the optimizer saved."""
     flat = [name for group in parameter_names(model, optimizer) for name in group]
     content = inner(optimizer).state_dict()
     content["state"] = {}
@@ -245,7 +254,7 @@ def load_optimizer(
     for number, name in enumerate(flat):
         if mine[number] and model.is_local(name) and (name in keys or name in values):
             weight = model.module.get_parameter(name)
-            entry = {key: like(read(f"optimizer/{name}/{key}"), weight) for key in keys.get(name, ())}
+            entry = {key: like(read(path), weight) for key, path in keys.get(name, {}).items()}
             content["state"][number] = {**entry, **decoder.decode(values.get(name, {}))}
     if isinstance(optimizer, DistributedOptimizer):
         optimizer.load_own_state(content, decoder.decode(more))

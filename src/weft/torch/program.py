@@ -28,7 +28,19 @@ from weft.torch.signature import Spec, Watch, describe_result, described_shapes,
 from weft.torch.structure import build, replace
 from weft.torch.tape import Alias, Tape, Value, check_stale
 from weft.torch.untouched import unwritten
-from weft.torch.views import aliases_of, as_before, join, need_grad, outdate, received, without_grad, writable
+from weft.torch.views import (
+    Taken,
+    aliases_of,
+    as_before,
+    join,
+    need_grad,
+    outdate,
+    received,
+    take,
+    taken_value,
+    without_grad,
+    writable,
+)  # fmt: skip
 from weft.torch.wire import decode, encode
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message
 
@@ -62,6 +74,8 @@ class Program:
         self._numbers = 0
         self.calls = 0
         self._adopted: dict[int, tuple[Tensor, Value]] = {}
+        self.taken: list[Taken] = []
+        """Memory of every rank's that one has written into."""
         self.renewed: list[tuple[Tensor, Value, Tensor | None]] = []
         """What :func:`views.writable` has made copies of for the present call: tensor, value, and what it was."""
 
@@ -77,7 +91,7 @@ class Program:
             return value
         owner = tensor._weft_owner if value is None else value.owner  # type: ignore[attr-defined]
         if owner is None:
-            return None
+            return taken_value(self, tensor) if self.taken else None
         if id(tensor) in self.pipeline.buffers:
             self.pipeline.buffers[id(tensor)].use(self.microbatch.index)
         adopted = self._adopted.get(id(tensor))
@@ -277,6 +291,7 @@ class Program:
         alias = old.alias if old is not None else None
         value = self.new_value(owner, alias)
         value.alias.version += 1
+        take(self, tensor, value, old is None, actual)
         if old is not None and self.rank != owner:
             outdate(self, tensor, old)
         if owner == self.rank:
@@ -407,6 +422,7 @@ class Program:
         self.tape.clear()
         self._adopted.clear()
         self.renewed.clear()
+        self.taken.clear()
         del self.tape, self.microbatch
 
     # --- reading ------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,13 @@ from weft.torch.plan import Plan
 from weft.torch.saving import Saves, meet
 from weft.torch.shard_file import ShardReader
 from weft.torch.state import Session
+from weft.torch.state_names import fitting
 
 log = logging.getLogger("weft")
-APART = ("record", "checked", "shard_optimizer_state", "offload_activations", "sharded_data_parallel_degree")
+APART = (
+    "record", "checked", "inputs", "verify", "verify_report", "heartbeat_timeout", "wait_timeout",
+    "shard_optimizer_state", "offload_activations", "sharded_data_parallel_degree",
+)  # fmt: skip
 """Settings on which no split depends."""
 
 
@@ -145,7 +149,11 @@ def restore(session: Session, save: Found, wanted: Wanted) -> Any:
     content = index.content
     ranks: Mapping[str, Any] = content["ranks"]
     mine, exact = parts.rank_content(session, ranks)
-    names = model_names(index)
+    saved = model_names(index)
+    means = fitting(saved, parts.state_names(wanted.model))
+    names = {means[name]: shape for name, shape in saved.items()}
+    if "optimizer" in content:
+        content = {**content, "optimizer": _renamed(content["optimizer"], means)}
     wrong = [] if wanted.model is None else parts.check_model(wanted.model, names, wanted.strict)
     if wanted.optimizer is not None and "optimizer" in content:
         wrong += parts.check_optimizer(wanted.model, wanted.optimizer, content["optimizer"])
@@ -159,11 +167,19 @@ def restore(session: Session, save: Found, wanted: Wanted) -> Any:
     if wanted.optimizer is not None and wanted.states and "optimizer" in content:
         parts.load_groups(wanted.optimizer, content["optimizer"], decoder)
     if wanted.model is not None:
-        _fix_plan(session, wanted.model, content)
-        land_with(wanted.model, lambda: _land(session, reader, names, wanted, decoder))
+        _fix_plan(session, wanted.model, content, saved.keys())
+        land_with(wanted.model, lambda: _land(session, reader, means, wanted, decoder))
     if wanted.random_states and mine is not None:
         parts.load_random(session, mine, exact, decoder)
     return user
+
+
+def _renamed(saved: Mapping[str, Any], means: Mapping[str, str]) -> dict[str, Any]:
+    """What was saved of an optimizer, with the model's names for its parameters."""
+    groups = [
+        {**group, "params": [means.get(name, name) for name in group["params"]]} for group in saved["groups"]
+    ]
+    return {**saved, "groups": groups}
 
 
 def land_with(model: Any, land: Callable[[], None]) -> None:
@@ -185,10 +201,12 @@ def model_names(index: Index) -> dict[str, tuple[int, ...]]:
     return names | {alias: names[first] for alias, first in aliases.items()}
 
 
-def _fix_plan(session: Session, model: Any, content: Mapping[str, Any]) -> None:
-    """The split of the checkpoint is this job's too, where its settings ask for the same kind of split."""
+def _fix_plan(session: Session, model: Any, content: Mapping[str, Any], saved: Collection[str]) -> None:
+    """The split of the checkpoint is this job's too, where its settings ask for the same kind of split, and the model
+    has the tensors that were saved, neither more nor fewer."""
     text = content.get("model", {}).get("plan")
-    same = content["settings"] == split_settings(session)
+    before = {name: value for name, value in content["settings"].items() if name not in APART}
+    same = before == split_settings(session) and saved == parts.state_names(model)
     if text is None or model.partitioned or not same or not session.settings.auto_partition:
         return
     plan = Plan.from_json(text)
@@ -204,23 +222,29 @@ def split_settings(session: Session) -> dict[str, Any]:
 
 
 def _land(
-    session: Session, reader: ShardReader, names: Mapping[str, Any], wanted: Wanted, decoder: Decoder
+    session: Session, reader: ShardReader, means: Mapping[str, str], wanted: Wanted, decoder: Decoder
 ) -> None:
+    """``means``: for each name in the checkpoint the model's."""
     content = reader.index.content
     aliases = content.get("model", {}).get("aliases", {})
+    given = {name: saved for saved, name in means.items()}
     parts.load_model(
-        session, wanted.model, names, lambda name: reader.read(f"model/{aliases.get(name, name)}")
+        session,
+        wanted.model,
+        given,
+        lambda name: reader.read(f"model/{aliases.get(given[name], given[name])}"),
     )
     parts.load_extra(session, wanted.model, content["extra"], decoder)
     if wanted.optimizer is not None and "optimizer" in content:
-        keys: dict[str, list[str]] = {}
+        keys: dict[str, dict[str, str]] = {}
         for path in reader.index.tensors:
             if path.startswith("optimizer/"):
                 name, _, key = path.removeprefix("optimizer/").rpartition("/")
                 if wanted.states or key == MASTERS:
-                    keys.setdefault(name, []).append(key)
+                    keys.setdefault(means.get(name, name), {})[key] = path
+        values = {means.get(name, name): value for name, value in content["optimizer_values"].items()}
         parts.load_optimizer(
-            session, wanted.model, wanted.optimizer, keys, content["optimizer_values"] if wanted.states else {},
+            session, wanted.model, wanted.optimizer, keys, values if wanted.states else {},
             content["optimizer"].get("more"), reader.read, decoder,
         )  # fmt: skip
     log.info("rank %d read %d bytes of %s", session.rank, reader.bytes_read, reader.folder)

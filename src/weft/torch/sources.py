@@ -15,7 +15,7 @@ import io
 import json
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from weft.errors import CheckpointError
 from weft.torch.content import named_dtype
 from weft.torch.optimizer import MASTERS, SCALE
 from weft.torch.shard_file import safetensors
+from weft.torch.state_names import fitting
 
 _INDEXES = ("model.safetensors.index.json",)
 _METADATA = ".metadata"
@@ -70,6 +71,19 @@ class InMemory(Source):
 
     def read(self, name: str) -> Tensor:
         return self.tensors[name]
+
+
+class Renamed(Source):
+    """Another source, with the names that a model has for its tensors."""
+
+    def __init__(self, source: Source, wanted: Collection[str]) -> None:
+        means = fitting(source.shapes, wanted)
+        self._source = source
+        self._names = {name: given for given, name in means.items()}
+        self.shapes = {means[given]: shape for given, shape in source.shapes.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._source.read(self._names[name])
 
 
 class TorchFile(InMemory):
@@ -121,7 +135,7 @@ def load_file(path: Path, allow_pickle: bool = False, **options: Any) -> Any:
 
 
 def find_state(content: Any, path: Path) -> dict[str, Any]:
-    """The model's state in what a file held, names without ``module.``."""
+    """The model's state in what a file held."""
     for key in _STATE_NAMES:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -130,7 +144,7 @@ def find_state(content: Any, path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} holds no model's state: expected a dict of tensors by name, or one under model, module, state_dict"
         )
-    return {str(name).removeprefix("module."): value for name, value in content.items()}
+    return {str(name): value for name, value in content.items()}
 
 
 class Safetensors(Source):
@@ -141,19 +155,17 @@ class Safetensors(Source):
         from safetensors import SafetensorError, safe_open
 
         self._files: dict[str, Any] = {}
-        shapes: dict[str, tuple[int, ...]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
         for name in self._names(path):
             file = path.parent / name
             try:
                 opened = safe_open(file, "pt")
                 self._files |= dict.fromkeys(opened.keys(), opened)
-                shapes |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}
+                self.shapes |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}
             except (SafetensorError, OSError, RuntimeError, ValueError) as error:
                 raise CheckpointError(
                     f"{file} is missing, damaged, or no safetensors file: {error}"
                 ) from error
-        self.shapes = {name.removeprefix("module."): shape for name, shape in shapes.items()}
-        self._files = {name.removeprefix("module."): (name, file) for name, file in self._files.items()}
 
     @staticmethod
     def _names(path: Path) -> list[str]:
@@ -172,8 +184,7 @@ class Safetensors(Source):
         return names
 
     def read(self, name: str) -> Tensor:
-        key, file = self._files[name]
-        value: Tensor = file.get_tensor(key)
+        value: Tensor = self._files[name].get_tensor(name)
         return value
 
 
@@ -218,7 +229,7 @@ class Distributed(Source):
         if not any(names.values()):
             names = {key: key for key in found}
         self._keys = {
-            name.removeprefix("module."): (key, found[key]) for key, name in names.items() if name
+            name: (key, found[key]) for key, name in names.items() if name
         }  # beside the model's lie the optimizer's tensors and the like
         self.shapes = {name: tuple(meta.size) for name, (_, meta) in self._keys.items()}
 
@@ -271,15 +282,17 @@ def read_metadata(folder: Path) -> Any:
 
 
 class OldPartial(InMemory):
-    """``model_<rank>.pt`` files, each a pipeline rank's part; ranks named as in any version."""
+    """``model_<rank>.pt`` files, each a pipeline rank's part; ranks named as in any version. ``wanted``: the names that
+    the model has for its tensors."""
 
-    def __init__(self, folder: Path, allow_pickle: bool = False) -> None:
+    def __init__(self, folder: Path, allow_pickle: bool = False, wanted: Collection[str] = ()) -> None:
         self.folder = folder
         self.allow_pickle = allow_pickle
         self.held: dict[str, set[str]] = {}
         merged: dict[str, Any] = {}
         for path in sorted(folder.glob("model_*.pt")):
             part = find_state(load_file(path, allow_pickle), path)
+            part = {name: part[given] for given, name in fitting(part, wanted).items()}
             self.held[path.stem.removeprefix("model_")] = set(part)
             merged |= part
         super().__init__(merged)

@@ -271,7 +271,8 @@ class Tape:
         tensor = value.data(tensor)
         if value.segment is self.current or not tensor.requires_grad or isinstance(tensor, nn.Parameter):
             return tensor
-        self.remember(value, tensor)
+        if torch.is_grad_enabled():  # else it may be a view that autograd cannot follow
+            self.remember(value, tensor)
         return self.enter(value, tensor)
 
     def remember(self, value: Value, tensor: Tensor) -> None:

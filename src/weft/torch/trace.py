@@ -19,7 +19,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, MutableSet
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -399,9 +399,13 @@ def trace(
                         written, replaced, numpy = watched(tracer, run, streams)
                     if any(each.lazy for each in attributes):  # a second microbatch finds them
                         tracer.watching = False
-                        with note(root, lambda: tracer.stack[-1].name) as again:
-                            run()
-                        places = {each.place for each in again}
+                        places = {each.place for each in attributes}
+                        with suppress(
+                            RuntimeError
+                        ):  # what the first one has left may have a graph that is freed
+                            with note(root, lambda: tracer.stack[-1].name) as again:
+                                run()
+                            places = {each.place for each in again}
                         attributes = [replace(each, lazy=each.place not in places) for each in attributes]
                     kinds = kinds_of(tracer.everything)
                     if device.type == "cpu":

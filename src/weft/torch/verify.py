@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -107,7 +108,9 @@ class Recorded:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         microbatch = self.proof.session.drawing
-        if microbatch is None:
+        if (
+            microbatch is None or microbatch.index in self.proof.back
+        ):  # an activation checkpoint runs it again
             return self.inner(*args, **kwargs)
         calls, index = self.proof.calls, microbatch.index
         number = calls[index, self.name] = calls.get((index, self.name), 0) + 1
@@ -128,6 +131,7 @@ class Proof:
         self.calls: dict[tuple[int, str], int] = {}
         self.units: dict[tuple[int, str, int], tuple[list[Sketch], list[Sketch]]] = {}
         self.given: dict[int, list[Fingerprint | None]] = {}
+        self.back: set[int] = set()
         self._reference = Reference()
         self._recorded: list[tuple[UnitCall, Recorded]] = []
         self._before: dict[str, Fingerprint | None] = {}
@@ -174,6 +178,15 @@ class Proof:
                 noted.append(None)
             else:
                 noted.append(fingerprint(tensor if value is None else value.data(tensor)))
+
+    @contextmanager
+    def going_back(self, program: Any) -> Iterator[None]:
+        """Inside, a backward pass of the microbatch runs."""
+        self.back.add(program.microbatch.index)
+        try:
+            yield
+        finally:
+            self.back.discard(program.microbatch.index)
 
     # --- after the step -----------------------------------------------------------------------------------
 

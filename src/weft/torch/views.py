@@ -6,19 +6,27 @@ autograd knows them to be views is copied, and they become views of the copy.
 
     before the message    h = ...       part = h[:, 0]           one memory
     after it              h += 1        writes a copy h', and part becomes h'[:, 0]
+
+What every rank has computed for itself is one rank's from the moment that only that rank writes into it, and so is all
+that shares its memory:
+
+    every rank            out = zeros   part = out[:, 0]
+    rank 1                part += h     out is rank 1's, too
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from weft.errors import UsageError
 from weft.torch.private import base_of
-from weft.torch.tape import Alias, Value
+from weft.torch.tape import Alias, Segment, Value
 
 
 def writable(program: Any, tensor: Tensor, value: Value, local: Tensor) -> Tensor:
@@ -56,6 +64,8 @@ def writable(program: Any, tensor: Tensor, value: Value, local: Tensor) -> Tenso
         program.tape.remember(whole, root)
         copy = program.tape.enter(whole, root)
     copy = copy.clone()
+    for taken in program.taken:
+        taken.apart = taken.apart or taken.alias is value.alias
     if copy.stride() != root.stride():  # the whole has gaps
         return local.clone()
     for (view, known), data, of in zip(members, held, wholes, strict=True):
@@ -114,6 +124,74 @@ def outdate(program: Any, tensor: Tensor, value: Value) -> None:
         for view in (written, *(reference() for reference in known.alias.views)):
             if view is not None and view is not tensor and (found := shares(program, view, data)) is not None:
                 found.stale = True
+
+
+@dataclass
+class Taken:
+    """Memory that every rank had filled, until ``owner`` alone wrote into it, in a ``segment``. ``apart``: a copy was
+    written, since what was there had a graph of every rank's, or one of an earlier segment."""
+
+    storage: Any
+    first: int
+    end: int
+    owner: int
+    alias: Alias
+    segment: Segment | None
+    apart: bool
+    module: str
+
+
+def take(program: Any, tensor: Tensor, value: Value, every: bool, actual: Tensor | None) -> None:
+    """``tensor`` has just been written by the rank of its new ``value``; ``every``: it was every rank's before;
+    ``actual``: what it is on its owner."""
+    for known in program.taken:
+        if known.alias is value.alias:
+            known.segment = value.segment
+    place = span(tensor) if every else None
+    if place is None:
+        return
+    wrote = program.rank == value.owner and torch.is_grad_enabled()
+    apart = actual is not tensor if wrote else tensor.requires_grad
+    program.taken.append(
+        Taken(
+            tensor.untyped_storage(), *place, value.owner, value.alias, value.segment, apart, program.module
+        )
+    )
+
+
+def taken_value(program: Any, tensor: Tensor) -> Value | None:
+    """The value of a tensor that lies in such memory; None for any other.
+
+    Raises:
+        UsageError: A copy was written, and this tensor should show it.
+    """
+    place = span(tensor)
+    if place is None:
+        return None
+    storage = tensor.untyped_storage().data_ptr()
+    for taken in program.taken:
+        if taken.storage.data_ptr() == storage and place[0] < taken.end and taken.first < place[1]:
+            if taken.apart:
+                raise UsageError(
+                    f"a tensor of shape {list(tensor.shape)} that every rank has shares memory with one that "
+                    f"{taken.module or 'the step'} has written into on one rank alone, and does not show that: use the "
+                    "tensor that was written, or make the view anew from it"
+                )
+            value: Value = program.new_value(taken.owner, taken.alias)
+            value.segment = taken.segment
+            taken.alias.views.append(weakref.ref(tensor))
+            tensor._weft_value = value  # type: ignore[attr-defined]
+            return value
+    return None
+
+
+def span(tensor: Tensor) -> tuple[int, int] | None:
+    """The first of the addresses between which a tensor's data lie, and the one after the last; None without data."""
+    if memory(tensor) is None or not tensor.numel():
+        return None
+    ends = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    first = tensor.data_ptr()
+    return first, first + (ends + 1) * tensor.element_size()
 
 
 def join(program: Any, tensor: Tensor, alias: Alias) -> None:

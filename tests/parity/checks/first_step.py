@@ -100,6 +100,31 @@ def inputs_written_by_the_step() -> list[float]:
 
 
 @check
+def inputs_that_get_what_modules_compute() -> None:
+    """The trace runs the step several times, and none goes on from the graph of another."""
+    net = seeded(models.Chain)
+    alone = copy.deepcopy(net)
+    model = model_of(net)
+
+    def body(net: Any, x: Tensor, y: Tensor) -> Tensor:
+        h = net(x * 1.0)
+        part = x[:, 1:3]
+        part += h.mean()
+        return F.mse_loss(h, y)
+
+    @weft.step
+    def step(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        loss = body(model, x, y)
+        model.backward(loss)
+        return loss
+
+    for batch in vectors(steps=2):
+        x, y = batch["x"], batch["y"]
+        losses = [body(alone, a.clone(), b).detach() for a, b in zip(x.chunk(4), y.chunk(4), strict=True)]
+        torch.testing.assert_close(step(model, x, y).outputs, losses, rtol=1e-5, atol=0.0)
+
+
+@check
 def gradients_that_inputs_and_outside_tensors_had() -> list[Any]:
     net, head = seeded(models.Chain), seeded(nn.Linear, WIDTH, 3)
     alone, alone_head = copy.deepcopy(net), copy.deepcopy(head)

@@ -600,3 +600,33 @@ def parts_that_write_their_input_without_gradients() -> None:
     ):
         for body in (run, own):
             same_as_alone(seeded(Net, body), vectors(), places=places)
+
+
+@check
+def views_of_what_all_ranks_have_get_what_one_computes() -> None:
+    """The whole, and other views of it, are then that rank's, too."""
+
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = parts.a(x)
+        own = x * 0.5
+        part, other = own[:, 1:3], own[:, 2:]
+        part += h[:, :2]
+        h = parts.b(own + 0) + h + other.mean()
+        part[:, 0] = 0.3
+        row = own[0]
+        row *= h[0]
+        return parts.d(own + parts.c(h)) + own
+
+    def filled(parts: Any, x: Tensor) -> Tensor:
+        out = torch.zeros(len(x), WIDTH)
+        rows = out[:1]
+        for number, part in enumerate((parts.a, parts.b, parts.c)):
+            out[:, number].copy_(part(x).mean(1))
+            x = x + out * 0.1 + rows.mean()
+        with torch.no_grad():
+            out[:, 7].add_(parts.d(out)[:, 0])
+        return parts.d(out.clone()) + out
+
+    for body in (run, filled):
+        for places in (ALTERNATING, OPPOSITE, None):
+            same_as_alone(seeded(Between, body), vectors(), places=places)
