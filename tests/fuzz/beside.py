@@ -173,7 +173,7 @@ def split(names: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Step]:
             lambda model: model.local_named_buffers(),
         )
         for index, model in enumerate(models):
-            done.attributes |= attributes(index, model.local_named_modules())
+            done.attributes |= attributes(index, ran_here(model))
         for optimizer in (*optimizers, beside):
             optimizer.step()
         if names["EVALUATE"]:
@@ -239,6 +239,15 @@ def note(
         done.gradients |= prefixed(index, gradients(parameters(model)))
         done.buffers |= prefixed(index, copies(buffers(model)))
     done.gradients["temperature"] = None if temperature.grad is None else temperature.grad.clone()
+
+
+def ran_here(model: Any) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that this rank has, but for those without state: they run wherever their arguments are."""
+    elsewhere = [unit.name for unit in model.plan.units if unit.partition < 0] if model.plan else []
+    for name, module in model.local_named_modules():
+        plain = name.removeprefix("module").removeprefix(".")
+        if not any(plain == unit or plain.startswith(f"{unit}.") for unit in elsewhere):
+            yield name, module
 
 
 def attributes(index: int, modules: Any) -> dict[str, Any]:

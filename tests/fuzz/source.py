@@ -552,7 +552,9 @@ class Body:
         t, new = pick(self.whole, do.a), self.new()
         self.whole.append(new)
         what = (f"self.m{number}", f"lambda t: self.m{number}(t) + t.sin()")[do.how % 2]
-        return [f"{new} = checkpoint({what}, {t}, use_reentrant={do.how % 4 == 3})"]
+        # where PyTorch's own refuses in the backward pass what writes into its argument
+        reentrant = do.how % 4 == 3 and getattr(self.block.children[number], "kind", "") != "Writes"
+        return [f"{new} = checkpoint({what}, {t}, use_reentrant={reentrant})"]
 
     def do_loop(self, do: Do) -> list[str]:
         number = self.child(do.b, *SIZED, other=True)

@@ -35,6 +35,8 @@ class GlueWatch(TorchFunctionMode):
                     self.tracer.use(part, record)
                     operands.append(part)
         result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.is_nested:
+            self.tracer.whole.setdefault(record.name, "")
         self.tracer.create(result, record)
         self.tracer.operations.note(record.name, operands, result)
         return result

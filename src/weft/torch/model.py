@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
@@ -78,6 +79,7 @@ class DistributedModel(nn.Module):
         self._comm_hook: tuple[object, Callable[..., Any]] | None = None
         if isinstance(module, DistributedModel):
             raise UsageError("the model is a DistributedModel already: wrap a plain nn.Module, once")
+        _refuse_lazy(module)
         self.module = module
         self.partitioned = False
         self.sharded = False
@@ -433,3 +435,16 @@ class DistributedModel(nn.Module):
         """Raise :class:`UsageError` before the partition."""
         if not self.partitioned:
             raise UsageError(f"{what} is known only after the partition, which the first step makes")
+
+
+def _refuse_lazy(module: nn.Module) -> None:
+    """Refuse parameters and buffers that have no shape yet."""
+    named = (*module.named_parameters(), *module.named_buffers())
+    found = [
+        name for name, tensor in named if isinstance(tensor, (UninitializedParameter, UninitializedBuffer))
+    ]
+    if found:
+        raise UsageError(
+            f"the model has parameters without a shape ({', '.join(found[:5])}): a lazy module makes them when it is "
+            "first called. Call the module with an example before it is wrapped: module(example)"
+        )

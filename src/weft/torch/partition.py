@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace as replace_fields
 from typing import Any
@@ -42,6 +42,14 @@ from weft.torch.untouched import untouched
 from weft.torch.within import no_training
 
 log = logging.getLogger("weft")
+WHOLE_BY_FUNCTION = (
+    "%s calls modules in the torch.autograd.Function %s, which may call them in its backward pass too, so it stays on "
+    "one partition as a whole. If the function gets these modules as arguments, only they have to lie together"
+)
+WHOLE_BY_NESTED = (
+    "%s has nested tensors (torch.nested) in its own code, so it stays on one partition as a whole. To split it, keep "
+    "them inside of its modules, and hand their values() and offsets() over"
+)
 
 
 def partition_models(
@@ -110,11 +118,11 @@ def make_plan(
         )
     tree = Tree(model.module, traced)
     for name, function_name in traced.whole.items():
+        if not tree.children[name]:
+            continue
         log.warning(
-            "%s calls modules in the torch.autograd.Function %s, which may call them in its backward pass too, so "
-            "it stays on one partition as a whole. If the function gets these modules as arguments, only they have to "
-            "lie together",
-            name or f"the model ({type(model.module).__name__})", function_name,
+            WHOLE_BY_FUNCTION if function_name else WHOLE_BY_NESTED,
+            name or f"the model ({type(model.module).__name__})", *([function_name] if function_name else ()),
         )  # fmt: skip
     settings = session.settings
     if settings.auto_partition:
@@ -239,13 +247,30 @@ def _plan(
         parameters = dict.fromkeys(names.values(), 0)
     attributes = own(traced.attributes, [unit.name for unit in units])
     return Plan(
-        tuple(units), parameters, _written(tree, traced, where, pieces), traced.numpy, attributes=attributes
-    )
+        tuple(units), parameters, _written(tree, traced, where, pieces), traced.numpy, attributes=attributes,
+        serial=_serial(traced, [unit.name for unit in units]),
+    )  # fmt: skip
+
+
+def _serial(traced: Trace, units: Sequence[str]) -> bool:
+    """Whether microbatches must not overlap: what one writes into a parameter another's backward pass would use."""
+    found = [
+        name
+        for name, kept in traced.written_parameters.items()
+        if kept or not any(is_below(name, unit) for unit in units)
+    ]
+    if found:
+        log.warning(
+            "the forward pass writes into %s, which the backward pass needs as it was: each microbatch waits for the "
+            "one before, as in one process, and partitions do not work at the same time. If the parameter is no "
+            "weight, make it a buffer", ", ".join(found),
+        )  # fmt: skip
+    return bool(found)
 
 
 def _writes(traced: Trace, name: str) -> int:
     """How often a microbatch calls the unit, if it leaves something to the next one: buffers, attributes."""
-    written = traced.written_buffers | traced.replaced_buffers
+    written = traced.written_buffers | traced.replaced_buffers | traced.written_parameters.keys()
     keeps = any(is_below(buffer, name) for buffer in written) or any(
         each.in_order and each.inside(name) for each in traced.attributes
     )
@@ -287,12 +312,12 @@ def manual(
         for name in tree.records
         if len(inside(name)) > 1 or (tree.must_open(name) and tree.openable(name))
     }
-    refused = [name for name in sorted(opened) if name and not tree.openable(name)]
+    refused = [name or "the model" for name in sorted(opened) if not tree.openable(name)]
     if refused:
         raise PlacementError(
             f"{', '.join(refused)} cannot be split over partitions: it is compiled, calls its modules in a "
-            "torch.autograd.Function, or passes objects between them that cannot be sent. Put it on one partition as a "
-            "whole"
+            "torch.autograd.Function, has nested tensors (torch.nested) in its own code, or passes objects between its "
+            "modules that cannot be sent. Put it on one partition as a whole"
         )
     pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
     places = [min(inside(piece.name) or {wished[piece.name]}) for piece in pieces]

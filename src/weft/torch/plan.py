@@ -40,7 +40,8 @@ class PlannedUnit:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where a model's parts go. ``parameters``: those of opened modules; ``buffers``: those that the model writes."""
+    """Where a model's parts go. ``parameters``: those of opened modules; ``buffers``: those that the model writes;
+    ``serial``: a microbatch begins when the one before has ended."""
 
     units: tuple[PlannedUnit, ...]
     parameters: dict[str, int]
@@ -48,6 +49,7 @@ class Plan:
     numpy: bool
     chosen: dict[str, Any] | None = None
     attributes: tuple[tuple[str, str], ...] = ()
+    serial: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

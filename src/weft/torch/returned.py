@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.errors import DivergenceError
+from weft.errors import DivergenceError, UsageError
 from weft.torch.program import Program
 from weft.torch.signature import shown
 from weft.torch.structure import replace
@@ -25,8 +25,27 @@ SMALL_BYTES = 4096
 """Up to this size a message costs more than what it carries."""
 
 
+class Outside(torch.autograd.Function):
+    """The end of a step's graph for what is outside of it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise UsageError(
+            "a backward pass from outside of the step comes to what the step returned, but the model is split, and the "
+            "graph lies on several ranks: compute the loss in the function that @weft.step decorates, and call "
+            "model.backward(loss) there"
+        )
+
+
 class Returned:
-    """The results of one step of ``microbatches``; with ``detach`` their tensors carry no graph."""
+    """The results of one step of ``microbatches``; with ``detach`` their tensors carry no graph.
+
+    Without it they need a gradient where they would, but going backward from them is refused, on every rank alike.
+    """
 
     def __init__(self, microbatches: int, detach: bool) -> None:
         self._detach = detach
@@ -46,7 +65,18 @@ class Returned:
         """The results of all microbatches, once all have been delivered."""
         if not self._arrived:
             return list(results)
-        return [replace(result, lambda tensor: self._arrived.get(id(tensor), tensor)) for result in results]
+        return [replace(result, self._whole) for result in results]
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        arrived = self._arrived.get(id(tensor))
+        return tensor if arrived is None else self._ended(arrived, tensor)
+
+    def _ended(self, data: Tensor, tensor: Tensor) -> Tensor:
+        """``data`` of a result that another rank may have, or this one, as all ranks give it."""
+        if self._detach or not tensor.requires_grad:
+            return data
+        ended: Tensor = Outside.apply(data.detach().requires_grad_())
+        return ended
 
     def _send_or_receive(self, program: Program, tensor: Tensor) -> Tensor:
         value = program.value_of(tensor)
@@ -62,10 +92,12 @@ class Returned:
                 received: Tensor = program.microbatch.receive(
                     value.owner, key, "a tensor that the step returns"
                 ).payload
-                return received
+                return self._ended(received, tensor)
             for peer in program.pipeline.others():
                 program.pipeline.channel.send(peer, Message(key, local.detach()))
-        return local.detach() if self._detach and (value is None or value.owner == program.rank) else local
+        if value is None or value.owner != program.rank:
+            return local.detach() if self._detach and value is None else local
+        return local.detach() if self._detach else self._ended(local, local)
 
     def _exchange(self, program: Program) -> None:
         """Send this rank's small tensors and receive those of the others, in the order of the microbatches."""

@@ -151,9 +151,12 @@ class Step:
         left: list[Any] = []
         order = self._order(session, batch.microbatches)
         returned = Returned(batch.microbatches, self.detach_outputs)
+        serial = any(model.plan is not None and model.plan.serial for model in session.models)
 
         def body(microbatch: Microbatch) -> Any:
             microbatch.expected = self._latest
+            if serial:
+                microbatch.follow_whole()
             result = self._microbatch(session, batch, microbatch, context, drew, order, returned)
             latest.append(microbatch.latest)
             if own and microbatch.index == batch.microbatches - 1:

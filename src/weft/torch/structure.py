@@ -175,6 +175,11 @@ class Describer:
 
 def describe_tensor(tensor: Tensor) -> list[Any]:
     """[dtype, shape, strides, whether it needs a gradient] of ``tensor``."""
+    if tensor.is_nested:
+        raise UsageError(
+            "returns a nested tensor, which cannot be described to the other ranks: return its values() and offsets(), "
+            "or keep the module that calls it in one piece: weft.set_partition(parent, index)"
+        )
     strides = list(tensor.stride()) if tensor.layout == torch.strided else None
     return [str(tensor.dtype)[6:], list(tensor.shape), strides, tensor.requires_grad]
 

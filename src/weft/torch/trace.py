@@ -91,9 +91,10 @@ class Trace:
     ``leaking``: modules out of which tensors get by another way than their result (an attribute, a hook, a list that
     they are given), so that they must be opened; ``attributes``: those of modules that were written; ``operations``:
     what ran, and on whose results; ``around``: what the step itself costs, outside of the model; ``numpy``: whether it
-    draws from NumPy's global random state; ``whole``: modules whose own code runs a
-    ``torch.autograd.Function`` that calls modules it was not given, with its name: they must not be opened;
-    ``together``: such functions, and the modules that they were given and called."""
+    draws from NumPy's global random state; ``whole``: modules whose own code runs a ``torch.autograd.Function`` that
+    calls modules it was not given, with its name, or has nested tensors (no name): they must not be opened;
+    ``together``: such functions, and the modules that they were given and called; ``written_parameters``: those that a
+    forward pass writes, and whether autograd keeps them for the backward pass."""
 
     records: dict[str, Record]
     leaking: set[str]
@@ -106,6 +107,7 @@ class Trace:
     around: Record
     numpy: bool
     seconds: float
+    written_parameters: dict[str, bool] = field(default_factory=dict)
 
 
 def contents_of(arguments: Iterable[Any]) -> list[Any]:
@@ -151,6 +153,8 @@ class Tracer:
         self.own: dict[int, str] = {id(parameter): name for name, parameter in root.named_parameters()}
         self.writes = ParameterWrites(root)
         self.seen_storages = {storage_key(p) for p in root.parameters()}
+        self.saved: set[int] = set()
+        """The storages that autograd keeps for the backward pass."""
         self.went_backward = False
         self.going_back = False
         self.reached = 0.0
@@ -293,10 +297,19 @@ class Tracer:
     def save(self, tensor: Tensor) -> Tensor:
         """autograd keeps ``tensor`` for the backward pass."""
         pointer = storage_key(tensor) if tensor.layout == torch.strided else 0
+        self.saved.add(pointer)
         if pointer not in self.seen_storages:
             self.seen_storages.add(pointer)
             self.stack[-1].saved_bytes += tensor.numel() * tensor.element_size()
         return tensor.detach() if tensor.grad_fn is not None else tensor
+
+    def written_parameters(self) -> dict[str, bool]:
+        """Those that a forward pass wrote, and whether autograd has kept them."""
+        storages = self.writes.written()
+        if not storages:
+            return {}
+        keys = {name: storage_key(parameter) for name, parameter in self.root.named_parameters()}
+        return {name: key in self.saved for name, key in keys.items() if key in storages}
 
     # --- backward -----------------------------------------------------------------------------------------
 
@@ -437,7 +450,7 @@ def trace(
     leaking = {name for name in tracer.leaking if name in tracer.records}
     return Trace(
         {r.name: r for r in records}, leaking, tracer.whole, tracer.together, written, replaced, attributes,
-        tracer.operations, tracer.top, numpy, time.perf_counter() - started,
+        tracer.operations, tracer.top, numpy, time.perf_counter() - started, tracer.written_parameters(),
     )  # fmt: skip
 
 

@@ -49,6 +49,10 @@ class ParameterWrites(TorchFunctionMode):
                     self._kept[parameter] = parameter.detach().clone()
         return func(*args, **(kwargs or {}))
 
+    def written(self) -> set[int]:
+        """The storages of the parameters that were ever written."""
+        return {storage_key(parameter) for parameter in self._kept}
+
     def undo(self) -> None:
         """Give the parameters that were ever written what they held before."""
         for parameter, content in self._kept.items():

@@ -463,15 +463,24 @@ def parts_that_write_their_input() -> None:
 
 @check
 def parameters_that_the_forward_pass_writes() -> None:
+    """Microbatches do not overlap then, whatever the schedule: each one's gradients are of what it has written."""
+
     class Shrinks(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             self.weight.data.mul_(0.9)
             return super().forward(x)
 
+    class Counts(Shrinks):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.weight.mul_(0.9)
+                self.bias += x.mean()
+            return nn.Linear.forward(self, x)
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b = Shrinks(WIDTH, WIDTH), Shrinks(WIDTH, WIDTH)
+            self.a, self.b = Shrinks(WIDTH, WIDTH), Counts(WIDTH, WIDTH)
             self.c, self.d = models.Block(), models.Block()
             self.offset = nn.Parameter(torch.ones(WIDTH))
 
@@ -482,7 +491,38 @@ def parameters_that_the_forward_pass_writes() -> None:
             return self.d(self.c(x)) + self.offset
 
     for places in (ALTERNATING, OPPOSITE, None):
-        same_as_alone(seeded(Net), vectors(), places=places, microbatches=1)
+        for pipeline in ("interleaved", "simple", "zb_h1"):
+            same_as_alone(seeded(Net), vectors(), places=places, pipeline=pipeline)
+    same_as_alone(seeded(Net), vectors(), pipeline="looped")
+
+
+@check
+def averages_that_the_forward_pass_keeps_in_parameters() -> None:
+    """A momentum encoder inside of a module: microbatches overlap, and each finds what the one before has left."""
+
+    class Momentum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.online, self.slow = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                for slow, online in zip(self.slow.parameters(), self.online.parameters(), strict=True):
+                    slow.mul_(0.9).add_(online, alpha=0.1)
+                target = self.slow(x)
+                self.slow.bias += target.mean(0)
+            return self.online(x) * 2 - target
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c, self.d = Momentum(), models.Block(), Momentum(), models.Block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.d(self.c(self.b(self.a(x))))
+
+    for places in (ALTERNATING, OPPOSITE, None):
+        same_as_alone(seeded(Net), vectors(), places=places)
 
 
 @check

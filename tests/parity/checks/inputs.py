@@ -6,11 +6,13 @@ import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from weft.errors import UsageError
 
 from .. import models
 from ..compare import Record, device, gradients
@@ -219,7 +221,7 @@ def a_step_as_a_class_attribute() -> None:
 
 @check
 def results_that_stay_in_the_graph() -> None:
-    """`detach_outputs=False` keeps the graph on the rank that made a result, where one can be kept."""
+    """With `detach_outputs=False` results need gradients, but no rank goes backward from outside of the step."""
     model, alone = chain()
     x = vectors()[0]["x"]
 
@@ -227,8 +229,16 @@ def results_that_stay_in_the_graph() -> None:
     def step(model: nn.Module, x: Tensor) -> Tensor:
         return model(x)
 
-    out = step(model, x).concat()
-    torch.testing.assert_close(out.detach(), alone(x).detach(), rtol=1e-5, atol=1e-6)
+    for width in (1, 200):  # results that go alone, and with others
+        rows = x.repeat(width, 1)
+        out = step(model, rows).concat()
+        torch.testing.assert_close(out.detach(), alone(rows).detach(), rtol=1e-5, atol=1e-6)
+        assert out.requires_grad
+        with pytest.raises(UsageError, match=r"compute the loss in the function that @weft\.step decorates"):
+            out.square().mean().backward()
+        assert all(parameter.grad is None for parameter in model.local_parameters())
+        with torch.no_grad():
+            assert not step(model, rows).concat().requires_grad
 
 
 @weft.step
