@@ -32,7 +32,7 @@ from weft.torch.private import (
 )
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams, call_seed, mix
 from weft.torch.signature import function_name, scan
-from weft.torch.structure import replace
+from weft.torch.structure import has_objects, replace
 from weft.torch.unit import FLOATING, UnitCall, with_hooks
 
 # Set on tensors of a reference run that would have a place in a split step.
@@ -108,7 +108,7 @@ class Alone:
         number = self._calls[label] = self._calls.get(label, 0) + 1
 
         def run() -> Any:
-            if self.checkpointing and torch.is_grad_enabled():
+            if self.checkpointing and torch.is_grad_enabled() and not has_objects((args, kwargs)):
                 return checkpoint(inner, *args, use_reentrant=False, **kwargs)
             return inner(*args, **kwargs)
 

@@ -24,6 +24,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from weft.errors import PlacementError
 from weft.torch.private import SLOT, tables_of
 from weft.torch.signature import hollow
+from weft.torch.structure import replace
 
 _ABSENT = object()
 _COUNTERS = (int, str, type(None))
@@ -209,6 +210,8 @@ class Own:
         self._spots: list[tuple[dict[str, Any], str]] = []
         self.first: list[Any] = []
         """What they were when the step began: microbatches begin with that."""
+        self._left: list[tuple[int, Any]] = []
+        """What the last microbatch that wrote them has left, and its index."""
 
     def __bool__(self) -> bool:
         return bool(self._spots)
@@ -216,6 +219,22 @@ class Own:
     def add(self, module: nn.Module, name: str) -> None:
         """From now on ``module.name`` is each microbatch's own."""
         self._spots.append((vars(module), name))
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.first = self.take()
+        self._left = [(-1, value) for value in self.first]
+
+    def leave(self, index: int, rank: int) -> None:
+        """A microbatch has ended on this ``rank``."""
+        for number, value in enumerate(self.take()):
+            if value is not self.first[number] and index > self._left[number][0]:
+                self._left[number] = index, replace(value, lambda one: as_left(one, rank), attributes=False)
+
+    def end(self) -> None:
+        """The step is over: they are as one process leaves them."""
+        self.put([value for _, value in self._left])
+        self.first, self._left = [], []
 
     def take(self) -> list[Any]:
         """What they are now."""

@@ -16,7 +16,6 @@ from weft.runtime.executor import Order
 from weft.runtime.microbatch import Microbatch
 from weft.torch import changes, state, verify
 from weft.torch.agreement import StepCheck, compare_start, describe_call, described_inputs
-from weft.torch.attributes import as_left
 from weft.torch.batch_norm import warn_of_few_samples
 from weft.torch.first_inputs import from_first
 from weft.torch.glue import Glue
@@ -145,10 +144,9 @@ class Step:
         drew: list[bool] = []
         latest: list[int] = []
         own = session.pipeline.own
-        own.first = own.take()
+        own.begin()
         for buffer in session.pipeline.buffers.values():
             buffer.begin()
-        left: list[Any] = []
         order = self._order(session, batch.microbatches)
         returned = Returned(batch.microbatches, self.detach_outputs)
         serial = any(model.plan is not None and model.plan.serial for model in session.models)
@@ -159,9 +157,8 @@ class Step:
                 microbatch.follow_whole()
             result = self._microbatch(session, batch, microbatch, context, drew, order, returned)
             latest.append(microbatch.latest)
-            if own and microbatch.index == batch.microbatches - 1:
-                rank = session.position("pp")
-                left.extend(replace(own.take(), lambda one: as_left(one, rank), attributes=False))
+            if own:
+                own.leave(microbatch.index, session.position("pp"))
             return result
 
         try:
@@ -184,9 +181,7 @@ class Step:
             session.drawing = None
             streams.restore(after if any(drew) else before)
         self._latest = max(self._latest or 0, *latest)
-        if own:  # as one process leaves them
-            own.put(left)
-            own.first = []
+        own.end()
         for buffer in session.pipeline.buffers.values():
             buffer.end()
         session.pipeline.channel.mailbox.discard(session.steps)

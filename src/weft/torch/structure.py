@@ -240,6 +240,11 @@ def opaque_objects(tree: Any) -> list[Any]:
     return found
 
 
+def has_objects(tree: Any) -> bool:
+    """Whether there are objects in ``tree`` whose attributes may change: caches, stores."""
+    return any(is_walkable(thing) for thing in opaque_objects(tree))
+
+
 def class_name(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 

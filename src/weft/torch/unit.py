@@ -9,6 +9,7 @@ before the module's hooks, needs no subclass, and copying or pickling the module
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -38,8 +39,9 @@ from weft.torch.private import (
     refuse,
 )
 from weft.torch.signature import ONE, scan
-from weft.torch.structure import replace
+from weft.torch.structure import has_objects, opaque_objects, replace
 
+log = logging.getLogger("weft")
 FLOATING = -1
 UNUSUAL = object()
 
@@ -67,6 +69,7 @@ class UnitCall:
         if owner in (FLOATING, pipeline.rank) and pipeline.device.type == "cpu":
             pipeline.fuses |= any(map(large, module.parameters()))
         self.inner = call_of(module)
+        self.told = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         glue = running()
@@ -126,6 +129,7 @@ class UnitCall:
                 return program.stand_ins(spec, owner, tensors, inputs)
         if owner == FLOATING:
             return inner(*args, **kwargs)
+        again = program.checkpointing and torch.is_grad_enabled() and self._may_run_again((args, kwargs))
 
         def run(local: Any) -> Any:
             def forward(*args: Any, **kwargs: Any) -> Any:
@@ -134,7 +138,7 @@ class UnitCall:
 
             program.enter(self.name)
             called = forward if given.tensors else inner
-            if program.checkpointing and torch.is_grad_enabled():
+            if again:
                 with offloading():
                     return checkpoint(called, *local[0], use_reentrant=False, **local[1])
             return called(*local[0], **local[1])
@@ -155,11 +159,24 @@ class UnitCall:
                 program.tape.enter_stage(self.stage)
             result = program.run_here(tuple(parts), self.name, call, run, tensors, inputs, localise)
             program.module = ""
-            if originals and not program.checkpointing:  # objects hold again what has a place on every rank
+            if originals and not again:  # objects hold again what has a place on every rank
                 replace((args, kwargs), lambda tensor: originals.get(id(tensor), (tensor,))[0])
             if self.stateful:
                 program.microbatch.passed(self.name)
         return result
+
+    def _may_run_again(self, inputs: Any) -> bool:
+        """Whether an activation checkpoint can run it again: an object that it is given may have changed by then."""
+        if not has_objects(inputs):
+            return True
+        if not self.told:
+            self.told = True
+            log.warning(
+                "%s is in an activation checkpoint and gets an object (%s). Run again, it would find it as it is by "
+                "then, so it is not run again, and keeps what its backward pass needs", self.name or "the model",
+                ", ".join(sorted({type(thing).__name__ for thing in opaque_objects(inputs)})),
+            )  # fmt: skip
+        return False
 
     def _usual(self, glue: Glue, inner: Callable[..., Any], tensor: Tensor) -> Any:
         """The call as most are, with one tensor and a plain result that is known; ``UNUSUAL`` if it is none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections import UserDict, deque
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
 from weft.errors import PeerError, PlacementError
@@ -255,6 +257,28 @@ def attributes_after_a_step_are_those_of_the_last_microbatch() -> None:
 
 
 @check
+def attributes_that_only_some_microbatches_write() -> None:
+    """They are what the last one of these has left."""
+
+    def before(net: Any, x: Tensor) -> Tensor:
+        if x.sum().item() > 0:
+            net.seen = x.sum().item()
+            net.kept = x * 1.0
+        return x
+
+    def after(net: Any, x: Tensor) -> Tensor:
+        return x * (0.5 if x.detach().mean().item() > 0 else 1.0)
+
+    for places in (HALVES, ALTERNATING):
+        net = seeded(Net, before, added, after)
+        batches = vectors()
+        same_as_alone(net, batches, places={**places, "encode": 0})
+        positive = [part for batch in batches for part in batch["x"].chunk(4) if part.sum().item() > 0]
+        assert abs(net.seen - positive[-1].sum().item()) < 1e-4
+        torch.testing.assert_close(net.kept, positive[-1])
+
+
+@check
 def attributes_after_a_step_are_as_they_were_written_last() -> None:
     """By whichever rank; the others have no old data then."""
 
@@ -467,3 +491,89 @@ def buffers_of_a_split_model() -> None:
             for pipeline in ("interleaved", "simple", "zb_h1"):
                 net = seeded(Buffered, before, added, after)
                 same_as_alone(net, vectors(), places={**places, "encode": 0}, pipeline=pipeline)
+
+
+class Store:
+    """What a model's own class of a cache does: it is filled, and gives all that it holds."""
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+        self.values: dict[int, Tensor] = {}
+
+    def update(self, key: Tensor, value: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        self.keys.append(key)
+        self.values[number] = value
+        return sum(self.keys[1:], self.keys[0]), torch.stack([*self.values.values()]).sum(0)
+
+
+@dataclasses.dataclass
+class Record:
+    """The same as a dataclass."""
+
+    keys: list[Tensor] = dataclasses.field(default_factory=list)
+    values: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+    update = Store.update
+
+
+class Table(UserDict[int, Any]):
+    """The same as a dict of its own."""
+
+    def put(self, key: Tensor, value: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        self[number] = (key, value)
+        return sum(a for a, _ in self.data.values()), sum(b for _, b in self.data.values())
+
+
+class Allocated:
+    """One whose memory is made when it is first filled."""
+
+    rows: Any = None
+
+    def update(self, key: Tensor, value: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        if self.rows is None:
+            self.rows = torch.zeros_like(key)
+        self.rows = self.rows + key * (number + 1)
+        return self.rows, value
+
+
+def put_into(store: Any, key: Tensor, value: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """Key and value of all layers so far."""
+    if isinstance(store, dict):
+        store[number] = (key, value)
+        return sum(a for a, _ in store.values()), sum(b for _, b in store.values())
+    return (store.put if isinstance(store, Table) else store.update)(key, value, number)
+
+
+class Storing(nn.Module):
+    """An attention layer as far as its cache is concerned."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor, store: Any) -> Tensor:
+        key, value = put_into(store, self.key(x), self.value(x), self.number)
+        return x + self.out(key.tanh() * value)
+
+
+@check
+def stores_that_layers_share_and_fill() -> None:
+    """Inside of an activation checkpoint too, where one process would fill them once more as it goes backward."""
+
+    class Stack(nn.Module):
+        def __init__(self, make: Callable[[], Any], inside: bool) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Storing(number) for number in range(4))
+            self.make, self.inside = make, inside
+
+        def forward(self, x: Tensor) -> Tensor:
+            store = self.make()
+            for layer in self.layers:
+                x = checkpoint(layer, x, store, use_reentrant=False) if self.inside else layer(x, store)
+            return x
+
+    for make in (dict, Store, Record, Table, Allocated):
+        for inside in (False, True):
+            for places in (HALVES, None):
+                net, alone = seeded(Stack, make, inside), seeded(Stack, make, False)
+                same_as_alone(net, vectors(), places=places, alone=alone, verify="losses")
