@@ -165,6 +165,11 @@ DIFFERENCES: dict[str, tuple[Sequence[object], str]] = {
         'in step 3 the ranks were called differently: input.x is "float32[8, 16]" on rank 0 but '
         '"float32[16, 16]" on rank 1',
     ),
+    "code": (
+        ["--other-code"],
+        "in step 2 the ranks run different code: as call 3 of microbatch 0 rank 0 calls torch.Tensor.tanh(float32[2, 16]) "
+        "(grad mode on), but rank 1 calls torch.Tensor.view(float32[2, 16], 1, -1, 16) (grad mode on)",
+    ),
 }
 
 

@@ -82,7 +82,8 @@ class Hooks:
     """What a frontend does before turns (random states, say), and whom it tells what the rank does.
 
     ``note(phase, microbatch, peer)``: what it turns to; ``locate(error)``: an error was raised just now;
-    ``check()`` is called before every wait, and raises if the ranks have diverged; ``leave()`` by a thread that worked
+    ``check()`` is called before every wait, and ``stalled(seconds)`` while one lasts; both raise if the ranks have
+    diverged; ``leave()`` by a thread that worked
     and gives the turn to another. ``record(kind, microbatch, start_s, end_s, peer, stage)`` is told every span, as far
     as one is set: work, waits (for ``peer``) and the whole step.
     """
@@ -91,6 +92,7 @@ class Hooks:
     note: Callable[[str, int | None, int | None], None] = lambda phase, microbatch, peer: None
     locate: Callable[[BaseException], None] = lambda error: None
     check: Callable[[], None] = lambda: None
+    stalled: Callable[[float], None] = lambda seconds: None
     leave: Callable[[], None] = lambda: None
     record: Callable[[str, int, float, float, int, int], None] | None = None
 
@@ -348,6 +350,7 @@ class Executor:
         self.hooks.check()
         before = time.perf_counter()
         while self.mailbox.wait(seen, POLL_S) == seen:
+            self.hooks.stalled(time.perf_counter() - before)
             if time.perf_counter() - before > self.wait_timeout_s:
                 raise StallError(self._stall_text())
         if waits is not None and waits.waiting is not None:

@@ -25,7 +25,7 @@ def from_first(program: Program, inputs: Any) -> Any:
     What the other ranks have in their place is not looked at; raises :class:`DivergenceError` if they have another
     number of tensors.
     """
-    key = program.tape.key(SHAPES, program.next_call())
+    key = program.tape.key(SHAPES, program.next_call(("the model with the inputs of the first rank",)))
 
     def is_fresh(tensor: Tensor) -> bool:
         return program.value_of(tensor) is None and not isinstance(tensor, nn.Parameter)

@@ -200,7 +200,7 @@ class Glue(TorchFunctionMode):
             ]
         key = tuple(parts)
         name = function_name(func)
-        call = program.next_call()
+        call = program.next_call(key)
         alias = None
         if func in rules.VIEWS and target is None:
             alias = placed[0][1].alias

@@ -135,7 +135,7 @@ def _first(
 
 def told(program: Any, tensor: Tensor | None, owner: int) -> Tensor | None:
     """A tensor, or none, that ``owner`` has and tells the other ranks of: it gets a place."""
-    key = program.tape.key(READ, program.next_call())
+    key = program.tape.key(READ, program.next_call(("the gradient of a tensor",)))
     if owner == program.rank:
         text = json.dumps(None if tensor is None else describe_tensor(tensor))
         for peer in program.pipeline.others():

@@ -64,7 +64,8 @@ class Pipeline:
     ``own``: the attributes that each microbatch has for itself; ``fuses``: whether a weight of this rank gains by being
     added to its gradient in one call; ``replicas``: how many copies of the model there are; ``buffers``: those of this
     rank that the code between units writes, by id; ``proof``: what notes the numbers of a step that is compared with
-    one process (see ``verify``).
+    one process (see ``verify``); ``logs``: of each microbatch of the present step the signatures of its
+    calls, in order.
     """
 
     rank: int
@@ -79,6 +80,7 @@ class Pipeline:
     fuses: bool = False
     replicas: int = 1
     units: int = 0
+    logs: dict[int, list[Any]] = field(default_factory=dict)
     proof: Any = None
     note: Callable[..., None] = lambda *args: None
 

@@ -72,7 +72,8 @@ class Program:
         self.drawn: dict[str, int] = {}
         """How many calls of each name have drawn random numbers, on whichever rank."""
         self._numbers = 0
-        self.calls = 0
+        self.log: list[Any] = pipeline.logs.setdefault(microbatch.index, [])
+        """The signatures of its calls, in order; see ``diverging``."""
         self._adopted: dict[int, tuple[Tensor, Value]] = {}
         self.taken: list[Taken] = []
         """Memory of every rank's that one has written into."""
@@ -172,9 +173,10 @@ class Program:
         self.microbatch.worked = True
         self.pipeline.note("forward", self.step, self.microbatch.index, name)
 
-    def next_call(self) -> int:
-        self.calls += 1
-        return self.calls
+    def next_call(self, key: Any) -> int:
+        """The number of the call of this signature."""
+        self.log.append(key)
+        return len(self.log)
 
     def run_here(
         self, key: Any, name: str, call: int, function: Callable[[Any], Any], tensors: list[Tensor], inputs: Any,
@@ -429,7 +431,7 @@ class Program:
 
     def read(self, tensor: Tensor, value: Value, function: Callable[[Tensor], Any], name: str) -> Any:
         """A Python value out of a placed tensor: the owner computes it and tells all."""
-        key = self.tape.key(READ, self.next_call())
+        key = self.tape.key(READ, self.next_call((f"the value that {name} reads",)))
         if value.owner != self.rank:
             message = self.microbatch.receive(value.owner, key, f"the value that {name} reads")
             return decode(message)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from weft.config import Settings
 from weft.launch.discovery import Place
 from weft.profiler.recorder import Recorder
-from weft.transport.channel import ABORT, BEGIN, KINDS, TELL, Key
+from weft.transport.channel import ABORT, BEGIN, KINDS, TELL, WHERE, Key
 from weft.transport.torch_dist import TorchChannel
 
 if TYPE_CHECKING:
     from weft.torch.state import Session
 
 # Told once for a call, or once for a step: they belong to no microbatch.
-UNRECORDED = (ABORT, BEGIN, TELL)
+UNRECORDED = (ABORT, BEGIN, TELL, WHERE)
 
 
 def open_recorder(settings: Settings, place: Place) -> Recorder | None:

@@ -17,6 +17,7 @@ from weft.runtime.microbatch import Microbatch
 from weft.torch import changes, state, verify
 from weft.torch.agreement import StepCheck, compare_start, describe_call, described_inputs
 from weft.torch.batch_norm import warn_of_few_samples
+from weft.torch.diverging import CallCheck
 from weft.torch.first_inputs import from_first
 from weft.torch.glue import Glue
 from weft.torch.intercept import install
@@ -141,6 +142,7 @@ class Step:
             session.executor.wait_timeout_s,
         )  # fmt: skip
         session.executor.hooks.check = check.look
+        session.executor.hooks.stalled = CallCheck(session.pipeline, peers, session.steps).look
         drew: list[bool] = []
         latest: list[int] = []
         own = session.pipeline.own
@@ -179,6 +181,7 @@ class Step:
             raise
         finally:
             session.drawing = None
+            session.pipeline.logs.clear()
             streams.restore(after if any(drew) else before)
         self._latest = max(self._latest or 0, *latest)
         own.end()

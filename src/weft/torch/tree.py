@@ -107,8 +107,13 @@ class Tree:
         return bool(buffers) and not any(buffer in self.trace.written_buffers for buffer in buffers)
 
     def has_state(self, name: str) -> bool:
+        """Whether it has parameters, buffers, or attributes that go from microbatch to microbatch."""
         module = self.records[name].module
-        return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
+        return (
+            next(module.parameters(), None) is not None
+            or next(module.buffers(), None) is not None
+            or any(each.in_order and each.inside(name) for each in self.trace.attributes)
+        )
 
     def pieces(self, opened: set[str]) -> list[Piece]:
         """The units that remain when ``opened`` are opened (the root is, if it can be), in program order."""

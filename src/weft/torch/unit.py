@@ -121,11 +121,12 @@ class UnitCall:
                 program.share(tensors, owner)
                 if hidden and owner == program.rank and tuple(parts) not in program.pipeline.specs:
                     check_hidden(self.name, hidden, program)
+            key = tuple(parts)
             if owner not in (FLOATING, program.rank):
-                call = program.next_call()
+                call = program.next_call(key)
                 program.module = self.name
                 program.send_all(placed, owner)
-                spec = program.spec_for(tuple(parts), self.name, owner, call)
+                spec = program.spec_for(key, self.name, owner, call)
                 return program.stand_ins(spec, owner, tensors, inputs)
         if owner == FLOATING:
             return inner(*args, **kwargs)
@@ -153,11 +154,11 @@ class UnitCall:
             return local
 
         with glue.lifted():
-            call = program.next_call()
+            call = program.next_call(key)
             program.module = self.name
             if owner == self.owner:
                 program.tape.enter_stage(self.stage)
-            result = program.run_here(tuple(parts), self.name, call, run, tensors, inputs, localise)
+            result = program.run_here(key, self.name, call, run, tensors, inputs, localise)
             program.module = ""
             if originals and not again:  # objects hold again what has a place on every rank
                 replace((args, kwargs), lambda tensor: originals.get(id(tensor), (tensor,))[0])
@@ -203,7 +204,7 @@ class UnitCall:
                     return UNUSUAL
                 owner = value.owner
             if owner != program.rank:
-                program.calls += 1
+                program.log.append(key)
                 program.module = self.name
                 if value is not None and value.owner == program.rank:
                     program.tape.send(value, tensor, owner, self.name)
@@ -211,7 +212,7 @@ class UnitCall:
             if key not in program.pipeline.told or self.stateful:
                 return UNUSUAL
             running_here.glue = None
-            program.calls += 1
+            program.log.append(key)
             program.module = self.name
             if owner == self.owner:
                 program.tape.enter_stage(self.stage)

@@ -35,8 +35,19 @@ class Key(NamedTuple):
 
 
 VERSION_BIT, PASS_BIT = 32, 52
-VALUE, GRADIENT, TELL, SHAPES, READ, OUTPUT, BEGIN, ABORT, STATISTICS = range(9)
-KINDS = ("value", "gradient", "signature", "shapes", "read value", "output", "begin", "abort", "statistics")
+VALUE, GRADIENT, TELL, SHAPES, READ, OUTPUT, BEGIN, ABORT, STATISTICS, WHERE = range(10)
+KINDS = (
+    "value",
+    "gradient",
+    "signature",
+    "shapes",
+    "read value",
+    "output",
+    "begin",
+    "abort",
+    "statistics",
+    "where",
+)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import weft.torch as weft
 from weft.errors import PeerError, PlacementError
 
 from ..compare import device
-from .harness import WIDTH, check, same_as_alone, seeded, start, vectors
+from .harness import WIDTH, check, same_as_alone, seeded, squared_error, start, vectors
 
 HALVES = {"layers.0": 0, "layers.1": 0, "layers.2": 1, "layers.3": 1}
 ALTERNATING = {"layers.0": 0, "layers.1": 1, "layers.2": 0, "layers.3": 1}
@@ -577,3 +577,31 @@ def stores_that_layers_share_and_fill() -> None:
             for places in (HALVES, None):
                 net, alone = seeded(Stack, make, inside), seeded(Stack, make, False)
                 same_as_alone(net, vectors(), places=places, alone=alone, verify="losses")
+
+
+@check
+def running_means_of_a_module_without_parameters() -> None:
+    """It has a place then, and sees the microbatches in order, though they come twice."""
+
+    class Centre(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean: Any = torch.zeros(())
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean = 0.9 * self.mean + x.detach().mean()
+            return x - self.mean
+
+    class Centred(Net):
+        def __init__(self) -> None:
+            super().__init__(unchanged, added, unchanged)
+            self.centre = Centre()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[3](self.centre(self.layers[0](super().forward(x))))
+
+    def twice(model: nn.Module, batch: Any) -> Tensor:
+        return squared_error(model, batch) + squared_error(model, {"x": batch["y"], "y": batch["x"]})
+
+    for places in (HALVES, ALTERNATING, {**ALTERNATING, "centre": 1}, None):
+        same_as_alone(seeded(Centred), vectors(), twice, places=places)
