@@ -167,8 +167,8 @@ DIFFERENCES: dict[str, tuple[Sequence[object], str]] = {
     ),
     "code": (
         ["--other-code"],
-        "in step 2 the ranks run different code: as call 3 of microbatch 0 rank 0 calls torch.Tensor.tanh(float32[2, 16]) "
-        "(grad mode on), but rank 1 calls torch.Tensor.view(float32[2, 16], 1, -1, 16) (grad mode on)",
+        "in step 2 the ranks run different code: as call 3 of microbatch 0 rank 0 calls torch.Tensor.tanh("
+        "float32[2, 16]) (grad mode on), but rank 1 calls torch.Tensor.view(float32[2, 16], 1, -1, 16) (grad",
     ),
 }
 
@@ -180,6 +180,12 @@ def test_ranks_that_differ_are_told_so_at_once(name: str):
     ended = run(*arguments)
     assert ended.code == 1 and time.monotonic() - before < 60
     assert "DivergenceError" in ended.first and text in ended.first, ended.stderr
+
+
+def test_a_tensor_of_another_microbatch_that_still_runs_is_refused():
+    ended = run("--shared")
+    text = r"microbatch \d uses a tensor of shape \[2, 16\] that microbatch \d has computed, which still runs"
+    assert ended.code == 1 and re.search(text, ended.first), ended.stderr
 
 
 def test_a_fault_in_one_replica_ends_all_and_is_named_by_its_rank():

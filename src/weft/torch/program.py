@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.errors import DivergenceError
+from weft.errors import DivergenceError, UsageError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.graphs import check_outside
 from weft.torch.pipeline import Pipeline
@@ -68,6 +68,7 @@ class Program:
         self.scale = scale
         self.tape = Tape(pipeline.rank, step, microbatch, pipeline.channel, splits, pipeline.fuses)
         self.module = ""
+        self.runs = True
         self.checkpointing = False
         self.drawn: dict[str, int] = {}
         """How many calls of each name have drawn random numbers, on whichever rank."""
@@ -90,6 +91,8 @@ class Program:
         value: Value | None = tensor._weft_value  # type: ignore[attr-defined]
         if value is not None and value.batch is self:
             return value
+        if value is not None and value.batch.runs:
+            self._refuse_other(tensor, value)
         owner = tensor._weft_owner if value is None else value.owner  # type: ignore[attr-defined]
         if owner is None:
             return taken_value(self, tensor) if self.taken else None
@@ -103,6 +106,14 @@ class Program:
                 adopted[1].actual = value.actual
             self._adopted[id(tensor)] = adopted
         return adopted[1]
+
+    def _refuse_other(self, tensor: Tensor, value: Value) -> None:
+        raise UsageError(
+            f"microbatch {self.microbatch.index} uses a tensor of shape {list(tensor.shape)} that microbatch "
+            f"{value.batch.microbatch.index} has computed, which still runs: something that both reach (a global, a "
+            "closure, an object of the script's own) holds it. Hand it on as an argument or a result, or keep it in an "
+            "attribute of a module"
+        )
 
     def replace_value(self, tensor: Tensor, value: Value) -> None:
         """From now on that is the tensor's value in this microbatch; see :meth:`value_of`."""
@@ -425,6 +436,7 @@ class Program:
         self._adopted.clear()
         self.renewed.clear()
         self.taken.clear()
+        self.runs = False
         del self.tape, self.microbatch
 
     # --- reading ------------------------------------------------------------------------------------

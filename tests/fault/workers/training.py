@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -129,6 +130,9 @@ def options_of() -> argparse.Namespace:
         "--other-input", type=int, default=0, help="from this step on rank 1 has other inputs"
     )
     parser.add_argument("--other-code", action="store_true", help="rank 1 computes with another shape")
+    parser.add_argument(
+        "--shared", action="store_true", help="microbatches share a tensor that weft cannot see"
+    )
     parser.add_argument("--other-setting", action="store_true", help="rank 1 has other settings")
     return parser.parse_args()
 
@@ -148,9 +152,12 @@ def main() -> None:
             "auto_partition": False,
             "heartbeat_timeout": 4.0 if options.fault == "sigstop" else 60.0,
             "wait_timeout": options.wait_timeout,
+            "verify": "off" if options.shared else "losses",
         }
     )
     torch.manual_seed(0)
+    sys.modules["shared_by_microbatches"] = types.ModuleType("shared_by_microbatches")
+    sys.modules["shared_by_microbatches"].tensors = {}
     plan = Plan(options)
     net = Net(plan, partitions)
     if options.other_model and other:
@@ -165,6 +172,10 @@ def main() -> None:
         if not weft.is_tracing():
             plan.reached("body")
         x = model(x)
+        if options.shared:
+            place = __import__("shared_by_microbatches").tensors  # by no name that leads there before it runs
+            place["x"] = x
+            x = model.module.blocks[0](x) + place["x"]
         if options.other_code and plan.now == 2:
             x = x.view(1, -1, WIDTH)[0] if other else x.tanh()
         loss = F.mse_loss(x, y)
