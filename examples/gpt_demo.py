@@ -44,11 +44,6 @@ def show(text: str) -> None:
         print(text, flush=True)
 
 
-def agreed(seconds: float) -> float:
-    """The first rank's: all ranks then stop after the same step."""
-    return weft.allgather(seconds, weft.WORLD)[0]
-
-
 def train(model, optimizer, batches, held_out, seconds: float, bytes_per_token: float) -> float:
     """Train for `seconds`; the validation loss after the first step, which has split the model."""
     elapsed_s, shown_s, step, shown_step, first_loss = 0.0, 0.0, 0, 0, 0.0
@@ -59,7 +54,8 @@ def train(model, optimizer, batches, held_out, seconds: float, bytes_per_token: 
         loss = train_step(model, *batches.draw())
         weft.clip_grad_norm_(model, 1.0)
         optimizer.step()
-        step, elapsed_s = step + 1, agreed(time.monotonic() - START_S)
+        step += 1
+        elapsed_s = weft.allgather(time.monotonic() - START_S, weft.WORLD)[0]  # so that all stop together
         if step == 1:
             show(weft.partition_report())
         if step == 1 or elapsed_s - shown_s > seconds / 20 or elapsed_s >= seconds:
