@@ -235,11 +235,14 @@ def _plan(
         PlannedUnit(
             unit.name, at, unit.parameters, unit.parameter_bytes, unit.activation_bytes,
             round(unit.forward_ms, 4), round(unit.backward_ms, 4), round(cost, 5), _writes(traced, unit.name), stage,
+            traced.records[unit.name].calls > 0,
         )
         for unit, stage, at, cost in zip(graph_of(pieces).units, stages, partitions, costs, strict=True)
     ]  # fmt: skip
     floating = [piece for piece in tree.pieces(opened) if piece.floating]
-    units += [PlannedUnit(piece.name, FLOATING) for piece in floating]
+    units += [
+        PlannedUnit(piece.name, FLOATING, traced=traced.records[piece.name].calls > 0) for piece in floating
+    ]
     where = {piece.name: at for piece, at in zip(pieces, partitions, strict=True)}
     names = tree.parameter_names
     parameters = {names[id(p)]: where[piece.name] for p, piece in tree.glue_parameters(pieces)}

@@ -24,7 +24,8 @@ def is_below(name: str, module: str) -> bool:
 @dataclass(frozen=True)
 class PlannedUnit:
     """One row of the plan. ``partition`` is FLOATING for a module without state; ``writes`` is how often a microbatch
-    calls it if it writes its buffers, else 0; ``stage`` says which one, where partitions have several."""
+    calls it if it writes its buffers, else 0; ``stage`` says which one, where partitions have several; ``traced``: the
+    trace has called it."""
 
     name: str
     partition: int
@@ -36,6 +37,7 @@ class PlannedUnit:
     cost: float = 0.0
     writes: int = 0
     stage: int | None = None
+    traced: bool = True
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
     assert pipeline is not None
     modules = dict(root.named_modules())
     for unit in plan.units:
-        attach(modules[unit.name], unit.name, unit.partition, pipeline, unit.writes, unit.stage)
+        attach(modules[unit.name], unit.name, unit.partition, pipeline, unit.writes, unit.stage, unit.traced)
     owners = plan.owners(root)
     if has_delayed(root):
         materialise(root, lambda name: owners[name] == pipeline.rank, session.device, session.streams)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping, MutableSequence, MutableSet
 from operator import is_
 from typing import Any
 
@@ -238,6 +238,11 @@ def opaque_objects(tree: Any) -> list[Any]:
 
     walk(tree)
     return found
+
+
+def is_mutable(thing: Any) -> bool:
+    """Whether it is a list, dict or set that may be filled."""
+    return isinstance(thing, (MutableSequence, MutableMapping, MutableSet))
 
 
 def has_objects(tree: Any) -> bool:

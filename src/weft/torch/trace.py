@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, MutableSet
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,7 +51,7 @@ from weft.torch.private import (
     version,
 )
 from weft.torch.random_state import NUMPY, Streams, same_states
-from weft.torch.structure import Describer, modules_in, same_objects
+from weft.torch.structure import Describer, is_mutable, modules_in, same_objects
 from weft.torch.times import Pass, agree, kinds_of, typical
 from weft.torch.untouched import ParameterWrites, is_new, untouched
 
@@ -115,7 +115,7 @@ def contents_of(arguments: Iterable[Any]) -> list[Any]:
     return [
         thing
         for item in arguments
-        if isinstance(item, (MutableSequence, MutableMapping, MutableSet))
+        if is_mutable(item)
         for thing in (None, *item, *(item.values() if isinstance(item, MutableMapping) else ()))
     ]
 

@@ -39,7 +39,7 @@ from weft.torch.private import (
     refuse,
 )
 from weft.torch.signature import ONE, scan
-from weft.torch.structure import has_objects, opaque_objects, replace
+from weft.torch.structure import has_objects, is_mutable, opaque_objects, replace
 
 log = logging.getLogger("weft")
 FLOATING = -1
@@ -52,11 +52,20 @@ class UnitCall:
     ``owner``: the partition, or FLOATING for a module without state, which runs where its newest argument is
     (everywhere, if none has a place). ``writes``: how often a microbatch calls it, if it is known to write its buffers.
     ``stage``: the stage it belongs to; a partition may have several. ``spots``: attributes in it that others set.
+    ``traced``: whether the trace has called it, so that one knows what it fills and writes.
     """
 
     def __init__(
-        self, module: nn.Module, name: str, owner: int, pipeline: Pipeline, writes: int, stage: int
+        self,
+        module: nn.Module,
+        name: str,
+        owner: int,
+        pipeline: Pipeline,
+        writes: int,
+        stage: int,
+        traced: bool,
     ) -> None:
+        self.traced = traced
         self.module = module
         self.name = name
         self.owner = owner
@@ -98,6 +107,8 @@ class UnitCall:
             result = self._usual(glue, inner, args[0])
             if result is not UNUSUAL:
                 return result
+        if not self.traced:
+            self._refuse_filling((*args, *kwargs.values()))
         with no_torch_function():
             parts: list[Any] = [self, self.serial, self.module.training, *settings()]
             tensors: list[Tensor] = []
@@ -138,6 +149,11 @@ class UnitCall:
                     return inner(*args, **kwargs)
 
             program.enter(self.name)
+            before = None if self.traced or key in program.pipeline.specs else self._attributes()
+            if before is not None:
+                result = (forward if given.tensors else inner)(*local[0], **local[1])
+                self._tell_written(before)
+                return result
             called = forward if given.tensors else inner
             if again:
                 with offloading():
@@ -165,6 +181,33 @@ class UnitCall:
             if self.stateful:
                 program.microbatch.passed(self.name)
         return result
+
+    def _refuse_filling(self, arguments: Any) -> None:
+        found = [one for one in arguments if is_mutable(one) or has_objects(one)]
+        if found:
+            raise UsageError(
+                f"{self.name} was not called in the first microbatch of the first step, where weft sees what a module "
+                f"does with its arguments. It gets a {type(found[0]).__name__}, and other ranks would not see what it "
+                "puts in there: let the first microbatch call it (weft.is_tracing() tells), or keep what calls it in "
+                "one piece with weft.set_partition(module, index)"
+            )
+
+    def _attributes(self) -> list[tuple[str, dict[str, Any]]]:
+        """What its modules hold, but for parameters, buffers and modules."""
+        return [
+            (name, {key: value for key, value in vars(module).items() if not key.startswith("_")})
+            for name, module in self.module.named_modules()
+        ]
+
+    def _tell_written(self, before: list[tuple[str, dict[str, Any]]]) -> None:
+        """Warn of attributes that a call has written, of a module of which only this call tells."""
+        for (name, old), (_, new) in zip(before, self._attributes(), strict=False):
+            written = [key for key, value in new.items() if key not in old or old[key] is not value]
+            if written:
+                log.warning(
+                    "%s was not called in the first microbatch of the first step, and writes its attributes %s: what "
+                    "other ranks read there is old", f"{self.name}.{name}".strip("."), ", ".join(written),
+                )  # fmt: skip
 
     def _may_run_again(self, inputs: Any) -> bool:
         """Whether an activation checkpoint can run it again: an object that it is given may have changed by then."""
@@ -272,10 +315,13 @@ def data_of(tensor: Tensor) -> Tensor:
 
 
 def attach(
-    module: nn.Module, name: str, owner: int, pipeline: Pipeline, writes: int = 0, stage: int | None = None
-) -> None:
+    module: nn.Module, name: str, owner: int, pipeline: Pipeline, writes: int = 0, stage: int | None = None,
+    traced: bool = True,
+) -> None:  # fmt: skip
     """Intercept calls of ``module``, a unit called ``name``; see :class:`UnitCall`."""
-    module.__dict__[SLOT] = UnitCall(module, name, owner, pipeline, writes, owner if stage is None else stage)
+    module.__dict__[SLOT] = UnitCall(
+        module, name, owner, pipeline, writes, owner if stage is None else stage, traced
+    )
 
 
 def unit_call(module: nn.Module) -> UnitCall:

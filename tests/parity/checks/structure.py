@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+import weft.torch as weft
 
 from .. import models
 from .harness import (
@@ -15,6 +20,7 @@ from .harness import (
     own_loss,
     same_as_alone,
     seeded,
+    start,
     vectors,
 )
 
@@ -373,3 +379,33 @@ def tensors_that_an_object_carries_from_part_to_part() -> None:
 
     for places in ([0, 1, 0, 1, 0, 1], [0, 1, 0, 0, 1, 1], [1, 0, 1, 0, 0, 1]):
         same_as_alone(seeded(Net), vectors(), places=numbered("parts", places))
+
+
+@check
+def modules_that_the_first_step_does_not_call() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.rare = models.Block(), models.Block(), models.Block()
+            self.way = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.b(self.a(x))
+            return self.rare(x) if self.way else x
+
+    for places in ({"a": 0, "b": 1, "rare": 0}, {"a": 1, "b": 0, "rare": 1}):
+        net = seeded(Net)
+        alone = copy.deepcopy(net)
+        start(auto_partition=False, default_partition=0)
+        model = weft.DistributedModel(net)
+        for name, partition in places.items():
+            weft.set_partition(net.get_submodule(name), partition)
+
+        @weft.step
+        def step(model: Any, x: Tensor) -> Tensor:
+            return model(x)
+
+        x = vectors()[0]["x"]
+        for way in (0, 1):
+            net.way = alone.way = way
+            torch.testing.assert_close(step(model, x).concat(), alone(x).detach())
