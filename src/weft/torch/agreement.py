@@ -25,6 +25,7 @@ from weft.torch.collective import gather_texts
 from weft.torch.slicing import MiniBatch, named_tensors
 from weft.torch.state import Session
 from weft.transport.channel import BEGIN, Channel, Key, Message
+from weft.transport.torch_dist import to_bytes
 
 log = logging.getLogger("weft")
 
@@ -71,7 +72,7 @@ def describe_call(name: str, batch: MiniBatch, values: bool, changes: Sequence[s
 def digest_of(tensor: Tensor) -> str:
     """The same short text for the same values."""
     content = tensor.detach().cpu().contiguous().view(-1)
-    return hashlib.blake2b(content.view(torch.uint8).numpy().data, digest_size=6).hexdigest()
+    return hashlib.blake2b(to_bytes(content), digest_size=6).hexdigest()
 
 
 def described_inputs(name: str, batch: MiniBatch, changes: Sequence[str] = ()) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from weft.errors import PeerError
 from weft.torch.state import Session
+from weft.transport.torch_dist import to_bytes
 
 
 def agree_on(session: Session, make: Callable[[], str], what: str = "the partition") -> str:
@@ -45,7 +46,7 @@ def broadcast_text(text: str, source: int, group: Any) -> str:
     if dist.get_rank() != source:
         content = torch.empty(int(size), dtype=torch.uint8)
     dist.broadcast(content, source, group=group)
-    return content.numpy().tobytes().decode()
+    return to_bytes(content).decode()
 
 
 def gather_texts(text: str, group: Any) -> list[str]:
@@ -61,9 +62,7 @@ def gather_texts(text: str, group: Any) -> list[str]:
     padded[: content.numel()] = content
     everything = [torch.zeros(longest, dtype=torch.uint8) for _ in range(world)]
     dist.all_gather(everything, padded, group=group)
-    return [
-        part[: int(size)].numpy().tobytes().decode() for part, size in zip(everything, sizes, strict=True)
-    ]
+    return [to_bytes(part[: int(size)]).decode() for part, size in zip(everything, sizes, strict=True)]
 
 
 def gather_tensors(

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import CheckpointError, UsageError
+from weft.transport.torch_dist import to_bytes
 
 _PLAIN = (bool, int, str, type(None))
 MAX_DEPTH = 100
@@ -167,7 +168,7 @@ class Decoder:
             if made.kind not in "biufc":
                 raise ValueError(f"{dtype} is no dtype of numbers")
             size = math.prod(shape) * made.itemsize
-            array = numpy.frombuffer(self.read(path).numpy().tobytes()[:size], made).reshape(shape).copy()
+            array = numpy.frombuffer(to_bytes(self.read(path))[:size], made).reshape(shape).copy()
             return array if kind == "$numpy" else array[()]
         if kind == "$pickle":
             if not self.allow_pickle:

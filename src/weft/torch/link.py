@@ -21,6 +21,7 @@ from torch import Tensor
 from weft.errors import TransportError
 from weft.torch import state
 from weft.torch.packing import Packed, unpack
+from weft.transport.torch_dist import to_bytes
 
 SEND, BROADCAST, ALLGATHER, BARRIER, READY, REFUSED = range(6)
 CALLS = ("send", "broadcast", "allgather", "barrier", "an answer", "a refusal")
@@ -83,7 +84,7 @@ class Body:
     def __init__(self, content: Tensor, told: Told) -> None:
         table = 8 * told.parts
         self.sizes: list[int] = content[:table].clone().view(torch.int64).tolist()
-        self._text = content[table : table + told.text_bytes].numpy().tobytes()
+        self._text = to_bytes(content[table : table + told.text_bytes])
         small = [size for size in self.sizes if size < SMALL]
         if any(size < 0 for size in small) or sum(self.sizes) != told.part_bytes:
             raise TransportError(
@@ -135,7 +136,7 @@ class Link:
         told = Told(*numbers)
         if magic != _MAGIC or not 0 <= told.call < len(CALLS):
             raise TransportError("a message that weft did not send arrived in its place: restart the job")
-        return told, header[_TEXT_AT:].numpy().tobytes().rstrip(b"\0").decode(errors="replace")
+        return told, to_bytes(header[_TEXT_AT:]).rstrip(b"\0").decode(errors="replace")
 
     def flush(self) -> None:
         """Return when the headers on their way have been taken."""

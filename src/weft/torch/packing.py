@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import TransportError
-from weft.transport.torch_dist import DTYPES
+from weft.transport.torch_dist import DTYPES, to_bytes
 
 MOST_DEPTH = 100
 MARK = "!"
@@ -239,8 +239,8 @@ class _Unpacker:
             "int": lambda content, depth: int(content["hex"], 16),
             "float": lambda content, depth: float(content["text"]),
             "complex": lambda content, depth: complex(content["text"]),
-            "bytes": lambda content, depth: self._blob(content).numpy().tobytes(),
-            "bytearray": lambda content, depth: bytearray(self._blob(content).numpy().tobytes()),
+            "bytes": lambda content, depth: to_bytes(self._blob(content)),
+            "bytearray": lambda content, depth: bytearray(to_bytes(self._blob(content))),
             "dtype": lambda content, depth: _DTYPES[content["text"].removeprefix("torch.")],
             "device": lambda content, depth: torch.device(content["text"]),
             "tensor": self._tensor,
@@ -286,7 +286,7 @@ class _Unpacker:
         if _ARRAY.fullmatch(content["dtype"]) is None:
             raise TransportError(f"what arrived holds an array of dtype {content['dtype']!r:.40}")
         dtype = numpy.dtype(content["dtype"])
-        raw = bytearray(self._blob(content).numpy().tobytes())
+        raw = bytearray(to_bytes(self._blob(content)))
         if dtype.itemsize:
             result = numpy.frombuffer(raw, dtype)
         else:
@@ -321,7 +321,7 @@ class _Unpacker:
             raise TransportError(
                 "what arrived is pickled: give allow_pickle=True if every rank is to be trusted"
             )
-        return pickle.loads(self._blob(content).numpy().tobytes())
+        return pickle.loads(to_bytes(self._blob(content)))
 
 
 def _fillable(kind: type) -> bool:

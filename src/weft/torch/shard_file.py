@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,9 +30,12 @@ NATIVE = frozenset(
 def safetensors() -> object:
     """The safetensors package's part for PyTorch."""
     try:
+        import numpy  # noqa: F401  # which it needs
         import safetensors.torch
     except ImportError as error:
-        raise UsageError('checkpoints need the package safetensors: pip install "weft[torch]"') from error
+        raise UsageError(
+            f'checkpoints need the packages safetensors and numpy: pip install "weft[torch]" ({error})'
+        ) from error
     return safetensors.torch
 
 
@@ -67,8 +71,7 @@ def write_shard(
     flush_file(folder / name)
     reached("checksum")
     contents = {
-        path: (str(value.dtype)[6:], tuple(value.shape), as_bytes(value).numpy().data)
-        for path, value in tensors.items()
+        path: (str(value.dtype)[6:], tuple(value.shape), buffer_of(value)) for path, value in tensors.items()
     }
     return describe(folder, name, contents)
 
@@ -76,6 +79,16 @@ def write_shard(
 def as_bytes(tensor: Tensor) -> Tensor:
     """uint8[numel x itemsize] on the same memory."""
     return tensor.reshape(-1).view(torch.uint8)
+
+
+def buffer_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor of the CPU, which must live as long; NumPy need not be installed."""
+    size = tensor.numel() * tensor.element_size()
+    return (
+        memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
+        if size
+        else memoryview(b"")
+    )
 
 
 def _umask() -> int:

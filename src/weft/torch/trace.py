@@ -153,7 +153,7 @@ class Tracer:
         self.own: dict[int, str] = {id(parameter): name for name, parameter in root.named_parameters()}
         self.writes = ParameterWrites(root)
         self.seen_storages = {storage_key(p) for p in root.parameters()}
-        self.saved: set[int] = set()
+        self.saved: list[int] = []
         """The storages that autograd keeps for the backward pass."""
         self.went_backward = False
         self.going_back = False
@@ -297,7 +297,7 @@ class Tracer:
     def save(self, tensor: Tensor) -> Tensor:
         """autograd keeps ``tensor`` for the backward pass."""
         pointer = storage_key(tensor) if tensor.layout == torch.strided else 0
-        self.saved.add(pointer)
+        self.saved.append(pointer)  # no set: a compiler may follow this
         if pointer not in self.seen_storages:
             self.seen_storages.add(pointer)
             self.stack[-1].saved_bytes += tensor.numel() * tensor.element_size()
@@ -309,7 +309,8 @@ class Tracer:
         if not storages:
             return {}
         keys = {name: storage_key(parameter) for name, parameter in self.root.named_parameters()}
-        return {name: key in self.saved for name, key in keys.items() if key in storages}
+        saved = set(self.saved)
+        return {name: key in saved for name, key in keys.items() if key in storages}
 
     # --- backward -----------------------------------------------------------------------------------------
 

@@ -78,13 +78,20 @@ class Tree:
             yield from self.subtree(child)
 
     def openable(self, name: str) -> bool:
-        """Whether its children may be units. Backward hooks see input and output, so they keep a module together."""
+        """Whether its children may be units, and its own code glue. Backward hooks see input and output, so they keep a
+        module together. One without children is opened where tensors get out of it by another way than its result."""
         module = self.records[name].module
-        if not self.children[name] or isinstance(module, torch.jit.ScriptModule) or name in self.trace.whole:
+        if isinstance(module, torch.jit.ScriptModule) or name in self.trace.whole:
             return False
         if name and (has_backward_hooks(module) or is_compiled(module)):
             return False
-        return all(self.records[child].describable or self.openable(child) for child in self.children[name])
+        if not self.children[name]:
+            return bool(name) and self.records[name].describable and name in self.trace.leaking
+        return not any(map(self.stuck, self.children[name]))
+
+    def stuck(self, name: str) -> bool:
+        """Whether it must be opened, and cannot be: what calls it stays in one piece."""
+        return self.must_open(name) and not self.openable(name)
 
     def writes(self, name: str) -> bool:
         """Whether the module's own code writes its buffers: opened, microbatches would see each other's half-way."""

@@ -21,6 +21,7 @@ message wait for what the step has queued, nor the step for a message that is on
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import struct
 import threading
@@ -173,7 +174,7 @@ class TorchChannel:
             form = DIRECT if direct and size else form
             content = flat(payload) if direct else flat(payload).view(torch.uint8).cpu()
             if not direct and size <= INLINE_BYTES:
-                payload, inline = None, content.numpy().tobytes()
+                payload, inline = None, to_bytes(content)
             else:
                 payload = content
         words = [MAGIC, 0, *message.key, int(message.flag), form, dtype, len(shape), size, *shape]
@@ -219,7 +220,7 @@ class TorchChannel:
         if pipe is None:
             content = torch.empty(HEADER_BYTES, dtype=torch.uint8)
             self._group.recv([content], peer, IN_HEADERS).wait()
-            return content.numpy().tobytes()
+            return to_bytes(content)
         header = pipe.read(HEADER_BYTES)
         if len(header) < HEADER_BYTES:
             raise ConnectionError("the process at its other end is gone")
@@ -246,7 +247,7 @@ class TorchChannel:
         else:
             raw = payloads.next(size)
         if form == TEXT:
-            return Message(key, text=raw.numpy().tobytes().decode(), flag=bool(flag))
+            return Message(key, text=to_bytes(raw).decode(), flag=bool(flag))
         payload = raw.view(DTYPES[dtype]).as_strided(shape, strides)
         return Message(
             key, payload if form == ON_HOST else self._arrived(payload.to(self.device)), flag=bool(flag)
@@ -357,6 +358,12 @@ def _bytes_of(data: bytes) -> torch.Tensor:
     if not data:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def to_bytes(tensor: torch.Tensor) -> bytes:
+    """What a contiguous tensor of the CPU holds; NumPy need not be installed."""
+    size = tensor.numel() * tensor.element_size()
+    return ctypes.string_at(tensor.data_ptr(), size) if size else b""
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
