@@ -25,9 +25,11 @@ from weft.torch.signature import function_name, hollow, scan, shown
 from weft.torch.structure import modules_in, replace
 from weft.torch.tape import Value
 
-# Read for every tensor in glue, so class defaults: the value of a placed tensor, the owner of a parameter.
+# Read for every tensor in glue, so class defaults: the value of a placed tensor, the owner of a parameter; whether it
+# is a buffer of a model.
 Tensor._weft_value = None  # type: ignore[attr-defined]
 Tensor._weft_owner = None  # type: ignore[attr-defined]
+Tensor._weft_buffer = False  # type: ignore[attr-defined]
 
 running_here = threading.local()
 
@@ -324,8 +326,9 @@ def home_of(func: Any, modules: list[nn.Module]) -> int | None:
 
 
 def is_buffer(tensor: Tensor) -> bool:
-    """Whether the tensor is a buffer that lives on one rank."""
-    return tensor._weft_owner is not None and not isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]
+    """Whether the tensor is a buffer of a model that is split."""
+    found: bool = tensor._weft_buffer  # type: ignore[attr-defined]
+    return found
 
 
 def settings() -> tuple[Any, ...]:

@@ -134,6 +134,7 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
                 unit_call(modules[unit.name]).spots.append((modules[name].__dict__, attribute))
     changing = plan.changing_buffers(owners)
     for name, buffer in root.named_buffers():
+        buffer._weft_buffer = True  # type: ignore[attr-defined]
         if name in changing:
             buffer._weft_owner = owners[name]  # type: ignore[attr-defined]
             if owners[name] != pipeline.rank:
