@@ -28,8 +28,12 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120.0
 """After so long without an answer a program counts as stuck; weft itself gives up earlier."""
 WAIT_S = 60.0
-SINGLE, DOUBLE = "torch.float32, 3e-05", "torch.float64, 1e-09"
-"""Precision and tolerance, as they are written in a program."""
+PRECISE = {
+    "torch.float32, 3e-05": "torch.float64, 1e-09",
+    "torch.float32, 0.05": "torch.float64, 1e-09",
+    'torch.autocast("cpu", torch.bfloat16)': 'torch.autocast("cpu", enabled=False)',
+}
+"""Precision and tolerance, as they are written in a program, and those of double precision."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,13 @@ class Ranks:
         )  # fmt: skip
 
     def run(self, source: str, ranks: int) -> Outcome:
-        """What becomes of a program. One that differs in single precision, but not in double, has only rounded."""
+        """What becomes of a program. One that differs in lower precision, but not in double, has only rounded."""
         outcome = self._ask(source, ranks)
-        if outcome.word == "differs" and SINGLE in source:
-            again = self._ask(source.replace(SINGLE, DOUBLE), ranks)
+        if outcome.word == "differs":
+            precise = source
+            for lower, higher in PRECISE.items():
+                precise = precise.replace(lower, higher)
+            again = self._ask(precise, ranks) if precise != source else outcome
             outcome = again if again.word == "equal" else outcome
         return outcome
 

@@ -37,6 +37,7 @@ from weft.errors import UsageError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.deferred import LEAF, Task, run_all, take_weights
 from weft.torch.graphs import captured, run_autograd
+from weft.torch.private import base_of
 from weft.torch.replicated import EVERYWHERE, Replicated
 from weft.transport.channel import GRADIENT, PASS_BIT, VALUE, VERSION_BIT, Channel, Key, Message
 
@@ -220,7 +221,7 @@ class Tape:
         check_stale(value, name)
         value.sent[peer] = version
         tensor = value.data(tensor)
-        needs_grad = tensor.requires_grad
+        needs_grad = goes_back(tensor)
         key = self.key(VALUE, value.number, version)
         self.channel.send(peer, Message(key, tensor.detach(), flag=needs_grad))
         if needs_grad:
@@ -269,16 +270,16 @@ class Tape:
     def local(self, value: Value, tensor: Tensor) -> Tensor:
         """A value of this rank as a tensor that the current segment may use."""
         tensor = value.data(tensor)
-        if value.segment is self.current or not tensor.requires_grad or isinstance(tensor, nn.Parameter):
+        if value.segment is self.current or isinstance(tensor, nn.Parameter) or not goes_back(tensor):
             return tensor
-        if torch.is_grad_enabled():  # else it may be a view that autograd cannot follow
-            self.remember(value, tensor)
+        self.remember(value, tensor)
         return self.enter(value, tensor)
 
     def remember(self, value: Value, tensor: Tensor) -> None:
         """Keep where the value's gradient enters autograd's graph, but not its data."""
         if value.edge is None:
-            value.edge = get_gradient_edge(tensor)
+            with torch.enable_grad():  # for a leaf it makes a view
+                value.edge = get_gradient_edge(tensor)
 
     def backward(self, keep: bool = False) -> None:
         """Walk the tape in reverse; see the module's diagram. ``keep``: what it goes through is not freed."""
@@ -385,6 +386,16 @@ class Tape:
         elif self.fuses:
             inputs = take_weights(edges, Task.at_once, at_once=True)
         run_autograd(edges, grads, inputs, keep)
+
+
+def goes_back(tensor: Tensor) -> bool:
+    """Whether a gradient of the tensor goes anywhere. Views made without grad mode say they need one, and drop it."""
+    if not tensor.requires_grad or base_of(tensor) is None:
+        return tensor.requires_grad
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:  # and what it shows was written since
+        return False
 
 
 def check_stale(value: Value, name: str) -> None:

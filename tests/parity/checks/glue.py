@@ -670,3 +670,19 @@ def views_of_what_all_ranks_have_get_what_one_computes() -> None:
     for body in (run, filled):
         for places in (ALTERNATING, OPPOSITE, None):
             same_as_alone(seeded(Between, body), vectors(), places=places)
+
+
+@check
+def views_made_without_gradients() -> None:
+    """They say that they need a gradient, and drop it; parts of every rank may use them."""
+
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h = parts.a(x)
+        with torch.no_grad():
+            wide = h[None].transpose(0, 1)
+            k = parts.b(wide[:, 0])
+        g = parts.c(wide[:, 0] * 2) + parts.d(h)
+        return parts.b(g + wide[:, 0]) + k
+
+    for places in (ALTERNATING, OPPOSITE, None):
+        same_as_alone(seeded(Between, run), vectors(), places=places)
