@@ -33,7 +33,7 @@ from weft.torch.private import (
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams, call_seed, mix
 from weft.torch.signature import function_name, scan
 from weft.torch.structure import has_objects, replace
-from weft.torch.trace import compiles, unwatched
+from weft.torch.trace import unwatched
 from weft.torch.unit import FLOATING, UnitCall, with_hooks
 
 # Set on tensors of a reference run that would have a place in a split step.
@@ -117,7 +117,7 @@ class Alone:
             self.dtypes |= {
                 torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
             }
-        if compiles(call.module):
+        if call.compiled:
             inner = unwatched(inner)
         before = fingerprints((args, kwargs))
         result = mark(self.drawing(call.name, run)[0], (args, kwargs))

@@ -124,7 +124,7 @@ def make_plan(
             WHOLE_BY_FUNCTION if function_name else WHOLE_BY_NESTED,
             name or f"the model ({type(model.module).__name__})", *([function_name] if function_name else ()),
         )  # fmt: skip
-    for name in filter(tree.stuck, traced.leaking):
+    for name in filter(tree.stuck, traced.leaking & tree.records.keys()):
         log.warning(
             "%s leaves tensors behind by another way than its result (an attribute, a list), and cannot be opened, "
             "because it is compiled or has backward hooks. So what calls it stays on one partition as a whole", name,

@@ -414,9 +414,8 @@ def trace(
                     if any(each.lazy for each in attributes):  # a second microbatch finds them
                         tracer.watching = False
                         places = {each.place for each in attributes}
-                        with suppress(
-                            RuntimeError
-                        ):  # what the first one has left may have a graph that is freed
+                        # what the first one has left may have a graph that is freed
+                        with suppress(RuntimeError):
                             with note(root, lambda: tracer.stack[-1].name) as again:
                                 run()
                             places = {each.place for each in again}

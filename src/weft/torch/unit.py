@@ -33,6 +33,7 @@ from weft.torch.private import (
     forward_pre_hooks,
     has_backward_hooks,
     has_forward_hooks,
+    is_compiled,
     no_torch_function,
     pop_mode,
     push_mode,
@@ -78,6 +79,7 @@ class UnitCall:
         if owner in (FLOATING, pipeline.rank) and pipeline.device.type == "cpu":
             pipeline.fuses |= any(map(large, module.parameters()))
         self.inner = call_of(module)
+        self.compiled = is_compiled(module) or hasattr(module, "_orig_mod")
         self.told = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -108,9 +108,7 @@ class Recorded:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         microbatch = self.proof.session.drawing
-        if (
-            microbatch is None or microbatch.index in self.proof.back
-        ):  # an activation checkpoint runs it again
+        if microbatch is None or microbatch.index in self.proof.back:  # a checkpoint runs it again
             return self.inner(*args, **kwargs)
         calls, index = self.proof.calls, microbatch.index
         number = calls[index, self.name] = calls.get((index, self.name), 0) + 1

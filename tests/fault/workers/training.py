@@ -66,7 +66,7 @@ class Plan:
         self.fault = FAULTS[options.fault]
         self.rank, self.step, self.phase = options.rank, options.step, options.phase
         self.now = 1
-        self.fills = options.late_list
+        self.fills = getattr(options, "late_list", False)
 
     def reached(self, phase: str) -> None:
         if (phase, self.now, weft.rank()) == (self.phase, self.step, self.rank):
