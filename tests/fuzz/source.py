@@ -536,8 +536,8 @@ class Body:
         return ["with torch.no_grad():", *(f"    {line}" for line in lines)]
 
     def do_checkpoint(self, do: Do) -> list[str]:
-        # Not what counts its calls: plain PyTorch's recomputation counts once more, weft's does not.
-        number = self.child(do.b, *SIZED, *COUNTING, "Block", other=True)
+        # Not what counts its calls or writes attributes: plain PyTorch does so once more as it goes backward, weft not.
+        number = self.child(do.b, *SIZED, *COUNTING, "Aux", "Block", other=True)
         if number is not None and getattr(self.block.children[number], "hook", "") == "collects":
             return []
         if number is None:
