@@ -32,7 +32,6 @@ class CallCheck:
         self._step = step
         self._told: dict[int, int] = {}
         """By microbatch the number of calls that it had made when the others were told."""
-        self._heard: dict[tuple[int, int], int] = {}
         self._open: list[tuple[int, int, int, str]] = []
         pipeline.logs.clear()
 
