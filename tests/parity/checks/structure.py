@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from weft.errors import UsageError
 
 from .. import models
 from .harness import (
@@ -409,3 +410,59 @@ def modules_that_the_first_step_does_not_call() -> None:
         for way in (0, 1):
             net.way = alone.way = way
             torch.testing.assert_close(step(model, x).concat(), alone(x).detach())
+
+
+@check
+def leaves_that_keep_a_loss_in_an_attribute() -> None:
+    class Leaf(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(WIDTH) * 0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x @ self.weight
+            self.loss = h.square().mean()
+            return x + h.tanh()
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c, self.d = models.Block(), Leaf(), models.Block(), Leaf()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.d(self.c(self.b(self.a(x)))) + self.b.loss + self.d.loss
+
+    same_as_alone(seeded(Net), vectors())
+
+
+@check
+def nested_tensors_between_modules() -> None:
+    class Ragged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            ragged = torch.nested.as_nested_tensor([x[:1], x[1:]], layout=torch.jagged)
+            return self.second(self.first(ragged)).values()
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.ragged, self.b = models.Block(), Ragged(), models.Block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.ragged(self.a(x)))
+
+    same_as_alone(seeded(Net), vectors())
+
+
+@check
+def lazy_modules_are_refused_when_wrapped() -> None:
+    start()
+    try:
+        weft.DistributedModel(nn.Sequential(nn.LazyLinear(WIDTH)))
+    except UsageError as error:
+        assert "0.weight" in str(error) and "module(example)" in str(error), error
+    else:
+        raise AssertionError("no error")
