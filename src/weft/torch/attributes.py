@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from weft.errors import PlacementError
-from weft.torch.private import SLOT, tables_of
+from weft.torch.private import SLOT, has_memory, storage_key, tables_of, version
 from weft.torch.signature import hollow
-from weft.torch.structure import replace
+from weft.torch.structure import replace, tensors_in
 
 _ABSENT = object()
 _COUNTERS = (int, str, type(None))
@@ -37,7 +37,8 @@ class Attribute:
 
     ``counter``: it is a whole number, a text or None; ``lazy``: it is made where it is missing, and stays then.
     ``restored``: such a one was at the end what it had been; ``valued``: its value was used, and not only added to;
-    ``late``: so it was after other modules had been called.
+    ``late``: so it was after other modules had been called; ``held``: the memory of the tensors in it, and how often each
+    had been written by then.
     """
 
     module: str
@@ -49,6 +50,7 @@ class Attribute:
     restored: bool = False
     valued: bool = False
     late: bool = False
+    held: dict[int, int] = field(default_factory=dict)
 
     @property
     def in_order(self) -> bool:
@@ -143,6 +145,7 @@ class _Notes:
         self._reads: list[int] = []
         """For each use of its value, how many modules had been called; the last one may be for a writing."""
         self._before_writing = False
+        self._held: dict[int, int] = {}
 
     def add(self, what: str, value: Any, user: str, called: int) -> None:
         self.users.add(user)
@@ -152,6 +155,7 @@ class _Notes:
             if self._before_writing and self._reads[-1] == called:
                 self._reads.pop()
             self.written, self.value = True, value
+            self._held = {storage_key(one): version(one) for one in tensors_in(value) if has_memory(one)}
         self._before_writing = what != "write"
 
     def attribute(self, module: str, name: str) -> Attribute:
@@ -160,7 +164,16 @@ class _Notes:
         restored = carried and counter and type(self.before) is type(self.value) and self.before == self.value
         lazy = self.first == "missing"
         return Attribute(
-            module, name, carried, counter, lazy, self.users, restored, bool(self._reads), any(self._reads)
+            module,
+            name,
+            carried,
+            counter,
+            lazy,
+            self.users,
+            restored,
+            bool(self._reads),
+            any(self._reads),
+            self._held,
         )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.torch.structure import replace
+from weft.torch.structure import tensors_in
 
 COLUMNS = 8
 ROWS = 1 << 17
@@ -119,9 +119,7 @@ def apart(one: Fingerprint, other: Fingerprint) -> float:
 
 def sketches(tree: Any) -> list[Sketch]:
     """Those of the tensors with data in a structure, in order."""
-    found: list[Tensor] = []
-    replace(tree, lambda tensor: found.append(tensor) or tensor, attributes=False)  # type: ignore[func-returns-value]
-    return [sketch(tensor) for tensor in found if tensor.device.type != "meta"]
+    return [sketch(tensor) for tensor in tensors_in(tree) if tensor.device.type != "meta"]
 
 
 def fingerprints(tree: Any) -> list[Fingerprint]:

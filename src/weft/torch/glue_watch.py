@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from weft.torch.rules import METADATA
+from weft.torch.private import has_memory, storage_key, version
+from weft.torch.rules import METADATA, written
 
 if TYPE_CHECKING:
     from weft.torch.trace import Tracer
@@ -35,6 +36,9 @@ class GlueWatch(TorchFunctionMode):
                     self.tracer.use(part, record)
                     operands.append(part)
         result = func(*args, **(kwargs or {}))
+        target = written(func, args, kwargs or {})
+        if isinstance(target, Tensor) and has_memory(target):
+            self.tracer.writings.append((storage_key(target), version(target), record))
         if isinstance(result, Tensor) and result.is_nested:
             self.tracer.whole.setdefault(record.name, "")
         self.tracer.create(result, record)

@@ -150,6 +150,11 @@ def base_of(tensor: Tensor) -> Tensor | None:
     return tensor._base if tensor._is_view() else None
 
 
+def has_memory(tensor: Tensor) -> bool:
+    """Whether it has one piece of memory, as sparse and nested tensors have not."""
+    return tensor.layout == torch.strided
+
+
 def storage_key(tensor: Tensor) -> int:
     """A number for the tensor's memory, while it exists; also where it has no data."""
     return tensor.untyped_storage()._cdata

@@ -20,7 +20,7 @@ from torch import Tensor
 from weft.errors import UsageError
 from weft.torch import rules
 from weft.torch.private import no_torch_function
-from weft.torch.structure import replace
+from weft.torch.structure import replace, tensors_in
 
 _SAME = rules.METADATA | rules.GRADIENTS | rules.named(
     (Tensor,), ("data_ptr", "untyped_storage", "storage_type", "share_memory_", "pin_memory", "is_set_to")
@@ -172,17 +172,11 @@ def _check(tensors: list[Tensor]) -> StandIn:
     return first
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    replace(tree, lambda tensor: found.append(tensor) or tensor, attributes=False)  # type: ignore[func-returns-value]
-    return found
-
-
 def _on_owner(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """What becomes of an operation that the rank of its stand-ins does with their values."""
     if getattr(func, "__name__", "").startswith("_foreach_"):
         return _for_each(func, args, kwargs)
-    tensors = _tensors((args, kwargs))
+    tensors = tensors_in((args, kwargs))
     first = _check(tensors)
     if func in rules.READS or func in rules.AUTOGRAD:
         _refuse(first)
@@ -223,7 +217,7 @@ def _on_meta(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], first:
             result = func(*replace(args, empty, attributes=False), **replace(kwargs, empty, attributes=False))
     except NotImplementedError:
         _refuse(first)
-    if not _tensors(result):
+    if not tensors_in(result):
         _refuse(first)
     return result
 
@@ -247,10 +241,10 @@ def _for_each(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     results: list[Any] = [None] * count
     for number in range(count):
         inputs = at([number])
-        if not any(isinstance(tensor, StandIn) for tensor in _tensors(inputs)):
+        if not any(isinstance(tensor, StandIn) for tensor in tensors_in(inputs)):
             here.append(number)
             continue
-        first = _check(_tensors(inputs))
+        first = _check(tensors_in(inputs))
         if not writes:
             made = _on_meta(func, *inputs, first)[0]
             results[number] = _like(made, first, _computed(first), first._weft_device)

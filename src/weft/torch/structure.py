@@ -88,6 +88,18 @@ def replace(
     return tree
 
 
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors in a tree of containers."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    replace(tree, note, attributes=False)
+    return found
+
+
 def same_objects(some: Iterable[Any], others: Iterable[Any]) -> bool:
     """Whether two collections of one length hold the same objects in the same order."""
     return all(map(is_, some, others))

@@ -160,6 +160,8 @@ class Tracer:
         self.reached = 0.0
         """Up to when the time of the backward pass has been counted."""
         self.leaking: set[str] = set()
+        self.writings: list[tuple[int, int, Record]] = []
+        """Each writing in place: the memory, how often that had been written then, and the module whose code did it."""
         self.whole: dict[str, str] = {}
         self.together: list[tuple[str, set[str]]] = []
         self.functions: list[Running] = []
@@ -285,14 +287,26 @@ class Tracer:
         if made is None or made[0] == record.name:
             return
         maker, returned = made
-        around, name = [], maker
-        while not contains(name, record.name, self.top is record):
-            around.append(name)
-            if not name:
-                break
-            name = name.rpartition(".")[0]
+        around = self._around(maker, record)
         if any(name in self.records and self.records[name].calls and name not in returned for name in around):
             self.leaking.update(name for name in around if name != maker or maker not in returned)
+
+    def find_written_later(self, attributes: Iterable[Attribute]) -> None:
+        """What ``attributes`` hold was written by code outside of their modules: these must be opened to see that."""
+        for each in attributes:
+            for memory, count, record in self.writings:
+                if count > each.held.get(memory, count):
+                    self.leaking.update(name for user in each.users for name in self._around(user, record))
+
+    def _around(self, inner: str, record: Record) -> list[str]:
+        """The module ``inner`` and those around it which do not have the code of ``record`` inside."""
+        around: list[str] = []
+        while not contains(inner, record.name, self.top is record):
+            around.append(inner)
+            if not inner:
+                break
+            inner = inner.rpartition(".")[0]
+        return around
 
     def save(self, tensor: Tensor) -> Tensor:
         """autograd keeps ``tensor`` for the backward pass."""
@@ -411,6 +425,7 @@ def trace(
                 if number == 0:
                     with note(root, lambda: tracer.stack[-1].name) as attributes:
                         written, replaced, numpy = watched(tracer, run, streams)
+                    tracer.find_written_later(attributes)
                     if any(each.lazy for each in attributes):  # a second microbatch finds them
                         tracer.watching = False
                         places = {each.place for each in attributes}

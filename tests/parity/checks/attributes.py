@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 from collections import UserDict, deque
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
 from weft.errors import PeerError, PlacementError
+from weft.torch.structure import tensors_in
 
 from ..compare import device
 from .harness import WIDTH, check, same_as_alone, seeded, squared_error, start, vectors
@@ -317,6 +319,82 @@ def attributes_after_a_step_are_as_they_were_written_last() -> None:
                 torch.testing.assert_close(mine, expected)
                 seen += 1
         assert seen == (3 if weft.pp_rank() == 1 else 0), seen
+
+
+@check
+def what_a_layer_keeps_shows_what_is_written_into_it_later() -> None:
+    """An argument, a view, a result, a list of them, an attribute of another module: one memory, whoever writes."""
+
+    def argument(layer: Any, x: Tensor, h: Tensor) -> Tensor:
+        layer.kept = x
+        return h
+
+    def view(layer: Any, x: Tensor, h: Tensor) -> Tensor:
+        layer.kept = x[:, 0]
+        return h
+
+    def result(layer: Any, x: Tensor, h: Tensor) -> Tensor:
+        layer.kept = h = h * 1.5
+        return h
+
+    def several(layer: Any, x: Tensor, h: Tensor) -> Tensor:
+        layer.kept = {"seen": [x, h]}
+        return h * 1.0
+
+    def next_one(layer: Any, x: Tensor, h: Tensor) -> Tensor:
+        layer.beside[0].kept = x
+        return h
+
+    for note, places in itertools.product(
+        (argument, view, result, several, next_one), (HALVES, {**HALVES, "encode": 1})
+    ):
+        pair = []
+        for start_over in (False, True):
+            net = seeded(Writing, note)
+            pair.append(net)
+            if start_over:
+                start(auto_partition=False, default_partition=0)
+                model = weft.DistributedModel(net)
+                for name, partition in places.items():
+                    weft.set_partition(net.get_submodule(name), partition)
+
+                @weft.step
+                def step(model: nn.Module, x: Tensor) -> Tensor:
+                    return model(x)
+
+                step(model, vectors(steps=1)[0]["x"])
+            else:
+                net(vectors(steps=1)[0]["x"].chunk(4)[-1])
+        shown = 0
+        for alone, mine in zip(kept_in(pair[0]), kept_in(pair[1]), strict=False):
+            if mine.device.type != "meta":
+                torch.testing.assert_close(mine, alone)
+                shown += 1
+        assert shown or weft.pp_rank() != places["encode"], note.__name__
+
+
+class Writing(nn.Module):
+    """A layer on each side of a part that writes into what they have seen and given."""
+
+    def __init__(self, note: Any) -> None:
+        super().__init__()
+        self.encode = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(Layer(note) for _ in range(4))
+        for one, other in zip(self.layers, self.layers[1:], strict=False):
+            one.beside = [other]  # no child of it
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.encode(x) * 2
+        out = self.layers[0](seen)
+        further = self.layers[2](out.sin())
+        with torch.no_grad():
+            seen *= 0.5
+            out += 1
+        return further + seen + out
+
+
+def kept_in(net: nn.Module) -> list[Tensor]:
+    return [tensor for module in net.modules() for tensor in tensors_in(vars(module).get("kept"))]
 
 
 @check
