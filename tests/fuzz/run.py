@@ -143,8 +143,9 @@ class Job:
                     told[number] = tuple(json.loads(line))
                 else:
                     ended.add(number)
-            if ended or any(word not in ("equal", "differs", "invalid") for word, _ in told.values()):
-                deadline = min(deadline, time.monotonic() + 20)
+            words = {word for word, _ in told.values()}
+            if ended or words - {"equal", "differs", "invalid"}:  # who waits for that rank tells nothing
+                deadline = min(deadline, time.monotonic() + (2 if words == {"refused"} else 20))
         return self._whole(told)
 
     def _whole(self, told: Mapping[int, tuple[str, str]]) -> tuple[Outcome, bool]:

@@ -37,8 +37,8 @@ class Attribute:
 
     ``counter``: it is a whole number, a text or None; ``lazy``: it is made where it is missing, and stays then.
     ``restored``: such a one was at the end what it had been; ``valued``: its value was used, and not only added to;
-    ``late``: so it was after other modules had been called; ``held``: the memory of the tensors in it, and how often each
-    had been written by then.
+    ``late``: so it was after other modules had been called; ``held``: the memory of the tensors in it, and how often
+    each had been written by then.
     """
 
     module: str

@@ -2,7 +2,8 @@
 
 All ranks of a pipeline make the same calls in the same order, so a number says which call one means. A rank that has
 waited for a while tells the others at which call it is. Who has made that call with other arguments, or another call
-in its place, ends the job. Nothing is sent as long as nobody waits that long.
+in its place, ends the job. Calls in another order need not make anybody wait. So at the end of each step the first rank
+hears what the others have called (8 bytes for a call), and compares.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ from typing import Any
 import torch
 
 from weft.errors import DivergenceError
+from weft.runtime.microbatch import Microbatch
 from weft.torch.pipeline import Pipeline
-from weft.torch.signature import function_name
+from weft.torch.signature import digest, function_name
 from weft.transport.channel import WHERE, Key, Message
 
 PATIENCE_S = 2.0
+END = ("nothing more: the step function has ended",)
+"""The last call of each microbatch."""
+BACKWARD = ("a backward pass",)
+LIMIT = 8192
+"""Of so many calls numbers and texts are kept. With more of them, errors may not know the text of one."""
 FLAGS = {True: "on", False: "off"}
 
 
 class CallCheck:
-    """What this rank and its peers were last known to wait at, in one ``step``. ``ranks``: of the pipeline, by position
-    in the job."""
+    """What the ranks of a pipeline call in one ``step``. ``ranks``: they, by position in the job."""
 
     def __init__(self, pipeline: Pipeline, ranks: Sequence[int], step: int) -> None:
         self._pipeline = pipeline
@@ -33,6 +39,8 @@ class CallCheck:
         self._told: dict[int, int] = {}
         """By microbatch the number of calls that it had made when the others were told."""
         self._open: list[tuple[int, int, int, str]] = []
+        self._all: dict[int, list[list[int]]] = {}
+        """By peer the calls of its microbatches, where all of them have run."""
         pipeline.logs.clear()
 
     def look(self, waited_s: float) -> None:
@@ -46,14 +54,91 @@ class CallCheck:
                 text = json.dumps([len(log), described(log[-1])])
                 for peer in pipeline.others():
                     pipeline.channel.send(peer, Message(Key(WHERE, self._step, index, 0), text=text))
-        for index in range(len(pipeline.logs)):
-            for peer in pipeline.others():
+        for peer in pipeline.others():
+            for index in range(len(pipeline.logs)):
                 while (
                     message := pipeline.channel.mailbox.take(peer, Key(WHERE, self._step, index, 0))
                 ) is not None:
                     number, text = json.loads(message.text or "")
                     self._open.append((peer, index, int(number), str(text)))
+            message = pipeline.channel.mailbox.take(peer, self._key)
+            if message is not None:
+                self._take(peer, message)
+        for peer in self._all:
+            self._compare_all(peer)
         self._open = [one for one in self._open if not self._compared(*one)]
+
+    def end(self, microbatch: Microbatch) -> None:
+        """All microbatches have run here. The first rank compares all that the others have called in the step.
+
+        Raises:
+            DivergenceError: It is not what the first rank has called.
+        """
+        pipeline = self._pipeline
+        if pipeline.rank:
+            pipeline.channel.send(0, Message(self._key, text=self._text()))
+            return
+        for peer in pipeline.others():
+            if peer not in self._all:
+                self._take(peer, microbatch.receive(peer, self._key, "the end of the step function"))
+            self._compare_all(peer)
+
+    @property
+    def _key(self) -> Key:
+        """Of the message with all calls of a step."""
+        return Key(WHERE, self._step, 0, 1)
+
+    def _number(self, call: Sequence[Any]) -> int:
+        """The same on every rank for the same call."""
+        calls = self._pipeline.calls
+        number = calls.get(call)
+        if number is None:
+            if len(calls) > LIMIT:
+                calls.clear()
+            number = calls[call] = digest(name_of(call[0]), tuple(call[1:]))
+        return number
+
+    def _text(self) -> str:
+        """The numbers of all calls, and the texts of those that are new; nothing if it is as in the step before."""
+        pipeline = self._pipeline
+        numbers, texts = [], {}
+        for _, log in sorted(pipeline.logs.items()):
+            for call in log:
+                if call not in pipeline.calls:
+                    texts[self._number(call)] = described(call)
+                numbers.append(self._number(call))
+        if numbers == pipeline.latest.get(pipeline.rank):
+            return ""
+        pipeline.latest[pipeline.rank] = numbers
+        return json.dumps([numbers, texts])
+
+    def _take(self, peer: int, message: Message) -> None:
+        """All calls of a peer have arrived."""
+        pipeline = self._pipeline
+        if message.text:
+            pipeline.latest[peer], texts = json.loads(message.text)
+            if len(pipeline.texts) > LIMIT:
+                pipeline.texts.clear()
+            pipeline.texts.update((int(number), text) for number, text in texts.items())
+        logs: list[list[int]] = [[]]
+        for number in pipeline.latest[peer]:
+            logs[-1].append(number)
+            if number == self._number(END):
+                logs.append([])
+        self._all[peer] = logs
+
+    def _compare_all(self, peer: int) -> None:
+        texts = self._pipeline.texts
+        for index, theirs in enumerate(self._all[peer]):
+            for place, (call, number) in enumerate(
+                zip(self._pipeline.logs.get(index, ()), theirs, strict=False)
+            ):
+                if self._number(call) != number:
+                    self._refuse(index, place + 1, described(call), peer, texts.get(number, "something else"))
+        for other, index, number, text in self._open:
+            theirs = self._all[peer][index] if other != peer else []
+            if len(theirs) >= number and texts.get(theirs[number - 1], text) != text:
+                self._refuse(index, number, texts[theirs[number - 1]], other, text, peer)
 
     def _compared(self, peer: int, index: int, number: int, text: str) -> bool:
         """Whether that call has been made here, too, and alike."""
@@ -61,15 +146,28 @@ class CallCheck:
         if len(log) < number:
             return False
         mine = described(log[number - 1])
-        if mine == text:
-            return True
-        pair = sorted([(self._ranks[self._pipeline.rank], mine), (self._ranks[peer], text)])
+        if mine != text:
+            self._refuse(index, number, mine, peer, text)
+        return True
+
+    def _refuse(
+        self, index: int, number: int, mine: str, peer: int, theirs: str, rank: int | None = None
+    ) -> None:
+        rank = self._pipeline.rank if rank is None else rank
+        pair = sorted([(self._ranks[rank], mine), (self._ranks[peer], theirs)])
         told = ", but ".join(f"rank {rank} calls {what}" for rank, what in pair)
         raise DivergenceError(
             f"in step {self._step} the ranks run different code: as call {number} of microbatch {index} {told}. What "
             "depends on the rank, the time, or a random generator of one's own must not decide what a step computes: "
             "let one rank decide, and tell the others (weft.broadcast)"
         )
+
+
+def name_of(what: Any) -> str:
+    """Of a module, or a function, or what a call does instead."""
+    if isinstance(what, str):
+        return what
+    return str(what.name) if hasattr(what, "serial") else function_name(what)
 
 
 def described(key: Sequence[Any]) -> str:
@@ -82,7 +180,7 @@ def described(key: Sequence[Any]) -> str:
     if isinstance(what, str):
         return what
     unit = hasattr(what, "serial")
-    name = f"{what.name or 'the model'} ({type(what.module).__name__})" if unit else function_name(what)
+    name = f"{what.name or 'the model'} ({type(what.module).__name__})" if unit else name_of(what)
     training = f", training {FLAGS[parts[1]]}" if unit else ""
     parts = parts[2:] if unit else parts
     mode = f"grad mode {FLAGS[parts[0]]}{training}"

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
 from weft.torch import gradients, rules
+from weft.torch.diverging import BACKWARD
 from weft.torch.first_inputs import from_first
 from weft.torch.private import IN_PLACE, READS, any_autocast, count_modes, pop_mode, push_mode, refuse
 from weft.torch.program import Program
@@ -77,6 +78,7 @@ class Glue(TorchFunctionMode):
     def backward(self, tensors: Any, grads: Any, keep: bool, scale: float) -> None:
         """A backward pass of the microbatch; ``scale``: what its losses are multiplied by."""
         self.program.scale = scale
+        self.program.log.append(BACKWARD)
         proof = self.program.pipeline.proof
         with self.aside():
             if proof is None:

@@ -65,7 +65,8 @@ class Pipeline:
     added to its gradient in one call; ``replicas``: how many copies of the model there are; ``buffers``: those of this
     rank that the code between units writes, by id; ``proof``: what notes the numbers of a step that is compared with
     one process (see ``verify``); ``logs``: of each microbatch of the present step the signatures of its
-    calls, in order.
+    calls, in order; ``calls``: their numbers; ``latest``: those of the last step by rank, as the ranks have told them,
+    and ``texts`` by number (see ``diverging``).
     """
 
     rank: int
@@ -81,6 +82,9 @@ class Pipeline:
     replicas: int = 1
     units: int = 0
     logs: dict[int, list[Any]] = field(default_factory=dict)
+    calls: dict[Any, int] = field(default_factory=dict)
+    latest: dict[int, list[int]] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
     proof: Any = None
     note: Callable[..., None] = lambda *args: None
 

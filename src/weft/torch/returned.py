@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import DivergenceError, UsageError
+from weft.torch.diverging import END, CallCheck
 from weft.torch.program import Program
 from weft.torch.signature import shown
 from weft.torch.structure import replace
@@ -45,9 +46,11 @@ class Returned:
     """The results of one step of ``microbatches``; with ``detach`` their tensors carry no graph.
 
     Without it they need a gradient where they would, but going backward from them is refused, on every rank alike.
+    ``calls``: what compares the ranks' calls at the end.
     """
 
-    def __init__(self, microbatches: int, detach: bool) -> None:
+    def __init__(self, microbatches: int, detach: bool, calls: CallCheck) -> None:
+        self._calls = calls
         self._detach = detach
         self._left = microbatches
         self._small: list[list[tuple[int, Tensor]]] = [[] for _ in range(microbatches)]
@@ -55,9 +58,11 @@ class Returned:
 
     def deliver(self, program: Program, result: Any) -> Any:
         """A microbatch's result: with data, but for small tensors of other ranks; see :meth:`whole`."""
+        program.log.append(END)
         result = replace(result, lambda tensor: self._send_or_receive(program, tensor))
         self._left -= 1
         if not self._left:
+            self._calls.end(program.microbatch)
             self._exchange(program)
         return result
 

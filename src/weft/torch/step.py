@@ -142,7 +142,8 @@ class Step:
             session.executor.wait_timeout_s,
         )  # fmt: skip
         session.executor.hooks.check = check.look
-        session.executor.hooks.stalled = CallCheck(session.pipeline, peers, session.steps).look
+        calls = CallCheck(session.pipeline, peers, session.steps)
+        session.executor.hooks.stalled = calls.look
         drew: list[bool] = []
         latest: list[int] = []
         own = session.pipeline.own
@@ -150,7 +151,7 @@ class Step:
         for buffer in session.pipeline.buffers.values():
             buffer.begin()
         order = self._order(session, batch.microbatches)
-        returned = Returned(batch.microbatches, self.detach_outputs)
+        returned = Returned(batch.microbatches, self.detach_outputs, calls)
         serial = any(model.plan is not None and model.plan.serial for model in session.models)
 
         def body(microbatch: Microbatch) -> Any:

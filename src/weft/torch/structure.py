@@ -252,9 +252,20 @@ def opaque_objects(tree: Any) -> list[Any]:
     return found
 
 
-def is_mutable(thing: Any) -> bool:
-    """Whether it is a list, dict or set that may be filled."""
-    return isinstance(thing, (MutableSequence, MutableMapping, MutableSet))
+def fillable_in(tree: Any) -> list[Any]:
+    """The lists, dicts and sets in ``tree`` that may be filled, however deep they lie in each other and in tuples."""
+    found: dict[int, Any] = {}
+    waiting = [tree]
+    while waiting:
+        thing = waiting.pop()
+        if isinstance(thing, (MutableSequence, MutableMapping, MutableSet)):
+            if id(thing) in found:
+                continue
+            found[id(thing)] = thing
+        elif not isinstance(thing, tuple):
+            continue
+        waiting += thing.values() if isinstance(thing, MutableMapping) else thing
+    return list(found.values())
 
 
 def has_objects(tree: Any) -> bool:

@@ -51,7 +51,7 @@ from weft.torch.private import (
     version,
 )
 from weft.torch.random_state import NUMPY, Streams, same_states
-from weft.torch.structure import Describer, is_mutable, modules_in, same_objects
+from weft.torch.structure import Describer, fillable_in, modules_in, same_objects
 from weft.torch.times import Pass, agree, kinds_of, typical
 from weft.torch.untouched import ParameterWrites, is_new, untouched
 
@@ -110,12 +110,11 @@ class Trace:
     written_parameters: dict[str, bool] = field(default_factory=dict)
 
 
-def contents_of(arguments: Iterable[Any]) -> list[Any]:
+def contents_of(arguments: Any) -> list[Any]:
     """What the lists, dicts and sets among the arguments of a module hold: if it fills one, others see that."""
     return [
         thing
-        for item in arguments
-        if is_mutable(item)
+        for item in fillable_in(arguments)
         for thing in (None, *item, *(item.values() if isinstance(item, MutableMapping) else ()))
     ]
 

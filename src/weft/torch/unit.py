@@ -40,7 +40,7 @@ from weft.torch.private import (
     refuse,
 )
 from weft.torch.signature import ONE, scan
-from weft.torch.structure import has_objects, is_mutable, opaque_objects, replace
+from weft.torch.structure import fillable_in, has_objects, is_walkable, opaque_objects, replace
 
 log = logging.getLogger("weft")
 FLOATING = -1
@@ -185,7 +185,7 @@ class UnitCall:
         return result
 
     def _refuse_filling(self, arguments: Any) -> None:
-        found = [one for one in arguments if is_mutable(one) or has_objects(one)]
+        found = [*fillable_in(arguments), *filter(is_walkable, opaque_objects(arguments))]
         if found:
             raise UsageError(
                 f"{self.name} was not called in the first microbatch of the first step, where weft sees what a module "

@@ -208,6 +208,16 @@ CONTAINERS = {
     "list": (list, lambda store, number, h: store.append(h), lambda store: store[-1] - store[1]),
     "deque": (deque, lambda store, number, h: store.append(h), lambda store: store.popleft()),
     "own dict": (UserDict, lambda store, number, h: store.update({number: h}), lambda store: store[2]),
+    "nested": (
+        lambda: ([], {"seen": []}),
+        lambda store, number, h: store[1]["seen"].append(h if number else h * 2),
+        lambda store: store[1]["seen"][-1] * len(store[1]["seen"]),
+    ),
+    "counted": (
+        lambda: {"seen": []},
+        lambda store, number, h: store["seen"].append(number),
+        lambda store: len(store["seen"]),
+    ),
     "replaced": (
         lambda: [0.0],
         lambda store, number, h: store.__setitem__(0, store[0] + h),

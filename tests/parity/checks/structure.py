@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import torch
@@ -435,34 +436,70 @@ def leaves_that_keep_a_loss_in_an_attribute() -> None:
     same_as_alone(seeded(Net), vectors())
 
 
+class Ragged(nn.Module):
+    """Makes a nested tensor in some way, and computes with it."""
+
+    def __init__(self, make: Any, use: Any) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.make, self.use = make, use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(self, self.make(x))
+
+
+def jagged(x: Tensor) -> Tensor:
+    return torch.nested.as_nested_tensor([x[:1], x[1:]], layout=torch.jagged)
+
+
+def strided(x: Tensor) -> Tensor:
+    return torch.nested.as_nested_tensor([x[:1], x[1:]])
+
+
+def narrowed(x: Tensor) -> Tensor:
+    return torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 1, len(x)]))
+
+
+def through_layers(module: Ragged, ragged: Tensor) -> Tensor:
+    return module.second(module.first(ragged)).values()
+
+
+def unbound(module: Ragged, ragged: Tensor) -> Tensor:
+    return torch.cat([module.second(part) for part in module.first(ragged).unbind()])
+
+
+def padded(module: Ragged, ragged: Tensor) -> Tensor:
+    whole = torch.nested.to_padded_tensor(module.first(ragged), 0.0)
+    return module.second(whole).sum(1)
+
+
 @check
 def nested_tensors_between_modules() -> None:
-    class Ragged(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, x: Tensor) -> Tensor:
-            ragged = torch.nested.as_nested_tensor([x[:1], x[1:]], layout=torch.jagged)
-            return self.second(self.first(ragged)).values()
-
     class Net(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, make: Any, use: Any) -> None:
             super().__init__()
-            self.a, self.ragged, self.b = models.Block(), Ragged(), models.Block()
+            self.a, self.ragged, self.b = models.Block(), Ragged(make, use), models.Block()
 
         def forward(self, x: Tensor) -> Tensor:
             return self.b(self.ragged(self.a(x)))
 
-    same_as_alone(seeded(Net), vectors())
+    for make, use in (
+        (jagged, through_layers), (jagged, unbound), (strided, unbound), (strided, padded), (narrowed, through_layers),
+        (narrowed, unbound),
+    ):  # fmt: skip
+        same_as_alone(seeded(Net, make, use), vectors())
 
 
 @check
 def lazy_modules_are_refused_when_wrapped() -> None:
     start()
-    try:
-        weft.DistributedModel(nn.Sequential(nn.LazyLinear(WIDTH)))
-    except UsageError as error:
-        assert "0.weight" in str(error) and "module(example)" in str(error), error
-    else:
-        raise AssertionError("no error")
+    for layer in (
+        nn.LazyLinear(WIDTH), nn.LazyConv2d(4, 1), nn.LazyBatchNorm1d(), nn.LazyInstanceNorm2d(affine=True),
+        nn.ModuleList([nn.Linear(2, 2), nn.LazyConvTranspose1d(4, 1)]),
+    ):  # fmt: skip
+        try:
+            weft.DistributedModel(nn.Sequential(layer))
+        except UsageError as error:
+            assert re.search(r"\(0\.(1\.)?weight", str(error)) and "module(example)" in str(error), error
+        else:
+            raise AssertionError(f"no error: {layer}")
