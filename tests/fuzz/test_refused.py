@@ -50,9 +50,12 @@ def build():
 
 def step(models, x, y):
     model = models[0]
+    net = getattr(model, "module", model)
+{before}
     out = model(x)
     loss = F.mse_loss(out, y)
     model.backward(loss)
+{after}
     return loss, out
 '''
 FORWARD = "def forward(self, x):\n    return self.c(self.b(self.a(x)))"
@@ -64,8 +67,8 @@ def job() -> Iterator[Ranks]:
         yield made
 
 
-def run(job: Ranks, forward: str = FORWARD, part: str = "") -> Outcome:
-    body = {"forward": forward, "part": part}
+def run(job: Ranks, forward: str = FORWARD, part: str = "", before: str = "", after: str = "") -> Outcome:
+    body = {"forward": forward, "part": part, "before": before, "after": after}
     return job.run(FRAME.format(**{name: textwrap.indent(text, "    ") for name, text in body.items()}), 2)
 
 
@@ -150,3 +153,32 @@ def test_what_a_module_fills_that_the_first_step_did_not_call_is_refused(job: Ra
     outcome = run(job, textwrap.dedent(body), textwrap.dedent(part))
     assert outcome.word == "refused", outcome
     assert "was not called in the first microbatch of the first step" in outcome.text, outcome
+
+
+OPTIMIZER = "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+INSIDE = {
+    "clipping": ("", "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)", "the step reads the gradient of a par"),
+    "a norm": ("", "sum(one.grad.sum() for one in net.parameters())", "the step reads the gradient of a parameter"),
+    "gradients set": ("for one in net.parameters():\n    one.grad = None", "", "the step sets the gradient of a par"),
+    "zero_grad": (OPTIMIZER + "optimizer.zero_grad()", "", "the step reads the gradient of a parameter of shape"),
+    "an optimizer": ("", OPTIMIZER + "optimizer.step()", "the optimizer's step() was called inside a weft.step"),
+    "the model's state": ("", "weft.is_initialized() and model.state_dict()", "state_dict() was called inside a weft"),
+    "a collective": (
+        "weft.is_initialized() and torch.distributed.all_reduce(torch.ones(2))", "", "torch.distributed.all_reduce() w"
+    ),
+    "a barrier": ("weft.is_initialized() and weft.barrier()", "", "barrier() was called inside a weft.step function"),
+    "other parameters": (
+        "torch.func.functional_call(net.b, {'weight': net.b.weight * 1.1}, (x,))", "",
+        "the step calls b with other parameters (torch.func.functional_call)",
+    ),
+    "hooks for the whole": (
+        "net.register_full_backward_hook(lambda *of: None)", "", "the model as a whole has backward hooks"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_what_belongs_between_steps_is_refused_in_one(job: Ranks, kind: str):
+    before, after, text = INSIDE[kind]
+    outcome = run(job, before=before, after=after)
+    assert outcome.word == "refused" and text in outcome.text, outcome

@@ -209,7 +209,7 @@ class AloneGlue(Glue):
         target = rules.written(func, args, kwargs)
         if target is None:
             return mark(result, (args, kwargs))
-        if target._weft_owner is None:  # type: ignore[attr-defined]
+        if target._weft_owner is None:
             _marked(target)
         return result
 

@@ -217,21 +217,27 @@ class Given:
 
 
 class Own:
-    """The attributes that each microbatch has for itself, on this rank: taken out and put back with its turn."""
+    """The attributes that each microbatch has for itself, on this rank: taken out and put back with its turn. So is
+    whether parameters need gradients, where the step says that itself."""
 
     def __init__(self) -> None:
         self._spots: list[tuple[dict[str, Any], str]] = []
+        self._trained: list[nn.Parameter] = []
         self.first: list[Any] = []
         """What they were when the step began: microbatches begin with that."""
         self._left: list[tuple[int, Any]] = []
         """What the last microbatch that wrote them has left, and its index."""
 
     def __bool__(self) -> bool:
-        return bool(self._spots)
+        return bool(self._spots or self._trained)
 
     def add(self, module: nn.Module, name: str) -> None:
         """From now on ``module.name`` is each microbatch's own."""
         self._spots.append((vars(module), name))
+
+    def add_trained(self, parameter: nn.Parameter) -> None:
+        """From now on it is each microbatch's own whether the parameter needs a gradient."""
+        self._trained.append(parameter)
 
     def begin(self) -> None:
         """A step begins."""
@@ -251,15 +257,18 @@ class Own:
 
     def take(self) -> list[Any]:
         """What they are now."""
-        return [attributes.get(name, _ABSENT) for attributes, name in self._spots]
+        values = [attributes.get(name, _ABSENT) for attributes, name in self._spots]
+        return values + [parameter.requires_grad for parameter in self._trained]
 
     def put(self, values: Sequence[Any]) -> None:
         """Let them be what :meth:`take` gave."""
-        for (attributes, name), value in zip(self._spots, values, strict=True):
+        for (attributes, name), value in zip(self._spots, values, strict=False):
             if value is _ABSENT:
                 attributes.pop(name, None)
             else:
                 attributes[name] = value
+        for parameter, needed in zip(self._trained, values[len(self._spots) :], strict=True):
+            parameter.requires_grad = needed
 
 
 def as_left(tensor: Tensor, rank: int) -> Tensor:

@@ -20,6 +20,7 @@ from weft.errors import UsageError
 from weft.torch import gradients, rules
 from weft.torch.diverging import BACKWARD
 from weft.torch.first_inputs import from_first
+from weft.torch.glue_watch import refuse_gradient
 from weft.torch.private import IN_PLACE, READS, any_autocast, count_modes, pop_mode, push_mode, refuse
 from weft.torch.program import Program
 from weft.torch.signature import function_name, hollow, scan, shown
@@ -121,7 +122,7 @@ class Glue(TorchFunctionMode):
                 if value is not None:
                     placed.append((item, value))
                 elif item.device.type == "meta":
-                    self._refuse_meta(item)
+                    self.refuse_meta(item)
             elif isinstance(item, (list, tuple)):
                 self._find(item, placed)
             elif isinstance(item, dict):
@@ -129,7 +130,8 @@ class Glue(TorchFunctionMode):
             elif isinstance(item, slice):
                 self._find((item.start, item.stop, item.step), placed)
 
-    def _refuse_meta(self, tensor: Tensor) -> None:
+    def refuse_meta(self, tensor: Tensor) -> None:
+        """Refuse a stand-in of which nobody knows who has its data."""
         if tensor._weft_value is None:  # type: ignore[attr-defined]
             raise UsageError(
                 "a tensor without data came out of a function that weft cannot follow between modules (functorch, a "
@@ -163,6 +165,8 @@ class Glue(TorchFunctionMode):
             )
         if func in rules.LIKE:
             return self._like(func, args, kwargs)
+        if rules.is_for_each(func) and len(args[0]) > 1:
+            return self._for_each(func, args, kwargs)
         if func in rules.AUTOGRAD:
             return self._autograd(func, args, kwargs, placed)
         if func in rules.RESHAPED:
@@ -176,7 +180,14 @@ class Glue(TorchFunctionMode):
             )
         if func is Tensor.__iter__:
             return iter(self._operate(Tensor.unbind, args, {}, placed))
-        return self._call(func, args, kwargs, placed, rules.written(func, args, kwargs))
+        target = rules.written(func, args, kwargs)
+        return self._call(func, args, kwargs, placed, target[0] if isinstance(target, list) else target)
+
+    def _for_each(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation on lists, whose tensors may lie on several ranks: one after the other."""
+        each = rules.one_by_one(args, kwargs, [[number] for number in range(len(args[0]))])
+        results = [self.__torch_function__(func, (), *inputs) for inputs in each]
+        return None if rules.written(func, args, kwargs) is not None else [one for (one,) in results]
 
     def _call(
         self, func: Any, args: Any, kwargs: Any, placed: list[tuple[Tensor, Value]], target: Tensor | None,
@@ -255,7 +266,13 @@ class Glue(TorchFunctionMode):
     def _autograd(self, func: Any, args: Any, kwargs: Any, placed: list[tuple[Tensor, Value]]) -> Any:
         """Autograd's own functions, on tensors with places."""
         if func in rules.GRADIENTS and args[0]._weft_owner is not None:
+            if not is_buffer(args[0]):
+                refuse_gradient(args[0], "reads")
             return func(*args, **kwargs)
+        if func == rules.GRADIENT_SETTER:
+            if args[0]._weft_owner is not None:
+                refuse_gradient(args[0], "sets")
+            return self._call(func, args, kwargs, placed, args[0])
         if func in rules.BACKWARD:  # on to weft's own, see ``intercept``
             if "gradient" in kwargs:
                 kwargs["grad_tensors"] = kwargs.pop("gradient")

@@ -24,6 +24,7 @@ from weft.torch.glue import running
 from weft.torch.gradients import paired
 from weft.torch.graphs import root_gradient, run_autograd
 from weft.torch.plan import apply
+from weft.torch.private import has_backward_hooks
 from weft.torch.recording import recorded_backward
 from weft.torch.reducer import Reducer, ReducerOptions
 from weft.torch.replicas import joined, make_reducer, synchronise
@@ -147,6 +148,12 @@ class DistributedModel(nn.Module):
         if session.pipeline is not None and running() is None and Tracer.current is None:
             raise UsageError(
                 "the model is split over partitions: call it inside a function decorated with @weft.step"
+            )
+        if session.settings.partitions > 1 and (has_backward_hooks(self) or has_backward_hooks(self.module)):
+            raise UsageError(
+                "the model as a whole has backward hooks, which get gradients of its input and its output, but it is "
+                "split, and no rank has both: put the hooks on a module inside that lies on one partition, or on "
+                "tensors (tensor.register_hook)"
             )
         if self.reducer is not None and share() is None and torch.is_grad_enabled():
             changes.look(session)

@@ -133,7 +133,9 @@ class DistributedOptimizer(Optimizer):
             raise UsageError(
                 "DistributedOptimizer.step() takes no closure: compute the loss in a weft.step function"
             )
-        session, shares = state.session(), self.shares
+        session = state.session()
+        session.check_outside("the optimizer's step()")
+        shares = self.shares
         with recorded(session, "optimizer"):
             if shares is None:
                 return self._update()
@@ -150,6 +152,7 @@ class DistributedOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget this rank's gradients."""
+        state.session().check_outside("the optimizer's zero_grad()")
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -235,16 +238,23 @@ class DistributedOptimizer(Optimizer):
 
 
 def warn_of_plain_optimizers() -> None:
-    """Tell scripts that forgot the wrapper when an optimizer first steps on a split model; for the whole process."""
+    """Tell scripts that forgot the wrapper when an optimizer first steps on a split model, and refuse optimizers that
+    step inside of a step; for the whole process."""
     seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if optimizer in seen or optimizer in _wrapped or not state.is_initialized():
+        if not state.is_initialized():
             return
         session = state.session()
-        if session.pipeline is None or isinstance(optimizer, DistributedOptimizer):
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if session.in_step:
+            own = {id(parameter) for model in session.models for parameter in model.parameters()}
+            if any(id(parameter) in own for parameter in parameters):
+                session.check_outside("the optimizer's step()")
+        if optimizer in seen or optimizer in _wrapped or session.pipeline is None:
             return
-        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        if isinstance(optimizer, DistributedOptimizer):
+            return
         if any(parameter._weft_owner is not None for parameter in parameters):
             seen.add(optimizer)
             if session.rank == 0:

@@ -42,14 +42,6 @@ from weft.torch.untouched import untouched
 from weft.torch.within import no_training
 
 log = logging.getLogger("weft")
-WHOLE_BY_FUNCTION = (
-    "%s calls modules in the torch.autograd.Function %s, which may call them in its backward pass too, so it stays on "
-    "one partition as a whole. If the function gets these modules as arguments, only they have to lie together"
-)
-WHOLE_BY_NESTED = (
-    "%s has nested tensors (torch.nested) in its own code, so it stays on one partition as a whole. To split it, keep "
-    "them inside of its modules, and hand their values() and offsets() over"
-)
 
 
 def partition_models(
@@ -68,14 +60,10 @@ def partition_models(
     plans = []
     link = measure_link(session) if session.settings.pipeline in MEASURED and session.chosen is None else None
     for model in models:
-        session.tracing = True
-        try:
-            with nullcontext() if link is None else company(session):
-                text = agree_on(
-                    session, functools.partial(_plan_text, session, model, function, batch, link, counted)
-                )
-        finally:
-            session.tracing = False
+        with nullcontext() if link is None else company(session):
+            text = agree_on(
+                session, functools.partial(_plan_text, session, model, function, batch, link, counted)
+            )
         plans.append(Plan.from_json(text))
         if plans[-1].chosen is not None:
             session.chosen, session.watch = Chosen.from_record(plans[-1].chosen), Watch()
@@ -117,13 +105,9 @@ def make_plan(
             "the step never called the model: call it inside the function that @weft.step decorates"
         )
     tree = Tree(model.module, traced)
-    for name, function_name in traced.whole.items():
-        if not tree.children[name]:
-            continue
-        log.warning(
-            WHOLE_BY_FUNCTION if function_name else WHOLE_BY_NESTED,
-            name or f"the model ({type(model.module).__name__})", *([function_name] if function_name else ()),
-        )  # fmt: skip
+    for name, reason in traced.whole.items():
+        if tree.children[name]:
+            log.warning("%s %s", name or f"the model ({type(model.module).__name__})", reason)
     for name in filter(tree.stuck, traced.leaking & tree.records.keys()):
         log.warning(
             "%s leaves tensors behind by another way than its result (an attribute, a list), and cannot be opened, "
@@ -191,6 +175,7 @@ def _trace(
             function(*given, **named)
 
     session.monitor.note("trace", session.steps + 1)
+    session.tracing = True
     with ExitStack() as stack:
         for other in session.models:
             if other is not model and not other.partitioned:
@@ -203,6 +188,8 @@ def _trace(
         except BaseException as error:
             session.monitor.locate(error)
             raise
+        finally:
+            session.tracing = False
     padding.warn(batch)
     return traced
 
@@ -256,22 +243,37 @@ def _plan(
     attributes = own(traced.attributes, [unit.name for unit in units])
     return Plan(
         tuple(units), parameters, _written(tree, traced, where, pieces), traced.numpy, attributes=attributes,
+        toggled=tuple(sorted(traced.toggled)),
         serial=_serial(traced, [unit.name for unit in units]),
     )  # fmt: skip
 
 
 def _serial(traced: Trace, units: Sequence[str]) -> bool:
-    """Whether microbatches must not overlap: what one writes into a parameter another's backward pass would use."""
-    found = [
+    """Whether microbatches must not overlap, because one would see what another writes into parameters and buffers.
+
+    The backward pass may need a parameter as it was, or code outside of its unit writes or reads it. Buffers of no unit
+    are looked after by ``pipeline.SharedBuffer``.
+    """
+
+    def has_to_itself(name: str) -> bool:
+        """Whether one unit has it, and nothing else uses it."""
+        users = traced.users.get(name, set())
+        for unit in units:
+            if is_below(name, unit):
+                return all(user is not None and (user == unit or is_below(user, unit)) for user in users)
+        return False
+
+    found = [name for name, kept in traced.written_parameters.items() if kept or not has_to_itself(name)]
+    found += [
         name
-        for name, kept in traced.written_parameters.items()
-        if kept or not any(is_below(name, unit) for unit in units)
+        for name in sorted(traced.written_buffers)
+        if any(is_below(name, unit) for unit in units) and not has_to_itself(name)
     ]
     if found:
         log.warning(
-            "the forward pass writes into %s, which the backward pass needs as it was: each microbatch waits for the "
-            "one before, as in one process, and partitions do not work at the same time. If the parameter is no "
-            "weight, make it a buffer", ", ".join(found),
+            "the forward pass writes into %s, which other microbatches would see too early: each microbatch waits for "
+            "the one before, as in one process, and partitions do not work at the same time. If it is no weight, let "
+            "it be a buffer of the module that writes and uses it", ", ".join(found),
         )  # fmt: skip
     return bool(found)
 

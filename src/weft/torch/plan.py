@@ -43,7 +43,8 @@ class PlannedUnit:
 @dataclass(frozen=True)
 class Plan:
     """Where a model's parts go. ``parameters``: those of opened modules; ``buffers``: those that the model writes;
-    ``serial``: a microbatch begins when the one before has ended."""
+    ``serial``: a microbatch begins when the one before has ended; ``toggled``: parameters of which the step says
+    whether they need gradients."""
 
     units: tuple[PlannedUnit, ...]
     parameters: dict[str, int]
@@ -52,6 +53,7 @@ class Plan:
     chosen: dict[str, Any] | None = None
     attributes: tuple[tuple[str, str], ...] = ()
     serial: bool = False
+    toggled: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -61,6 +63,7 @@ class Plan:
         content = json.loads(text)
         content["units"] = tuple(PlannedUnit(**unit) for unit in content["units"])
         content["attributes"] = tuple(map(tuple, content.get("attributes", ())))
+        content["toggled"] = tuple(content.get("toggled", ()))
         return cls(**content)
 
     @property
@@ -132,6 +135,12 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
         for unit in plan.units:
             if name == unit.name or is_below(name, unit.name):
                 unit_call(modules[unit.name]).spots.append((modules[name].__dict__, attribute))
+    for name, parameter in root.named_parameters():
+        if name in plan.toggled:
+            pipeline.own.add_trained(parameter)
+            for unit in plan.units:
+                if is_below(name, unit.name):
+                    unit_call(modules[unit.name]).toggled.append(parameter)
     changing = plan.changing_buffers(owners)
     for name, buffer in root.named_buffers():
         buffer._weft_buffer = True  # type: ignore[attr-defined]

@@ -135,6 +135,11 @@ for _name, _purpose in (
 ):
     _find(f"parameter.{_name}", _purpose)
 _find("torch.UntypedStorage._cdata", "memory without data is told apart")
+_wrapped = _find(
+    "torch._C._functorch.is_functorch_wrapped_tensor",
+    "torch.func in modules",
+    "its tensors are taken for others",
+)
 _users = _find(
     "torch._C._storage_Use_Count", "gradients are averaged where they are", "they are copied into buckets"
 )
@@ -151,8 +156,8 @@ def base_of(tensor: Tensor) -> Tensor | None:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether it has one piece of memory, as sparse and nested tensors have not."""
-    return tensor.layout == torch.strided
+    """Whether it has one piece of memory, as sparse and nested tensors have not, nor those that ``torch.func`` wraps."""
+    return tensor.layout == torch.strided and not (_wrapped is not None and _wrapped(tensor))
 
 
 def storage_key(tensor: Tensor) -> int:

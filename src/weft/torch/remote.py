@@ -174,7 +174,7 @@ def _check(tensors: list[Tensor]) -> StandIn:
 
 def _on_owner(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """What becomes of an operation that the rank of its stand-ins does with their values."""
-    if getattr(func, "__name__", "").startswith("_foreach_"):
+    if rules.is_for_each(func):
         return _for_each(func, args, kwargs)
     tensors = tensors_in((args, kwargs))
     first = _check(tensors)
@@ -184,7 +184,7 @@ def _on_owner(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> An
     if target is not None:
         if not isinstance(target, StandIn):
             _refuse(first)
-        if func is rules.DATA_SETTER:
+        if func == rules.DATA_SETTER:
             new = args[1]
             device = new._weft_device if isinstance(new, StandIn) else new.device
             held = torch.device("meta") if target.is_meta else device
@@ -225,22 +225,10 @@ def _on_meta(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], first:
 def _for_each(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """An operation on lists: here for what is here, and left to the owners elsewhere."""
     count = len(args[0])
-    lists = [isinstance(arg, (list, tuple)) and len(arg) == count for arg in args]
-    named = {key: isinstance(arg, (list, tuple)) and len(arg) == count for key, arg in kwargs.items()}
-
-    def at(numbers: list[int]) -> tuple[list[Any], dict[str, Any]]:
-        positional = [
-            [arg[n] for n in numbers] if each else arg for arg, each in zip(args, lists, strict=True)
-        ]
-        return positional, {
-            key: [arg[n] for n in numbers] if named[key] else arg for key, arg in kwargs.items()
-        }
-
     writes = func.__name__.endswith("_")
     here: list[int] = []
     results: list[Any] = [None] * count
-    for number in range(count):
-        inputs = at([number])
+    for number, inputs in enumerate(rules.one_by_one(args, kwargs, [[number] for number in range(count)])):
         if not any(isinstance(tensor, StandIn) for tensor in tensors_in(inputs)):
             here.append(number)
             continue
@@ -251,7 +239,7 @@ def _for_each(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         elif not isinstance(args[0][number], StandIn):
             _refuse(first)
     if here:
-        positional, others = at(here)
+        ((positional, others),) = rules.one_by_one(args, kwargs, [here])
         for number, made in zip(here, func(*positional, **others) or [None] * len(here), strict=True):
             results[number] = made
     return None if writes else results

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.torch.private import has_memory
+
 _PROPERTIES = (
     "shape", "dtype", "device", "layout", "ndim", "names", "requires_grad", "is_leaf", "grad_fn", "is_cuda",
     "is_cpu", "is_sparse", "is_sparse_csr", "is_quantized", "is_meta", "is_nested", "itemsize", "nbytes",
@@ -72,7 +74,10 @@ def named(owners: tuple[Any, ...], names: tuple[str, ...]) -> set[Any]:
 
 
 METADATA: frozenset[Any] = frozenset(
-    _getters(_PROPERTIES) | named((Tensor,), _METHODS) | named((torch,), _FUNCTIONS)
+    _getters(_PROPERTIES)
+    | named((Tensor,), _METHODS)
+    | named((torch,), _FUNCTIONS)
+    | {Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 )
 DEVICE_GETTER = Tensor.device.__get__
 REQUIRES_GRAD_GETTER = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
@@ -101,7 +106,8 @@ SHAPED_BY_TENSORS: frozenset[Any] = frozenset(
 TYPE_NAME = Tensor.type
 BACKWARD: frozenset[Any] = frozenset((Tensor.backward, torch.autograd.backward))
 GRADIENTS: frozenset[Any] = frozenset(_getters(("grad", "_grad")))
-AUTOGRAD: frozenset[Any] = BACKWARD | GRADIENTS | {torch.autograd.grad}
+GRADIENT_SETTER = Tensor.grad.__set__  # type: ignore[union-attr]
+AUTOGRAD: frozenset[Any] = BACKWARD | GRADIENTS | {torch.autograd.grad, GRADIENT_SETTER}
 VIEWS: frozenset[Any] = frozenset(
     named(
         (Tensor, torch),
@@ -132,11 +138,40 @@ RESHAPED: frozenset[Any] = frozenset(
 DATA_SETTER = Tensor.data.__set__  # type: ignore[attr-defined]
 REPLACED: frozenset[Any] = frozenset({DATA_SETTER} | named((Tensor, torch), ("resize_", "resize_as_")))
 
+
+def memory_written(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that ``func`` writes into, as far as they have one piece of memory each."""
+    target = written(func, args, kwargs)
+    several = target if isinstance(target, (list, tuple)) else (target,)
+    return [one for one in several if isinstance(one, Tensor) and has_memory(one)]
+
+
+def is_for_each(func: Callable[..., Any]) -> bool:
+    """Whether ``func`` is an operation on lists of tensors, one after the other."""
+    return getattr(func, "__name__", "").startswith("_foreach_")
+
+
+def one_by_one(
+    args: tuple[Any, ...], kwargs: dict[str, Any], numbers: list[list[int]]
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments of such an operation for some of its tensors each."""
+    count = len(args[0])
+
+    def at(argument: Any, chosen: list[int]) -> Any:
+        listed = isinstance(argument, (list, tuple)) and len(argument) == count
+        return [argument[number] for number in chosen] if listed else argument
+
+    return [
+        (tuple(at(arg, chosen) for arg in args), {key: at(arg, chosen) for key, arg in kwargs.items()})
+        for chosen in numbers
+    ]
+
+
 _in_place_names: dict[Any, bool] = {}
 
 
-def written(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The tensor that ``func`` writes into, if it works in place."""
+def written(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The tensor that ``func`` writes into, if it works in place; several, if that is one of ``torch._foreach_...``."""
     known = _in_place_names.get(func)
     if known is None:
         name = getattr(func, "__name__", "")

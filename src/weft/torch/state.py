@@ -27,7 +27,7 @@ from weft.reduce.exchange import gather_rows
 from weft.runtime.allocator import Growth, keep_memory
 from weft.runtime.executor import Executor, Hooks
 from weft.runtime.huge_pages import HugePages
-from weft.runtime.microbatch import Microbatch
+from weft.runtime.microbatch import Microbatch, present
 from weft.runtime.monitor import Limits, Monitor
 from weft.topology.mesh import Mesh
 from weft.torch import recording, scratch
@@ -86,11 +86,28 @@ class Session:
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
         """What this rank does outside of microbatches, for reports of ranks that fail or wait."""
+        self.check_outside(what)
         self.monitor.note("collective", self.steps, None, what)
         try:
             yield
         finally:
             self.monitor.note("", self.steps)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a microbatch of a split model runs here, or the trace of one."""
+        return self.tracing or present() is not None
+
+    def check_outside(self, what: str) -> None:
+        """Refuse ``what`` in a step that is split.
+
+        Raises:
+            UsageError: One runs. Its microbatches are in flight together, and ranks come there at different times.
+        """
+        if self.in_step:
+            raise UsageError(
+                f"{what} was called inside a weft.step function: call it before or after the step"
+            )
 
     @property
     def rank(self) -> int:

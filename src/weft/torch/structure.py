@@ -10,9 +10,11 @@ A description is JSON: a list whose first item names the form.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterable, MutableMapping, MutableSequence, MutableSet
 from operator import is_
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -20,25 +22,38 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 
+_EMPTY = CellType()
 CONSTANTS = (type(None), bool, int, float, str)
 ATTRIBUTE_DEPTH = 3
 DATA_DEPTH = 16
 """How deep dataclasses may lie in each other; what is deeper may be a circle."""
 
 
+_FILLABLE = (MutableSequence, MutableMapping, MutableSet)
+
+
 def is_walkable(thing: Any) -> bool:
     """Whether the attributes of an object are searched for tensors."""
     if isinstance(thing, (type, nn.Module, torch.Generator)) or callable(thing):
         return False
-    return hasattr(thing, "__dict__") or dataclasses.is_dataclass(thing)
+    return hasattr(thing, "__dict__") or bool(_slots_of(type(thing)))  # type: ignore[arg-type]
+
+
+@functools.cache
+def _slots_of(kind: Any) -> tuple[str, ...]:
+    """The names of attributes that stand in no ``__dict__``."""
+    if dataclasses.is_dataclass(kind):
+        return tuple(each.name for each in dataclasses.fields(kind))
+    slots = (vars(base).get("__slots__", ()) for base in kind.__mro__)
+    names = [name for some in slots for name in ((some,) if isinstance(some, str) else some)]
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def attributes_of(thing: Any) -> dict[str, Any]:
-    """The attributes of an object by name; dataclasses with slots have no ``__dict__``."""
+    """The attributes of an object by name; classes with slots have no ``__dict__``."""
     if hasattr(thing, "__dict__"):
         return vars(thing)
-    names = (field.name for field in dataclasses.fields(thing))
-    return {name: getattr(thing, name) for name in names if hasattr(thing, name)}
+    return {name: getattr(thing, name) for name in _slots_of(type(thing)) if hasattr(thing, name)}  # type: ignore[arg-type]
 
 
 def modules_in(tree: Any) -> list[nn.Module]:
@@ -97,6 +112,28 @@ def tensors_in(tree: Any) -> list[Tensor]:
         return tensor
 
     replace(tree, note, attributes=False)
+    return found
+
+
+def captured_in(tree: Any) -> list[Tensor]:
+    """The tensors that functions among the arguments of a call know by themselves: their closures, what is bound."""
+    found: list[Tensor] = []
+    waiting = [(tree, False)]
+    seen = set()
+    while waiting:
+        thing, inside = waiting.pop()
+        if isinstance(thing, CONSTANTS) or id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            found += [thing] if inside else []
+        elif isinstance(thing, (list, tuple, dict)):
+            waiting += [(item, inside) for item in (thing.values() if isinstance(thing, dict) else thing)]
+        elif isinstance(thing, functools.partial):
+            waiting += [(item, True) for item in (thing.func, thing.args, thing.keywords)]
+        elif isinstance(thing, FunctionType):
+            cells = [cell.cell_contents for cell in thing.__closure__ or () if cell != _EMPTY]
+            waiting += [(item, True) for item in (cells, thing.__defaults__, thing.__kwdefaults__)]
     return found
 
 
@@ -253,19 +290,30 @@ def opaque_objects(tree: Any) -> list[Any]:
 
 
 def fillable_in(tree: Any) -> list[Any]:
-    """The lists, dicts and sets in ``tree`` that may be filled, however deep they lie in each other and in tuples."""
+    """What may be filled in ``tree``: lists, dicts and sets, however deep they lie in each other and in tuples, and
+    objects whose attributes are searched for tensors."""
     found: dict[int, Any] = {}
-    waiting = [tree]
+    waiting = [(tree, 0)]
     while waiting:
-        thing = waiting.pop()
-        if isinstance(thing, (MutableSequence, MutableMapping, MutableSet)):
-            if id(thing) in found:
-                continue
+        thing, depth = waiting.pop()
+        if isinstance(thing, (Tensor, *CONSTANTS)) or id(thing) in found:
+            continue
+        is_object = (
+            not isinstance(thing, (*_FILLABLE, tuple)) and depth < ATTRIBUTE_DEPTH and is_walkable(thing)
+        )
+        if is_object or isinstance(thing, _FILLABLE):
             found[id(thing)] = thing
         elif not isinstance(thing, tuple):
             continue
-        waiting += thing.values() if isinstance(thing, MutableMapping) else thing
+        waiting += [(item, depth + is_object) for item in items_of(thing)]
     return list(found.values())
+
+
+def items_of(thing: Any) -> list[Any]:
+    """What a container or an object holds."""
+    if isinstance(thing, MutableMapping):
+        return [*thing, *thing.values()]
+    return list(thing if isinstance(thing, (*_FILLABLE, tuple)) else attributes_of(thing).values())
 
 
 def has_objects(tree: Any) -> bool:

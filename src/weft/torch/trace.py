@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,6 +41,7 @@ from weft.torch.private import (
     SLOT,
     call_of,
     count_modes,
+    has_memory,
     is_compiled,
     next_node_number,
     number_of,
@@ -48,20 +49,32 @@ from weft.torch.private import (
     pop_mode,
     push_mode,
     storage_key,
+    tables_of,
     version,
 )
 from weft.torch.random_state import NUMPY, Streams, same_states
-from weft.torch.structure import Describer, fillable_in, modules_in, same_objects
+from weft.torch.signature import find_hidden
+from weft.torch.structure import Describer, captured_in, fillable_in, items_of, modules_in, same_objects
 from weft.torch.times import Pass, agree, kinds_of, typical
 from weft.torch.untouched import ParameterWrites, is_new, untouched
 
-# Set on tensors in the watching pass: the module whose code made it, and the modules that returned it.
+# Set on tensors in the watching pass, a ``Made``.
 Tensor._weft_made = None  # type: ignore[attr-defined]
 
 PASSES = 9
 """At most, the watching one included."""
 BUDGET_S = 4.0
 """After so many seconds a pass is the last one."""
+
+
+BY_FUNCTION = (
+    "calls modules in the torch.autograd.Function {}, which may call them in its backward pass too, so it stays on one "
+    "partition as a whole. If the function gets these modules as arguments, only they have to lie together"
+)
+BY_SWAPPING = (
+    "calls {} with other parameters (torch.func.functional_call), so it stays on one partition as a whole. To split "
+    "it, keep that call in a smaller module"
+)
 
 
 @dataclass
@@ -91,10 +104,10 @@ class Trace:
     ``leaking``: modules out of which tensors get by another way than their result (an attribute, a hook, a list that
     they are given), so that they must be opened; ``attributes``: those of modules that were written; ``operations``:
     what ran, and on whose results; ``around``: what the step itself costs, outside of the model; ``numpy``: whether it
-    draws from NumPy's global random state; ``whole``: modules whose own code runs a ``torch.autograd.Function`` that
-    calls modules it was not given, with its name, or has nested tensors (no name): they must not be opened;
+    draws from NumPy's global random state; ``whole``: modules that must not be opened, with the reason;
     ``together``: such functions, and the modules that they were given and called; ``written_parameters``: those that a
-    forward pass writes, and whether autograd keeps them for the backward pass."""
+    forward pass writes, and whether autograd keeps them for the backward pass; ``toggled``: parameters of which the
+    step says whether they need gradients; ``users``: whose own code uses a parameter or buffer; None for the step's."""
 
     records: dict[str, Record]
     leaking: set[str]
@@ -108,15 +121,48 @@ class Trace:
     numpy: bool
     seconds: float
     written_parameters: dict[str, bool] = field(default_factory=dict)
+    toggled: set[str] = field(default_factory=set)
+    users: dict[str, set[str | None]] = field(default_factory=dict)
+
+
+def has_other_parameters(module: nn.Module, own: Mapping[int, str]) -> bool:
+    """Whether there are parameters in the module that are none of ``own``, by id."""
+    tables = (tables_of(part)[0] for part in module.modules())
+    return any(one is not None and id(one) not in own for table in tables for one in table.values())
+
+
+@dataclass
+class Made:
+    """Of a tensor the module whose code made it, and the modules that returned it. ``placed``: one rank may have it."""
+
+    maker: str
+    returned: set[str] = field(default_factory=set)
+    placed: bool = False
+
+
+class Received:
+    """What a call of a module can use that was made outside of the module."""
+
+    def __init__(self, record: Record, inputs: Any) -> None:
+        self.record = record
+        self._inputs = inputs
+        self._known: set[int] = set()
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether weft hands the tensor to the call: an argument, or an attribute that the code around it has set."""
+        if not self._known:
+            found: list[Tensor] = []
+            find_hidden(self._inputs, found)
+            self._known = {id(one) for one in found}
+        if id(tensor) not in self._known:
+            attributes = (value for module in self.record.module.modules() for value in vars(module).values())
+            self._known.update(id(value) for value in attributes if isinstance(value, Tensor))
+        return id(tensor) in self._known
 
 
 def contents_of(arguments: Any) -> list[Any]:
-    """What the lists, dicts and sets among the arguments of a module hold: if it fills one, others see that."""
-    return [
-        thing
-        for item in fillable_in(arguments)
-        for thing in (None, *item, *(item.values() if isinstance(item, MutableMapping) else ()))
-    ]
+    """What the containers and objects among the arguments of a module hold: if it fills one, others see that."""
+    return [thing for item in fillable_in(arguments) for thing in (None, *items_of(item))]
 
 
 @dataclass
@@ -145,11 +191,15 @@ class Tracer:
         self.hidden = inside_compiled(root)
         """Modules in compiled ones: the compiler must see nothing but them."""
         self.stack: list[Record] = [self.top]
+        self.received: list[Received] = []
+        """Of each module that runs but the step itself, outermost first."""
         self.children_s = [0.0]
         self.events: list[tuple[int, Record]] = []
         self.calls = 0
         self.watching = True
         self.own: dict[int, str] = {id(parameter): name for name, parameter in root.named_parameters()}
+        self.buffers: dict[int, str] = {id(buffer): name for name, buffer in root.named_buffers()}
+        self.users: dict[str, set[str | None]] = {}
         self.writes = ParameterWrites(root)
         self.seen_storages = {storage_key(p) for p in root.parameters()}
         self.saved: list[int] = []
@@ -161,7 +211,10 @@ class Tracer:
         self.leaking: set[str] = set()
         self.writings: list[tuple[int, int, Record]] = []
         """Each writing in place: the memory, how often that had been written then, and the module whose code did it."""
+        self.toggled: set[str] = set()
         self.whole: dict[str, str] = {}
+        self.swapped = False
+        """Whether a module runs with parameters that are none of its own."""
         self.together: list[tuple[str, set[str]]] = []
         self.functions: list[Running] = []
         self.operations = Operations()
@@ -229,11 +282,20 @@ class Tracer:
                 if id(record.module) in function.given:
                     function.called.add(record.name)
                 else:
-                    self.whole[function.caller.name] = function.name
+                    self.whole[function.caller.name] = BY_FUNCTION.format(function.name)
+            swapped = self.watching and not self.swapped and has_other_parameters(record.module, self.own)
+            if swapped:
+                self._note_swapped(record)
             self.stack.append(record)
+            self.received.append(Received(record, (args, kwargs)))
             self.children_s.append(0.0)
             self.events.append((next_node_number(), record))
-            filled = contents_of((*args, *kwargs.values())) if self.watching else []
+            filled = []
+            if self.watching:
+                filled = contents_of((*args, *kwargs.values()))
+                known = (one._weft_made for one in captured_in((args, kwargs)))  # type: ignore[attr-defined]
+                if any(made is not None and made.placed for made in known):
+                    self.leaking.add(record.name)
             start = self.now()
             try:
                 result = inner(*args, **kwargs)
@@ -242,6 +304,8 @@ class Tracer:
                 record.forward_s += took - self.children_s.pop()
                 self.children_s[-1] += took
                 self.stack.pop()
+                self.received.pop()
+                self.swapped &= not swapped
                 self.events.append((next_node_number(), self.stack[-1]))
             if self.watching:
                 self._look_at(record, result, (args, kwargs))
@@ -251,6 +315,17 @@ class Tracer:
             return result
 
         return call
+
+    def _note_swapped(self, record: Record) -> None:
+        """A module is called with parameters that are none of its own: all microbatches would see these."""
+        self.swapped = True
+        if self.outside_modules:
+            raise UsageError(
+                f"the step calls {record.name or 'the model'} with other parameters (torch.func.functional_call), "
+                "which microbatches in flight would see of each other: do that in a module of the model, which then "
+                "stays on one partition as a whole"
+            )
+        self.whole[self.stack[-1].name] = BY_SWAPPING.format(record.name)
 
     @contextmanager
     def inside_function(self, name: str, arguments: Any) -> Iterator[None]:
@@ -272,20 +347,31 @@ class Tracer:
         record.output_bytes += sum(t.numel() * t.element_size() for t in describer.tensors)
         for tensor in describer.tensors:
             if tensor._weft_made is not None:  # type: ignore[attr-defined]
-                tensor._weft_made[1].add(record.name)  # type: ignore[attr-defined]
+                tensor._weft_made.returned.add(record.name)  # type: ignore[attr-defined]
 
-    def create(self, result: Any, record: Record) -> None:
-        """A module's own code made these tensors."""
+    def create(self, result: Any, record: Record, placed: bool) -> None:
+        """A module's own code made or wrote these tensors; ``placed``: of parameters, or of what was made of them."""
         for tensor in result if isinstance(result, (list, tuple)) else (result,):
-            if isinstance(tensor, Tensor) and tensor._weft_made is None:  # type: ignore[attr-defined]
-                tensor._weft_made = (record.name, set())  # type: ignore[attr-defined]
+            if isinstance(tensor, Tensor):
+                if tensor._weft_made is None:  # type: ignore[attr-defined]
+                    tensor._weft_made = Made(record.name)  # type: ignore[attr-defined]
+                tensor._weft_made.placed |= placed  # type: ignore[attr-defined]
 
     def use(self, tensor: Tensor, record: Record) -> None:
         """``record``'s own code uses a tensor: the modules around its maker must have returned it."""
         made = tensor._weft_made  # type: ignore[attr-defined]
-        if made is None or made[0] == record.name:
+        if made is None:
             return
-        maker, returned = made
+        maker, returned = made.maker, made.returned
+        if made.placed:
+            for received in reversed(self.received):
+                name = received.record.name
+                if contains(name, maker, False):
+                    break
+                if not received.has(tensor):  # a closure, an object of the script's own
+                    self.leaking.add(name)
+        if maker == record.name:
+            return
         around = self._around(maker, record)
         if any(name in self.records and self.records[name].calls and name not in returned for name in around):
             self.leaking.update(name for name in around if name != maker or maker not in returned)
@@ -324,6 +410,21 @@ class Tracer:
         keys = {name: storage_key(parameter) for name, parameter in self.root.named_parameters()}
         saved = set(self.saved)
         return {name: key in saved for name, key in keys.items() if key in storages}
+
+    def note_user(self, name: str, record: Record) -> None:
+        """``record``'s own code uses a parameter or buffer; None stands for the step."""
+        self.users.setdefault(name, set()).add(None if record is self.top else record.name)
+
+    def note_writers(self) -> None:
+        """Who writes parameters and buffers uses them, through whatever view."""
+        named = (*self.root.named_parameters(), *self.root.named_buffers())
+        names: dict[int, list[str]] = {}
+        for name, tensor in named:
+            if has_memory(tensor):
+                names.setdefault(storage_key(tensor), []).append(name)
+        for memory, _, record in self.writings:
+            for name in names.get(memory, ()):
+                self.note_user(name, record)
 
     # --- backward -----------------------------------------------------------------------------------------
 
@@ -461,10 +562,12 @@ def trace(
             record.input_s, record.weight_s = halves_s
     called = [record for record in tracer.records.values() if record.order >= 0]
     records = sorted([*called, *uncalled(tracer)], key=lambda record: record.order)
+    tracer.note_writers()
     leaking = {name for name in tracer.leaking if name in tracer.records}
     return Trace(
         {r.name: r for r in records}, leaking, tracer.whole, tracer.together, written, replaced, attributes,
         tracer.operations, tracer.top, numpy, time.perf_counter() - started, tracer.written_parameters(),
+        tracer.toggled, tracer.users,
     )  # fmt: skip
 
 
@@ -473,12 +576,37 @@ def watched(tracer: Tracer, run: Callable[[], Any], streams: Streams) -> tuple[s
     root = tracer.root
     known = {name: (b, version(b), b.detach().clone()) for name, b in root.named_buffers()}
     before = streams.capture(NUMPY)
-    hooks = torch.autograd.graph.saved_tensors_hooks(tracer.save, lambda t: t)
-    with tracer.writes, GlueWatch(tracer), hooks:
+    with tracer.writes, GlueWatch(tracer), saving(tracer.save):
         run()
     written = {n for n, b in root.named_buffers() if n not in known or is_new(b, *known[n])}
     replaced = {n for n, b in root.named_buffers() if n in known and known[n][0] is not b}
     return written, replaced, not same_states(before[2], streams.capture(NUMPY)[2])
+
+
+@contextmanager
+def saving(save: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Inside, ``save`` sees what autograd keeps for the backward pass, except where ``torch.func`` allows no hooks."""
+    graph = torch.autograd.graph
+    hooks, original = (
+        graph.saved_tensors_hooks(save, lambda tensor: tensor),
+        graph.disable_saved_tensors_hooks,
+    )
+
+    @contextmanager
+    def disabled(message: str) -> Iterator[None]:
+        hooks.__exit__()
+        try:
+            with original(message):
+                yield
+        finally:
+            hooks.__enter__()
+
+    graph.disable_saved_tensors_hooks = disabled  # type: ignore[assignment]
+    try:
+        with hooks:
+            yield
+    finally:
+        graph.disable_saved_tensors_hooks = original
 
 
 def compiles(module: nn.Module) -> bool:

@@ -40,7 +40,7 @@ from weft.torch.private import (
     refuse,
 )
 from weft.torch.signature import ONE, scan
-from weft.torch.structure import fillable_in, has_objects, is_walkable, opaque_objects, replace
+from weft.torch.structure import fillable_in, has_objects, opaque_objects, replace
 
 log = logging.getLogger("weft")
 FLOATING = -1
@@ -52,7 +52,8 @@ class UnitCall:
 
     ``owner``: the partition, or FLOATING for a module without state, which runs where its newest argument is
     (everywhere, if none has a place). ``writes``: how often a microbatch calls it, if it is known to write its buffers.
-    ``stage``: the stage it belongs to; a partition may have several. ``spots``: attributes in it that others set.
+    ``stage``: the stage it belongs to; a partition may have several. ``spots``: attributes in it that others set;
+    ``toggled``: its parameters of which the step says whether they need gradients.
     ``traced``: whether the trace has called it, so that one knows what it fills and writes.
     """
 
@@ -75,6 +76,7 @@ class UnitCall:
         self.stage = stage
         self.stateful = writes > 0 or next(module.buffers(), None) is not None
         self.spots: list[tuple[dict[str, Any], str]] = []
+        self.toggled: list[nn.Parameter] = []
         self.serial = pipeline.next_serial()
         if owner in (FLOATING, pipeline.rank) and pipeline.device.type == "cpu":
             pipeline.fuses |= any(map(large, module.parameters()))
@@ -104,7 +106,7 @@ class UnitCall:
             len(args) == 1
             and not kwargs
             and type(args[0]) is Tensor
-            and not (program.checkpointing or self.spots)
+            and not (program.checkpointing or self.spots or self.toggled)
         ):
             result = self._usual(glue, inner, args[0])
             if result is not UNUSUAL:
@@ -115,6 +117,8 @@ class UnitCall:
             parts: list[Any] = [self, self.serial, self.module.training, *settings()]
             tensors: list[Tensor] = []
             hidden: list[Tensor] = []
+            if self.toggled:
+                parts.append(tuple(parameter.requires_grad for parameter in self.toggled))
             scan(args, parts, tensors, hidden)
             if kwargs:
                 scan(kwargs, parts, tensors, hidden)
@@ -127,6 +131,10 @@ class UnitCall:
                 for tensor in (*tensors, *hidden)
                 if (value := program.value_of(tensor)) is not None
             ]
+            if len(placed) < len(tensors) + len(hidden):
+                for tensor in (*tensors, *hidden):
+                    if tensor.device.type == "meta" and program.value_of(tensor) is None:
+                        glue.refuse_meta(tensor)
             owner = self.owner
             if owner == FLOATING and placed:
                 owner = program.newest_owner(placed)
@@ -185,7 +193,7 @@ class UnitCall:
         return result
 
     def _refuse_filling(self, arguments: Any) -> None:
-        found = [*fillable_in(arguments), *filter(is_walkable, opaque_objects(arguments))]
+        found = fillable_in(arguments)
         if found:
             raise UsageError(
                 f"{self.name} was not called in the first microbatch of the first step, where weft sees what a module "

@@ -14,7 +14,7 @@ from weft.torch.arrival import Forget
 from weft.torch.kept import Kept
 from weft.torch.private import storage_key, tables_of, version
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams
-from weft.torch.rules import written
+from weft.torch.rules import memory_written
 
 
 def forget_grad(parameter: Tensor) -> None:
@@ -42,8 +42,7 @@ class ParameterWrites(TorchFunctionMode):
         self._kept: dict[nn.Parameter, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        target = written(func, args, kwargs or {}) if func not in self._harmless else None
-        if isinstance(target, Tensor) and target.layout == torch.strided:
+        for target in memory_written(func, args, kwargs or {}) if func not in self._harmless else ():
             for parameter in self._own.get(storage_key(target), ()):
                 if parameter not in self._kept:
                     self._kept[parameter] = parameter.detach().clone()
@@ -67,7 +66,7 @@ def untouched(
     writes: ParameterWrites | None = None,
     kept: Kept | None = None,
 ) -> Iterator[None]:
-    """Whatever runs inside leaves gradients, buffers, plain attributes and random states as they were.
+    """Whatever runs inside leaves parameters, buffers, plain attributes and random states as they were.
 
     ``forget`` is called with each parameter that got its gradient and drops it at once; without it they go at the end.
     ``writes``: the parameters of which it is known that they are written; they are as they were, too. ``kept``: what
@@ -76,6 +75,7 @@ def untouched(
     numpy, streams.numpy = streams.numpy, True
     states = streams.capture(TORCH | PYTHON | NUMPY)
     grads = [(parameter, parameter.grad) for parameter in root.parameters()]
+    needed = [parameter.requires_grad for parameter, _ in grads]
     buffers = [
         (module, name, buffer, None if buffer is None else buffer.detach().clone())
         for module in root.modules()
@@ -100,8 +100,8 @@ def untouched(
             writes.undo()
         for handle in handles:
             handle.remove()
-        for parameter, grad in grads:
-            parameter.grad = grad
+        for (parameter, grad), need in zip(grads, needed, strict=True):
+            parameter.requires_grad_(need).grad = grad
         with torch.no_grad():
             for module, name, buffer, content in buffers:
                 tables_of(module)[1][name] = buffer

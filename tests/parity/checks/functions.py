@@ -196,3 +196,31 @@ def a_whole_model_called_twice_sees_microbatches_in_order() -> None:
         return F.mse_loss(model(batch["x"]), batch["y"]) + F.mse_loss(model(batch["y"]), batch["x"])
 
     same_as_alone(seeded(Under), vectors(), twice)
+
+
+class Swapping(nn.Module):
+    """Calls a part with parameters that are none of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        named = {name: parameter * 1.1 for name, parameter in self.more.named_parameters()}
+        return torch.func.functional_call(self.more, named, (x,)).tanh()
+
+
+@check
+def modules_called_with_other_parameters_stay_with_their_caller() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(
+                nn.Linear(WIDTH, WIDTH), Swapping(), nn.Linear(WIDTH, WIDTH), Swapping()
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x)
+
+    for pipeline in ("interleaved", "simple"):
+        same_as_alone(seeded(Net), vectors(), pipeline=pipeline)

@@ -178,7 +178,9 @@ def what_is_written_reaches_the_owner() -> None:
             module.second[1].running_mean.zero_()
             torch._foreach_mul_(list(module.parameters()), 3.0)
             module.second[0].weight[0] = 7.0
-        module.double().float()
+        module.double()
+        assert {parameter.dtype for parameter in module.parameters()} == {torch.float64}
+        module.float()
     state = model.state_dict()
     assert all(torch.equal(state[name], value) for name, value in alone.state_dict().items())
 
