@@ -39,8 +39,10 @@ class CallCheck:
         self._told: dict[int, int] = {}
         """By microbatch the number of calls that it had made when the others were told."""
         self._open: list[tuple[int, int, int, str]] = []
-        self._all: dict[int, list[list[int]]] = {}
-        """By peer the calls of its microbatches, where all of them have run."""
+        self._new: list[Sequence[Any]] = []
+        """Calls that no step before has made."""
+        self._ended: set[int] = set()
+        """The peers of which all microbatches have run."""
         pipeline.logs.clear()
 
     def look(self, waited_s: float) -> None:
@@ -64,7 +66,7 @@ class CallCheck:
             message = pipeline.channel.mailbox.take(peer, self._key)
             if message is not None:
                 self._take(peer, message)
-        for peer in self._all:
+        for peer in self._ended:
             self._compare_all(peer)
         self._open = [one for one in self._open if not self._compared(*one)]
 
@@ -78,10 +80,12 @@ class CallCheck:
         if pipeline.rank:
             pipeline.channel.send(0, Message(self._key, text=self._text()))
             return
+        mine = self._numbers()
         for peer in pipeline.others():
-            if peer not in self._all:
+            if peer not in self._ended:
                 self._take(peer, microbatch.receive(peer, self._key, "the end of the step function"))
-            self._compare_all(peer)
+            if pipeline.latest[peer] != mine:
+                self._compare_all(peer)
 
     @property
     def _key(self) -> Key:
@@ -95,48 +99,55 @@ class CallCheck:
         if number is None:
             if len(calls) > LIMIT:
                 calls.clear()
+            self._new.append(call)
             number = calls[call] = digest(name_of(call[0]), tuple(call[1:]))
         return number
+
+    def _numbers(self) -> list[int]:
+        """Those of all calls."""
+        known = self._pipeline.calls
+        calls = [call for _, log in sorted(self._pipeline.logs.items()) for call in log]
+        numbers = [known.get(call) for call in calls]
+        return [self._number(call) for call in calls] if None in numbers else numbers  # type: ignore[return-value]
 
     def _text(self) -> str:
         """The numbers of all calls, and the texts of those that are new; nothing if it is as in the step before."""
         pipeline = self._pipeline
-        numbers, texts = [], {}
-        for _, log in sorted(pipeline.logs.items()):
-            for call in log:
-                if call not in pipeline.calls:
-                    texts[self._number(call)] = described(call)
-                numbers.append(self._number(call))
+        numbers = self._numbers()
         if numbers == pipeline.latest.get(pipeline.rank):
             return ""
         pipeline.latest[pipeline.rank] = numbers
-        return json.dumps([numbers, texts])
+        return json.dumps([numbers, {self._number(call): described(call) for call in self._new}])
 
     def _take(self, peer: int, message: Message) -> None:
         """All calls of a peer have arrived."""
         pipeline = self._pipeline
+        self._ended.add(peer)
         if message.text:
             pipeline.latest[peer], texts = json.loads(message.text)
             if len(pipeline.texts) > LIMIT:
                 pipeline.texts.clear()
             pipeline.texts.update((int(number), text) for number, text in texts.items())
+
+    def _calls_of(self, peer: int) -> list[list[int]]:
+        """The numbers of the calls of a peer's microbatches."""
         logs: list[list[int]] = [[]]
-        for number in pipeline.latest[peer]:
+        for number in self._pipeline.latest[peer]:
             logs[-1].append(number)
             if number == self._number(END):
                 logs.append([])
-        self._all[peer] = logs
+        return logs
 
     def _compare_all(self, peer: int) -> None:
-        texts = self._pipeline.texts
-        for index, theirs in enumerate(self._all[peer]):
+        texts, calls = self._pipeline.texts, self._calls_of(peer)
+        for index, theirs in enumerate(calls):
             for place, (call, number) in enumerate(
                 zip(self._pipeline.logs.get(index, ()), theirs, strict=False)
             ):
                 if self._number(call) != number:
                     self._refuse(index, place + 1, described(call), peer, texts.get(number, "something else"))
         for other, index, number, text in self._open:
-            theirs = self._all[peer][index] if other != peer else []
+            theirs = calls[index] if other != peer and index < len(calls) else []
             if len(theirs) >= number and texts.get(theirs[number - 1], text) != text:
                 self._refuse(index, number, texts[theirs[number - 1]], other, text, peer)
 

@@ -156,7 +156,7 @@ def base_of(tensor: Tensor) -> Tensor | None:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether it has one piece of memory, as sparse and nested tensors have not, nor those that ``torch.func`` wraps."""
+    """Whether it has one piece of memory, as sparse tensors have not, nor those that ``torch.func`` wraps."""
     return tensor.layout == torch.strided and not (_wrapped is not None and _wrapped(tensor))
 
 
