@@ -6,8 +6,10 @@
     torch.cuda.amp.autocast, torch.autocast("cuda")                   autocast on the CPU, in bfloat16 unless told
     init_process_group(backend="nccl")                                gloo
 
-``torch.cuda.is_available()`` stays False. Functions are replaced in ``torch`` after weft has taken them for itself,
-so what happens inside of a step is as always.
+    DistributedDataParallel(..., device_ids=[0])                      without device_ids
+
+Other names of ``torch.cuda`` are in ``cuda_names``. Functions are replaced in ``torch`` after weft has taken them for
+itself, so what happens inside of a step is as always.
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ import atexit
 import functools
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from weft.compat import cuda_names
 from weft.launch.rendezvous import let_go
 from weft.torch.private import constructors
 
@@ -42,8 +45,8 @@ _ZERO = (
 )  # fmt: skip
 
 
-def install() -> None:
-    """Put the meanings in place, once for the process; only where there is no CUDA."""
+def install(pretend: bool = False) -> None:
+    """Put the meanings in place, once for the process; only where there is no CUDA. ``pretend``: scripts see one."""
     global _installed
     if _installed or torch.cuda.is_available():
         return
@@ -55,14 +58,14 @@ def install() -> None:
         setattr(torch.cuda, name, _constant(name))
     for name in _ZERO:
         setattr(torch.cuda, name, _constant(name, 0))
-    _set(torch.cuda, device=lambda device=None: nullcontext(), set_rng_state=_constant("set_rng_state"))
-    _set(torch.cuda, get_rng_state=lambda device="cuda": torch.get_rng_state())
+    cuda_names.install(_constant, pretend)
     for name in ("range_push", "range_pop", "mark"):
         setattr(torch.cuda.nvtx, name, _constant(name))
     _replace_tensor_methods()
     _replace_constructors()
     _replace_autocast()
     _replace_loading()
+    _replace_data_parallel()
 
 
 def _set(holder: Any, **values: Any) -> None:
@@ -191,6 +194,23 @@ def _replace_autocast() -> None:
             super().__init__("cpu", *args, **kwargs)
 
     _set(torch.cuda.amp, GradScaler=GradScaler)
+
+
+def _replace_data_parallel() -> None:
+    made = DistributedDataParallel.__init__
+
+    @functools.wraps(made)
+    def init(
+        self: Any,
+        module: nn.Module,
+        device_ids: Any = None,
+        output_device: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        made(self, module, None, None, *args, **kwargs)
+
+    _set(DistributedDataParallel, __init__=init)
 
 
 def _replace_loading() -> None:

@@ -51,7 +51,7 @@ def _torch_is_there(torch: ModuleType) -> None:
 
     wanted = os.environ.get(DEVICE, "")
     if wanted == "cpu" or (wanted != "cuda" and not torch.cuda.is_available()):
-        cuda_is_cpu.install()
+        cuda_is_cpu.install(pretend=wanted == "cpu")
     smddp.install()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.compat import ds_names
 from weft.compat.session import state
 from weft.errors import UsageError
 from weft.torch import model as weft_model
@@ -68,6 +69,10 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
             module, device, **{name: given[name] for name in _FORWARDED if given.get(name) is not None}
         )
         self.half_dtype = half
+        if self.sharded:
+            ds_names.install()
+        if not hasattr(module, "module"):  # scripts of 2021 and 2022 write model.module.module
+            module.__dict__["module"] = module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         half = self.half_dtype

@@ -9,7 +9,7 @@ gradients are not finite on any rank of the pipeline is left out on all.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from weft.compat import ds_names
 from weft.compat.loss_scale import LossScale
 from weft.compat.session import state
 from weft.errors import UsageError
@@ -72,6 +73,21 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
     def step_was_skipped(self) -> bool:
         """Whether the last step was left out, under the name that accelerate asks for."""
         return self.overflow
+
+    @property
+    def fp16_groups(self) -> Sequence[Sequence[Tensor]]:
+        """The model's parameters, by group."""
+        return [list(group["params"]) for group in self.optimizer.param_groups]
+
+    @property
+    def fp32_partitioned_groups_flat(self) -> list[Tensor]:
+        """For each group a copy of this rank's shares in fp32, one after the other."""
+        return ds_names.flat(self.param_groups)
+
+    @property
+    def ds_param_shard_group(self) -> Any:
+        """The process group whose ranks share parameters; None if they share none."""
+        return ds_names.group_of(self.param_groups)
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """This rank's part of the state, with the key ``_smp_is_partial``."""

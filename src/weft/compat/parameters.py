@@ -73,6 +73,8 @@ def read(given: Mapping[str, Any], environ: Mapping[str, str]) -> Parameters:
     launch = canonical(_launched(environ), PARAMETERS)
     script = canonical(given, "the dict given to init")
     merged = {**launch, **script} if environ.get(DEFAULTS) else {**script, **launch}
+    if environ.get(DEFAULTS) and "partitions" not in script and shares_parameters(script):
+        merged["partitions"] = 1  # what the launch says where nobody does is for models that are split
     if merged.get("pipeline") == "_only_forward":
         merged["pipeline"] = "simple"
     unknown = sorted(name for name in merged if name not in OWN and name not in KEPT and name not in IGNORED)
@@ -86,6 +88,11 @@ def read(given: Mapping[str, Any], environ: Mapping[str, str]) -> Parameters:
         {name: value for name, value in merged.items() if name in OWN},
         {**KEPT, **{name: value for name, value in merged.items() if name in KEPT}},
     )
+
+
+def shares_parameters(settings: Mapping[str, Any]) -> bool:
+    """Whether replicas share parameters, which excludes partitions."""
+    return settings.get("sharded_data_parallel_degree", 1) not in (0, 1)
 
 
 def canonical(source: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -75,7 +75,7 @@ assert isinstance(device, torch.device) and device.type == "cpu" and torch.devic
 x = torch.ones(2, device="cuda").cuda().to("cuda:0").pin_memory()
 with torch.cuda.amp.autocast():
     assert torch.nn.Linear(2, 2).cuda()(x).dtype == torch.bfloat16
-torch.cuda.synchronize(); assert torch.cuda.current_device() == 0 and not torch.cuda.is_available()
+torch.cuda.synchronize(); assert torch.cuda.current_device() == 0 and torch.cuda.is_available()
 print("good")
 """
     assert python(code, "-m", "weft.compat.python", WEFT_DEVICE="cpu", CUDA_VISIBLE_DEVICES="") == ["good"]
@@ -146,3 +146,46 @@ def test_arguments_of_the_loss_scale():
         LossScale.of(True, None, True, {"scale_windw": 2})
     with pytest.raises(UsageError, match="give a number above 0"):
         LossScale.of(True, -1.0, False, {})
+
+
+CUDA = """
+import torch, weft.compat
+weft.compat.enable()
+import torch.nn.parallel, torch.distributed as dist
+first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+first.record(); last.record()
+assert last.query() and 0 <= first.elapsed_time(last) < 60_000
+with torch.cuda.stream(torch.cuda.Stream()), torch.cuda.device(0):
+    torch.cuda.current_stream().wait_stream(torch.cuda.Stream(priority=-1))
+assert isinstance(torch.cuda.device, type)
+assert torch.cuda.get_device_capability() >= (7, 0) and torch.cuda.get_device_properties(0).total_memory > 2**28
+assert 0 < torch.cuda.mem_get_info()[0] <= torch.cuda.mem_get_info()[1] and torch.cuda.get_device_name(0)
+assert torch.cuda.FloatTensor([1.0]).dtype == torch.float32
+assert torch.zeros(2).type("torch.cuda.HalfTensor").dtype == torch.half
+assert torch.zeros(2).type() == "torch.FloatTensor" and isinstance(torch.zeros(2), torch.cuda.FloatTensor)
+generator = torch.Generator(device="cuda").manual_seed(1)
+assert isinstance(generator, torch.Generator) and torch.rand(1, generator=generator).shape == (1,)
+assert torch.equal(torch.cuda.random.get_rng_state(), torch.get_rng_state()) and torch.cuda.get_rng_state_all()
+torch.cuda.set_rng_state_all([]); torch.cuda.current_blas_handle(); torch.cuda.memory_summary()
+assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+exec(compile("import torch; there = torch.cuda.is_available()", torch.__file__, "exec"), names := {})
+assert not names["there"]
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), device_ids=[0], output_device=0)
+"""
+
+
+def test_names_of_cuda_answer_on_a_cpu_and_libraries_are_not_told_that_it_is_there():
+    python(CUDA, WEFT_DEVICE="cpu")
+
+
+SHARED = {"sharded_data_parallel_degree": 2}
+
+
+@pytest.mark.parametrize(
+    ("script", "partitions"),
+    [({}, 2), (SHARED, 1), ({"sharded_data_parallel_degree": 1}, 2), ({**SHARED, "partitions": 4}, 4)],
+)
+def test_the_default_of_the_launch_gives_way_to_shared_parameters(script, partitions):
+    environ = launch_environ({}, [], partitions=2)
+    assert read(script, environ).own["partitions"] == partitions
