@@ -4,7 +4,7 @@
     get_device_properties, mem_get_info, ...      the host's: its cores and its memory
     FloatTensor, HalfTensor, ...                  the tensor types of the CPU
     get_rng_state, Generator(device="cuda")       the CPU's generator
-    is_available(), device_count()                with --device cpu: true, and the host's ranks, for the script's modules
+    is_available(), device_count()                with --device cpu: true, and the host's ranks; scripts only
 
 Libraries ask ``is_available`` too, and would go on to use CUDA. So whose code asks decides: files of installed packages
 and of the standard library get PyTorch's own answer.
