@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weft import config
+from weft.cli.machine import count
 from weft.compat import launch_environ
 from weft.errors import LaunchError
 from weft.launch import mpirun
@@ -43,7 +44,7 @@ def add_parser(commands: Any) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those that start a script."""
-    parser.add_argument("-n", "--ranks", type=int, default=1, help="how many processes (default: 1)")
+    parser.add_argument("-n", "--ranks", type=count, default=1, help="how many processes (default: 1)")
     parser.add_argument("--config", metavar="JSON", help="settings: JSON text, or the path of a JSON file")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting; wins over all others"
