@@ -121,9 +121,21 @@ def parse_json(text: str, fault: str = "the text is not JSON") -> Any:
     weft.errors.FormatError: the text is not JSON (it is nested too deeply)
     """
     with translated(fault):
-        if len(text) > MOST_VALUES and (values := sum(map(text.count, ",[{"))) > MOST_VALUES:
-            raise ValueError(f"it has about {values} values, and more than {MOST_VALUES} are not read")
+        if too_much := excess(text):
+            raise ValueError(too_much)
         return json.loads(text)
+
+
+def excess(text: str) -> str:
+    """Why a JSON text is too large to be read back; empty if it is not."""
+    if len(text) > TEXT_LIMIT_BYTES:
+        return f"it has more than {TEXT_LIMIT_BYTES} characters"
+    values = sum(map(text.count, ",[{")) if len(text) > MOST_VALUES else 0
+    return (
+        f"it has about {values} values, and more than {MOST_VALUES} are not read"
+        if values > MOST_VALUES
+        else ""
+    )
 
 
 def whole(text: str, most: int = LARGEST) -> int | None:
