@@ -69,8 +69,9 @@ def save(
     saves = Saves.of(session)
     saves.finish()
     meeting = saves.meeting(request.what, request.everybody)
-    meet(meeting, request.said("save_checkpoint(partial=False)"))
+    came = meet(meeting, request.said("save_checkpoint(partial=False)"))
     if session.rank not in meeting.required:
+        meeting.part(came)
         return None
     whole = model.state_dict(gather_to_rank0=True)
     if meeting.leads:
@@ -82,6 +83,7 @@ def save(
         meeting.end(ended)
     else:
         ended = meeting.ended()
+    meeting.part()
     if "error" in ended:
         raise CheckpointError(ended["error"])
     size = sum(value.numel() * value.element_size() for value in whole.values() if isinstance(value, Tensor))

@@ -56,6 +56,7 @@ def come_together(session: Session, call: str, tag: str | None) -> None:
     try:
         meeting = Saves.of(session).meeting(f"{call}(tag={tag!r})", everybody=True)
         meet(meeting, {"call": call, "tag": tag or ""})
+        meeting.part()
     finally:
         session.monitor.note("", session.steps)
 
