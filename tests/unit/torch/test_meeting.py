@@ -51,7 +51,7 @@ def test_a_save_leaves_one_key_for_all_saves():
     store = new_store()
     counts = []
     for step in range(5):
-        together(*(lambda rank=rank: a_save(store, f"{step}.0", rank) for rank in range(2)))
+        together(*(lambda rank=rank, step=step: a_save(store, f"{step}.0", rank) for rank in range(2)))
         counts.append(store.num_keys())
     assert counts == [counts[0]] * 5 and counts[0] <= 2, counts  # torch counts one more
 
