@@ -93,6 +93,19 @@ def reason(error: BaseException) -> str:
     )
 
 
+def regular(path: Path) -> Path:
+    """The path, if a file is there; a pipe could be waited at for ever, and a device has no end.
+
+    >>> regular(Path("/dev/zero"))
+    Traceback (most recent call last):
+    ValueError: it is no regular file
+    """
+    path.stat()  # the error that there is none
+    if not path.is_file():
+        raise ValueError("it is no regular file")
+    return path
+
+
 def read_text(path: str | Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
     """The text of a file.
 

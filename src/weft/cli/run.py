@@ -15,6 +15,7 @@ from weft import config
 from weft.cli.machine import count
 from weft.compat import launch_environ
 from weft.errors import LaunchError
+from weft.foreign import shown_text, translated
 from weft.launch import mpirun
 from weft.launch.local import RANK_DEFAULTS, Job, run
 
@@ -138,7 +139,8 @@ def _variables(texts: Sequence[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not name or (not equals and name not in os.environ):
             raise LaunchError(
-                f"-x {text}: there is no such variable, give it a value with -x {name or 'NAME'}=VALUE"
+                f"-x {shown_text(text)}: there is no such variable, give it a value with "
+                f"-x {shown_text(name) or 'NAME'}=VALUE"
             )
         found[name] = value if equals else os.environ[name]
     return found
@@ -169,6 +171,9 @@ def _command(options: argparse.Namespace) -> list[str]:
         raise LaunchError("no script is given: weft run -n 2 train.py")
     if options.module:
         return [sys.executable, "-m", script, *arguments]
-    if not Path(script).is_file():
-        raise LaunchError(f'there is no file "{script}": give a script, or -m and the name of a module')
+    with translated(f'"{shown_text(script)}" is no script', LaunchError):
+        if not Path(script).is_file():
+            raise LaunchError(
+                f'there is no file "{shown_text(script)}": give a script, or -m and the name of a module'
+            )
     return [sys.executable, script, *arguments]

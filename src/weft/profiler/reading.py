@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.errors import FormatError
-from weft.foreign import listed, shown_text, translated
+from weft.foreign import listed, regular, shown_text, translated
 from weft.profiler.format import CONTENTS, HEADER_BYTES, KIND_CODES, MARK, RECORD, Header
 from weft.profiler.recorder import SUFFIX
 from weft.timeline import LATEST_S, Span, Timeline
@@ -86,7 +86,7 @@ def _names(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> _File:
-    with translated(f"{path} cannot be read"), open(path, "rb") as file:
+    with translated(f"{path} cannot be read"), open(regular(path), "rb") as file:
         content = file.read(_LIMIT_BYTES + 1)
     if len(content) > _LIMIT_BYTES:
         raise FormatError(f"{path} has more than {_LIMIT_BYTES} bytes: record fewer steps")

@@ -21,7 +21,7 @@ from torch import Tensor
 from weft.checkpoint.names import is_safe
 from weft.checkpoint.plain_pickle import Name, Record, read_pickle
 from weft.errors import CheckpointError
-from weft.foreign import LARGEST, MOST_DIMS, shown_text, translated
+from weft.foreign import LARGEST, MOST_DIMS, regular, shown_text, translated
 from weft.torch.content import named_dtype
 from weft.torch.torch_file import load_bytes
 
@@ -57,7 +57,7 @@ class DistributedFolder:
         self.folder = folder
         fault = "is damaged, or holds what does not belong into a checkpoint's metadata; nothing of it ran"
         with translated(f"{folder / METADATA} {fault}", CheckpointError):
-            with open(folder / METADATA, "rb") as file:
+            with open(regular(folder / METADATA), "rb") as file:
                 content = file.read(_LIMIT_BYTES + 1)
             if len(content) > _LIMIT_BYTES:
                 raise ValueError(f"it has more than {_LIMIT_BYTES} bytes")
@@ -86,7 +86,7 @@ class DistributedFolder:
                         f"{self.folder / METADATA} names {shown_text(chunk.file)!r}, which is no file in its folder"
                     )
                 with translated(f"{self.folder / chunk.file} cannot be read", CheckpointError):
-                    size = sizes.setdefault(chunk.file, (self.folder / chunk.file).stat().st_size)
+                    size = sizes.setdefault(chunk.file, regular(self.folder / chunk.file).stat().st_size)
                 if chunk.start + chunk.length > size:
                     raise CheckpointError(
                         f"{self.folder / chunk.file} is truncated: it has {size} bytes, and {shown_text(key)} would "

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from weft.checkpoint.names import is_safe, read_text
 from weft.errors import CheckpointError
-from weft.foreign import parse_json, shown, shown_text, translated
+from weft.foreign import parse_json, regular, shown, shown_text, translated
 from weft.torch.distributed_folder import METADATA, DistributedFolder
 from weft.torch.optimizer import MASTERS, SCALE
 from weft.torch.shard_file import safetensors
@@ -112,7 +112,7 @@ class Safetensors(Source):
         for name in self._names(path):
             file = path.parent / name
             with translated(f"{file} is missing, damaged, or no safetensors file", CheckpointError):
-                opened = safe_open(file, "pt")
+                opened = safe_open(regular(file), "pt")
                 self._files |= dict.fromkeys(opened.keys(), opened)
                 self.shapes |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import warnings
 import zipfile
 import zlib
@@ -19,11 +20,14 @@ import torch
 from torch import Tensor
 
 from weft.errors import CheckpointError
-from weft.foreign import reason, translated
+from weft.foreign import cut, reason, regular, translated
 
 _CHUNK_BYTES = 4 << 20
 _LARGER = 4
 """So many times a file's size its content may take: an archive may be compressed, but no bomb."""
+_OLD_PICKLES = 5
+"""Files that are no archives begin with so many: a number, the version, the system, the content, the storages."""
+_LONGEST_NAME = 1000
 
 
 def read_torch_file(file: Any, **options: Any) -> Any:
@@ -40,8 +44,9 @@ def load_file(path: Path, allow_pickle: bool = False, **options: Any) -> Any:
         raise CheckpointError(f"{path} is missing")
     with translated(f"{path} is no whole file of torch.save", CheckpointError):
         try:
-            with open(path, "rb") as file:
+            with open(regular(path), "rb") as file:
                 held = check_archive(file)
+                check_names(file)
             try:
                 content = read_torch_file(path, weights_only=not allow_pickle, mmap=True, **options)
             except RuntimeError as error:
@@ -63,6 +68,7 @@ def load_file(path: Path, allow_pickle: bool = False, **options: Any) -> Any:
 def load_bytes(content: bytes) -> Any:
     """What ``torch.save`` wrote into memory; any error if it is damaged."""
     held = check_archive(io.BytesIO(content))
+    check_names(io.BytesIO(content))
     found = read_torch_file(io.BytesIO(content), weights_only=True, map_location="cpu")
     check_sizes(found, held)
     return found
@@ -93,6 +99,28 @@ def _check(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
                 found = zlib.crc32(content, found)
     except zipfile.BadZipFile as error:
         raise ValueError(f"{entry.filename} in it is altered: it does not fit its checksum") from error
+
+
+def check_names(file: IO[bytes]) -> None:
+    """The pickles of a file name nothing that is longer than a name: PyTorch looks through its own error messages with
+    a pattern that takes for ever then."""
+    file.seek(0)
+    if not zipfile.is_zipfile(file):
+        file.seek(0)
+        for _ in range(_OLD_PICKLES):
+            _check_pickle(file)
+        return
+    with zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            if entry.filename.endswith("data.pkl"):
+                with archive.open(entry) as part:
+                    _check_pickle(part)
+
+
+def _check_pickle(file: IO[bytes]) -> None:
+    for operation, argument, _ in pickletools.genops(file):
+        if operation.name in ("GLOBAL", "INST") and len(str(argument)) > _LONGEST_NAME:
+            raise ValueError(f"it names what no program calls so: {cut(str(argument), 60)}")
 
 
 def check_sizes(content: Any, held: int) -> None:
