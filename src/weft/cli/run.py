@@ -166,7 +166,8 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    script, *arguments = options.script[1:] if options.script[:1] == ["--"] else options.script or [""]
+    given = options.script[1:] if options.script[:1] == ["--"] else options.script
+    script, *arguments = given or [""]
     if not script:
         raise LaunchError("no script is given: weft run -n 2 train.py")
     if options.module:

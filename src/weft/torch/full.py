@@ -206,6 +206,8 @@ def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, transl
             source = open_source(target, wanted.allow_pickle)
             if chosen is not None and (path / f"user_content_{chosen}").exists():
                 user = _user_content(path / f"user_content_{chosen}", wanted.allow_pickle)
+        if not source.checksums and session.rank == 0:
+            log.info("%s has no checksums: damage inside of its numbers would not be seen", target)
         if translate is not None:
             source = InMemory(translate({name: source.read(name) for name in source.shapes}))
     except CheckpointError as error:

@@ -24,7 +24,7 @@ from weft.torch.distributed_folder import METADATA, DistributedFolder
 from weft.torch.optimizer import MASTERS, SCALE
 from weft.torch.shard_file import safetensors
 from weft.torch.state_names import fitting
-from weft.torch.torch_file import load_file
+from weft.torch.torch_file import is_archive, load_file
 
 _INDEXES = ("model.safetensors.index.json",)
 _STATE_NAMES = ("model", "module", "state_dict")
@@ -32,9 +32,10 @@ _INDEX_LIMIT_BYTES = 100 << 20
 
 
 class Source:
-    """A whole model. ``shapes``: of its tensors, by name."""
+    """A whole model. ``shapes``: of its tensors, by name; ``checksums``: whether damage in their numbers shows."""
 
     shapes: Mapping[str, tuple[int, ...]]
+    checksums = True
 
     def read(self, name: str) -> Tensor:
         """The tensor of a name, on the CPU."""
@@ -85,6 +86,7 @@ class TorchFile(InMemory):
     def __init__(self, path: Path, allow_pickle: bool = False) -> None:
         content = load_file(path, allow_pickle)
         super().__init__(find_state(content, path))
+        self.checksums = is_archive(path)
 
 
 def find_state(content: Any, path: Path) -> dict[str, Any]:
@@ -102,6 +104,8 @@ def find_state(content: Any, path: Path) -> dict[str, Any]:
 
 class Safetensors(Source):
     """One safetensors file, or the files that an index names."""
+
+    checksums = False
 
     def __init__(self, path: Path) -> None:
         safetensors()

@@ -65,6 +65,11 @@ def load_file(path: Path, allow_pickle: bool = False, **options: Any) -> Any:
         return content
 
 
+def is_archive(path: Path) -> bool:
+    """Whether a file is of PyTorch 1.6 or later, with checksums."""
+    return zipfile.is_zipfile(path)
+
+
 def load_bytes(content: bytes) -> Any:
     """What ``torch.save`` wrote into memory; any error if it is damaged."""
     held = check_archive(io.BytesIO(content))
