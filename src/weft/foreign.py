@@ -85,12 +85,10 @@ def reason(error: BaseException) -> str:
         return error.strerror
     if isinstance(error, ValueError) and "integer string conversion" in str(error):
         return "it holds a number of thousands of digits"
-    first = next(iter(str(error).strip().splitlines()), "")
-    return (
-        cut(first, 300)
-        if first and not isinstance(error, KeyError)
-        else f"{type(error).__name__} {first}".strip()
-    )
+    first = cut(next(iter(str(error).strip().splitlines()), ""), 300)
+    if first and not isinstance(error, KeyError):
+        return first
+    return f"{type(error).__name__} {first}".strip()
 
 
 def regular(path: Path) -> Path:

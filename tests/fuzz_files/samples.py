@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from weft.graph.transformer import transformer
 from weft.profiler.format import RECORD
 from weft.profiler.recorder import Recorder
 from weft.timeline import Span, Timeline
+from weft.torch.packing import pack
 
 
 @dataclass
@@ -37,6 +39,14 @@ class Trained:
         return found
 
 
+MESSAGE = {
+    "a": (1, 2.5, None),
+    3: [torch.ones(2, 3), b"xyz"],
+    "z": {1, 2},
+    "big": 2**80,
+    "dtype": torch.float16,
+}
+"""An object that ranks send each other."""
 USER = {"number": 3, "names": ["a", "b"], "tuple": (1, 2.5), "big": 2**70, "t": None}
 
 
@@ -81,6 +91,8 @@ def write(root: Path, made: Trained) -> None:
     legacy.parent.mkdir()
     torch.save(state, legacy, _use_new_zipfile_serialization=False)
     weft.export_checkpoint(root / "own", root / "distributed" / "model", "distributed")
+    with zipfile.ZipFile(root / "torch" / "model.pt") as archive:
+        archive.extractall(root / "archive")
     _huggingface(root / "huggingface", state)
     _recording(root / "recording" / "recording")
     _texts(root)
@@ -146,7 +158,7 @@ def _texts(root: Path) -> None:
         "graph/graph.json": graph, "profile/profile.txt": profile, "timeline/timeline.json": Timeline(spans).to_json(),
         "schedule/schedule.csv": csv, "settings/settings.json": json.dumps(settings),
         "slurm/environment": _lines(slurm), "torchrun/environment": _lines(torchrun),
-        "options/environment": _lines(options),
+        "options/environment": _lines(options), "message/message.json": pack(MESSAGE).text,
     }  # fmt: skip
     for number, line in enumerate(COMMANDS):
         files[f"command{number}/arguments"] = "\n".join(line)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 import weft.torch as weft
-from tests.fuzz_files.samples import COMMANDS, Trained
+from tests.fuzz_files.samples import COMMANDS, MESSAGE, Trained
 from weft.cli.main import main
 from weft.compat.enable import launch_environ
 from weft.compat.parameters import read as read_parameters
@@ -23,6 +24,7 @@ from weft.config import resolve
 from weft.errors import WeftError
 from weft.launch.discovery import discover
 from weft.profiler.reading import read_recording
+from weft.torch.packing import pack, unpack
 
 
 class FaultError(Exception):
@@ -95,6 +97,21 @@ def reseal(folder: Path) -> None:
         content = (save / "index.json").read_bytes()
         done = {"index_bytes": len(content), "index_sha256": hashlib.sha256(content).hexdigest()}
         (save / "DONE").write_text(json.dumps(done))
+
+
+def archived(folder: Path) -> None:
+    """The changed parts of a file of ``torch.save`` as a file again, with checksums that fit."""
+    with zipfile.ZipFile(folder / "model.pt", "w", zipfile.ZIP_STORED) as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and not path.is_symlink() and path.name != "model.pt":
+                archive.write(path, str(path.relative_to(folder)))
+
+
+def message(folder: Path, made: Trained) -> str:
+    """The text of an object that another rank has sent, beside its bytes."""
+    text = (folder / "message.json").read_bytes().decode(errors="replace")
+    unpack(text, pack(MESSAGE).blobs, torch.device("cpu"))
+    return "read"
 
 
 def command(arguments: list[str], folder: Path) -> str:
@@ -211,6 +228,9 @@ TARGETS: tuple[Target, ...] = (
     Target("full", ("*",), lambda at, made: resumed(made, at, True, False, tag="a", partial=False)),
     Target("older", ("a_partial/*",), lambda at, made: resumed(made, at, True, True, tag="a")),
     Target("torch", ("*",), lambda at, made: resumed(made, at / "model.pt", True, False, partial=False)),
+    Target("archive", ("*/data.pkl", "*/data.pkl", "*/*", "*/data/*"),
+           lambda at, made: resumed(made, at / "model.pt", False, False, partial=False), archived, pipes=False),
+    Target("message", ("*",), message, pipes=False),
     Target("legacy", ("*",), lambda at, made: resumed(made, at / "model.pt", False, False, partial=False)),
     Target(
         "safetensors", ("*",), lambda at, made: resumed(made, at / "model.safetensors", False, False, partial=False)

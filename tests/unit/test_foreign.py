@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import weft
 from weft import schedule
 from weft.cli.main import main
 from weft.config import parse_assignments, resolve
@@ -191,6 +193,56 @@ def test_hostile_arguments_of_init_are_refused():
 
 def test_hostile_assignments_are_texts():
     assert parse_assignments([f"a={LONG}", "b=" + "[" * 10**6]) == {"a": LONG, "b": "[" * 10**6}
+
+
+# --- no other way in ------------------------------------------------------------------------------------------
+
+WAYS = {
+    r"\.read_text\(": {"profiler", "runtime", "transport", "report", "launch", "cli/verify.py"},
+    r"\.read_bytes\(": {"profiler/recorder.py"},
+    r"csv\.reader\(": {"schedule/file.py"},
+    r"pickle\.(loads?|Unpickler)\(": {"torch/content.py", "torch/packing.py"},
+    r"torch\.load\(": {"torch/torch_file.py", "compat/written.py"},
+    r"safe_open\(": {"torch/sources.py"},
+    r"\.isdigit\(|\.isdecimal\(": {"foreign.py", "profiler/recorder.py"},
+    r"int\((os\.)?environ": set(),
+    r"json\.loads\(": {
+        "foreign.py", "runtime", "report/chrome.py", "launch", "cli/verify.py", "checkpoint/shard.py",
+        "checkpoint/meeting.py", "compat/optimizer.py", "torch",
+    },
+}  # fmt: skip
+"""What reads from outside, and where it may stand: what the kernel says, what ranks of the job tell each other,
+and what was written right before."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_is_read_goes_through_one_module(way):
+    root = Path(weft.__file__).parent
+    found = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if re.search(way, re.sub(r'"""(.|\n)*?"""', "", path.read_text(encoding="utf-8")))
+    }
+    others = {
+        name for name in found if not any(name == one or name.startswith(f"{one}/") for one in WAYS[way])
+    }
+    assert not others, f"{sorted(others)}: read by weft.foreign, or say here why not"
+
+
+def test_files_of_torch_and_checkpoints_are_no_messages():
+    """Of the folder torch, those that read files do not parse JSON by themselves."""
+    root = Path(weft.__file__).parent / "torch"
+    for name in (
+        "content",
+        "distributed_folder",
+        "exports",
+        "full",
+        "old_partial",
+        "parts",
+        "sources",
+        "torch_file",
+    ):
+        assert "json.loads(" not in (root / f"{name}.py").read_text(encoding="utf-8"), name
 
 
 # --- commands -------------------------------------------------------------------------------------------------

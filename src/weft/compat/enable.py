@@ -18,7 +18,7 @@ from typing import Any
 
 from weft.compat.when_imported import when_imported
 from weft.errors import ConfigError, FormatError
-from weft.foreign import parse_json, shown_text, translated
+from weft.foreign import parse_json, shown_text
 
 FOLDER = Path(__file__).parent / "path"
 DEVICE = "WEFT_DEVICE"
@@ -105,8 +105,10 @@ DATA_PARALLEL = "sagemaker_distributed_dataparallel_enabled"
 
 def _framework(environ: Mapping[str, str]) -> dict[str, Any]:
     text = environ.get(FRAMEWORK, "").strip() or "{}"
-    with translated(f"{FRAMEWORK} is not JSON", ConfigError, "leave it out, or write an object"):
-        content = json.loads(text)
+    try:
+        content = parse_json(text, f"{FRAMEWORK} is not JSON")
+    except FormatError as error:
+        raise ConfigError(f"{error}; leave it out, or write an object") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{FRAMEWORK} holds {shown_text(text)}: leave it out, or write an object")
     return content

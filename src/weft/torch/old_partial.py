@@ -12,7 +12,7 @@ from weft.errors import CheckpointError, UsageError
 from weft.foreign import shown, translated
 from weft.torch import parts
 from weft.torch.fp16_states import read_fp16_state
-from weft.torch.optimizer import MASTERS, SCALE
+from weft.torch.optimizer import MASTERS, SCALE, DistributedOptimizer
 from weft.torch.resuming import Wanted, agree, land_with
 from weft.torch.sources import OldPartial
 from weft.torch.state import Session
@@ -84,6 +84,11 @@ def _check_groups(optimizer: Any, saved: Mapping[str, Any]) -> list[str]:
 
 
 def _land(session: Session, wanted: Wanted, source: OldPartial, optimizer: Mapping[str, Any] | None) -> None:
+    if optimizer is not None:
+        taking = wanted.optimizer
+        mine = taking.mine() if isinstance(taking, DistributedOptimizer) else None
+        state = {n: entry for n, entry in optimizer["state"].items() if mine is None or mine[n]}
+        parts.try_state(taking, {**optimizer, "state": state})
     parts.load_model(session, wanted.model, source.shapes, source)
     if optimizer is not None:
         wanted.optimizer.load_state_dict(optimizer)

@@ -23,7 +23,7 @@ from weft.errors import CheckpointError, UsageError
 from weft.foreign import translated
 from weft.torch.content import Decoder, Encoder
 from weft.torch.model import DistributedModel
-from weft.torch.optimizer import DistributedOptimizer
+from weft.torch.optimizer import MASTERS, DistributedOptimizer
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, mix
 from weft.torch.sharded import like, whole
 from weft.torch.state import Session
@@ -271,12 +271,30 @@ def optimizer_state(
     return content
 
 
+def try_state(optimizer: Any, content: Mapping[str, Any]) -> None:
+    """:class:`CheckpointError` if the optimizer does not take a state; it has its own again either way."""
+    taking, before = inner(optimizer), inner(optimizer).state_dict()
+    try:
+        with translated(_REFUSED, CheckpointError):
+            state = {
+                n: {k: v for k, v in entry.items() if k != MASTERS} for n, entry in content["state"].items()
+            }
+            state = {number: entry for number, entry in state.items() if entry}
+            taking.load_state_dict({"state": state, "param_groups": content["param_groups"]})
+    finally:
+        taking.load_state_dict(before)
+
+
+_REFUSED = "the optimizer does not take the state that was saved"
+
+
 def load_optimizer(optimizer: Any, content: dict[str, Any], more: Any) -> None:
     """Take back what :func:`optimizer_state` gave. ``more``: what else the optimizer saved."""
-    if isinstance(optimizer, DistributedOptimizer):
-        optimizer.load_own_state(content, more)
-    else:
-        optimizer.load_state_dict(content)
+    with translated(_REFUSED, CheckpointError):
+        if isinstance(optimizer, DistributedOptimizer):
+            optimizer.load_own_state(content, more)
+        else:
+            optimizer.load_state_dict(content)
 
 
 def rank_content(session: Session, ranks: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:

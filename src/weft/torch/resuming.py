@@ -342,6 +342,7 @@ def _land(session: Session, reader: ShardReader, wanted: Wanted, decoded: _Decod
         state = parts.optimizer_state(
             wanted.model, wanted.optimizer, decoded.keys, decoded.values, reader.read
         )
+        parts.try_state(wanted.optimizer, state)
     parts.load_model(session, wanted.model, model.given, model)
     parts.load_extra(session, wanted.model, decoded.extra)
     if state is not None:

@@ -308,6 +308,14 @@ INDEXES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda i: i["content"].update(user={"$numpy": ["model/0.weight", "f8", "ab"]}),
         "cannot be read"
     ),
+    "an optimizer without a step": (
+        lambda i: [
+            i["tensors"].update({path.replace("/step", "/other"): i["tensors"].pop(path)})
+            for path in list(i["tensors"])
+            if path.endswith("/step")
+        ],
+        "the optimizer does not take the state",
+    ),
     "a deep value": (lambda i: i["content"].update(user=nested(400)), "100 levels deep"),
     "extra state of another kind": (lambda i: i["content"].update(extra=3), "in the place of a dict"),
 }  # fmt: skip
@@ -457,6 +465,22 @@ def test_a_hostile_manifest_does_not_touch_the_others(tmp_path, text):
         CheckpointError, match=r"manifest_b.json is altered.*The newest one that is whole is 'c'"
     ):
         weft.resume_from_checkpoint(tmp_path, "b", partial=False)
+
+
+@pytest.mark.parametrize("name", ["a", "user_content_a", "manifest_a.json", "newest"])
+@pytest.mark.parametrize(
+    "change", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "endless"]
+)
+def test_a_file_that_never_ends_is_refused(tmp_path, name, change):
+    model, _ = made()
+    weft.save_checkpoint(tmp_path, "a", partial=False, model=model)
+    (tmp_path / name).unlink()
+    change(tmp_path / name)
+    if name == "newest":  # there is one save only
+        weft.resume_from_checkpoint(tmp_path, partial=False)
+        return
+    with pytest.raises(CheckpointError, match="no regular file|is altered"):
+        weft.resume_from_checkpoint(tmp_path, "a", partial=False)
 
 
 def test_the_sizes_of_zeros_are_kept(tmp_path):
