@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from weft.checks import Check, Choice, Flag, Number, Text, Whole
 from weft.errors import ConfigError, FormatError
-from weft.foreign import MOST_RANKS, parse_json, read_text, shown, shown_text
+from weft.foreign import MOST_RANKS, parse_json, read_text, shown, shown_path, shown_text
 
 ALIASES = {"pipeline_parallel_degree": "partitions"}
 """Other names that existing scripts use for a setting."""
@@ -244,7 +244,7 @@ def _from_text(origin: str, text: str, faults: list[str], may_be_path: bool = Tr
     where = origin
     try:
         if may_be_path and not text.startswith(("{", "[", '"')):
-            where = f'{origin} (the file "{shown_text(text)}")'
+            where = f'{origin} (the file "{shown_path(text)}")'
             text = read_text(text)
     except FormatError as error:
         faults.append(f"{origin}: {error}; give JSON text or the path of a JSON file")

@@ -36,7 +36,7 @@ MOST_VALUES = 5_000_000
 TEXT_LIMIT_BYTES = 1 << 28
 """Bytes of one text file."""
 
-_LONGEST = 80
+_LONGEST, _LONGEST_PATH = 80, 300
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = _LONGEST
 
@@ -110,7 +110,7 @@ def read_text(path: str | Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
     Raises:
         FormatError: It cannot be read, is longer than `limit_bytes`, or is no text.
     """
-    with translated(f'"{shown_text(str(path))}" cannot be read'):
+    with translated(f'"{shown_path(path)}" cannot be read'):
         with open(path, "rb") as file:
             content = file.read(limit_bytes + 1)
         if len(content) > limit_bytes:
@@ -178,6 +178,16 @@ def shown(value: object) -> str:
 def shown_text(text: str) -> str:
     """A text, cut where it is long, without characters that are halves of others."""
     return cut(text, _LONGEST).encode(errors="backslashreplace").decode()
+
+
+def shown_path(path: object) -> str:
+    """A path, the beginning left out where it is long: its end tells files apart.
+
+    >>> shown_path("/" + "a" * 400 + "/x.json")[-9:], len(shown_path("a" * 400))
+    ('aa/x.json', 300)
+    """
+    text = str(path).encode(errors="backslashreplace").decode()
+    return text if len(text) <= _LONGEST_PATH else f"...{text[3 - _LONGEST_PATH :]}"
 
 
 def cut(text: str, most: int) -> str:

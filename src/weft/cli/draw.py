@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from weft.cli.machine import count
 from weft.errors import FormatError, UsageError
-from weft.foreign import LARGEST, read_text, shown_text, translated
+from weft.foreign import LARGEST, read_text, shown_path, translated
 from weft.profiler.reading import read_recording
 from weft.report.chrome import chrome_trace
 from weft.report.page import Entry, page
@@ -85,7 +85,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _read(path: Path) -> _Input:
     """A folder or a file, by what it is; warnings are told at once."""
-    with translated(f'"{shown_text(str(path))}" cannot be read'):
+    with translated(f'"{shown_path(path)}" cannot be read'):
         is_text = path.suffix == ".json" and path.is_file()
     if is_text:
         text = read_text(path)

@@ -15,7 +15,7 @@ from weft import config
 from weft.cli.machine import count
 from weft.compat import launch_environ
 from weft.errors import LaunchError
-from weft.foreign import shown_text, translated
+from weft.foreign import shown_path, shown_text, translated
 from weft.launch import mpirun
 from weft.launch.local import RANK_DEFAULTS, Job, run
 
@@ -172,9 +172,9 @@ def _command(options: argparse.Namespace) -> list[str]:
         raise LaunchError("no script is given: weft run -n 2 train.py")
     if options.module:
         return [sys.executable, "-m", script, *arguments]
-    with translated(f'"{shown_text(script)}" is no script', LaunchError):
+    with translated(f'"{shown_path(script)}" is no script', LaunchError):
         if not Path(script).is_file():
             raise LaunchError(
-                f'there is no file "{shown_text(script)}": give a script, or -m and the name of a module'
+                f'there is no file "{shown_path(script)}": give a script, or -m and the name of a module'
             )
     return [sys.executable, script, *arguments]

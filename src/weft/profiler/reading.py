@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.errors import FormatError
-from weft.foreign import listed, regular, shown_text, translated
+from weft.foreign import listed, regular, shown_path, translated
 from weft.profiler.format import CONTENTS, HEADER_BYTES, KIND_CODES, MARK, RECORD, Header
 from weft.profiler.recorder import SUFFIX
 from weft.timeline import LATEST_S, Span, Timeline
@@ -71,7 +71,7 @@ def read_recording(path: Path) -> Recording:
 
 
 def _names(path: Path) -> list[Path]:
-    with translated(f"{shown_text(str(path))} cannot be read"):
+    with translated(f"{shown_path(path)} cannot be read"):
         if not path.exists():
             raise FormatError(f"there is no file or folder {path}: name what weft run --record wrote")
         if not path.is_dir():
