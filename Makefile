@@ -9,7 +9,7 @@ ARGS ?=
 # weft starts processes by the command `python`; let it be the one of .venv.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-versions fuzz check bench
+.PHONY: help demo test test-versions fuzz fuzz-files check bench
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -26,6 +26,9 @@ test-versions: $(READY)  ## the tests on PyTorch 2.11 to the newest, with Python
 
 fuzz: $(READY)  ## run random programs split and in one process until stopped; ARGS=1000 for so many
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+fuzz-files: $(READY)  ## read damaged files, settings and command lines until stopped; ARGS=5000 for so many
+	$(BIN)/python -m tests.fuzz_files $(ARGS)
 
 check: $(READY)  ## lint, formatting, types, spelling
 	$(BIN)/ruff check

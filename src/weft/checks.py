@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
+
+from weft.foreign import MOST_RANKS
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number of at least `minimum`."""
+    """A whole number of at least `minimum`, and not so large that counting to it would fill a memory."""
 
     minimum: int
+    most: int = MOST_RANKS
     name = "int"
 
     def accepts(self, value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= self.minimum
+        return isinstance(value, int) and not isinstance(value, bool) and self.minimum <= value <= self.most
 
     def __str__(self) -> str:
-        return f"a whole number of at least {self.minimum}"
+        return f"a whole number from {self.minimum} to {self.most}"
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,9 @@ class Number:
     name = "float"
 
     def accepts(self, value: object) -> bool:
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return False
+        if not abs(value) <= sys.float_info.max:  # neither nan nor a whole number that no float can be
             return False
         return (value > self.above if self.open_below else value >= self.above) and value <= self.limit
 

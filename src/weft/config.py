@@ -13,11 +13,11 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from weft.checks import Check, Choice, Flag, Number, Text, Whole
-from weft.errors import ConfigError
+from weft.errors import ConfigError, FormatError
+from weft.foreign import MOST_RANKS, parse_json, read_text, shown, shown_path, shown_text
 
 ALIASES = {"pipeline_parallel_degree": "partitions"}
 """Other names that existing scripts use for a setting."""
@@ -214,11 +214,13 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            faults.append(f'"{text}" sets nothing: write it as key=value, for example partitions=2')
+            faults.append(
+                f'"{shown_text(text)}" sets nothing: write it as key=value, for example partitions=2'
+            )
             continue
         try:
-            result[key.strip()] = json.loads(value)
-        except ValueError:
+            result[key.strip()] = parse_json(value)
+        except FormatError:
             result[key.strip()] = value
     _raise(faults)
     return result
@@ -242,20 +244,19 @@ def _from_text(origin: str, text: str, faults: list[str], may_be_path: bool = Tr
     where = origin
     try:
         if may_be_path and not text.startswith(("{", "[", '"')):
-            where = f'{origin} (the file "{text}")'
-            text = Path(text).read_text(encoding="utf-8")
-        value = json.loads(text)
-    except OSError as error:
-        reason = error.strerror or error
-        faults.append(f"{where} cannot be read: {reason}; give JSON text or the path of a JSON file")
-    except ValueError as error:
-        faults.append(f'{where} is not JSON: {error}; write it as {{"partitions": 2}}')
-    else:
-        if isinstance(value, dict):
-            return value
-        faults.append(
-            f'{where} holds {json.dumps(value)[:60]}: write an object, for example {{"partitions": 2}}'
-        )
+            where = f'{origin} (the file "{shown_path(text)}")'
+            text = read_text(text)
+    except FormatError as error:
+        faults.append(f"{origin}: {error}; give JSON text or the path of a JSON file")
+        return {}
+    try:
+        value = parse_json(text, f"{where} is not JSON")
+    except FormatError as error:
+        faults.append(f'{error}; write it as {{"partitions": 2}}')
+        return {}
+    if isinstance(value, dict):
+        return value
+    faults.append(f'{where} holds {shown(value)}: write an object, for example {{"partitions": 2}}')
     return {}
 
 
@@ -266,14 +267,15 @@ def _canonical(source: Mapping[str, Any], origin: str, faults: list[str]) -> dic
     for key, value in source.items():
         name = ALIASES.get(key, key)
         if name not in known:
-            close = difflib.get_close_matches(str(key), [*known, *ALIASES], n=1)
+            told = key if isinstance(key, str) else shown(key)
+            close = difflib.get_close_matches(told, [*known, *ALIASES], n=1)
             hint = f'did you mean "{close[0]}"?' if close else f"the settings are {', '.join(known)}"
-            faults.append(f'there is no setting "{key}" ({origin}): {hint}')
+            faults.append(f'there is no setting "{shown_text(told)}" ({origin}): {hint}')
         elif name in result and result[name] != value:
             alias = next(other for other, meant in ALIASES.items() if meant == name)
             faults.append(
                 f'"{name}" and "{alias}" ({origin}) are the same setting but have the values '
-                f"{source[name]!r} and {source[alias]!r}: leave one out"
+                f"{shown(source[name])} and {shown(source[alias])}: leave one out"
             )
         else:
             result[name] = value
@@ -289,7 +291,9 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
         if check.accepts(value) or (value is None and setting.default is None):
             continue
         origin = f" ({origins[setting.name]})" if setting.name in origins else ""
-        faults.append(f"{setting.name} is {value!r}{origin}, it must be {check}: {_advice(setting, value)}")
+        faults.append(
+            f"{setting.name} is {shown(value)}{origin}, it must be {check}: {_advice(setting, value)}"
+        )
     if faults:
         return faults
     complete = _complete(values)
@@ -330,8 +334,8 @@ def _meant(text: str, check: Check) -> object:
     if isinstance(check, Choice):
         return next(iter(difflib.get_close_matches(text, check.words, n=1)), None)
     try:
-        return json.loads(text)
-    except ValueError:
+        return parse_json(text)
+    except FormatError:
         return None
 
 
@@ -358,7 +362,7 @@ def _divisor_faults(name: str, value: int, world_size: int, remedy: str = "") ->
     """A setting that has to divide the number of processes; `remedy` comes before the values that do."""
     if world_size % value == 0:
         return []
-    divisors = [str(n) for n in range(1, world_size + 1) if world_size % n == 0]
+    divisors = [str(n) for n in range(1, min(world_size, MOST_RANKS) + 1) if world_size % n == 0]
     return [
         f"{name} is {value}, but the job has {world_size} processes, which it does not divide: "
         f'{remedy}write "{name}": {" or ".join(divisors)}'

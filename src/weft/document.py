@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from weft.errors import FormatError
+from weft.foreign import LARGEST, cut, listed, parse_json, shown, shown_text
 
 _JSON_NAMES = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
 
@@ -35,10 +36,7 @@ class Document:
     @classmethod
     def parse(cls, text: str, *, kind: str, version: int) -> Document:
         """Read a document that weft wrote: `{"weft": kind, "version": version, ...}`."""
-        try:
-            document = cls(json.loads(text))
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"this is not JSON, so it cannot be a {kind}: {error}") from error
+        document = cls(parse_json(text, f"this is not JSON, so it cannot be a {kind}"))
         if document["weft"].text() != kind:
             document["weft"].refuse(f'"{kind}"')
         found = document["version"].whole()
@@ -54,9 +52,9 @@ class Document:
         if not isinstance(self.value, dict):
             self.refuse("an object")
         if key not in self.value:
-            known = ", ".join(sorted(map(str, self.value))) or "nothing"
+            known = listed(sorted(map(str, self.value))) or "nothing"
             raise FormatError(f'{self.path}: "{key}" is missing; the object has {known}')
-        return Document(self.value[key], f"{self.path}.{key}")
+        return Document(self.value[key], f"{self.path}.{shown_text(key)}")
 
     def __contains__(self, key: str) -> bool:
         """Whether an object has the member `key`."""
@@ -70,7 +68,9 @@ class Document:
             self.refuse("an object")
         for key in self.value:
             if key not in known:
-                raise FormatError(f'{self.path}: "{key}" is unknown here; known are {", ".join(known)}')
+                raise FormatError(
+                    f'{self.path}: "{shown_text(str(key))}" is unknown here; known are {", ".join(known)}'
+                )
 
     def items(self) -> list[Document]:
         """The elements of an array."""
@@ -85,12 +85,16 @@ class Document:
         """The value as a string."""
         if not isinstance(self.value, str):
             self.refuse("a string")
+        if not self.value.isascii() and any("\ud800" <= character <= "\udfff" for character in self.value):
+            self.refuse("a string of whole characters")
         return self.value
 
     def whole(self) -> int:
         """The value as a whole number."""
         if not isinstance(self.value, int) or isinstance(self.value, bool):
             self.refuse("a whole number")
+        if abs(self.value) > LARGEST:
+            self.refuse(f"a whole number up to {LARGEST}")
         return self.value
 
     def number(self) -> float:
@@ -107,7 +111,21 @@ class Document:
 
 
 def _describe(value: Any) -> str:
-    text = json.dumps(value, default=repr)
-    text = text if len(text) <= 60 else text[:57] + "..."
+    text = cut(json.dumps(_beginning(value, 3), default=shown), 60)
     name = _JSON_NAMES.get(type(value), "number")
     return name if value is None else f"{name} {text}"
+
+
+def _beginning(value: Any, depth: int) -> Any:
+    """As much of a value as a message may show."""
+    if isinstance(value, str):
+        return value[:60]
+    if isinstance(value, int) and abs(value) > 10**60:
+        return shown(value)
+    if isinstance(value, list):
+        return [_beginning(item, depth - 1) for item in value[:20]] if depth else ["..."]
+    if isinstance(value, dict):
+        return (
+            {str(key)[:60]: _beginning(value[key], depth - 1) for key in list(value)[:20]} if depth else "..."
+        )
+    return value

@@ -10,10 +10,14 @@ from itertools import groupby
 
 from weft.document import Document
 from weft.errors import FormatError, UsageError
+from weft.foreign import MOST_RANKS
 
 VERSION = 1
 WORK = ("F", "B", "I", "W")
 KINDS = (*WORK, "send", "recv", "wait", "reduce", "optimizer", "step")
+
+LATEST_S = 1e15
+"""No time is further from 0, so that differences of them are exact enough to draw."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class Timeline:
                 raise FormatError(f'a span has the kind "{span.kind}", known are {", ".join(KINDS)}')
             if not span.end_s >= span.start_s:
                 raise FormatError(f"a span ends before it starts: {span}")
+            if not -LATEST_S <= span.start_s <= span.end_s <= LATEST_S:
+                raise FormatError(f"a span lies more than {LATEST_S:g} s away: {span}")
         object.__setattr__(self, "spans", ordered)
 
     @cached_property
@@ -149,6 +155,8 @@ def _read_span(record: Document) -> Span:
     if len(fields) not in (7, 8):
         record.refuse("rank, kind, microbatch, start_s, end_s, stage, label and step")
     rank, kind, microbatch, start_s, end_s, stage, label = fields[:7]
+    if not 0 <= rank.whole() < MOST_RANKS:
+        rank.refuse(f"a rank from 0 to {MOST_RANKS - 1}")
     if kind.text() not in KINDS:
         kind.refuse(f"one of {', '.join(KINDS)}")
     return Span(

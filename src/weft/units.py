@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 
 from weft.errors import FormatError
+from weft.foreign import LARGEST, shown_text
 
 BYTES: Mapping[str, int] = {
     "B": 1,
@@ -66,12 +67,16 @@ def format_rate(rate: float) -> str:
 
 def _parse(text: str, what: str, factors: Mapping[str, float], example: str) -> float:
     match = _QUANTITY.fullmatch(text)
+    text = shown_text(text)
     if match is None:
         raise FormatError(f'"{text}" is not a {what}: write a number and a unit, for example "{example}"')
     number, unit = match.groups()
     if unit not in factors:
         raise FormatError(f'"{text}" is not a {what}: its unit is "{unit}", known are {", ".join(factors)}')
-    return float(number) * factors[unit]
+    value = float(number) * factors[unit]
+    if not value <= LARGEST:
+        raise FormatError(f'"{text}" is larger than any {what}: write for example "{example}"')
+    return value
 
 
 def _format(value: float, factors: Mapping[str, float]) -> str:

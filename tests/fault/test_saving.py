@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.forking import run_script
-from tests.launching import processes_left, run_ranks, started
+from tests.launching import FOREIGN, SOURCE, processes_left, run_ranks, started
 from weft.checkpoint.find import faults, in_order
 
 JOB = Path(__file__).parent / "workers" / "saving.py"
@@ -23,6 +26,31 @@ def test_a_save_that_one_rank_calls_is_named(tmp_path):
     assert "UsageError: save_checkpoint(tag='bad') was called by rank 0 only: rank 1 " in first, done.stderr
     assert "went on without it" in first and "rdp_rank() == 0" in first
     assert (tmp_path / "newest").read_text() == "good\n"
+
+
+@pytest.mark.parametrize("launcher", ["weft", "torchrun"])
+@pytest.mark.parametrize("end", ["last", "leave"])
+def test_a_last_save_that_fails_is_an_error_of_the_job(tmp_path, end, launcher):
+    done = run_ranks(2, JOB, [end, str(tmp_path)], timeout=120, launcher=launcher)
+    assert done.returncode != 0
+    first = next(line for line in done.stderr.splitlines() if line.startswith("weft: "))
+    assert (
+        "failed in step 1, collective of the last save: CheckpointError: bad was not saved: the disk of"
+        in first
+    ), done.stderr
+    if launcher == "weft":
+        assert done.stderr.startswith(first), done.stderr
+    assert (tmp_path / "newest").read_text() == "good\n"
+
+
+def test_a_last_save_that_fails_ends_a_single_process(tmp_path):
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    done = subprocess.run(
+        [sys.executable, JOB, "last", tmp_path], capture_output=True, text=True, timeout=60,
+        env={**alone, "PYTHONPATH": str(SOURCE)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "CheckpointError: bad was not saved: the disk of" in done.stderr.partition("\n")[0], done.stderr
 
 
 def test_a_rank_killed_as_it_saves_leaves_the_earlier_save(tmp_path):

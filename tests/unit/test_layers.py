@@ -15,6 +15,7 @@ ROOT = Path(weft.__file__).parent
 
 CORE = (
     ("errors",),
+    ("foreign",),
     ("units",),
     ("document",),
     ("checks",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import stat
@@ -14,7 +13,9 @@ from pathlib import Path
 from weft.checkpoint.index import LIMIT_BYTES, Index
 from weft.checkpoint.names import DONE, INDEX, NEWEST, check_tag, open_inside, read_text
 from weft.checkpoint.shard import check_range
+from weft.document import Document
 from weft.errors import CheckpointError, FormatError, UsageError
+from weft.foreign import parse_json
 
 log = logging.getLogger("weft")
 
@@ -44,7 +45,9 @@ def saves(root: Path) -> list[Found]:
     except OSError as error:
         raise CheckpointError(f"{root} cannot be listed: {error.strerror}: is it a folder that this user may read?") \
             from error  # fmt: skip
-    found = [look(folder) for folder in folders if folder.is_dir() and is_ours(folder)]
+    found = [
+        look(folder) for folder in folders if folder.is_symlink() or (folder.is_dir() and is_ours(folder))
+    ]
     return sorted(found, key=lambda save: (save.number, save.folder.name), reverse=True)
 
 
@@ -57,6 +60,10 @@ def look(folder: Path) -> Found:
     """What a folder holds, going by its index, which ``DONE`` vouches for."""
     tag = folder.name.partition("_partial")[0]
     try:
+        if folder.is_symlink():
+            raise CheckpointError(
+                f"{folder} is a link, which checkpoints do not have: put the folder itself there, or pass its place"
+            )
         index = read_index(folder)
     except CheckpointError as error:
         return Found(folder, tag, 0, None, str(error))
@@ -72,12 +79,11 @@ def read_index(folder: Path) -> Index:
             raise CheckpointError(f"{error}: this save was never completed") from error
         raise
     try:
-        done = json.loads(text)
-        size, digest = int(done["index_bytes"]), str(done["index_sha256"])
-        if set(done) != {"index_bytes", "index_sha256"}:
-            raise ValueError("unknown members")
-    except (ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{folder / DONE} is altered") from error
+        done = Document(parse_json(text))
+        done.only("index_bytes", "index_sha256")
+        size, digest = done["index_bytes"].whole(), done["index_sha256"].text()
+    except FormatError as error:
+        raise CheckpointError(f"{folder / DONE} is altered: {error}") from error
     text = read_text(folder, INDEX, LIMIT_BYTES)
     content = text.encode()
     if len(content) != size:

@@ -26,6 +26,7 @@ from weft.checkpoint.find import saves
 from weft.checkpoint.index import Index
 from weft.checkpoint.names import DONE, INDEX, LOCK, NEWEST, SAVING, folder_name
 from weft.errors import CheckpointError
+from weft.foreign import LARGEST, excess
 
 _UNSUPPORTED = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL)
 
@@ -82,13 +83,23 @@ class Writer:
             locks[place] = Lock(self.root)
         if locks[place].exclusive:
             remove_leftovers(self.root)
-        self.number = 1 + max((found.number for found in saves(self.root)), default=0)
+        last = max(saves(self.root), key=lambda found: found.number, default=None)
+        if last is not None and last.number >= LARGEST:
+            raise CheckpointError(
+                f"{last.folder} has the number {last.number}, after which there is none: remove that folder"
+            )
+        self.number = 1 if last is None else last.number + 1
         self.folder.mkdir()
 
     def commit(self, index: Index) -> Path:
         """Make the save appear; its folder."""
         self.reached("index")
-        content = index.to_json().encode()
+        text = index.to_json()
+        if too_much := excess(text):
+            raise CheckpointError(
+                f"the index of this save could not be read back, as {too_much}: save long lists as tensors"
+            )
+        content = text.encode()
         write_flushed(self.folder / INDEX, content)
         done = {"index_bytes": len(content), "index_sha256": hashlib.sha256(content).hexdigest()}
         write_flushed(self.folder / DONE, json.dumps(done).encode())

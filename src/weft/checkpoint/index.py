@@ -15,9 +15,10 @@ from typing import Any
 from weft.checkpoint.names import check_tag, is_safe
 from weft.document import Document
 from weft.errors import FormatError, UsageError
+from weft.foreign import LARGEST, MOST_DIMS, TEXT_LIMIT_BYTES, shown, shown_text
 
 KIND, VERSION = "checkpoint", 1
-LIMIT_BYTES = 1 << 30
+LIMIT_BYTES = TEXT_LIMIT_BYTES
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -91,7 +92,7 @@ class Index:
         shards = {}
         for name in _members(document["shards"]):
             if not is_safe(name):
-                raise FormatError(f"$.shards: {name!r} is no name of a file in this folder")
+                raise FormatError(f"$.shards: {shown(name)} is no name of a file in this folder")
             size, header_bytes, crc32 = (_count(part) for part in _row(document["shards"][name], 3))
             if header_bytes > size:
                 raise FormatError(f"$.shards.{name}: {header_bytes} bytes of header in a file of {size}")
@@ -136,12 +137,21 @@ def _count(document: Document) -> int:
     return value
 
 
+def _shape(document: Document) -> tuple[int, ...]:
+    if isinstance(document.value, list) and len(document.value) > MOST_DIMS:
+        document.refuse(f"up to {MOST_DIMS} dims")
+    shape = tuple(_count(dim) for dim in document)
+    if math.prod(max(dim, 1) for dim in shape) > LARGEST:
+        document.refuse("a shape with less elements")
+    return shape
+
+
 def _entry(document: Document, shards: Mapping[str, Shard]) -> Entry:
     shard, dtype, shape, start, size, crc32 = _row(document, 6)
     entry = Entry(
         shard.text(),
         dtype.text(),
-        tuple(_count(n) for n in shape),
+        _shape(shape),
         _count(start),
         _count(size),
         _count(crc32),
@@ -167,7 +177,8 @@ def _check_disjoint(tensors: Mapping[str, Entry], shards: Mapping[str, Shard]) -
     for path, entry in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):
         if entry.start != ends[entry.shard]:
             raise FormatError(
-                f"$.tensors: {path} begins at byte {entry.start} of {entry.shard}, where {ends[entry.shard]} is next"
+                f"$.tensors: {shown_text(path)} begins at byte {entry.start} of {entry.shard}, "
+                f"where {ends[entry.shard]} is next"
             )
         ends[entry.shard] += entry.size
     for name, end in ends.items():

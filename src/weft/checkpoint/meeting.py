@@ -6,6 +6,9 @@ rank leads: it says who takes part, collects what each one reports, and tells al
 
 The keys of a meeting carry the step and how often the rank has met in it, so a rank that skips a meeting is in
 time for the next one. A meeting uses a connection of its own and may go on in a thread beside the training.
+
+What the store holds of a meeting is removed when all who took part have heard how it ended. One key stays for all of
+them, the name of the last meeting that has begun: it tells a rank that comes later that there is nothing to wait for.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from weft.runtime.heartbeat import Sign, State
 
 _PAUSE_S = 0.02
 _LOOK_S = 0.5
+_HEAR_S = 5.0
+"""So long the leader waits for the others to have heard the end; what one has not is left in the store."""
+_LAST = "checkpoint/last"
 STUCK_S = 10.0
 """A rank that waits so long for somebody else, without any progress, waits for a rank of this meeting."""
 
@@ -49,6 +55,7 @@ class Meeting:
         self.required, self.optional = list(required), list(optional)
         self.step, self.signs, self.what, self.timeout_s = step, signs, what, timeout_s
         self.everybody = everybody
+        self.came = [rank]
 
     @property
     def leads(self) -> bool:
@@ -76,6 +83,7 @@ class Meeting:
                     )
             if missing:
                 time.sleep(_PAUSE_S)
+        self.came = sorted(came)
         return came
 
     def _without_absent(self, missing: list[int], watch: dict[int, _Absent], now: float) -> list[int]:
@@ -103,6 +111,7 @@ class Meeting:
     def begin(self, content: Mapping[str, Any]) -> None:
         """The leader tells all what they need to begin."""
         self.store.set(self._key("begin"), json.dumps(content))
+        self.store.set(_LAST, self.name)
 
     def report(self, text: str) -> None:
         """What this rank did."""
@@ -121,16 +130,43 @@ class Meeting:
         found: dict[str, Any] = json.loads(self._wait(self._key("end"), self.required[0], leaving=False))
         return found
 
-    def forget(self) -> None:
-        """Remove the reports, the large part of what the store holds of a meeting; the leader may."""
-        for rank in (*self.required, *self.optional):
-            self.store.delete_key(self._key("report", rank))
+    def part(self, came: Sequence[int] | None = None) -> None:
+        """The last thing that a rank does in a meeting, once it has heard everything: nothing of it stays in the store.
+
+        ``came``: those who took part, as the leader said.
+        """
+        if not self.leads:
+            if came is None or self.rank in came:
+                self.store.set(self._key("heard", self.rank), "")
+            else:
+                self.store.delete_key(self._key("here", self.rank))
+            return
+        deadline = time.monotonic() + min(_HEAR_S, self.timeout_s)
+        while not all(self._has("heard", rank) for rank in self.came if rank != self.rank):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_PAUSE_S)
+        for rank in self.came:
+            for kind in ("here", "report", "heard"):
+                self.store.delete_key(self._key(kind, rank))
+        self.store.delete_key(self._key("begin"))
+        self.store.delete_key(self._key("end"))
+
+    def _is_over(self) -> bool:
+        """Whether the meeting has begun without this rank, or even ended."""
+        if not self.store.check([_LAST]):
+            return False
+        last = bytes(self.store.get(_LAST)).decode()
+        later = tuple(map(int, last.split("."))) >= tuple(map(int, self.name.split(".")))
+        return later and not self.store.check([self._key("begin")])
 
     def _wait(self, key: str, peer: int, leaving: bool = True) -> str:
         """The text of a key that ``peer`` sets. ``leaving``: whether the peer may turn out not to come at all."""
         started = last_look = time.monotonic()
         watch = _Absent(self.step)
         while not self.store.check([key]):
+            if leaving and self._is_over():
+                return json.dumps({"ranks": []})
             now = time.monotonic()
             if now - last_look > _LOOK_S:
                 last_look = now

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 from weft.errors import CheckpointError, UsageError
+from weft.foreign import shown, translated
 
 NEWEST = "newest"
 LOCK = ".lock"
@@ -33,7 +34,7 @@ def check_tag(tag: object) -> str:
             if tag == NEWEST
             else 'write 1 to 100 letters, digits, "_", "." or "-", no "." or "-" first'
         )
-        raise UsageError(f"the tag is {tag!r}: {wrong}")
+        raise UsageError(f"the tag is {shown(tag)}: {wrong}")
     return tag
 
 
@@ -63,7 +64,7 @@ def open_inside(folder: Path, name: str) -> int:
     """A descriptor of the regular file ``name`` in ``folder``; no link is followed."""
     if not is_safe(name):
         raise CheckpointError(
-            f"{folder}: {name!r} is no name of a file in this folder: do not use this checkpoint"
+            f"{folder}: {shown(name)} is no name of a file in this folder: do not use this checkpoint"
         )
     path = folder / name
     try:
@@ -91,13 +92,11 @@ def _reason(error: OSError) -> str:
 def read_text(folder: Path, name: str, limit_bytes: int) -> str:
     """The text of a small file in ``folder``."""
     descriptor = open_inside(folder, name)
-    with os.fdopen(descriptor, "rb") as file:
-        content = file.read(limit_bytes + 1)
-    if len(content) > limit_bytes:
-        raise CheckpointError(
-            f"{folder / name} has more than {limit_bytes} bytes: it is no file of a checkpoint"
-        )
-    try:
+    with translated(f"{folder / name} is altered", CheckpointError):
+        with os.fdopen(descriptor, "rb") as file:
+            content = file.read(limit_bytes + 1)
+        if len(content) > limit_bytes:
+            raise CheckpointError(
+                f"{folder / name} has more than {limit_bytes} bytes: it is no file of a checkpoint"
+            )
         return content.decode()
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{folder / name} is altered: {error}") from error

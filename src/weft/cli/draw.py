@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weft.cli.machine import count
 from weft.errors import FormatError, UsageError
+from weft.foreign import LARGEST, read_text, shown_path, translated
 from weft.profiler.reading import read_recording
 from weft.report.chrome import chrome_trace
 from weft.report.page import Entry, page
@@ -53,7 +56,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--step",
-        type=int,
+        type=partial(count, most=LARGEST),
         metavar="N",
         help="one step; without it pictures and comparisons show the last whole one, all others all",
     )
@@ -82,11 +85,10 @@ def main(options: argparse.Namespace) -> int:
 
 def _read(path: Path) -> _Input:
     """A folder or a file, by what it is; warnings are told at once."""
-    if path.is_file() and path.suffix == ".json":
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise FormatError(f"{path} cannot be read: {error}") from error
+    with translated(f'"{shown_path(path)}" cannot be read'):
+        is_text = path.suffix == ".json" and path.is_file()
+    if is_text:
+        text = read_text(path)
         try:
             return _Input(path.name, Timeline.from_json(text))
         except FormatError as error:

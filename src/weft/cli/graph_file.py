@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from weft.errors import FormatError
+from weft.foreign import read_text
 from weft.graph import Graph, read_profile
 
 
@@ -14,11 +13,7 @@ def read_graph(path: str) -> Graph:
     Raises:
         FormatError: If there is no such file, or it is neither.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-        raise FormatError(f'"{path}" cannot be read: {why}') from error
+    text = read_text(path)
     try:
         return Graph.from_json(text) if text.lstrip()[:1] in ("{", "[") else read_profile(text)
     except FormatError as error:

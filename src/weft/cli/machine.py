@@ -7,10 +7,34 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from weft.errors import ConfigError
+from weft.foreign import MOST_ACTIONS, MOST_RANKS, MOST_STAGES, shown_text, whole
 from weft.simulate import FREE, Links
 from weft.topology.cluster import Cluster, Link
 
 T = TypeVar("T")
+
+
+def count(text: str, most: int = MOST_RANKS) -> int:
+    """A whole number on a command line, for `argparse`; one that nobody could count to is refused."""
+    value = whole(text.removeprefix("-"), most)
+    if value is None:
+        raise argparse.ArgumentTypeError(f"'{shown_text(text)}' is no whole number up to {most}")
+    return -value if text.startswith("-") else value
+
+
+def size_faults(partitions: int, chunks: int, microbatches: int = 1) -> list[str]:
+    """What is wrong with numbers each of which is allowed, but whose product would fill a memory."""
+    stages = partitions * chunks
+    if stages > MOST_STAGES:
+        return [
+            f"{partitions} partitions with {chunks} chunks make {stages} stages: give up to {MOST_STAGES}"
+        ]
+    if stages * microbatches > MOST_ACTIONS:
+        return [
+            f"{stages} stages and {microbatches} microbatches make {stages * microbatches} actions: give numbers "
+            f"that make up to {MOST_ACTIONS}"
+        ]
+    return []
 
 
 def each(text: str, count: int, option: str, parse: Callable[[str], T]) -> list[T]:

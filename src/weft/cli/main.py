@@ -13,13 +13,23 @@ from typing import NoReturn
 import weft
 from weft.cli import draw, partition, run, simulate, trace, verify
 from weft.errors import WeftError
+from weft.foreign import cut
+from weft.runtime.failure import clean
+
+LONGEST = 1800
+"""Characters of an error that are printed; more of them come from what was given."""
+
+
+def told(text: str) -> str:
+    """An error as it is printed: what was given may be long, or steer a terminal."""
+    return cut(clean(text, keep="\n"), LONGEST)
 
 
 class _Parser(argparse.ArgumentParser):
     """Tells a mistake in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: error: {told(message)}; see {self.prog} --help\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except WeftError as error:
-        print(f"weft {options.command}: error: {error}", file=sys.stderr)
+        print(f"weft {options.command}: error: {told(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         if not _nobody_reads():

@@ -8,8 +8,9 @@ import math
 from typing import Any
 
 from weft.cli.graph_file import read_graph
-from weft.cli.machine import each
+from weft.cli.machine import count, each, size_faults
 from weft.errors import ConfigError
+from weft.foreign import shown_text
 from weft.partition import ALGORITHMS, LAYOUTS, Device, Placement, Problem, in_flight, place
 from weft.partition.stages import refined, step_s
 from weft.report.text import PlacementRow, placement_table, table
@@ -34,7 +35,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", metavar="FILE", help="the graph")
-    parser.add_argument("--partitions", type=int, required=True, metavar="P", help="how many partitions")
+    parser.add_argument("--partitions", type=count, required=True, metavar="P", help="how many partitions")
     parser.add_argument(
         "--memory",
         metavar="SIZE",
@@ -52,10 +53,13 @@ def add_parser(commands: Any) -> None:
         help="0 balances time, 1 memory, and what lies between both (default: 0)",
     )
     parser.add_argument(
-        "--microbatches", type=int, metavar="M", help="how many make a step (default: as many as partitions)"
+        "--microbatches",
+        type=count,
+        metavar="M",
+        help="how many make a step (default: as many as partitions)",
     )
     parser.add_argument(
-        "--chunks", type=int, default=1, metavar="V", help="segments for each partition (default: 1)"
+        "--chunks", type=count, default=1, metavar="V", help="segments for each partition (default: 1)"
     )
     parser.add_argument("--layout", choices=LAYOUTS, default="looped", help="of chunks (default: looped)")
     parser.add_argument(
@@ -91,6 +95,8 @@ def _problem(options: argparse.Namespace, microbatches: int, link: Link | None) 
         raise ConfigError(f"--microbatches is {microbatches}: it must be at least 1")
     if options.chunks < 1:
         raise ConfigError(f"--chunks is {options.chunks}: it must be at least 1")
+    if faults := size_faults(count, options.chunks):
+        raise ConfigError(faults[0])
     memory = [math.inf] * count
     if options.memory is not None:
         memory = [float(size) for size in each(options.memory, count, "--memory", parse_bytes)]
@@ -111,7 +117,9 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f'"{text}" is not a speed: write a number, for example --speeds 1,0.5') from None
+        raise ConfigError(
+            f'"{shown_text(text)}" is not a speed: write a number, for example --speeds 1,0.5'
+        ) from None
 
 
 def _json(placement: Placement, microbatches: int, step_ms: float) -> str:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from weft import config
+from weft.cli.machine import count
 from weft.compat import launch_environ
 from weft.errors import LaunchError
+from weft.foreign import shown_path, shown_text, translated
 from weft.launch import mpirun
 from weft.launch.local import RANK_DEFAULTS, Job, run
 
@@ -43,7 +45,7 @@ def add_parser(commands: Any) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those that start a script."""
-    parser.add_argument("-n", "--ranks", type=int, default=1, help="how many processes (default: 1)")
+    parser.add_argument("-n", "--ranks", type=count, default=1, help="how many processes (default: 1)")
     parser.add_argument("--config", metavar="JSON", help="settings: JSON text, or the path of a JSON file")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting; wins over all others"
@@ -137,7 +139,8 @@ def _variables(texts: Sequence[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not name or (not equals and name not in os.environ):
             raise LaunchError(
-                f"-x {text}: there is no such variable, give it a value with -x {name or 'NAME'}=VALUE"
+                f"-x {shown_text(text)}: there is no such variable, give it a value with "
+                f"-x {shown_text(name) or 'NAME'}=VALUE"
             )
         found[name] = value if equals else os.environ[name]
     return found
@@ -163,11 +166,15 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    script, *arguments = options.script[1:] if options.script[:1] == ["--"] else options.script or [""]
+    given = options.script[1:] if options.script[:1] == ["--"] else options.script
+    script, *arguments = given or [""]
     if not script:
         raise LaunchError("no script is given: weft run -n 2 train.py")
     if options.module:
         return [sys.executable, "-m", script, *arguments]
-    if not Path(script).is_file():
-        raise LaunchError(f'there is no file "{script}": give a script, or -m and the name of a module')
+    with translated(f'"{shown_path(script)}" is no script', LaunchError):
+        if not Path(script).is_file():
+            raise LaunchError(
+                f'there is no file "{shown_path(script)}": give a script, or -m and the name of a module'
+            )
     return [sys.executable, script, *arguments]

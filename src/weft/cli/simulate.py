@@ -11,8 +11,9 @@ from typing import Any
 from weft import schedule
 from weft.cli.draw import write
 from weft.cli.graph_file import read_graph
-from weft.cli.machine import each, links
-from weft.errors import ConfigError, FormatError, PlacementError
+from weft.cli.machine import count, each, links, size_faults
+from weft.errors import ConfigError, PlacementError
+from weft.foreign import read_text
 from weft.graph import Graph
 from weft.partition.auto import Found, Option, options, search, simulation
 from weft.partition.explain import explain
@@ -47,10 +48,10 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", metavar="FILE", help="the graph")
-    parser.add_argument("--partitions", type=int, required=True, metavar="P", help="how many ranks")
+    parser.add_argument("--partitions", type=count, required=True, metavar="P", help="how many ranks")
     parser.add_argument(
         "--microbatches",
-        type=int,
+        type=count,
         metavar="M",
         help="how many make the step (default: as many as partitions)",
     )
@@ -60,10 +61,10 @@ def add_parser(commands: Any) -> None:
         default="auto",
         help="auto tries all and takes the fastest that fits (default: auto)",
     )
-    parser.add_argument("--chunks", type=int, metavar="V", help=f"stages a rank, for {', '.join(CHUNKED)}")
+    parser.add_argument("--chunks", type=count, metavar="V", help=f"stages a rank, for {', '.join(CHUNKED)}")
     parser.add_argument(
         "--active",
-        type=int,
+        type=count,
         metavar="N",
         help=f"most microbatches that a rank holds, for {', '.join(LIMITED)}",
     )
@@ -86,7 +87,7 @@ def add_parser(commands: Any) -> None:
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--link", metavar="LINK", help="between ranks: 25GB/s,5us (default: takes no time)")
     parser.add_argument("--inter-link", metavar="LINK", help="between ranks of different hosts")
-    parser.add_argument("--ranks-per-host", type=int, metavar="K", help="ranks on one host (default: all)")
+    parser.add_argument("--ranks-per-host", type=count, metavar="K", help="ranks on one host (default: all)")
     parser.add_argument(
         "--memory", metavar="SIZE", help="what a rank has, for example 24GiB; or one for each: 24GiB,16GiB"
     )
@@ -150,9 +151,10 @@ def _read(options: argparse.Namespace) -> _Asked:
         faults.append(f"--memory-weight is {options.memory_weight}: it must be a number from 0 to 1")
     if options.inter_link is not None and options.ranks_per_host is None:
         faults.append("--inter-link needs to know the hosts: --ranks-per-host 8")
+    faults = faults or size_faults(ranks, options.chunks or 1, microbatches)
     if faults:
         raise ConfigError("; ".join(faults))
-    csv = None if options.csv is None else _text(options.csv)
+    csv = None if options.csv is None else read_text(options.csv)
     if csv is not None:
         microbatches = options.microbatches or schedule.from_csv(csv).microbatches
         check(schedule.make("file", ranks, microbatches, text=csv))
@@ -161,14 +163,6 @@ def _read(options: argparse.Namespace) -> _Asked:
     return _Asked(
         graph, Placer(graph, ranks, microbatches, links(options), memory, options.memory_weight), csv
     )
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-        raise FormatError(f'"{path}" cannot be read: {why}') from error
 
 
 def _tried(asked: argparse.Namespace) -> list[Option] | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import weft
 from weft.cli.draw import write
+from weft.cli.machine import count
 from weft.errors import ConfigError, UsageError
 from weft.graph import Graph
 from weft.units import format_bytes
@@ -39,14 +40,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--out", required=True, metavar="FILE", help="the graph to write: name.graph.json")
     parser.add_argument(
         "--microbatches",
-        type=int,
+        type=count,
         default=1,
         metavar="M",
         help="into how many the mini-batch is cut (default: 1)",
     )
     parser.add_argument(
         "--units",
-        type=int,
+        type=count,
         default=64,
         metavar="N",
         help="down to how many units modules are opened (default: 64)",

@@ -16,7 +16,8 @@ from torch.distributed import group
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from weft.compat.smddp import register
-from weft.errors import UsageError
+from weft.errors import LaunchError, UsageError
+from weft.foreign import MOST_RANKS, shown_text, whole
 
 __all__ = [
     "DistributedDataParallel", "ReduceOp", "all_gather", "all_reduce", "all_to_all_single", "barrier", "broadcast",
@@ -64,7 +65,10 @@ def get_local_rank() -> int:
     """This process's number on its host."""
     for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SMDATAPARALLEL_LOCAL_RANK"):
         if name in os.environ:
-            return int(os.environ[name])
+            value = whole(os.environ[name], MOST_RANKS)
+            if value is None:
+                raise LaunchError(f'{name} is "{shown_text(os.environ[name])}": it must be a whole number')
+            return value
     return get_rank()
 
 

@@ -17,7 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from weft.compat.when_imported import when_imported
-from weft.errors import ConfigError
+from weft.errors import ConfigError, FormatError
+from weft.foreign import parse_json, shown_text
 
 FOLDER = Path(__file__).parent / "path"
 DEVICE = "WEFT_DEVICE"
@@ -105,11 +106,11 @@ DATA_PARALLEL = "sagemaker_distributed_dataparallel_enabled"
 def _framework(environ: Mapping[str, str]) -> dict[str, Any]:
     text = environ.get(FRAMEWORK, "").strip() or "{}"
     try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{FRAMEWORK} is not JSON: {error}; leave it out, or write an object") from None
+        content = parse_json(text, f"{FRAMEWORK} is not JSON")
+    except FormatError as error:
+        raise ConfigError(f"{error}; leave it out, or write an object") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{FRAMEWORK} holds {text[:60]}: leave it out, or write an object")
+        raise ConfigError(f"{FRAMEWORK} holds {shown_text(text)}: leave it out, or write an object")
     return content
 
 
@@ -126,11 +127,11 @@ def mp_parameters(arguments: Sequence[str]) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if not equals:
             raise ConfigError(
-                f'--mp_parameters has "{pair}": write name=value pairs with commas, for example '
+                f'--mp_parameters has "{shown_text(pair)}": write name=value pairs with commas, for example '
                 "partitions=2,microbatches=4"
             )
         try:
-            result[name] = json.loads(value.lower() if value in ("True", "False") else value)
-        except ValueError:
+            result[name] = parse_json(value.lower() if value in ("True", "False") else value)
+        except FormatError:
             result[name] = value
     return result

@@ -6,17 +6,16 @@ launch says (``WEFT_CONFIG``, ``weft run --config`` and ``--set``).
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from weft.compat.enable import DEFAULTS, PARAMETERS
 from weft.config import Settings
-from weft.errors import ConfigError
+from weft.errors import ConfigError, FormatError
+from weft.foreign import parse_json, read_text, shown, shown_text
 
 ALIASES = {"pipeline_parallel_degree": "partitions"}
 
@@ -102,7 +101,8 @@ def canonical(source: Mapping[str, Any], where: str) -> dict[str, Any]:
         name = ALIASES.get(str(key), str(key))
         if name in result and result[name] != value:
             raise ConfigError(
-                f'"{name}" and its other name ({where}) have the values {result[name]!r} and {value!r}: leave one out'
+                f'"{name}" and its other name ({where}) have the values {shown(result[name])} and '
+                f"{shown(value)}: leave one out"
             )
         result[name] = value
     return result
@@ -114,12 +114,14 @@ def _launched(environ: Mapping[str, str]) -> dict[str, Any]:
         return {}
     try:
         if not text.startswith(("{", "[", '"')) and os.path.exists(text):
-            text = Path(text).read_text(encoding="utf-8")
-        content = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f'{PARAMETERS} is not JSON: {error}; write it as {{"partitions": 2}}') from None
+            text = read_text(text)
+        content = parse_json(text, f"{PARAMETERS} is not JSON")
+    except FormatError as error:
+        raise ConfigError(f'{error}; write it as {{"partitions": 2}}') from error
     if not isinstance(content, dict):
-        raise ConfigError(f'{PARAMETERS} holds {text[:60]}: write an object, for example {{"partitions": 2}}')
+        raise ConfigError(
+            f'{PARAMETERS} holds {shown_text(text)}: write an object, for example {{"partitions": 2}}'
+        )
     return content
 
 
@@ -127,7 +129,7 @@ def _refuse(merged: Mapping[str, Any]) -> None:
     faults = []
     for name in ("fp16", "bf16"):
         if not isinstance(merged.get(name, False), bool):
-            faults.append(f'{name} is {merged[name]!r}: write "{name}": true or false')
+            faults.append(f'{name} is {shown(merged[name])}: write "{name}": true or false')
     if merged.get("fp16") is True and merged.get("bf16") is True:
         faults.append("fp16 and bf16 are both on: leave one out")
     if merged.get("horovod") is True and merged.get("ddp") is True:

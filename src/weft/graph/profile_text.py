@@ -22,6 +22,7 @@ import re
 from typing import NamedTuple
 
 from weft.errors import FormatError
+from weft.foreign import cut, listed
 from weft.graph.model import LARGEST, Graph, Tensor, Unit
 
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
@@ -57,7 +58,9 @@ def read_profile(text: str) -> Graph:
             edges.setdefault((parts[0], parts[1]), number)
             continue
         if parts[0] in layers:
-            raise FormatError(f'line {number}: "{parts[0]}" is on line {layers[parts[0]].line} already')
+            raise FormatError(
+                f'line {number}: "{_short(parts[0])}" is on line {layers[parts[0]].line} already'
+            )
         layers[parts[0]] = _Layer(number, _values(line, parts, number))
     if not layers:
         raise FormatError(f'line 1: there is no layer: write "{_EXAMPLE}"')
@@ -72,13 +75,13 @@ def _values(line: str, parts: list[str], number: int) -> dict[str, float]:
     values = {}
     for field in _FIELDS:
         if field not in given:
-            raise FormatError(
-                f"line {number}: {field} is missing; the layer has {', '.join(given) or 'none'}"
-            )
+            raise FormatError(f"line {number}: {field} is missing; the layer has {listed(given) or 'none'}")
         try:
             value = sum(float(part) for part in given[field].strip("[] ").split(";"))
         except ValueError as error:
-            raise FormatError(f'line {number}: {field} is "{given[field]}", which is no number') from error
+            raise FormatError(
+                f'line {number}: {field} is "{_short(given[field])}", which is no number'
+            ) from error
         if not 0.0 <= value <= LARGEST:
             raise FormatError(f"line {number}: {field} is {value}, it must be a number from 0 to {LARGEST:g}")
         values[field] = value
@@ -91,7 +94,7 @@ def _graph(layers: dict[str, _Layer], edges: dict[tuple[str, str], int]) -> Grap
     for (source, target), number in edges.items():
         for name in (source, target):
             if name not in layers:
-                raise FormatError(f'line {number}: there is no layer "{name}"')
+                raise FormatError(f'line {number}: there is no layer "{_short(name)}"')
         after[source].append(target)
         waiting[target] += 1
     order: list[str] = []
@@ -143,5 +146,4 @@ def _number(name: str) -> tuple[float, str]:
 
 
 def _short(line: str) -> str:
-    line = line.strip()
-    return line if len(line) <= 60 else line[:57] + "..."
+    return cut(line.strip(), 60)

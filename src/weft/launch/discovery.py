@@ -16,16 +16,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.errors import LaunchError
+from weft.foreign import LARGEST, MOST_RANKS, shown_text, whole
 
 SHARED_FD = "WEFT_SHARED_FD"
 """The variable with the number of the file descriptor that `weft run` shares with its ranks."""
 
 PORTS = range(20000, 40000)
 """Where a port is derived from a job's number, it is one of these."""
+
+_MOST_BRACKETS = 8
 
 
 @dataclass(frozen=True)
@@ -120,9 +123,7 @@ def discover(environ: Mapping[str, str]) -> Place:
     source, place = complete[0]
     shared = environ.get(SHARED_FD, "")
     if source is _EXPLICIT and shared:
-        if not shared.isdigit():
-            raise LaunchError(f'{SHARED_FD} is "{shared}": it must be a whole number')
-        return replace(place, source="weft", shared_fd=int(shared))
+        return replace(place, source="weft", shared_fd=_whole(SHARED_FD, shared))
     return _with_leader(replace(place, source=source.name), environ)
 
 
@@ -131,10 +132,7 @@ def _numbers(source: _Source, environ: Mapping[str, str]) -> Place:
         text = environ[name]
         if name == _SLURM.local_size:
             return _slurm_local_size(text, environ.get("SLURM_NODEID", "0"))
-        try:
-            return int(text)
-        except ValueError:
-            raise LaunchError(f'{name} is "{text}": it must be a whole number') from None
+        return _whole(name, text)
 
     rank, world_size, local_rank, local_size = (whole(name) for name in source.names)
     for name, number, limit_name, limit in (
@@ -145,6 +143,14 @@ def _numbers(source: _Source, environ: Mapping[str, str]) -> Place:
         if not 0 <= number < limit:
             raise LaunchError(f"{name}={environ[name]} does not fit {limit_name}={environ[limit_name]}")
     return Place(rank, world_size, local_rank, local_size)
+
+
+def _whole(name: str, text: str, most: int = MOST_RANKS) -> int:
+    """The number in a variable of a launcher."""
+    value = whole(text.strip(), most)
+    if value is None:
+        raise LaunchError(f'{name} is "{shown_text(text)}": it must be a whole number from 0 to {most}')
+    return value
 
 
 def _refuse_rivals(complete: list[tuple[_Source, Place]], environ: Mapping[str, str]) -> None:
@@ -172,9 +178,12 @@ def _with_leader(place: Place, environ: Mapping[str, str]) -> Place:
     told = environ.get("WEFT_LEADER")
     if told:
         host, colon, port = told.rpartition(":")
-        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise LaunchError(f'WEFT_LEADER is "{told}": write it as host:port, for example 10.0.0.1:29500')
-        place = replace(place, leader=host.strip("[]"), port=int(port), agent=False)
+        number = whole(port, 65535)
+        if not colon or not host or not number:
+            raise LaunchError(
+                f'WEFT_LEADER is "{shown_text(told)}": write it as host:port, for example 10.0.0.1:29500'
+            )
+        place = replace(place, leader=host.strip("[]"), port=number, agent=False)
     if place.world_size > 1 and not place.one_host and (place.leader is None or place.port is None):
         raise LaunchError(
             f"{place.source} does not tell where rank 0 runs, and this job spans hosts: "
@@ -185,13 +194,11 @@ def _with_leader(place: Place, environ: Mapping[str, str]) -> Place:
 
 def _torchrun(place: Place, environ: Mapping[str, str]) -> Place:
     port = environ.get("MASTER_PORT", "")
-    if port and not port.isdigit():
-        raise LaunchError(f'MASTER_PORT is "{port}": it must be a whole number')
     parts = [environ.get("TORCHELASTIC_RUN_ID", ""), environ.get("TORCHELASTIC_RESTART_COUNT", "0")]
     return replace(
         place,
         leader=environ.get("MASTER_ADDR") or None,
-        port=int(port) if port else None,
+        port=_whole("MASTER_PORT", port, 65535) if port else None,
         job=":".join([*parts, environ.get("MASTER_ADDR", ""), port]),
         agent=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
@@ -216,10 +223,9 @@ def _mpich(place: Place, environ: Mapping[str, str]) -> Place:
 def _slurm(place: Place, environ: Mapping[str, str]) -> Place:
     number, step = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")
     hosts = expand_hosts(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST") or "")
-    if not (number.isdigit() and step.isdigit()):
-        raise LaunchError(f'SLURM_JOB_ID is "{number}", SLURM_STEP_ID "{step}": they must be whole numbers')
-    port = PORTS.start + (int(number) + int(step)) % len(PORTS)
-    return replace(place, leader=hosts[0] if hosts else None, port=port, job=f"{number}.{step}")
+    told = _whole("SLURM_JOB_ID", number, LARGEST) + _whole("SLURM_STEP_ID", step, LARGEST)
+    port = PORTS.start + told % len(PORTS)
+    return replace(place, leader=next(hosts, None), port=port, job=f"{number}.{step}")
 
 
 def _port(job: str) -> int:
@@ -228,43 +234,70 @@ def _port(job: str) -> int:
 
 def _slurm_local_size(text: str, node: str) -> int:
     """How many tasks this node has, from counts such as `4(x3),2`."""
-    counts: list[int] = []
+    wanted, before = _whole("SLURM_NODEID", node), 0
     for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if found is None:
-            raise LaunchError(f'SLURM_STEP_TASKS_PER_NODE is "{text}": it must look like 4(x3),2')
-        counts += [int(found[1])] * int(found[2] or 1)
-    if not node.isdigit() or int(node) >= len(counts):
-        raise LaunchError(f"SLURM_NODEID={node} does not fit SLURM_STEP_TASKS_PER_NODE={text}")
-    return counts[int(node)]
+        found = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part.strip())
+        tasks, nodes = (
+            (whole(found[1], MOST_RANKS), whole(found[2] or "1", MOST_RANKS)) if found else (None, None)
+        )
+        if tasks is None or nodes is None:
+            raise LaunchError(
+                f'SLURM_STEP_TASKS_PER_NODE is "{shown_text(text)}": it must look like 4(x3),2, with numbers up to '
+                f"{MOST_RANKS}"
+            )
+        before += nodes
+        if wanted < before:
+            return tasks
+    raise LaunchError(f"SLURM_NODEID={node} does not fit SLURM_STEP_TASKS_PER_NODE={shown_text(text)}")
 
 
-def expand_hosts(text: str) -> list[str]:
-    """The hosts of a Slurm node list.
+def expand_hosts(text: str) -> Iterator[str]:
+    """The hosts of a Slurm node list, one after the other, however many there are.
 
-    >>> expand_hosts("gpu[01-03,7],login")
+    >>> list(expand_hosts("gpu[01-03,7],login"))
     ['gpu01', 'gpu02', 'gpu03', 'gpu7', 'login']
-    >>> expand_hosts("rack[1-2]n[0-1]")
+    >>> list(expand_hosts("rack[1-2]n[0-1]"))
     ['rack1n0', 'rack1n1', 'rack2n0', 'rack2n1']
+    >>> next(expand_hosts("a[1-99999999999]"))
+    'a1'
     """
-    if not text:
-        return []
     names = re.findall(r"(?:[^,\[\]]|\[[0-9,-]+\])+", text)
     if ",".join(names) != text:
-        raise LaunchError(f'the node list "{text}" cannot be read: it must look like gpu[01-03,7],login')
-    return [host for name in names for host in _expand(name)]
+        raise LaunchError(
+            f'the node list "{shown_text(text)}" cannot be read: it must look like gpu[01-03,7],login'
+        )
+    for name in names:
+        parts = re.split(r"\[([0-9,-]+)\]", name)  # text, ranges, text, ranges, ..., text
+        numbers = [_numbered(name, ranges) for ranges in parts[1::2]]
+        if len(numbers) > _MOST_BRACKETS:
+            raise LaunchError(
+                f'the node list "{shown_text(name)}" cannot be read: a name has {len(numbers)} pairs of brackets, '
+                f"and up to {_MOST_BRACKETS} are understood"
+            )
+        for chosen in _combined(numbers):
+            yield parts[0] + "".join(map("".join, zip(chosen, parts[2::2], strict=True)))
 
 
-def _expand(name: str) -> list[str]:
-    found = re.search(r"\[([0-9,-]+)\]", name)
-    if found is None:
-        return [name]
-    hosts = []
-    for part in found[1].split(","):
+def _numbered(name: str, ranges: str) -> list[tuple[range, int]]:
+    """The ranges in a pair of brackets, each with the digits that its numbers have."""
+    found = []
+    for part in ranges.split(","):
         first, dash, last = part.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise LaunchError(f'the node list "{name}" cannot be read: "{part}" is no range')
-        for number in range(int(first), int(last or first) + 1):
-            head = f"{name[: found.start()]}{number:0{len(first)}d}"
-            hosts += [head + tail for tail in _expand(name[found.end() :])]
-    return hosts
+        begin, end = whole(first), whole(last if dash else first)
+        if begin is None or end is None:
+            raise LaunchError(
+                f'the node list "{shown_text(name)}" cannot be read: "{shown_text(part)}" is no range'
+            )
+        found.append((range(begin, end + 1), len(first)))
+    return found
+
+
+def _combined(numbers: Sequence[list[tuple[range, int]]]) -> Iterator[tuple[str, ...]]:
+    """Every choice of one number from each pair of brackets, the last one changing fastest."""
+    if not numbers:
+        yield ()
+        return
+    for span, digits in numbers[0]:
+        for number in span:
+            for rest in _combined(numbers[1:]):
+                yield (f"{number:0{digits}d}", *rest)

@@ -34,6 +34,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 
 from weft.errors import LaunchError
+from weft.foreign import translated
 from weft.launch.discovery import Place
 from weft.runtime.heartbeat import Page
 from weft.runtime.monitor import Monitor
@@ -194,9 +195,12 @@ def _through(box: _Box, place: Place, timeout: timedelta, deadline: float) -> St
 
 def _told(box: _Box, place: Place) -> dict[str, Any] | None:
     """What rank 0 left; on one host only if that rank 0 still lives."""
-    text = box.get()
-    told = json.loads(text) if text else None
-    return told if told and (not place.one_host or is_alive(told["pid"])) else None
+    with translated(
+        "what rank 0 left for the others cannot be read", LaunchError, "end what is left of that job"
+    ):
+        text = box.get()
+        told = json.loads(text) if text else None
+        return told if told and (not place.one_host or is_alive(told["pid"])) else None
 
 
 def _at_known_port(place: Place, timeout: timedelta) -> Store:

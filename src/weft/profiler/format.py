@@ -18,7 +18,8 @@ import zlib
 from typing import NamedTuple
 
 from weft.errors import FormatError
-from weft.timeline import KINDS
+from weft.foreign import MOST_RANKS
+from weft.timeline import KINDS, LATEST_S
 
 MAGIC = b"WEFTSPAN"
 VERSION = 1
@@ -72,4 +73,8 @@ class Header(NamedTuple):
         body = content[: HEADER_BYTES - _CHECK.size]
         if _CHECK.unpack_from(content, HEADER_BYTES - _CHECK.size)[0] != zlib.crc32(body):
             raise FormatError(f"{name} has a damaged header, so its times mean nothing: record again")
+        if not rank < ranks <= MOST_RANKS or not abs(offset_s) <= LATEST_S:
+            raise FormatError(
+                f"{name} says that it is of rank {rank} of {ranks} at {offset_s} s, which cannot be: record again"
+            )
         return cls(rank, ranks, offset_s, clock)

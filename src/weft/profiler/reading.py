@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from weft.errors import FormatError
+from weft.foreign import listed, regular, shown_path, translated
 from weft.profiler.format import CONTENTS, HEADER_BYTES, KIND_CODES, MARK, RECORD, Header
 from weft.profiler.recorder import SUFFIX
-from weft.timeline import Span, Timeline
+from weft.timeline import LATEST_S, Span, Timeline
 
 _NAME = re.compile(rf"rank(\d+){re.escape(SUFFIX)}")
+_LIMIT_BYTES = 1 << 28
 _KINDS = tuple(KIND_CODES)
 
 
@@ -70,11 +71,12 @@ def read_recording(path: Path) -> Recording:
 
 
 def _names(path: Path) -> list[Path]:
-    if not path.exists():
-        raise FormatError(f"there is no file or folder {path}: name what weft run --record wrote")
-    if not path.is_dir():
-        return [path]
-    names = sorted(name for name in path.iterdir() if _NAME.fullmatch(name.name))
+    with translated(f"{shown_path(path)} cannot be read"):
+        if not path.exists():
+            raise FormatError(f"there is no file or folder {path}: name what weft run --record wrote")
+        if not path.is_dir():
+            return [path]
+        names = sorted(name for name in path.iterdir() if _NAME.fullmatch(name.name))
     if not names:
         raise FormatError(
             f"the folder {path} holds no recording (rank0{SUFFIX} and so on): "
@@ -84,10 +86,10 @@ def _names(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> _File:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise FormatError(f"{path} cannot be read: {error.strerror}") from error
+    with translated(f"{path} cannot be read"), open(regular(path), "rb") as file:
+        content = file.read(_LIMIT_BYTES + 1)
+    if len(content) > _LIMIT_BYTES:
+        raise FormatError(f"{path} has more than {_LIMIT_BYTES} bytes: record fewer steps")
     header = Header.unpack(content, str(path))
     body = memoryview(content)[HEADER_BYTES:]
     warnings = []
@@ -113,7 +115,7 @@ def _span(rank: int, record: tuple[float, float, int, int, int, int, int, int, i
     """The span of a record, or nothing if the record cannot be one."""
     start_s, end_s, step, microbatch, stage, peer, kind, what, mark = record
     whole = mark == MARK and kind < len(_KINDS) and what < len(CONTENTS)
-    if not whole or not math.isfinite(start_s) or not math.isfinite(end_s) or end_s < start_s:
+    if not whole or not -LATEST_S <= start_s <= end_s <= LATEST_S:
         return None
     return Span(
         rank,
@@ -143,8 +145,8 @@ def _missing(folder: Path, headers: list[Header]) -> list[str]:
             f"{folder} holds files of jobs with {' and '.join(map(str, sorted(sizes)))} ranks: "
             "they do not belong together; record into an empty folder"
         )
-    missing = sorted(set(range(max(sizes))) - {header.rank for header in headers})
+    here = {header.rank for header in headers}
+    missing = listed(rank for rank in range(max(sizes)) if rank not in here)
     if missing:
-        shown = ", ".join(map(str, missing[:8])) + (" and others" if len(missing) > 8 else "")
-        warnings.append(f"{folder} has no readable file of rank {shown}")
+        warnings.append(f"{folder} has no readable file of rank {missing}")
     return warnings

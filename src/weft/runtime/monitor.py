@@ -191,6 +191,11 @@ class Monitor:
             _say(self._own_report(failure))
         exit_now(1)
 
+    def end_with(self, error: BaseException) -> None:
+        """Ends this process, and with it the job, as an exception that the script did not catch; for what fails after
+        the script's end, where Python would only write it down."""
+        self._on_exception(type(error), error, error.__traceback__)
+
     def _own_report(self, failure: Failure) -> str:
         if not failure.victim:
             return f"weft: {failure.headline()}\n{failure.traceback.rstrip()}"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from weft.errors import FormatError
+from weft.foreign import MOST_RANKS, shown_text, whole
 
 KINDS = {
     "F": "forward",
@@ -47,10 +48,15 @@ class Action(NamedTuple):
         match = _TEXT.fullmatch(text.strip())
         if match is None:
             raise FormatError(
-                f'"{text}" is not an action: write stage, kind and microbatch, for example "2F0"; '
+                f'"{shown_text(text)}" is not an action: write stage, kind and microbatch, for example "2F0"; '
                 f"the kinds are {', '.join(KINDS)}"
             )
-        return cls(int(match[1]), match[2], int(match[3]))
+        stage, microbatch = whole(match[1], MOST_RANKS), whole(match[3], MOST_RANKS)
+        if stage is None or microbatch is None:
+            raise FormatError(
+                f'"{shown_text(text)}" is not an action: stages and microbatches are counted from 0 to {MOST_RANKS}'
+            )
+        return cls(stage, match[2], microbatch)
 
 
 def in_flight(actions: Iterable[Action], weights: Sequence[int] | None = None) -> int:

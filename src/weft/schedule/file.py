@@ -17,9 +17,13 @@ import csv
 import re
 
 from weft.errors import FormatError
+from weft.foreign import listed, shown_text, translated
 from weft.schedule.action import COMPUTE, Action
 from weft.schedule.schedule import Schedule
 from weft.schedule.transfers import with_transfers
+
+SHOWN = 20
+"""How many faults an error names."""
 
 _LEFT_OUT = re.compile(r"[0-9]+(UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD|WAIT_SEND_[FB])[0-9]*")
 
@@ -58,7 +62,9 @@ def from_csv(text: str) -> Schedule:
     ((Action(stage=0, kind='F', microbatch=0), Action(stage=0, kind='B', microbatch=0)),)
     """
     faults: list[str] = []
-    rows = [_read(cells, line, faults) for line, cells in enumerate(csv.reader(text.splitlines()), start=1)]
+    with translated("this is not a schedule as CSV"):
+        lines = list(csv.reader(text.splitlines()))
+    rows = [_read(cells, line, faults) for line, cells in enumerate(lines, start=1)]
     owners: dict[int, int] = {}
     for rank, row in enumerate(rows):
         if not row:
@@ -66,14 +72,23 @@ def from_csv(text: str) -> Schedule:
         for stage in sorted({action.stage for action in row}):
             if owners.setdefault(stage, rank) != rank:
                 faults.append(f"line {rank + 1}: stage {stage} is on rank {owners[stage]} already")
-    missing = [str(stage) for stage in range(max(owners, default=0)) if stage not in owners]
-    if missing:
-        faults.append(f"there is no action of the stages {', '.join(missing)}, but of stage {max(owners)}")
+    if owners and len(owners) <= max(owners):
+        missing = listed(stage for stage in range(max(owners)) if stage not in owners)
+        faults.append(f"there is no action of the stages {missing}, but of stage {max(owners)}")
+    microbatches = {action.microbatch for row in rows for action in row}
+    if microbatches and len(microbatches) <= max(microbatches):
+        missing = listed(number for number in range(max(microbatches)) if number not in microbatches)
+        faults.append(f"there is no action of the microbatches {missing}, but of {max(microbatches)}")
     if not rows:
         faults.append("there is no line; write one a rank, for example 0F0,0B0")
     if faults:
-        raise FormatError("this is not a schedule as CSV: " + "; ".join(faults))
+        raise FormatError("this is not a schedule as CSV: " + _joined(faults))
     return Schedule("file", tuple(map(tuple, rows)), tuple(owners[stage] for stage in range(len(owners))))
+
+
+def _joined(faults: list[str]) -> str:
+    more = len(faults) - SHOWN
+    return "; ".join(faults[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _read(cells: list[str], line: int, faults: list[str]) -> list[Action]:
@@ -84,7 +99,7 @@ def _read(cells: list[str], line: int, faults: list[str]) -> list[Action]:
         where = f"line {line}, cell {number}"
         if cell.strip().endswith("OVERLAP_F_B"):
             faults.append(
-                f'{where}: "{cell}" overlaps a forward and a backward, which weft does not; '
+                f'{where}: "{shown_text(cell)}" overlaps a forward and a backward, which weft does not; '
                 "write them as two cells"
             )
             continue

@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass, replace
 
 from weft.errors import ConfigError, FormatError, UsageError
+from weft.foreign import shown_text
 from weft.units import parse_rate, parse_seconds
 
 EXAMPLE = "25GB/s,5us"
@@ -60,8 +61,9 @@ class Link:
         >>> Link.parse("12.5GB/s, 10us, shared").shared
         True
         """
+        text, given = shown_text(text), text
         found: dict[str, float] = {}
-        for part in (part.strip() for part in text.split(",")):
+        for part in (part.strip() for part in given.split(",")):
             field, value = _parse_part(part, text)
             if field in found:
                 raise FormatError(f'"{text}" is not a link: it has {_FIELDS[field]} twice')

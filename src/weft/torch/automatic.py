@@ -12,13 +12,13 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from weft import schedule
 from weft.config import Settings
-from weft.errors import ConfigError, PlacementError
+from weft.errors import ConfigError, FormatError, PlacementError
+from weft.foreign import read_text
 from weft.partition.auto import Found, Option, Placed, as_weft_runs, options, search
 from weft.partition.explain import explain
 from weft.partition.late import PARTS
@@ -86,12 +86,11 @@ def _from_file(
 ) -> tuple[Chosen, Choice]:
     """The schedule that the user wrote, and the placement on its stages."""
     try:
-        text = Path(settings.schedule_file).read_text(encoding="utf-8")
-    except OSError as error:
+        text = read_text(settings.schedule_file)
+    except FormatError as error:
         raise ConfigError(
-            f'schedule_file is "{settings.schedule_file}", which cannot be read ({error.strerror}): '
-            "write the path of a CSV file that the first rank can read"
-        ) from None
+            f"schedule_file: {error}: write the path of a CSV file that the first rank can read"
+        ) from error
     made = schedule.make("file", settings.partitions, settings.microbatches, text=text)
     check(made)
     placed = place(made.rank_of_stage)

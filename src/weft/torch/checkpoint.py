@@ -212,7 +212,7 @@ def resume_from_checkpoint(
             session, Path(old), wanted if wanted.states else replace(wanted, optimizer=None)
         )
     save = resuming.choose(session, Path(path), tag, verify)
-    return resuming.restore(session, save, wanted)
+    return resuming.restore(session, save, wanted, verify)
 
 
 def _only_model(session: state.Session, model: DistributedModel | None) -> DistributedModel | None:

@@ -4,7 +4,8 @@ Numbers, texts, lists, dicts and None are JSON. All else is an object with one m
 
     $tensor   path            $tuple   list        $dict   [[key, value], ...]    $float   "nan", "inf", "-inf"
     $numpy    [path, dtype]   $set     list        $bytes  base64                 $dtype, $device   text
-    $scalar   [path, dtype]   $namespace  object   $pickle base64, only where it was asked for
+    $scalar   [path, dtype]   $namespace  object   $int    hexadecimal text, from 64 bits on
+    $pickle   base64, only where it was asked for
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import CheckpointError, UsageError
+from weft.foreign import LARGEST, shown, shown_text, translated
 from weft.transport.torch_dist import to_bytes
 
 _PLAIN = (bool, int, str, type(None))
@@ -57,6 +59,10 @@ class Encoder:
     def _encode(self, value: Any, path: str, depth: int) -> Any:
         if depth > MAX_DEPTH:
             raise UsageError(f"{path}: more than {MAX_DEPTH} levels deep, or a part of itself")
+        if (
+            type(value) is int and value.bit_length() > 63
+        ):  # the text of a longer one may be refused by Python
+            return {"$int": hex(value)}
         if type(value) in _PLAIN:
             return value
         if type(value) is float:
@@ -129,33 +135,40 @@ class Decoder:
         self.allow_pickle = allow_pickle
 
     def decode(self, value: Any) -> Any:
-        """The value that :class:`Encoder` wrote."""
+        """The value that :class:`Encoder` wrote; :class:`CheckpointError` if it did not."""
+        return self._decode(value, 0)
+
+    def _decode(self, value: Any, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise CheckpointError(
+                f"a value of a checkpoint is more than {MAX_DEPTH} levels deep: do not use it"
+            )
         if isinstance(value, list):
-            return [self.decode(item) for item in value]
+            return [self._decode(item, depth + 1) for item in value]
         if not isinstance(value, dict):
             return value
         kind = next(iter(value), "")
         if len(value) != 1 or not kind.startswith("$"):
-            return {key: self.decode(item) for key, item in value.items()}
-        try:
-            return self._special(kind, value[kind])
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-            raise CheckpointError(f"{kind} of a checkpoint cannot be read: {error}") from error
+            return {key: self._decode(item, depth + 1) for key, item in value.items()}
+        with translated(f"{shown_text(kind)} of a checkpoint cannot be read", CheckpointError):
+            return self._special(kind, value[kind], depth + 1)
 
-    def _special(self, kind: str, content: Any) -> Any:
+    def _special(self, kind: str, content: Any, depth: int) -> Any:
         if kind == "$tensor":
             return self.read(content)
         if kind in ("$tuple", "$set"):
-            items = [self.decode(item) for item in content]
+            items = [self._decode(item, depth) for item in content]
             return tuple(items) if kind == "$tuple" else set(items)
         if kind == "$dict":
-            return {self.decode(key): self.decode(item) for key, item in content}
+            return {self._decode(key, depth): self._decode(item, depth) for key, item in content}
+        if kind == "$int":
+            return int(content, 16)
         if kind == "$float":
             return float(content)
         if kind == "$bytes":
             return base64.b64decode(content, validate=True)
         if kind == "$namespace":
-            return argparse.Namespace(**self.decode(content))
+            return argparse.Namespace(**self._decode(content, depth))
         if kind == "$dtype":
             return named_dtype(content)
         if kind == "$device":
@@ -164,9 +177,11 @@ class Decoder:
             import numpy
 
             path, dtype, shape = content
-            made = numpy.dtype(dtype)
+            made = numpy.dtype(dtype) if isinstance(dtype, str) else numpy.dtype(object)
             if made.kind not in "biufc":
-                raise ValueError(f"{dtype} is no dtype of numbers")
+                raise ValueError(f"{shown(dtype)} is no dtype of numbers")
+            if not all(type(dim) is int and 0 <= dim <= LARGEST for dim in shape):
+                raise ValueError("its shape cannot be")
             size = math.prod(shape) * made.itemsize
             array = numpy.frombuffer(to_bytes(self.read(path))[:size], made).reshape(shape).copy()
             return array if kind == "$numpy" else array[()]
@@ -177,7 +192,7 @@ class Decoder:
                     "allow_pickle=True if you trust whoever wrote it"
                 )
             return pickle.loads(base64.b64decode(content, validate=True))
-        raise CheckpointError(f"{kind} of a checkpoint is unknown to this version of weft")
+        raise CheckpointError(f"{shown_text(kind)} of a checkpoint is unknown to this version of weft")
 
 
 def named_dtype(name: str) -> torch.dtype:
@@ -186,7 +201,7 @@ def named_dtype(name: str) -> torch.dtype:
     >>> named_dtype("bfloat16")
     torch.bfloat16
     """
-    found = getattr(torch, name, None)
+    found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
-        raise CheckpointError(f"{name!r} is no dtype of this version of torch")
+        raise CheckpointError(f"{shown(name)} is no dtype of this version of torch")
     return found

@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.checkpoint.find import faults, in_order
 from weft.checkpoint.folder import flush_file, flush_folder, replace_flushed
 from weft.errors import CheckpointError, UsageError
+from weft.foreign import translated
 from weft.torch.resuming import model_names
 from weft.torch.shard_file import ShardReader, safetensors, staged
 
@@ -27,20 +28,21 @@ def read_model(path: str | Path, tag: str | None = None) -> dict[str, Tensor]:
         tag: Which one; None takes the newest that is whole.
     """
     bad: list[str] = []
-    for save in in_order(Path(path), tag):
-        if save.index is None:
-            bad.append(save.fault)
-            continue
-        wrong = faults(save.folder, save.index)
-        if wrong:
-            bad += wrong
-            continue
-        reader = ShardReader(save.folder, save.index)
-        aliases = save.index.content.get("model", {}).get("aliases", {})
-        names = model_names(save.index)
-        found = {name: reader.read(f"model/{name}") for name in names if name not in aliases}
-        reader.close()
-        return {name: found[aliases.get(name, name)] for name in names}
+    with translated(f"{path} cannot be read", CheckpointError):
+        for save in in_order(Path(path), tag):
+            if save.index is None:
+                bad.append(save.fault)
+                continue
+            wrong = faults(save.folder, save.index)
+            if wrong:
+                bad += wrong
+                continue
+            reader = ShardReader(save.folder, save.index)
+            aliases = save.index.content.get("model", {}).get("aliases", {})
+            names = model_names(save.index)
+            found = {name: reader.read(f"model/{name}") for name in names if name not in aliases}
+            reader.close()
+            return {name: found[aliases.get(name, name)] for name in names}
     which = "" if tag is None else f" with the tag {tag!r}"
     raise CheckpointError(
         f"{path} has no checkpoint{which} that is whole" + "".join(f"; {text}" for text in bad)

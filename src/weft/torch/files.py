@@ -17,7 +17,7 @@ import torch
 from weft.checkpoint.folder import explain, flush_file, flush_folder
 from weft.errors import CheckpointError, UsageError
 from weft.torch import ranks
-from weft.torch.sources import load_file
+from weft.torch.torch_file import load_file
 
 
 def save(

@@ -35,14 +35,17 @@ from weft.checkpoint.folder import (
     replace_flushed,
 )
 from weft.checkpoint.names import check_tag, read_text
-from weft.errors import CheckpointError, UsageError, WeftError
+from weft.document import Document
+from weft.errors import CheckpointError, FormatError, UsageError, WeftError
+from weft.foreign import LARGEST, parse_json, regular, translated
 from weft.torch import parts
 from weft.torch.content import Decoder, Encoder
 from weft.torch.model import DistributedModel
 from weft.torch.resuming import Wanted, agree, land_with, told_by_first
 from weft.torch.saving import Request, SaveReport, Saves, meet
-from weft.torch.sources import InMemory, Renamed, Source, load_file, open_source, read_torch_file
+from weft.torch.sources import InMemory, Renamed, Source, open_source
 from weft.torch.state import Session
+from weft.torch.torch_file import load_file, read_torch_file
 
 log = logging.getLogger("weft")
 _MANIFEST_LIMIT_BYTES = 1 << 20
@@ -66,8 +69,9 @@ def save(
     saves = Saves.of(session)
     saves.finish()
     meeting = saves.meeting(request.what, request.everybody)
-    meet(meeting, request.said("save_checkpoint(partial=False)"))
+    came = meet(meeting, request.said("save_checkpoint(partial=False)"))
     if session.rank not in meeting.required:
+        meeting.part(came)
         return None
     whole = model.state_dict(gather_to_rank0=True)
     if meeting.leads:
@@ -79,6 +83,7 @@ def save(
         meeting.end(ended)
     else:
         ended = meeting.ended()
+    meeting.part()
     if "error" in ended:
         raise CheckpointError(ended["error"])
     size = sum(value.numel() * value.element_size() for value in whole.values() if isinstance(value, Tensor))
@@ -150,10 +155,17 @@ def checksum(path: Path) -> list[int]:
 
 
 def _read_manifest(root: Path, tag: str) -> dict[str, Any]:
-    with suppress(CheckpointError, ValueError):
-        content = json.loads(read_text(root, manifest_name(tag), _MANIFEST_LIMIT_BYTES))
-        if isinstance(content, dict) and isinstance(content.get("files"), dict):
-            return content
+    with suppress(CheckpointError, FormatError):
+        content = Document(parse_json(read_text(root, manifest_name(tag), _MANIFEST_LIMIT_BYTES)))
+        content.only("number", "files")
+        files = content["files"]
+        known = {
+            name: [[part.whole() for part in sums] for sums in files[name]]
+            for name in (tag, f"user_content_{tag}")
+            if name in files
+        }
+        if 0 <= content["number"].whole() < LARGEST:
+            return {"number": content["number"].whole(), "files": known}
     return {}
 
 
@@ -162,8 +174,7 @@ def full_tags(root: Path) -> list[tuple[int, str]]:
     names = [path.name[len("manifest_") : -len(".json")] for path in root.glob("manifest_*.json")]
     found = []
     for name in names:
-        number = _read_manifest(root, name).get("number")
-        found.append((number if isinstance(number, int) else 0, name))
+        found.append((_read_manifest(root, name).get("number", 0), name))
     return sorted(found, reverse=True)
 
 
@@ -180,7 +191,14 @@ def faults(root: Path, tag: str) -> list[str]:
     for name in (tag, f"user_content_{tag}"):
         if not (root / name).exists():
             found.append(f"{root / name} is missing")
-        elif checksum(root / name) not in allowed.get(name, []):
+            continue
+        try:
+            with translated(f"{root / name} cannot be read", CheckpointError):
+                whole = checksum(regular(root / name)) in allowed.get(name, [])
+        except CheckpointError as error:
+            found.append(str(error))
+            continue
+        if not whole:
             found.append(f"{root / name} is truncated or altered: it does not fit its checksum")
     return found
 
@@ -191,11 +209,14 @@ def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, transl
     source: Source | None = None
     user, problem = None, ""
     try:
-        source = open_source(target, wanted.allow_pickle)
+        with translated(f"{target} cannot be read", CheckpointError):
+            source = open_source(target, wanted.allow_pickle)
+            if chosen is not None and (path / f"user_content_{chosen}").exists():
+                user = _user_content(path / f"user_content_{chosen}", wanted.allow_pickle)
+        if not source.checksums and session.rank == 0:
+            log.info("%s has no checksums: damage inside of its numbers would not be seen", target)
         if translate is not None:
             source = InMemory(translate({name: source.read(name) for name in source.shapes}))
-        if chosen is not None and (path / f"user_content_{chosen}").exists():
-            user = _user_content(path / f"user_content_{chosen}", wanted.allow_pickle)
     except CheckpointError as error:
         problem = str(error)
     problems = agree(session, [problem] if problem else [])
@@ -207,7 +228,7 @@ def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, transl
         wrong = agree(session, parts.check_model(wanted.model, whole.shapes, wanted.strict))
         if wrong:
             raise UsageError(f"{target} does not fit this script: {'; '.join(wrong)}")
-        land_with(wanted.model, lambda: parts.load_model(session, wanted.model, whole.shapes, whole.read))
+        land_with(wanted.model, lambda: parts.load_model(session, wanted.model, whole.shapes, whole))
     return user
 
 
@@ -244,5 +265,6 @@ def _user_content(path: Path, allow_pickle: bool) -> Any:
     content = load_file(path, allow_pickle)
     if isinstance(content, dict) and set(content) == {_WRAPPED, "tensors"}:
         tensors = content["tensors"]
-        return Decoder(lambda name: tensors[name], allow_pickle).decode(json.loads(content[_WRAPPED]))
+        with translated(f"{path} cannot be read", CheckpointError):
+            return Decoder(lambda name: tensors[name], allow_pickle).decode(parse_json(content[_WRAPPED]))
     return content

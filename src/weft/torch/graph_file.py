@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import UsageError
+from weft.foreign import shown_path, translated
 from weft.graph import Graph
 from weft.torch.choose import graph_of
 from weft.torch.delayed import has_delayed
@@ -104,10 +105,12 @@ def load_example(path: Path, name: str = "example") -> Example:
 
 
 def _imported(path: Path) -> Any:
-    if not path.is_file():
-        raise UsageError(
-            f"there is no file {path}: give a script and its function, for example train.py:example"
-        )
+    with translated(f'"{shown_path(path)}" is no script', UsageError):
+        if not path.is_file():
+            raise UsageError(
+                f"there is no file {shown_path(path)}: give a script and its function, for example "
+                "train.py:example"
+            )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} is not a script of Python: its name must end in .py")

@@ -9,9 +9,10 @@ from typing import Any
 from weft.checkpoint.find import is_ours, newest_tag
 from weft.checkpoint.names import folder_name
 from weft.errors import CheckpointError, UsageError
+from weft.foreign import shown, translated
 from weft.torch import parts
 from weft.torch.fp16_states import read_fp16_state
-from weft.torch.optimizer import MASTERS, SCALE
+from weft.torch.optimizer import MASTERS, SCALE, DistributedOptimizer
 from weft.torch.resuming import Wanted, agree, land_with
 from weft.torch.sources import OldPartial
 from weft.torch.state import Session
@@ -21,25 +22,29 @@ def folder_of(root: Path, tag: str | None) -> Path | None:
     """The folder of such files that a tag, or ``newest``, names; None if there is none."""
     tag = tag if tag is not None else newest_tag(root)
     folder = root / folder_name(tag) if tag is not None else root
+    if folder.is_symlink() and tag is not None:
+        return None  # a save is no link, see ``checkpoint.find``
     return folder if folder.is_dir() and any(folder.glob("model_*.pt")) and not is_ours(folder) else None
 
 
 def resume(session: Session, folder: Path, wanted: Wanted) -> Any:
     """Load the model, the optimizer and the user's content; any number of partitions."""
-    source, optimizer, user, problem = None, None, None, []
+    source, optimizer, user, problem, wrong = None, None, None, [], []
     try:
-        source = OldPartial(folder, wanted.allow_pickle, parts.state_names(wanted.model))
-        optimizer = _optimizer(source, wanted) if wanted.optimizer is not None else None
-        user = source.user_content()
+        with translated(f"{folder} holds what older scripts did not write", CheckpointError, "do not use it"):
+            source = OldPartial(folder, wanted.allow_pickle, parts.state_names(wanted.model))
+            optimizer = _optimizer(source, wanted) if wanted.optimizer is not None else None
+            user = source.user_content()
+            if optimizer is not None:
+                wrong = _check_groups(wanted.optimizer, optimizer)
     except CheckpointError as error:
         problem = [str(error)]
     problem = agree(session, problem)
     if problem:
         raise CheckpointError("; ".join(problem))
     assert source is not None
-    wrong = [] if wanted.model is None else parts.check_model(wanted.model, source.shapes, wanted.strict)
-    if optimizer is not None:
-        wrong += _check_groups(wanted.optimizer, optimizer)
+    if wanted.model is not None:
+        wrong += parts.check_model(wanted.model, source.shapes, wanted.strict)
     wrong = agree(session, wrong)
     if wrong:
         raise UsageError(f"{folder} does not fit this script: {'; '.join(wrong)}")
@@ -67,6 +72,10 @@ def _optimizer(source: OldPartial, wanted: Wanted) -> dict[str, Any] | None:
 def _check_groups(optimizer: Any, saved: Mapping[str, Any]) -> list[str]:
     mine = [len(group["params"]) for group in parts.inner(optimizer).param_groups]
     theirs = [len(group["params"]) for group in saved["param_groups"]]
+    count = sum(mine)
+    for number, entry in saved["state"].items():
+        if type(number) is not int or not 0 <= number < count or not isinstance(entry, Mapping):
+            raise ValueError(f"the optimizer's state has an entry {shown(number)}, of {count} parameters")
     return (
         []
         if mine == theirs
@@ -75,6 +84,11 @@ def _check_groups(optimizer: Any, saved: Mapping[str, Any]) -> list[str]:
 
 
 def _land(session: Session, wanted: Wanted, source: OldPartial, optimizer: Mapping[str, Any] | None) -> None:
-    parts.load_model(session, wanted.model, source.shapes, source.read)
+    if optimizer is not None:
+        taking = wanted.optimizer
+        mine = taking.mine() if isinstance(taking, DistributedOptimizer) else None
+        state = {n: entry for n, entry in optimizer["state"].items() if mine is None or mine[n]}
+        parts.try_state(taking, {**optimizer, "state": state})
+    parts.load_model(session, wanted.model, source.shapes, source)
     if optimizer is not None:
         wanted.optimizer.load_state_dict(optimizer)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import TransportError
+from weft.foreign import shown, translated
 from weft.transport.torch_dist import DTYPES, to_bytes
 
 MOST_DEPTH = 100
@@ -68,24 +69,9 @@ def pack(
 
 def unpack(text: str, blobs: Sequence[Tensor], device: torch.device, allow_pickle: bool = False) -> Any:
     """What :func:`pack` was given. Tensors that were on a GPU come to ``device``, the others to the CPU."""
-    try:
-        content = json.loads(text)
-        return _Unpacker(blobs, device, allow_pickle).read(content, 0)
-    except TransportError:
-        raise
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        RecursionError,
-        RuntimeError,
-    ) as error:
-        raise TransportError(
-            f"what arrived cannot be read as an object ({type(error).__name__}: {error}): do all ranks run the same "
-            "version of weft?"
-        ) from error
+    remedy = "do all ranks run the same version of weft?"
+    with translated("what arrived cannot be read as an object", TransportError, remedy):
+        return _Unpacker(blobs, device, allow_pickle).read(json.loads(text), 0)
 
 
 class _Packer:
@@ -260,7 +246,10 @@ class _Unpacker:
         if not isinstance(content, dict):
             return content
         if MARK in content:
-            return self._readers[content[MARK]](content, depth)
+            kind = content[MARK]
+            if not isinstance(kind, str) or kind not in self._readers:
+                raise ValueError(f"{shown(kind)} is no kind of value")
+            return self._readers[kind](content, depth)
         return {key: self.read(item, depth + 1) for key, item in content.items()}
 
     def _sequence(self, content: dict[str, Any], depth: int) -> Any:
@@ -272,7 +261,10 @@ class _Unpacker:
         return target
 
     def _blob(self, content: dict[str, Any]) -> Tensor:
-        return self._blobs[int(content["at"])]
+        at = content["at"]
+        if type(at) is not int or not 0 <= at < len(self._blobs):
+            raise ValueError(f"it has {len(self._blobs)} pieces, and no {shown(at)}")
+        return self._blobs[at]
 
     def _tensor(self, content: dict[str, Any], depth: int) -> Tensor:
         raw, dtype = self._blob(content), _DTYPES[content["dtype"]]

@@ -9,23 +9,33 @@ user/...                        tensors of the user's content
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from weft.errors import UsageError
+from weft.errors import CheckpointError, UsageError
+from weft.foreign import translated
 from weft.torch.content import Decoder, Encoder
 from weft.torch.model import DistributedModel
-from weft.torch.optimizer import DistributedOptimizer
+from weft.torch.optimizer import MASTERS, DistributedOptimizer
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, mix
 from weft.torch.sharded import like, whole
 from weft.torch.state import Session
 
 Reader = Callable[[str], Tensor]
+
+
+class Tensors(Protocol):
+    """Where the saved tensors are: each can be looked at before the first one is put into the model."""
+
+    def read(self, name: str) -> Tensor: ...
+    def check(self, name: str) -> None: ...
 
 
 @dataclass
@@ -196,25 +206,28 @@ def local_targets(session: Session, model: DistributedModel) -> Iterator[tuple[l
             yield [name, *(alias for alias, first in aliases.items() if first == name)], value
 
 
-def load_model(session: Session, model: DistributedModel, names: Mapping[str, Any], read: Reader) -> None:
-    """Fill this rank's tensors, one after the other."""
+def load_model(session: Session, model: DistributedModel, names: Mapping[str, Any], saved: Tensors) -> None:
+    """Fill this rank's tensors, one after the other, once all of them are known to be whole."""
+    found = [
+        (name, target)
+        for known, target in local_targets(session, model)
+        if (name := next((name for name in known if name in names), None)) is not None
+    ]
+    for name, _ in found:
+        saved.check(name)
     with torch.no_grad():
-        for found, target in local_targets(session, model):
-            name = next((name for name in found if name in names), None)
-            if name is not None:
-                target.copy_(like(read(name), target))
+        for name, target in found:
+            target.copy_(like(saved.read(name), target))
     if model.optimizer is not None:
         model.optimizer.forget_masters()
     torch.clear_autocast_cache()  # the tracing of a step inside of autocast has left casts of the former values
 
 
-def load_extra(
-    session: Session, model: DistributedModel, content: Mapping[str, Any], decoder: Decoder
-) -> None:
+def load_extra(session: Session, model: DistributedModel, extra: Mapping[str, Any]) -> None:
     """Give modules of this rank the extra state that they saved."""
-    for name, value in content.items():
+    for name, value in extra.items():
         if owner_of(model, name) == position(session):
-            model.module.get_submodule(name.rpartition(".")[0]).set_extra_state(decoder.decode(value))
+            model.module.get_submodule(name.rpartition(".")[0]).set_extra_state(value)
 
 
 def check_optimizer(model: DistributedModel, optimizer: Any, saved: Mapping[str, Any]) -> list[str]:
@@ -235,18 +248,17 @@ def check_optimizer(model: DistributedModel, optimizer: Any, saved: Mapping[str,
     ]
 
 
-def load_groups(optimizer: Any, saved: Mapping[str, Any], decoder: Decoder) -> None:
+def load_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> None:
     """The groups' settings, such as the learning rate; at once, as schedulers look at them before the first step."""
-    for group, content in zip(inner(optimizer).param_groups, saved["groups"], strict=True):
-        group.update(decoder.decode(content["values"]))
+    for group, content in zip(inner(optimizer).param_groups, groups, strict=True):
+        group.update(content)
 
 
-def load_optimizer(
-    session: Session, model: DistributedModel, optimizer: Any, keys: Mapping[str, Mapping[str, str]],
-    values: Mapping[str, Any], more: Any, read: Reader, decoder: Decoder,
-) -> None:  # fmt: skip
-    """The state of this rank's parameters. ``keys``: for each parameter the paths of its tensors, by their names.
-    ``more``: what else the optimizer saved."""
+def optimizer_state(
+    model: DistributedModel, optimizer: Any, keys: Mapping[str, Mapping[str, str]], values: Mapping[str, Any],
+    read: Reader,
+) -> dict[str, Any]:  # fmt: skip
+    """The state of this rank's parameters. ``keys``: for each parameter the paths of its tensors, by their names."""
     flat = [name for group in parameter_names(model, optimizer) for name in group]
     content = inner(optimizer).state_dict()
     content["state"] = {}
@@ -255,11 +267,34 @@ def load_optimizer(
         if mine[number] and model.is_local(name) and (name in keys or name in values):
             weight = model.module.get_parameter(name)
             entry = {key: like(read(path), weight) for key, path in keys.get(name, {}).items()}
-            content["state"][number] = {**entry, **decoder.decode(values.get(name, {}))}
-    if isinstance(optimizer, DistributedOptimizer):
-        optimizer.load_own_state(content, decoder.decode(more))
-    else:
-        optimizer.load_state_dict(content)
+            content["state"][number] = {**entry, **values.get(name, {})}
+    return content
+
+
+def try_state(optimizer: Any, content: Mapping[str, Any]) -> None:
+    """:class:`CheckpointError` if the optimizer does not take a state; it has its own again either way."""
+    taking, before = inner(optimizer), inner(optimizer).state_dict()
+    try:
+        with translated(_REFUSED, CheckpointError):
+            state = {
+                n: {k: v for k, v in entry.items() if k != MASTERS} for n, entry in content["state"].items()
+            }
+            state = {number: entry for number, entry in state.items() if entry}
+            taking.load_state_dict({"state": state, "param_groups": content["param_groups"]})
+    finally:
+        taking.load_state_dict(before)
+
+
+_REFUSED = "the optimizer does not take the state that was saved"
+
+
+def load_optimizer(optimizer: Any, content: dict[str, Any], more: Any) -> None:
+    """Take back what :func:`optimizer_state` gave. ``more``: what else the optimizer saved."""
+    with translated(_REFUSED, CheckpointError):
+        if isinstance(optimizer, DistributedOptimizer):
+            optimizer.load_own_state(content, more)
+        else:
+            optimizer.load_state_dict(content)
 
 
 def rank_content(session: Session, ranks: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
@@ -273,22 +308,38 @@ def rank_content(session: Session, ranks: Mapping[str, Any]) -> tuple[dict[str, 
     return by_place.get((here, 0), by_place.get((0, 0))), False
 
 
-def load_random(session: Session, content: Mapping[str, Any], exact: bool, decoder: Decoder) -> None:
-    """The random states; a copy of the pipeline that was not there before gets a stream of its own."""
-    states: list[Any] = [decoder.decode(state) for state in content["random"]]
+def random_states(session: Session, saved: Any, decoder: Decoder) -> list[Any]:
+    """The saved random states as this rank can take them; any error if it cannot."""
+    states: list[Any] = [decoder.decode(state) for state in saved]
     if states[0] is not None:
         present = session.streams.capture(TORCH)[0]  # another number of generators where the devices differ
         states[0] = [*states[0], *present[len(states[0]) :]][: len(present)]
     if states[2] is not None and "numpy.random" not in sys.modules:
         states[2] = None
+    session.streams.check(states)
+    return states
+
+
+def load_random(session: Session, states: list[Any], exact: bool) -> None:
+    """The random states; a copy of the pipeline that was not there before gets a stream of its own."""
     session.streams.restore(states)
     if not exact:
         session.streams.seed(mix(session.streams.draw(), session.position("rdp")))
 
 
-def load_also(also: Mapping[str, Any], content: Mapping[str, Any], decoder: Decoder) -> None:
+def load_also(also: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Give objects their states; if one refuses its own, all have again what they had."""
+    before: dict[str, Any] = {}
     for name, target in also.items():
-        target.load_state_dict(decoder.decode(content[name]))
+        before[name] = copy.deepcopy(target.state_dict())
+        try:
+            with translated(f"also[{name!r}] does not take the state that was saved", CheckpointError):
+                target.load_state_dict(states[name])
+        except CheckpointError:
+            for other, state in before.items():
+                with suppress(Exception):  # the one that refused may refuse this too
+                    also[other].load_state_dict(state)
+            raise
 
 
 def check_also(also: Mapping[str, Any], saved: Mapping[str, Any] | None) -> list[str]:

@@ -56,6 +56,11 @@ class SharedBuffer:
         )
 
 
+MOST_CALLS = 10_000
+"""So many signatures are known at most, or four times as many as a step has: each new shape of a batch has one for each
+call, which takes up to 2 KiB."""
+
+
 @dataclass
 class Pipeline:
     """What all microbatches of a pipeline share on this rank.
@@ -66,7 +71,7 @@ class Pipeline:
     rank that the code between units writes, by id; ``proof``: what notes the numbers of a step that is compared with
     one process (see ``verify``); ``logs``: of each microbatch of the present step the signatures of its
     calls, in order; ``calls``: their numbers; ``latest``: those of the last step by rank, as the ranks have told them,
-    and ``texts`` by number (see ``diverging``).
+    and ``texts`` by number (see ``diverging``); ``generation``: how often old ones were forgotten.
     """
 
     rank: int
@@ -85,8 +90,23 @@ class Pipeline:
     calls: dict[Any, int] = field(default_factory=dict)
     latest: dict[int, list[int]] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
+    generation: int = 0
     proof: Any = None
     note: Callable[..., None] = lambda *args: None
+
+    def forget_old_calls(self) -> None:
+        """At the end of a step: where too many signatures are known, keep those of this step only.
+
+        Every rank makes the same calls, so all forget the same ones at the same step. What is told from then on belongs
+        to the next generation: a rank that is ahead is never mistaken for one that repeats an older call.
+        """
+        if len(self.specs) <= MOST_CALLS:
+            return
+        used = {key for log in self.logs.values() for key in log}
+        if len(self.specs) > max(MOST_CALLS, 4 * len(used)):
+            self.specs = {key: spec for key, spec in self.specs.items() if key in used}
+            self.told &= used
+            self.generation += 1
 
     def next_serial(self) -> int:
         """A number for a new unit, the same on every rank, so that units of two models are never mistaken."""

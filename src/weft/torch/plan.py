@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from weft.foreign import shown
 from weft.report.text import PlacementRow, placement_table
 from weft.torch.delayed import has_delayed, materialise
 from weft.torch.pipeline import SharedBuffer
@@ -65,6 +66,15 @@ class Plan:
         content["attributes"] = tuple(map(tuple, content.get("attributes", ())))
         content["toggled"] = tuple(content.get("toggled", ()))
         return cls(**content)
+
+    def check(self, partitions: int) -> None:
+        """:class:`ValueError` if it is no plan for so many partitions; for one that comes from a file."""
+        places = [unit.partition for unit in self.units if unit.partition != FLOATING]
+        for at in (*places, *self.parameters.values(), *self.buffers.values()):
+            if type(at) is not int or not 0 <= at < partitions:
+                raise ValueError(f"a unit of its plan is on the partition {shown(at)} of {partitions}")
+        if not all(type(unit.name) is str and type(unit.writes) is int for unit in self.units):
+            raise ValueError("a unit of its plan has no name")
 
     @property
     def revisits(self) -> bool:

@@ -166,7 +166,7 @@ class Program:
         if spec is None:
             number = digest(name, key[1:])
             message = self.microbatch.receive(
-                owner, Key(TELL, 0, 0, number), f"the shapes that {name} returns"
+                owner, Key(TELL, self.pipeline.generation, 0, number), f"the shapes that {name} returns"
             )
             spec = self.pipeline.specs[key] = Spec.from_text(message.text or "")
         if spec.random:
@@ -236,7 +236,7 @@ class Program:
         """A signature that another rank told already, because it ran the same call before."""
         number = digest(name, key[1:])
         for peer in self.pipeline.others():
-            message = self.pipeline.channel.mailbox.take(peer, Key(TELL, 0, 0, number))
+            message = self.pipeline.channel.mailbox.take(peer, Key(TELL, self.pipeline.generation, 0, number))
             if message is not None:
                 self.pipeline.specs[key] = spec = Spec.from_text(message.text or "")
                 return spec
@@ -332,7 +332,7 @@ class Program:
         """
         if key not in self.pipeline.told:
             self.pipeline.told.add(key)
-            self._tell(Key(TELL, 0, 0, digest(name, key[1:])), spec)
+            self._tell(Key(TELL, self.pipeline.generation, 0, digest(name, key[1:])), spec)
 
     def _tell(self, key: Key, spec: Spec) -> None:
         text = spec.to_text()

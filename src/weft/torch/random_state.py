@@ -67,6 +67,17 @@ class Streams:
         if numpy_state is not None:
             sys.modules["numpy.random"].set_state(numpy_state)
 
+    def check(self, states: Any) -> None:
+        """Any error if :meth:`restore` could not take these states; no stream has changed then."""
+        torch_states, python_state, numpy_state = states
+        if torch_states is not None:
+            for generator, state in zip(self._generators, torch_states, strict=True):
+                torch.Generator(generator.device).set_state(state)
+        if python_state is not None:
+            random.Random().setstate(python_state)
+        if numpy_state is not None:
+            sys.modules["numpy.random"].RandomState().set_state(numpy_state)
+
     def seed(self, seed: int, which: int = TORCH | PYTHON) -> None:
         if which & TORCH:
             for generator in self._generators:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from weft.checkpoint.find import Found, faults, in_order, look, ownership, saves
 from weft.checkpoint.index import Index
-from weft.errors import CheckpointError, UsageError
+from weft.errors import CheckpointError, UsageError, WeftError
+from weft.foreign import translated
 from weft.torch import parts
 from weft.torch.collective import broadcast_text, gather_texts
 from weft.torch.content import Decoder
@@ -53,6 +56,7 @@ def come_together(session: Session, call: str, tag: str | None) -> None:
     try:
         meeting = Saves.of(session).meeting(f"{call}(tag={tag!r})", everybody=True)
         meet(meeting, {"call": call, "tag": tag or ""})
+        meeting.part()
     finally:
         session.monitor.note("", session.steps)
 
@@ -69,11 +73,11 @@ def told_by_first(session: Session, make: Callable[[], Any]) -> Any:
     said: dict[str, Any] = {}
     if session.rank == 0:
         try:
-            said = {"value": make()}
-        except CheckpointError as error:
+            remedy = f"let this user (id {os.geteuid()}) read there"
+            with translated("the checkpoints cannot be looked through", CheckpointError, remedy):
+                said = {"value": make()}
+        except WeftError as error:
             said = {"error": str(error)}
-        except OSError as error:
-            said = {"error": f"{error}: let this user (id {os.geteuid()}) read there"}
     with session.doing("resume_from_checkpoint()"):
         said = json.loads(broadcast_text(json.dumps(said), 0, session.group("world")))
     if "error" in said:
@@ -135,43 +139,128 @@ def _none(root: Path, tag: str | None, bad: list[str]) -> str:
     return f"{root} has no checkpoint" + (f" with the tag {tag!r}" if tag is not None else "")
 
 
-def restore(session: Session, save: Found, wanted: Wanted) -> Any:
+@dataclass(frozen=True)
+class _Decoded:
+    """All of a checkpoint but its tensors, read and checked: what is left to do is to put it in place.
+
+    ``means``: for each name in the checkpoint the model's; ``keys``: by parameter, the paths of its tensors in the
+    optimizer's state; ``exact``: whether the random states are those of this very place in the mesh.
+    """
+
+    user: Any
+    also: Mapping[str, Any]
+    random: list[Any] | None
+    exact: bool
+    means: Mapping[str, str]
+    aliases: Mapping[str, str]
+    extra: Mapping[str, Any]
+    optimizer: bool
+    groups: Sequence[Mapping[str, Any]]
+    values: Mapping[str, Mapping[str, Any]]
+    more: Any
+    keys: Mapping[str, Mapping[str, str]]
+    plan: Plan | None
+
+
+def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
     """Check that a save fits the script, take back what can be taken now, and the rest once the model is split.
 
-    The user's content.
+    Nothing is changed before everything but the tensors was read, and on every rank. ``level``: how the save was
+    verified. The user's content.
     """
     index = save.index
     assert index is not None
     if "model" not in index.content:
         wanted = replace(wanted, model=None, optimizer=None)
-    reader = ShardReader(save.folder, index)
-    decoder = Decoder(reader.read, wanted.allow_pickle)
-    content = index.content
-    ranks: Mapping[str, Any] = content["ranks"]
-    mine, exact = parts.rank_content(session, ranks)
-    saved = model_names(index)
-    means = fitting(saved, parts.state_names(wanted.model))
-    names = {means[name]: shape for name, shape in saved.items()}
-    if "optimizer" in content:
-        content = {**content, "optimizer": _renamed(content["optimizer"], means)}
-    wrong = [] if wanted.model is None else parts.check_model(wanted.model, names, wanted.strict)
-    if wanted.optimizer is not None and "optimizer" in content:
-        wrong += parts.check_optimizer(wanted.model, wanted.optimizer, content["optimizer"])
-    wrong += parts.check_also(wanted.also, None if mine is None else mine["also"])
+    reader = ShardReader(save.folder, index, verified=level == "full")
+    decoded, wrong, damage = None, [], []
+    try:
+        with translated(f"{save.folder} holds what weft did not write", CheckpointError, "do not use it"):
+            wrong = _misfits(session, index, wanted)
+            decoded = None if wrong else _decode(session, reader, wanted)
+    except CheckpointError as error:
+        damage = [str(error)]
+    damage = agree(session, damage)
+    if damage:
+        raise CheckpointError("; ".join(damage))
     wrong = agree(session, wrong)
     if wrong:
         raise UsageError(f"{save.folder} does not fit this script: {'; '.join(wrong)}")
-    user = decoder.decode(content.get("user"))
-    if mine is not None:
-        parts.load_also(wanted.also, mine["also"], decoder)
-    if wanted.optimizer is not None and wanted.states and "optimizer" in content:
-        parts.load_groups(wanted.optimizer, content["optimizer"], decoder)
+    assert decoded is not None
+    parts.load_also(wanted.also, decoded.also)
+    if wanted.optimizer is not None and wanted.states and decoded.optimizer:
+        parts.load_groups(wanted.optimizer, decoded.groups)
     if wanted.model is not None:
-        _fix_plan(session, wanted.model, content, saved.keys())
-        land_with(wanted.model, lambda: _land(session, reader, means, wanted, decoder))
-    if wanted.random_states and mine is not None:
-        parts.load_random(session, mine, exact, decoder)
-    return user
+        if decoded.plan is not None:
+            wanted.model.resumed_plan = decoded.plan
+        land_with(wanted.model, lambda: _land(session, reader, wanted, decoded))
+    if decoded.random is not None:
+        parts.load_random(session, decoded.random, decoded.exact)
+    return decoded.user
+
+
+def _misfits(session: Session, index: Index, wanted: Wanted) -> list[str]:
+    """Where a save does not fit the script."""
+    content, saved = index.content, model_names(index)
+    means = fitting(saved, parts.state_names(wanted.model))
+    wrong: list[str] = []
+    if wanted.model is not None:
+        names = {means[name]: shape for name, shape in saved.items()}
+        wrong += parts.check_model(wanted.model, names, wanted.strict)
+        if wanted.optimizer is not None and "optimizer" in content:
+            wrong += parts.check_optimizer(
+                wanted.model, wanted.optimizer, _renamed(content["optimizer"], means)
+            )
+    mine, _ = parts.rank_content(session, content["ranks"])
+    return wrong + parts.check_also(wanted.also, None if mine is None else mine["also"])
+
+
+def _decode(session: Session, reader: ShardReader, wanted: Wanted) -> _Decoded:
+    """Everything but the tensors; any error if it is not as weft writes it."""
+    content, saved = reader.index.content, model_names(reader.index)
+    decoder = Decoder(reader.read, wanted.allow_pickle)
+    means = fitting(saved, parts.state_names(wanted.model))
+    mine, exact = parts.rank_content(session, content["ranks"])
+    random = None if mine is None or not wanted.random_states else mine["random"]
+    has_optimizer = wanted.optimizer is not None and "optimizer" in content
+    optimizer = content["optimizer"] if has_optimizer else {"groups": []}
+    return _Decoded(
+        user=decoder.decode(content.get("user")),
+        also={} if mine is None else {name: decoder.decode(mine["also"][name]) for name in wanted.also},
+        random=None if random is None else parts.random_states(session, random, decoder),
+        exact=exact,
+        means=means,
+        aliases=_aliases(reader.index),
+        extra={} if wanted.model is None else _dict_of(decoder, content["extra"]),
+        optimizer=has_optimizer,
+        groups=[_dict_of(decoder, group["values"]) for group in optimizer["groups"]],
+        values={
+            means.get(name, name): _dict_of(decoder, value)
+            for name, value in (
+                content["optimizer_values"] if has_optimizer and wanted.states else {}
+            ).items()
+        },
+        more=decoder.decode(optimizer.get("more")),
+        keys=_optimizer_keys(reader.index, means, wanted.states),
+        plan=None if wanted.model is None else _same_plan(session, wanted.model, content, saved.keys()),
+    )
+
+
+def _dict_of(decoder: Decoder, saved: Any) -> dict[str, Any]:
+    value = decoder.decode(saved)
+    if not isinstance(value, dict):
+        raise ValueError(f"a {type(value).__name__} stands in the place of a dict")
+    return value
+
+
+def _optimizer_keys(index: Index, means: Mapping[str, str], states: bool) -> dict[str, dict[str, str]]:
+    keys: dict[str, dict[str, str]] = {}
+    for path in index.tensors:
+        if path.startswith("optimizer/"):
+            name, _, key = path.removeprefix("optimizer/").rpartition("/")
+            if states or key == MASTERS:
+                keys.setdefault(means.get(name, name), {})[key] = path
+    return keys
 
 
 def _renamed(saved: Mapping[str, Any], means: Mapping[str, str]) -> dict[str, Any]:
@@ -197,22 +286,29 @@ def model_names(index: Index) -> dict[str, tuple[int, ...]]:
         for path, entry in index.tensors.items()
         if path.startswith("model/")
     }
-    aliases = index.content.get("model", {}).get("aliases", {})
-    return names | {alias: names[first] for alias, first in aliases.items()}
+    return names | {alias: names[first] for alias, first in _aliases(index).items()}
 
 
-def _fix_plan(session: Session, model: Any, content: Mapping[str, Any], saved: Collection[str]) -> None:
-    """The split of the checkpoint is this job's too, where its settings ask for the same kind of split, and the model
-    has the tensors that were saved, neither more nor fewer."""
+def _aliases(index: Index) -> Mapping[str, str]:
+    """Further names of tied tensors, and the first one of each."""
+    found: Mapping[str, str] = index.content.get("model", {}).get("aliases", {})
+    return found
+
+
+def _same_plan(
+    session: Session, model: Any, content: Mapping[str, Any], saved: Collection[str]
+) -> Plan | None:
+    """The split of the checkpoint, if it is to be this job's too: its settings ask for the same kind of split, and the
+    model has the tensors that were saved, neither more nor fewer."""
     text = content.get("model", {}).get("plan")
     before = {name: value for name, value in content["settings"].items() if name not in APART}
     same = before == split_settings(session) and saved == parts.state_names(model)
     if text is None or model.partitioned or not same or not session.settings.auto_partition:
-        return
+        return None
     plan = Plan.from_json(text)
+    plan.check(session.settings.partitions)
     here = {name for name, _ in model.module.named_modules()}
-    if all(unit.name in here for unit in plan.units):
-        model.resumed_plan = plan
+    return plan if all(unit.name in here for unit in plan.units) else None
 
 
 def split_settings(session: Session) -> dict[str, Any]:
@@ -221,31 +317,35 @@ def split_settings(session: Session) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if name not in APART}
 
 
-def _land(
-    session: Session, reader: ShardReader, means: Mapping[str, str], wanted: Wanted, decoder: Decoder
-) -> None:
-    """``means``: for each name in the checkpoint the model's."""
-    content = reader.index.content
-    aliases = content.get("model", {}).get("aliases", {})
-    given = {name: saved for saved, name in means.items()}
-    parts.load_model(
-        session,
-        wanted.model,
-        given,
-        lambda name: reader.read(f"model/{aliases.get(given[name], given[name])}"),
-    )
-    parts.load_extra(session, wanted.model, content["extra"], decoder)
-    if wanted.optimizer is not None and "optimizer" in content:
-        keys: dict[str, dict[str, str]] = {}
-        for path in reader.index.tensors:
-            if path.startswith("optimizer/"):
-                name, _, key = path.removeprefix("optimizer/").rpartition("/")
-                if wanted.states or key == MASTERS:
-                    keys.setdefault(means.get(name, name), {})[key] = path
-        values = {means.get(name, name): value for name, value in content["optimizer_values"].items()}
-        parts.load_optimizer(
-            session, wanted.model, wanted.optimizer, keys, values if wanted.states else {},
-            content["optimizer"].get("more"), reader.read, decoder,
-        )  # fmt: skip
+class _Model:
+    """The tensors of a checkpoint by the names that the model has for them."""
+
+    def __init__(self, reader: ShardReader, decoded: _Decoded) -> None:
+        self._reader = reader
+        self._aliases = decoded.aliases
+        self.given = {name: saved for saved, name in decoded.means.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._reader.read(self._path(name))
+
+    def check(self, name: str) -> None:
+        self._reader.check(self._path(name))
+
+    def _path(self, name: str) -> str:
+        saved = self.given[name]
+        return f"model/{self._aliases.get(saved, saved)}"
+
+
+def _land(session: Session, reader: ShardReader, wanted: Wanted, decoded: _Decoded) -> None:
+    model, state = _Model(reader, decoded), None
+    if wanted.optimizer is not None and decoded.optimizer:  # read first: what is altered changes nothing then
+        state = parts.optimizer_state(
+            wanted.model, wanted.optimizer, decoded.keys, decoded.values, reader.read
+        )
+        parts.try_state(wanted.optimizer, state)
+    parts.load_model(session, wanted.model, model.given, model)
+    parts.load_extra(session, wanted.model, decoded.extra)
+    if state is not None:
+        parts.load_optimizer(wanted.optimizer, state, decoded.more)
     log.info("rank %d read %d bytes of %s", session.rank, reader.bytes_read, reader.folder)
     reader.close()

@@ -95,11 +95,7 @@ class Saves:
         return None if pending is None else pending.wait()
 
     def close(self) -> None:
-        """At the end of the job: an error can only be written down any more."""
-        try:
-            self.finish()
-        except Exception as error:
-            log.error("%s", error)
+        """At the end of the job."""
         for lock in self.locks.values():
             lock.close()
 
@@ -138,17 +134,19 @@ class Request:
         return {"call": call, "path": str(self.root.absolute()), "tag": self.tag}
 
 
-def meet(meeting: Meeting, said: Mapping[str, Any]) -> None:
-    """Every rank came with the same call; else :class:`UsageError` on all of them."""
+def meet(meeting: Meeting, said: Mapping[str, Any]) -> list[int]:
+    """The ranks that came, all with the same call; else :class:`UsageError` on all of them."""
     came = {rank: json.loads(text) for rank, text in meeting.arrive(json.dumps(said)).items()}
     if meeting.leads:
         faults = unlike(came)
-        begin = {"error": "; ".join(faults)} if faults else {}
-        meeting.begin(begin)
+        begin: dict[str, Any] = {"error": "; ".join(faults)} if faults else {}
+        meeting.begin({**begin, "ranks": meeting.came})
     else:
         begin = came[meeting.required[0]]
     if "error" in begin:
+        meeting.part()
         raise UsageError(begin["error"])
+    return list(begin["ranks"]) if not meeting.leads else meeting.came
 
 
 def unlike(came: Mapping[int, Mapping[str, Any]]) -> list[str]:
@@ -182,6 +180,7 @@ def run(session: Session, request: Request, make: Callable[[], Part]) -> SaveRep
     finally:
         session.monitor.note("", session.steps)
     if session.rank not in ranks:
+        meeting.part(ranks)
         log.info("%s: this rank came late, so its random states are not saved", request.what)
         return None
     blocked_s = time.monotonic() - began
@@ -224,8 +223,9 @@ def _begin(
     if not meeting.leads:
         begin = came[meeting.required[0]]
         if "error" in begin:
+            meeting.part()
             raise UsageError(begin["error"])
-        return None, begin["ranks"], Path(request.root) / begin["folder"]
+        return None, begin["ranks"], Path(request.root) / begin.get("folder", "")
     faults = [f"rank {rank}: {said['fault']}" for rank, said in came.items() if said.get("fault")]
     faults += unlike(came)
     writer = Writer(request.root, request.tag, request.keep, request.reached)
@@ -238,6 +238,7 @@ def _begin(
             faults = [f"{request.tag} was not saved: {explain(cause, request.root)}"]
     if faults:
         meeting.begin({"error": "; ".join(faults)})
+        meeting.part()
         raise error("; ".join(faults))
     meeting.begin({"folder": writer.name, "ranks": sorted(came)})
     return writer, sorted(came), writer.folder
@@ -264,7 +265,7 @@ def _write(
     else:
         ended = _conclude(meeting, request, writer, ranks)
         meeting.end(ended)
-        meeting.forget()
+    meeting.part()
     if "error" in ended:
         raise CheckpointError(ended["error"])
     return Path(ended["folder"])

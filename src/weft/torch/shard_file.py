@@ -13,8 +13,9 @@ from torch import Tensor
 from weft.checkpoint.folder import flush_file
 from weft.checkpoint.index import Entry, Index, Shard
 from weft.checkpoint.names import open_inside
-from weft.checkpoint.shard import describe, read_checked
+from weft.checkpoint.shard import check_range, describe, read_checked
 from weft.errors import CheckpointError, UsageError
+from weft.foreign import shown_text, translated
 from weft.torch.content import named_dtype
 
 # What the format has a name for; others are stored as their bytes, and the index says what they are.
@@ -100,28 +101,40 @@ def _umask() -> int:
 class ShardReader:
     """Reads tensors of one checkpoint, each by the range of bytes that holds it.
 
-    ``bytes_read`` counts what came from the disk.
+    ``bytes_read`` counts what came from the disk. ``verified``: all bytes have been compared with their checksums.
     """
 
-    def __init__(self, folder: Path, index: Index) -> None:
+    def __init__(self, folder: Path, index: Index, verified: bool = False) -> None:
         self.folder = folder
         self.index = index
+        self.verified = verified
         self.bytes_read = 0
         self._opened: dict[str, int] = {}
 
     def read(self, path: str) -> Tensor:
         """The tensor of a path, on the CPU; :class:`CheckpointError` if its bytes are not those that were saved."""
+        entry, descriptor = self._open(path)
+        dtype = named_dtype(entry.dtype)
+        with translated(f"{entry.shard}: {shown_text(path)} cannot be read", CheckpointError):
+            content = read_checked(descriptor, entry, path)
+            self.bytes_read += entry.size
+            if not content:
+                return torch.empty(entry.shape, dtype=dtype)
+            return torch.frombuffer(content, dtype=torch.uint8).view(dtype).reshape(entry.shape)
+
+    def check(self, path: str) -> None:
+        """:class:`CheckpointError` if the bytes of a path are not those that were saved."""
+        entry, descriptor = self._open(path)
+        if not self.verified and not check_range(descriptor, entry.start, entry.size, entry.crc32):
+            raise CheckpointError(f"{entry.shard} is altered: the bytes of {path} do not fit their checksum")
+
+    def _open(self, path: str) -> tuple[Entry, int]:
         entry = self.index.tensors.get(path)
         if entry is None:
-            raise CheckpointError(f"{self.folder} has no tensor {path}")
+            raise CheckpointError(f"{self.folder} has no tensor {shown_text(str(path))}")
         if entry.shard not in self._opened:
             self._opened[entry.shard] = open_inside(self.folder, entry.shard)
-        content = read_checked(self._opened[entry.shard], entry, path)
-        self.bytes_read += entry.size
-        dtype = named_dtype(entry.dtype)
-        if not content:
-            return torch.empty(entry.shape, dtype=dtype)
-        return torch.frombuffer(content, dtype=torch.uint8).view(dtype).reshape(entry.shape)
+        return entry, self._opened[entry.shard]
 
     def close(self) -> None:
         for descriptor in self._opened.values():

@@ -2,7 +2,7 @@
 
     TorchFile       what torch.save wrote (.pt); weights only
     Safetensors     one file, or several with an index, as Hugging Face writes them
-    Distributed     a folder of torch.distributed.checkpoint; its metadata through an unpickler that knows few names
+    Distributed     a folder of torch.distributed.checkpoint; see ``distributed_folder``
     OldPartial      a folder of model_<rank>.pt files, in each of the old namings; see ``old_partial``
 
 None of them runs code that a file brings along.
@@ -10,11 +10,6 @@ None of them runs code that a file brings along.
 
 from __future__ import annotations
 
-import importlib
-import io
-import json
-import pickle
-import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,42 +19,30 @@ from torch import Tensor
 
 from weft.checkpoint.names import is_safe, read_text
 from weft.errors import CheckpointError
-from weft.torch.content import named_dtype
+from weft.foreign import parse_json, regular, shown, shown_text, translated
+from weft.torch.distributed_folder import METADATA, DistributedFolder
 from weft.torch.optimizer import MASTERS, SCALE
 from weft.torch.shard_file import safetensors
 from weft.torch.state_names import fitting
+from weft.torch.torch_file import is_archive, load_file
 
 _INDEXES = ("model.safetensors.index.json",)
-_METADATA = ".metadata"
 _STATE_NAMES = ("model", "module", "state_dict")
 _INDEX_LIMIT_BYTES = 100 << 20
-_METADATA_LIMIT_BYTES = 1 << 30
-
-# All that a checkpoint's metadata is made of. Anything else is refused, and so nothing in it can run code.
-_METADATA_NAMES = {
-    "torch.distributed.checkpoint.metadata": {
-        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
-        "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.serialization": {"_get_layout"},
-    "torch": {"Size"},
-    "pathlib": {"PosixPath", "PurePosixPath", "Path"},
-}  # fmt: skip
 
 
 class Source:
-    """A whole model. ``shapes``: of its tensors, by name."""
+    """A whole model. ``shapes``: of its tensors, by name; ``checksums``: whether damage in their numbers shows."""
 
     shapes: Mapping[str, tuple[int, ...]]
+    checksums = True
 
     def read(self, name: str) -> Tensor:
         """The tensor of a name, on the CPU."""
         raise NotImplementedError
 
-    def rest(self) -> Mapping[str, Any]:
-        """What the source holds besides the tensors."""
-        return {}
+    def check(self, name: str) -> None:
+        """:class:`CheckpointError` if the tensor of a name cannot be read, or put into a model."""
 
 
 class InMemory(Source):
@@ -71,6 +54,14 @@ class InMemory(Source):
 
     def read(self, name: str) -> Tensor:
         return self.tensors[name]
+
+    def check(self, name: str) -> None:
+        tensor = self.tensors[name]
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise CheckpointError(
+                f"{shown_text(name)} is a tensor without numbers of its own ({tensor.layout}, {tensor.dtype}): "
+                "convert it before it is saved"
+            )
 
 
 class Renamed(Source):
@@ -85,6 +76,9 @@ class Renamed(Source):
     def read(self, name: str) -> Tensor:
         return self._source.read(self._names[name])
 
+    def check(self, name: str) -> None:
+        self._source.check(self._names[name])
+
 
 class TorchFile(InMemory):
     """A file of ``torch.save``: a state, or a dict with the state under "model", "module" or "state_dict"."""
@@ -92,46 +86,7 @@ class TorchFile(InMemory):
     def __init__(self, path: Path, allow_pickle: bool = False) -> None:
         content = load_file(path, allow_pickle)
         super().__init__(find_state(content, path))
-
-
-def read_torch_file(file: Any, **options: Any) -> Any:
-    """``torch.load``, without the warning of PyTorch 2.14 and later that it checks sparse tensors."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
-        return torch.load(file, **options)
-
-
-def load_file(path: Path, allow_pickle: bool = False, **options: Any) -> Any:
-    """What ``torch.save`` wrote; tensors stay in the file until they are used, where the file allows that."""
-    options.setdefault("map_location", "cpu")
-    try:
-        try:
-            return read_torch_file(path, weights_only=not allow_pickle, mmap=True, **options)
-        except RuntimeError as error:
-            if "mmap" not in str(error):
-                raise
-            return read_torch_file(path, weights_only=not allow_pickle, **options)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing") from error
-    except PermissionError as error:
-        raise CheckpointError(f"{path} cannot be read by this user: give it the right to read") from error
-    except pickle.UnpicklingError as error:
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(
-            f"{path} is damaged, or holds objects whose loading runs code: it was not loaded ({reason}). If you trust "
-            "whoever wrote it, pass allow_pickle=True"
-        ) from error
-    except (
-        RuntimeError,
-        EOFError,
-        ValueError,
-        KeyError,
-        OSError,
-        AttributeError,
-        IndexError,
-        TypeError,
-    ) as error:
-        raise CheckpointError(f"{path} is no whole file of torch.save: {error}") from error
+        self.checksums = is_archive(path)
 
 
 def find_state(content: Any, path: Path) -> dict[str, Any]:
@@ -150,100 +105,62 @@ def find_state(content: Any, path: Path) -> dict[str, Any]:
 class Safetensors(Source):
     """One safetensors file, or the files that an index names."""
 
+    checksums = False
+
     def __init__(self, path: Path) -> None:
         safetensors()
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
 
         self._files: dict[str, Any] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for name in self._names(path):
             file = path.parent / name
-            try:
-                opened = safe_open(file, "pt")
+            with translated(f"{file} is missing, damaged, or no safetensors file", CheckpointError):
+                opened = safe_open(regular(file), "pt")
                 self._files |= dict.fromkeys(opened.keys(), opened)
                 self.shapes |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}
-            except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-                raise CheckpointError(
-                    f"{file} is missing, damaged, or no safetensors file: {error}"
-                ) from error
 
     @staticmethod
     def _names(path: Path) -> list[str]:
         if path.suffix != ".json":
             return [path.name]
-        try:
-            places = json.loads(read_text(path.parent, path.name, _INDEX_LIMIT_BYTES))["weight_map"]
+        with translated(f"{path} is no index of safetensors files", CheckpointError):
+            places = parse_json(read_text(path.parent, path.name, _INDEX_LIMIT_BYTES))["weight_map"]
             names = sorted(set(places.values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{path} is no index of safetensors files") from error
         unsafe = [name for name in names if not is_safe(name)]
         if unsafe:
             raise CheckpointError(
-                f"{path} names {unsafe[0]!r}, which is no file in its folder: do not use it"
+                f"{path} names {shown(unsafe[0])}, which is no file in its folder: do not use it"
             )
         return names
 
     def read(self, name: str) -> Tensor:
-        value: Tensor = self._files[name].get_tensor(name)
+        with translated(f"{shown_text(name)} cannot be read from its safetensors file", CheckpointError):
+            value: Tensor = self._files[name].get_tensor(name)
         return value
-
-
-class MetadataUnpickler(pickle.Unpickler):
-    """Reads the metadata of ``torch.distributed.checkpoint``, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        module = module.removesuffix("._local")  # Python 3.13 calls pathlib so
-        if name in _METADATA_NAMES.get(module, ()):
-            return getattr(importlib.import_module(module), name)
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return named_dtype(name)
-        raise pickle.UnpicklingError(f"{module}.{name} does not belong there")
 
 
 class Distributed(Source):
     """A folder of ``torch.distributed.checkpoint``; only the bytes of the tensors that are asked for are read."""
 
     def __init__(self, folder: Path) -> None:
-        from torch.distributed.checkpoint import FileSystemReader
-        from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-
-        metadata = read_metadata(folder)
-        self.folder = folder
-        entries = metadata.state_dict_metadata
-        if not isinstance(metadata, Metadata) or not isinstance(entries, dict):
-            raise CheckpointError(f"{folder / _METADATA} is no metadata of torch.distributed.checkpoint")
-        files = [info.relative_path for info in (metadata.storage_data or {}).values()]
-        unsafe = [name for name in files if not is_safe(name)]
-        if unsafe:
-            raise CheckpointError(f"{folder / _METADATA} names {unsafe[0]!r}, which is no file in its folder")
-        if metadata.storage_meta is None:
-            metadata.storage_meta = StorageMeta()
-
-        class Reader(FileSystemReader):
-            def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-                return metadata
-
-        self._reader = Reader(folder)
-        found = {key: meta for key, meta in entries.items() if isinstance(meta, TensorStorageMetadata)}
-        names = {key: self._inside(self._path(metadata, key)) for key in found}
+        self._folder = DistributedFolder(folder)
+        names = {key: self._inside(self._path(key)) for key in self._folder.shapes}
         if not any(names.values()):
-            names = {key: key for key in found}
-        self._keys = {
-            name: (key, found[key]) for key, name in names.items() if name
-        }  # beside the model's lie the optimizer's tensors and the like
-        self.shapes = {name: tuple(meta.size) for name, (_, meta) in self._keys.items()}
+            names = {key: key for key in names}
+        # beside the model's lie the optimizer's tensors and the like
+        self._keys = {name: key for key, name in names.items() if name}
+        self.shapes = {name: self._folder.shapes[key] for name, key in self._keys.items()}
 
-    @staticmethod
-    def _path(metadata: Any, key: str) -> tuple[str, ...]:
+    def _path(self, key: str) -> tuple[str, ...]:
         """The keys of the nested dicts that a tensor was saved in, as far as the metadata tells."""
-        told = metadata.planner_data
-        path = told.get(key) if isinstance(told, dict) else None
-        if isinstance(path, tuple) and len(path) > 1:
-            return tuple(map(str, path))
+        path = self._folder.paths[key]
+        if len(path) > 1:
+            return path
         first, _, rest = key.partition(".")
         if path or first not in _STATE_NAMES:
             return (key,)
-        alone = all(other.startswith(f"{first}.") for other in metadata.state_dict_metadata)
+        alone = all(other.startswith(f"{first}.") for other in self._folder.keys)
         return (first, rest) if alone else (key,)
 
     @staticmethod
@@ -253,32 +170,10 @@ class Distributed(Source):
         return ".".join(path[depth + 1 :])
 
     def read(self, name: str) -> Tensor:
-        from torch.distributed.checkpoint import load
+        return self._folder.read(self._keys[name])
 
-        key, meta = self._keys[name]
-        target = {key: torch.empty(meta.size, dtype=meta.properties.dtype)}
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # that one process loads, as it was told to
-                load(target, storage_reader=self._reader, no_dist=True)
-        except Exception as error:  # whatever torch makes of a damaged file
-            raise CheckpointError(f"{self.folder}: {key} cannot be read: {error}") from error
-        return target[key]
-
-
-def read_metadata(folder: Path) -> Any:
-    """The metadata of a ``torch.distributed.checkpoint`` folder."""
-    path = folder / _METADATA
-    try:
-        if path.stat().st_size > _METADATA_LIMIT_BYTES:
-            raise CheckpointError(f"{path} has more than {_METADATA_LIMIT_BYTES} bytes")
-        return MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
-    except CheckpointError:
-        raise
-    except Exception as error:  # an unpickler fails in any way
-        raise CheckpointError(
-            f"{path} is damaged, or holds what does not belong into a checkpoint's metadata; nothing of it ran: {error}"
-        ) from error
+    def check(self, name: str) -> None:
+        self.read(name)
 
 
 class OldPartial(InMemory):
@@ -330,7 +225,7 @@ def open_source(path: Path, allow_pickle: bool = False) -> Source:
                 return Safetensors(path / name)
         if (path / "model.safetensors").exists():
             return Safetensors(path / "model.safetensors")
-        if (path / _METADATA).exists():
+        if (path / METADATA).exists():
             return Distributed(path)
         if (path / "pytorch_model.bin").exists():
             return TorchFile(path / "pytorch_model.bin", allow_pickle)

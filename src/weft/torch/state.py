@@ -347,14 +347,31 @@ def direct_groups(session: Session) -> dict[tuple[int, int], Any]:
 
 def shutdown() -> None:
     """Leave the job together with all other ranks; also done at the end of the script."""
+    if _session is not None:
+        _finish_saving(_session)
     atexit.unregister(_leave)
     _leave()
+
+
+def _finish_saving(session: Session) -> None:
+    """Wait for an asynchronous save; its error is raised."""
+    if session.saves is not None and session.saves.pending is not None:
+        with session.doing("the last save"):
+            try:
+                session.saves.finish()
+            except Exception as error:
+                session.monitor.locate(error)
+                raise
 
 
 def _leave() -> None:
     global _session
     if _session is None:
         return
+    try:
+        _finish_saving(_session)
+    except Exception as error:  # the script has ended, so nobody else can make the job fail
+        _session.monitor.end_with(error)
     leaving, _session = _session, None
     pipeline = None if leaving.pipeline is None else leaving.pipeline.channel
     channels = [channel for channel in (pipeline, leaving.replicas) if channel is not None]

@@ -174,6 +174,7 @@ class Step:
             results = returned.whole(results)
             if proof is not None:
                 proof.conclude(results)
+            session.pipeline.forget_old_calls()
         except BaseException as error:
             session.broken = f"{type(error).__name__}: {error}"
             session.monitor.locate(error)
@@ -188,7 +189,7 @@ class Step:
         own.end()
         for buffer in session.pipeline.buffers.values():
             buffer.end()
-        session.pipeline.channel.mailbox.discard(session.steps)
+        session.pipeline.channel.mailbox.discard(session.steps, session.pipeline.generation)
         session.monitor.note("", session.steps)
         finish_step(session)
         if session.watch is not None:

@@ -133,10 +133,15 @@ class Mailbox:
             self._changed.wait_for(lambda: self.arrivals > seen, timeout_s)
             return self.arrivals
 
-    def discard(self, before_step: int) -> int:
-        """Drop what earlier steps left untaken (outputs nobody read, say); how many."""
+    def discard(self, before_step: int, before_generation: int = 0) -> int:
+        """Drop what earlier steps left untaken (outputs nobody read, say), and signatures of earlier generations, which
+        have these in the place of the step; how many."""
         with self._changed:
-            stale = [at for at in self._messages if at[1].kind != TELL and at[1].step < before_step]
+            stale = [
+                at
+                for at in self._messages
+                if at[1].step < (before_generation if at[1].kind == TELL else before_step)
+            ]
             for at in stale:
                 del self._messages[at]
             return len(stale)

@@ -2,10 +2,13 @@
 
 gate FOLDER     two ranks, of which only the first saves, and then both go on
 kill FOLDER     two ranks; rank 1 is killed as it writes its second save
+last FOLDER     any number of ranks; the script ends while an asynchronous save goes on, which fails
+leave FOLDER    the same, but the script calls shutdown
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -22,7 +25,7 @@ from weft.torch import checkpoint
 def main() -> None:
     what, folder = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(1)
-    weft.init({"microbatches": 2, "partitions": 2})
+    weft.init({"microbatches": 2, "partitions": int(os.environ.get("WORLD_SIZE", "1"))})
     torch.manual_seed(0)
     model = weft.DistributedModel(nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 4)))
 
@@ -34,6 +37,12 @@ def main() -> None:
 
     step(model, torch.randn(4, 4))
     weft.save_checkpoint(folder, "good", model=model, user_content=1)
+    if what in ("last", "leave"):
+        checkpoint.reached = full_disk
+        weft.save_checkpoint(folder, "bad", model=model, asynchronous=True)
+        if what == "leave":
+            weft.shutdown()
+        return
     if what == "kill":
         if weft.rank() == 1:
             checkpoint.reached = killer("flush")
@@ -42,6 +51,12 @@ def main() -> None:
         print("fault at", time.monotonic(), flush=True)
         weft.save_checkpoint(folder, "bad", model=model)
     step(model, torch.randn(4, 4))
+
+
+def full_disk(now: str) -> None:
+    if now == "index":
+        time.sleep(0.5)
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def killer(phase: str):

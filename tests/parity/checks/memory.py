@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from weft.torch import offload
+from weft.torch import pipeline as pipelines
 from weft.torch.activation_checkpointing import set_activation_checkpointing
+from weft.torch.state import session
 
 from .harness import WIDTH, check, same_as_alone, seeded, start, vectors
 
@@ -199,3 +201,32 @@ def offloaded_activations_come_back() -> None:
         offload.save_on_cpu = real  # type: ignore[misc]
         start(offload_activations=False, verify="losses")
     assert moved.count("out") == moved.count("back") > 0, moved
+
+
+@check
+def calls_of_old_shapes_are_forgotten_and_nothing_else_changes() -> Any:
+    """Every step has a new shape; a job that forgets after each few gives the losses of one that forgets nothing."""
+
+    def losses() -> list[float]:
+        start(2)
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            *(nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Dropout(0.2)) for _ in range(6))
+        )
+        model = weft.DistributedModel(net)
+        return [float(train(model, torch.ones(2, 2 + step % 20, WIDE)).reduce_mean()) for step in range(45)]
+
+    expected, before = losses(), pipelines.MOST_CALLS
+    pipeline = session().pipeline
+    assert pipeline is not None
+    generation = pipeline.generation
+    try:
+        pipelines.MOST_CALLS = 60
+        found = losses()
+    finally:
+        pipelines.MOST_CALLS = before
+    assert found == expected
+    assert pipeline.generation >= generation + 4, (generation, pipeline.generation)
+    held = len(pipeline.specs), len(pipeline.told), len(pipeline.channel.mailbox._messages)
+    assert max(held) <= 120, held
+    return found

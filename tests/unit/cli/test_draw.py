@@ -101,7 +101,7 @@ def test_what_is_damaged_is_told(recording: Path, tmp_path: Path, capsys):
         (["{plan}", "--step", "1", "--out", "x.svg"], "step 1 is not in this timeline, which has no steps"),
         (["nowhere", "--out", "x.svg"], "there is no file or folder nowhere"),
         (["{folder}/bad.json", "--out", "x.svg"], "bad.json: this is not JSON, so it cannot be a timeline"),
-        (["{folder}/latin.json", "--out", "x.svg"], "latin.json cannot be read: 'utf-8' codec can't decode"),
+        (["{folder}/latin.json", "--out", "x.svg"], "latin.json\" cannot be read (it is not text in UTF-8"),
         (["{folder}/other.svg", "--out", "x.svg"], "other.svg is not a recording of weft: it begins with b'<svg>'"),
         (["{plan}", "--out", "{folder}/no/x.svg"], "x.svg cannot be written: No such file or directory"),
     ],

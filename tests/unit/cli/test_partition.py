@@ -120,7 +120,7 @@ def test_the_tree_and_what_is_not_the_optimum(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["nowhere.json", "--partitions", "2"], '"nowhere.json" cannot be read: No such file or directory'),
+        (["nowhere.json", "--partitions", "2"], '"nowhere.json" cannot be read (No such file or directory'),
         (
             [VGG16, "--partitions", "0"],
             "--partitions is 0: it must be at least 1, for example --partitions 4",
@@ -151,7 +151,7 @@ def test_the_tree_and_what_is_not_the_optimum(tmp_path, capsys):
             "memory_weight is 1.5, it must be a number from",
         ),
         ([VGG16], "the following arguments are required: --partitions; see weft partition --help"),
-        ([VGG16, "--partitions", "two"], "argument --partitions: invalid int value: 'two'"),
+        ([VGG16, "--partitions", "two"], "argument --partitions: 'two' is no whole number up to 1000000"),
         ([VGG16, "--partitions", "2", "--algorithm", "best"], "argument --algorithm: invalid choice: 'best'"),
         ([VGG16, "--partitions", "2", "--fast"], "unrecognized arguments: --fast"),
     ],
@@ -173,7 +173,7 @@ def test_mistakes_are_one_line(arguments, text, capsys):
         (b'{"weft": "graph"', "this is not JSON, so it cannot be a graph"),
         (b"", "line 1: there is no layer"),
         (b"node1 -- ReLU\n", 'line 1: "node1 -- ReLU" is not a layer'),
-        (b"\xff\xfe", "cannot be read: it is not text in UTF-8"),
+        (b"\xff\xfe", "cannot be read (it is not text in UTF-8"),
     ],
 )
 def test_bad_files_are_told_by_name(content, text, tmp_path, capsys):

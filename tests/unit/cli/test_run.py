@@ -108,6 +108,8 @@ def test_mpirun_must_be_there(jobs, script, monkeypatch, capsys):
             "--prefix is not for mpirun: use --mpi-options",
         ),
         (["-x", "NOT_SET_ANYWHERE", "run.py"], "there is no such variable, give it a value with -x NOT_SET"),
+        (["--"], "no script is given: weft run -n 2 train.py"),
+        (["x" * 5000], "is no script (File name too long)"),
         (["-n", "0", "x.py"], "-n is 0: it must be at least 1"),
         (["-n", "2"], "no script is given: weft run -n 2 train.py"),
         (["-n", "2", "nowhere.py"], 'there is no file "nowhere.py"'),

@@ -37,7 +37,7 @@ def test_tensors_are_a_chain_unless_they_are_given():
 def test_any_graph_is_read_back_exactly(data):
     names = data.draw(st.lists(st.text(), unique=True, max_size=5))
     number = st.floats(0, 1e200)
-    whole = st.integers(0, 2**80)
+    whole = st.integers(0, 2**63 - 1)
     group = st.none() | st.text(max_size=2)
     fields = (number, number, whole, whole, whole, whole, group)
     units = [Unit(name, *(data.draw(field) for field in fields)) for name in names]
@@ -66,7 +66,7 @@ def test_a_short_file_by_hand():
             {"to": ["embedding"]},
             r'to\[0\]: "embedding" does not come after "embedding", but units stand in prog',
         ),
-        ({"bytes": 10**201}, r"\$.tensors\[0\].bytes: 10+ is not a number up to 1e\+200"),
+        ({"bytes": 10**201}, r"\$.tensors\[0\].bytes: expected a whole number up to 922"),
         ({"bytes": -1}, r"\$.tensors\[0\].bytes: -1 is negative"),
         ({"to": "head"}, r'\$.tensors\[0\].to: expected an array, found string "head"'),
         ({"size": 1}, r'\$.tensors\[0\]: "size" is unknown here; known are from, to, bytes'),
@@ -82,7 +82,7 @@ def test_faults_of_tensors_name_their_path(change, text):
 def test_faults_of_the_whole_file():
     for text, fault in (
         ("{", "this is not JSON, so it cannot be a graph"),
-        ("[" * 100_000, "this is not JSON, so it cannot be a graph: maximum recursion depth"),
+        ("[" * 100_000, "this is not JSON, so it cannot be a graph .it is nested too deeply"),
         ("[]", r"\$: expected an object"),
         (
             '{"weft": "graph", "version": 2}',
@@ -114,8 +114,11 @@ def test_faults_of_the_whole_file():
             {"forward_ms": 1e201},
             r"units\[1\].forward_ms: 1e\+201 is not a number up to 1e\+200 \(unit blocks.0\)",
         ),
-        ({"parameter_bytes": 10**201}, r"units\[1\].parameter_bytes: 10+ is not a number up to 1e\+200"),
-        ({"forward_ms": 10**400}, r"units\[1\].forward_ms: expected a finite number, found number 1000"),
+        ({"parameter_bytes": 10**201}, r"units\[1\].parameter_bytes: expected a whole number up to 922"),
+        (
+            {"forward_ms": 10**400},
+            r"units\[1\].forward_ms: expected a finite number, found number .a number of more",
+        ),
         ({"forward": 1}, r'\$.units\[1\]: "forward" is unknown here; known are name, forward_ms'),
         ({"group": 3}, r"\$.units\[1\].group: expected a string"),
     ],

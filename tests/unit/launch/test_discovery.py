@@ -151,13 +151,13 @@ def test_a_launcher_inside_another_one_counts():
         ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_RANK set, but not OMPI_COMM_WORLD_SIZE and"),
         ({**TORCHRUN, "RANK": "x"}, 'RANK is "x": it must be a whole number'),
         ({**TORCHRUN, "RANK": "4"}, "RANK=4 does not fit WORLD_SIZE=4"),
-        ({**TORCHRUN, "LOCAL_RANK": "-1"}, "LOCAL_RANK=-1 does not fit LOCAL_WORLD_SIZE=2"),
+        ({**TORCHRUN, "LOCAL_RANK": "-1"}, 'LOCAL_RANK is "-1": it must be a whole number from 0'),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "5"}, "LOCAL_WORLD_SIZE=5 does not fit WORLD_SIZE=4"),
         ({**TORCHRUN, "MASTER_PORT": "http"}, 'MASTER_PORT is "http"'),
         ({**TORCHRUN, "WEFT_SHARED_FD": "x"}, 'WEFT_SHARED_FD is "x"'),
         ({**TORCHRUN, "WEFT_LEADER": "node0"}, 'WEFT_LEADER is "node0": write it as host:port'),
         ({**TORCHRUN, "WEFT_LEADER": "node0:99999"}, 'WEFT_LEADER is "node0:99999"'),
-        ({**SLURM, "SLURM_JOB_ID": "x"}, 'SLURM_JOB_ID is "x", SLURM_STEP_ID "2"'),
+        ({**SLURM, "SLURM_JOB_ID": "x"}, 'SLURM_JOB_ID is "x": it must be a whole number'),
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4;2"}, 'SLURM_STEP_TASKS_PER_NODE is "4;2"'),
         ({**SLURM, "SLURM_NODEID": "2"}, "SLURM_NODEID=2 does not fit SLURM_STEP_TASKS_PER_NODE=4,2"),
     ],
@@ -180,10 +180,10 @@ def test_faults_are_named(environ: dict[str, str], text: str):
     ],
 )
 def test_node_lists(text: str, hosts: list[str]):
-    assert expand_hosts(text) == hosts
+    assert list(expand_hosts(text)) == hosts
 
 
 @pytest.mark.parametrize("text", ["gpu[1-", "gpu]1[", "a,,b", "gpu[-3]", "gpu[1-2-3]"])
 def test_broken_node_lists(text: str):
     with pytest.raises(LaunchError, match="cannot be read"):
-        expand_hosts(text)
+        list(expand_hosts(text))

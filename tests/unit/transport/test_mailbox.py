@@ -68,6 +68,14 @@ def test_discard_drops_what_earlier_steps_left_but_no_signature():
     assert mailbox.discard(before_step=5) == 0
 
 
+def test_discard_drops_signatures_of_earlier_generations():
+    mailbox = Mailbox()
+    for generation in range(3):
+        mailbox.put(1, Message(Key(TELL, generation, 0, 1)))
+    assert mailbox.discard(before_step=9, before_generation=2) == 2
+    assert mailbox.has(1, Key(TELL, 2, 0, 1))
+
+
 def test_a_failure_ends_present_waits_and_the_first_cause_counts():
     mailbox = Mailbox()
     seen = []

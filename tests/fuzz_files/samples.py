@@ -1,0 +1,187 @@
+"""Valid things of every kind that weft reads, each in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import weft.torch as weft
+from weft.graph.transformer import transformer
+from weft.profiler.format import RECORD
+from weft.profiler.recorder import Recorder
+from weft.timeline import Span, Timeline
+from weft.torch.packing import pack
+
+
+@dataclass
+class Trained:
+    """A model, its optimizer and what of them was saved."""
+
+    model: Any
+    optimizer: Any
+    saved: dict[str, Tensor]
+    user: Any
+
+    def now(self) -> dict[str, Tensor]:
+        """Everything that a resumed job has back."""
+        states = self.optimizer.state_dict()["state"]
+        found = {f"model/{name}": value.clone() for name, value in self.model.state_dict().items()}
+        for number, entry in states.items():
+            found |= {
+                f"optimizer/{number}/{key}": torch.as_tensor(value).clone() for key, value in entry.items()
+            }
+        return found
+
+
+MESSAGE = {
+    "a": (1, 2.5, None),
+    3: [torch.ones(2, 3), b"xyz"],
+    "z": {1, 2},
+    "big": 2**80,
+    "dtype": torch.float16,
+}
+"""An object that ranks send each other."""
+USER = {"number": 3, "names": ["a", "b"], "tuple": (1, 2.5), "big": 2**70, "t": None}
+
+
+def train(model: Any, optimizer: Any) -> None:
+    @weft.step
+    def step(model, x):
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    optimizer.zero_grad()
+    step(model, torch.randn(8, 4))
+    optimizer.step()
+
+
+def trained() -> Trained:
+    """One step of training; all shapes are different, so that tensors cannot stand in for each other."""
+    weft.init({})
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 7, bias=False))
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+    train(model, optimizer)
+    made = Trained(model, optimizer, {}, USER)
+    made.saved = made.now()
+    return made
+
+
+def write(root: Path, made: Trained) -> None:
+    """All samples; the model takes another step afterwards."""
+    state = {name: value.clone() for name, value in made.model.module.state_dict().items()}
+    weft.save_checkpoint(root / "own", "a", model=made.model, optimizer=made.optimizer, user_content=USER)
+    weft.save_checkpoint(root / "full", "a", partial=False, model=made.model, user_content=USER)
+    older = root / "older" / "a_partial"
+    older.mkdir(parents=True)
+    torch.save(made.model.local_state_dict(), older / "model_0_0.pt")
+    torch.save(made.optimizer.local_state_dict(), older / "optimizer_0_0.pt")
+    torch.save({"a": 1}, older / "user_content.pt")
+    for format, name in (("torch", "model.pt"), ("safetensors", "model.safetensors")):
+        weft.export_checkpoint(root / "own", root / format / name, format)
+    legacy = root / "legacy" / "model.pt"
+    legacy.parent.mkdir()
+    torch.save(state, legacy, _use_new_zipfile_serialization=False)
+    weft.export_checkpoint(root / "own", root / "distributed" / "model", "distributed")
+    with zipfile.ZipFile(root / "torch" / "model.pt") as archive:
+        archive.extractall(root / "archive")
+    _huggingface(root / "huggingface", state)
+    _recording(root / "recording" / "recording")
+    _texts(root)
+    train(made.model, made.optimizer)
+
+
+def _huggingface(root: Path, state: dict[str, Tensor]) -> None:
+    import safetensors.torch
+
+    root.mkdir()
+    places = {}
+    for number, name in enumerate(state):
+        file = f"model-{number % 2}.safetensors"
+        places[name] = file
+    for file in sorted(set(places.values())):
+        held = {name: state[name].contiguous() for name in places if places[name] == file}
+        safetensors.torch.save_file(held, root / file, {"format": "pt"})
+    (root / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def _recording(root: Path) -> None:
+    for rank in range(2):
+        recorder = Recorder.open(root, rank, 2)
+        for step in range(3):
+            for microbatch in range(4):
+                start = step + microbatch / 10
+                recorder.add("F", step, microbatch, start, start + 0.05, rank)
+            recorder.add("step", step, -1, step, step + 0.5)
+        recorder.close()
+    assert (root / "rank0.spans").stat().st_size > 10 * RECORD.size
+
+
+COSTS = "forward_compute_time=1.5, backward_compute_time=2.5, activation_size=64.0, parameter_size=80.0"
+
+
+def _texts(root: Path) -> None:
+    graph = transformer(3, 64, 2, 256, 1000, 32).to_json()
+    profile = "".join(f"node{n} -- Linear(4, 4) -- {COSTS}\n" for n in range(1, 5))
+    profile += "".join(f"\tnode{n} -- node{n + 1}\n" for n in range(1, 4))
+    spans = [Span(rank, "F", i, float(i), i + 1.0, rank, "x", 1) for rank in range(2) for i in range(3)]
+    csv = "0F0,0F1,,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+    settings = {
+        "partitions": 2,
+        "microbatches": 4,
+        "pipeline": "interleaved",
+        "memory_limit": 1.5,
+        "ddp": True,
+    }
+    slurm = {
+        "SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "3", "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+        "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "77", "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "gpu[01-02],x[3,5-7]",
+    }  # fmt: skip
+    torchrun = {
+        "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500", "WEFT_LEADER": "10.0.0.1:29400",
+    }  # fmt: skip
+    options = {
+        "WEFT_CONFIG": json.dumps(settings), "WEFT_SET": '{"optimize": "speed"}',
+        "SM_HP_MP_PARAMETERS": '{"partitions": 2, "placement_strategy": "cluster"}',
+        "SM_FRAMEWORK_PARAMS": '{"sagemaker_mpi_enabled": true}',
+    }  # fmt: skip
+    files = {
+        "graph/graph.json": graph, "profile/profile.txt": profile, "timeline/timeline.json": Timeline(spans).to_json(),
+        "schedule/schedule.csv": csv, "settings/settings.json": json.dumps(settings),
+        "slurm/environment": _lines(slurm), "torchrun/environment": _lines(torchrun),
+        "options/environment": _lines(options), "message/message.json": pack(MESSAGE).text,
+    }  # fmt: skip
+    for number, line in enumerate(COMMANDS):
+        files[f"command{number}/arguments"] = "\n".join(line)
+    for name, text in files.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(text)
+    for number in range(len(COMMANDS)):
+        (root / f"command{number}" / "graph.json").write_text(graph)
+        (root / f"command{number}" / "two.csv").write_text(csv)
+
+
+def _lines(values: dict[str, str]) -> str:
+    return "\n".join(f"{name}={value}" for name, value in values.items())
+
+
+COMMANDS = tuple(
+    line.split()
+    for line in (
+        "partition graph.json --partitions 2 --memory 24GiB,16GiB --speeds 2,1 --link 25GB/s,5us --microbatches 4",
+        "simulate graph.json --partitions 2 --microbatches 4 --schedule looped --chunks 2 --memory 24GiB --out x.json",
+        "simulate graph.json --partitions 2 --microbatches 2 --schedule file --csv two.csv --html x.html",
+        "simulate graph.json --partitions 4 --link 300GB/s,2us --inter-link 25GB/s,shared --ranks-per-host 2 --json",
+        "run -n 2 --set microbatches=8 --timeout-wait 30 -x NAME=VALUE --config {} nowhere.py --lr 0.1",
+    )
+)
+"""Each runs in a folder with a graph and a schedule."""
