@@ -16,6 +16,7 @@ from weft.compat import launch_environ
 from weft.errors import LaunchError
 from weft.launch import mpirun
 from weft.launch.local import RANK_DEFAULTS, Job, run
+from weft.runtime.monitor import Limits
 
 _EXAMPLES = """\
 examples:
@@ -102,7 +103,8 @@ def main(options: argparse.Namespace) -> int:
         return _by_mpirun(options, environ, list(added))
     if options.mpi_options is not None:
         raise LaunchError("--mpi-options is for mpirun: add --engine mpirun, or leave it out")
-    return run(Job(_command(options), options.ranks, environ, options.prefix or "others"))
+    limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
+    return run(Job(_command(options), options.ranks, environ, options.prefix or "others", limits))
 
 
 def _compatible(options: argparse.Namespace, environ: Mapping[str, str], partitions: int) -> dict[str, str]:
