@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from weft import config
 from weft.compat import launch_environ
 from weft.errors import LaunchError
 from weft.launch import mpirun
+from weft.launch.discovery import TOKEN
 from weft.launch.local import RANK_DEFAULTS, Job, run
 from weft.runtime.monitor import Limits
 
@@ -120,7 +122,7 @@ def _by_mpirun(options: argparse.Namespace, environ: Mapping[str, str], added: l
     """This process becomes mpirun, so that signals and exit codes are its own."""
     if options.prefix is not None:
         raise LaunchError('--prefix is not for mpirun: use --mpi-options="--tag-output"')
-    environ = {**RANK_DEFAULTS, **environ}
+    environ = {**RANK_DEFAULTS, TOKEN: secrets.token_hex(16), **environ}
     exported = [*(text.partition("=")[0] for text in options.variables), *added]
     command = mpirun.command(_command(options), options.ranks, environ, exported, options.mpi_options or "")
     path = shutil.which("mpirun", path=environ.get("PATH"))

@@ -256,7 +256,7 @@ class _Launcher:
             "its start, before weft.init" if sign.state is State.ABSENT else "its end, after weft.shutdown"
         )
         return Sign(
-            State.RUNNING, pid, self._moves[rank], sign.heartbeat or limits.heartbeat, sign.stall or limits.stall,
+            State.RUNNING, pid, self._moves[rank], sign.heartbeat or limits.heartbeat, limits.start,
             phase=phase, host=self._host,
         )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
     frozen    no beat for `heartbeat` seconds: stopped, or its interpreter is locked
     left      a rank came to its end while another one still waits for it
-    stalled   somebody waits, and no rank turned to anything new for `stall` seconds
+    stalled   somebody waits, or all have come to their end, and no rank turned to anything new for `stall` seconds
 
 Time in which the judge itself did not run (the machine slept, its output was blocked) counts for nobody.
 """
@@ -10,7 +10,7 @@ Time in which the judge itself did not run (the machine slept, its output was bl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.runtime.heartbeat import Sign, State
 
@@ -102,6 +102,11 @@ class Judge:
 
     def _stalled(self, signs: Mapping[int, Sign]) -> Verdict | None:
         rest = {rank: sign for rank, sign in signs.items() if sign.state is State.RUNNING}
+        if not rest:  # they wait for each other's last words
+            rest = {
+                rank: replace(sign, state=State.RUNNING, phase="barrier", module="the job's end")
+                for rank, sign in signs.items()
+            }
         if not self._sees_all or not any(sign.waiting for sign in rest.values()):
             return None
         if not all(0 < sign.stall < self._idle(rank) for rank, sign in rest.items()):

@@ -51,6 +51,11 @@ class Limits:
     stall: float = 600.0
 
     @property
+    def start(self) -> float:
+        """Seconds after which a job counts as stalled whose ranks have not all come: they may import much first."""
+        return max(self.stall, 300.0)
+
+    @property
     def interval(self) -> float:
         """Seconds between two beats."""
         return min(0.5, self.heartbeat / 6)
@@ -87,11 +92,15 @@ class Monitor:
         else:
             board = Launched(Page.private(1), 0, reports_itself=True)
         monitor = cls(place, limits, board)
-        monitor._store = store  # on rank 0 the store ends with its last reference
+        monitor.hold(store)
         board.slot.open(limits.heartbeat, limits.stall)
         if place.shared_fd is not None or place.world_size > 1:
             monitor._attach()
         return monitor
+
+    def hold(self, store: Any) -> None:
+        """Keeps the store: on rank 0 it ends with its last reference."""
+        self._store = store
 
     def _attach(self) -> None:
         if self._place.launched:
