@@ -18,6 +18,7 @@ from weft.errors import LaunchError
 from weft.launch import mpirun
 from weft.launch.discovery import TOKEN
 from weft.launch.local import RANK_DEFAULTS, Job, run
+from weft.launch.rank import FILE, MODULE
 from weft.runtime.monitor import Limits
 
 _EXAMPLES = """\
@@ -106,7 +107,10 @@ def main(options: argparse.Namespace) -> int:
     if options.mpi_options is not None:
         raise LaunchError("--mpi-options is for mpirun: add --engine mpirun, or leave it out")
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
-    return run(Job(_command(options), options.ranks, environ, options.prefix or "others", limits))
+    program, *arguments = _command(options)
+    if options.module:
+        arguments[0] = MODULE
+    return run(Job([program, FILE, *arguments], options.ranks, environ, options.prefix or "others", limits))
 
 
 def _compatible(options: argparse.Namespace, environ: Mapping[str, str], partitions: int) -> dict[str, str]:

@@ -23,6 +23,7 @@ from weft.launch.culprit import Blame, End, blame, is_failure, judged, only_vict
 from weft.launch.discovery import SHARED_FD
 from weft.launch.guard import MARK, Guard
 from weft.launch.output import Lines, Sink, Streams
+from weft.runtime import early
 from weft.runtime.board import read_reports
 from weft.runtime.heartbeat import Page, Sign, State
 from weft.runtime.judge import Judge, Verdict
@@ -252,9 +253,7 @@ class _Launcher:
         pid = self._processes[rank].pid
         self._moves[rank] += not is_stopped(pid)
         limits = self._job.limits
-        phase = (
-            "its start, before weft.init" if sign.state is State.ABSENT else "its end, after weft.shutdown"
-        )
+        phase = early.BEFORE if sign.state is State.ABSENT else early.AFTER
         return Sign(
             State.RUNNING, pid, self._moves[rank], sign.heartbeat or limits.heartbeat, limits.start,
             phase=phase, host=self._host,

@@ -10,11 +10,15 @@ import json
 import os
 import re
 import socket
+import sysconfig
 import time
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import TracebackType
 
+import weft
 from weft.errors import PeerError
 from weft.runtime.heartbeat import Sign
 
@@ -23,6 +27,9 @@ _LOST = re.compile(
     r"|Socket closed|[Rr]emote process|recvValue failed|sendBytes failed|Timed out waiting",
 )
 _TRACEBACK_BYTES = 20_000
+_SHORT = 4
+"""The own line in a traceback of so many frames is found at once."""
+_LIBRARIES = (str(Path(weft.__file__).parent), sysconfig.get_paths()["stdlib"])
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class Failure:
         text: The exception's message.
         where: The step, microbatch, phase and module, in words.
         time: Seconds on the monotonic clock of its host.
+        line: Where the script's own code was at that time; empty if the traceback shows that at once.
         victim: It only failed because another rank went away.
         peer: The rank that went away, if the victim knows.
     """
@@ -48,6 +56,7 @@ class Failure:
     time: float = 0.0
     victim: bool = False
     peer: int | None = None
+    line: str = ""
 
     @classmethod
     def of(cls, error: BaseException, rank: int, sign: Sign) -> Failure:
@@ -65,6 +74,7 @@ class Failure:
             traceback=clean(full, keep="\n\t"),
             where=sign.where(),
             time=time.monotonic(),
+            line=clean(own_line(error.__traceback__)),
             victim=lost is not None,
             peer=lost.rank if isinstance(lost, PeerError) else sign.peer if lost is not None else None,
         )
@@ -79,6 +89,10 @@ class Failure:
         text = f": {self.text.splitlines()[0]}" if self.text else ""
         return f"rank {self.rank} on {self.host} (pid {self.pid}) failed{where}: {self.kind}{text}"
 
+    def details(self) -> str:
+        """The script's own line, if it is hard to find, and the traceback."""
+        return "\n".join(part for part in (self.line, self.traceback.rstrip()) if part)
+
     def to_json(self, limit: int = 1 << 20) -> str:
         """JSON of at most `limit` bytes; the start of the traceback goes first."""
         values = asdict(self)
@@ -91,6 +105,16 @@ class Failure:
         values = json.loads(text)
         failure = cls(**{field.name: values[field.name] for field in fields(cls)})
         return failure
+
+
+def own_line(trace: TracebackType | None) -> str:
+    """The innermost line of a long traceback that is neither weft's nor a library's; empty if there is none."""
+    frames = traceback.extract_tb(trace)
+    for frame in reversed(frames if len(frames) > _SHORT else ()):
+        if not frame.filename.startswith(("<", *_LIBRARIES)) and "site-packages" not in frame.filename:
+            line = f": {frame.line}" if frame.line else ""
+            return f"at {frame.filename}, line {frame.lineno}, in {frame.name}{line}"
+    return ""
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

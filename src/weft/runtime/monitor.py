@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from weft.runtime.board import Board, Launched, Stored
+from weft.runtime.early import report as report_early
 from weft.runtime.failure import Failure, chain, root_cause
 from weft.runtime.heartbeat import Page, Sign, State
 from weft.runtime.judge import Verdict
@@ -185,7 +186,7 @@ class Monitor:
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if os.getpid() != self._process or hasattr(sys, "ps1"):
+        if os.getpid() != self._process or hasattr(sys, "ps1") or self._stop.is_set():
             self._previous_hook(kind, error, trace)
             return
         if issubclass(kind, KeyboardInterrupt):
@@ -194,7 +195,7 @@ class Monitor:
             time.sleep(_LAST_SECONDS)  # what broke here is a consequence; the judging thread ends the process
             exit_now(1)
         failure = self.fail(error)
-        if self._previous_hook is not sys.__excepthook__:
+        if self._previous_hook not in (sys.__excepthook__, report_early):
             self._previous_hook(kind, error, trace)
         elif self._board.reports_itself:
             _say(self._own_report(failure))
@@ -202,7 +203,7 @@ class Monitor:
 
     def _own_report(self, failure: Failure) -> str:
         if not failure.victim:
-            return f"weft: {failure.headline()}\n{failure.traceback.rstrip()}"
+            return f"weft: {failure.headline()}\n{failure.details()}"
         text = f"weft: rank {failure.rank} ends as it lost its connection to another rank"
         for _ in range(10):  # the cause takes a moment to be seen
             cause = self.first_failure()
