@@ -9,7 +9,7 @@ ARGS ?=
 # weft starts processes by the command `python`; let it be the one of .venv.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-versions fuzz check bench
+.PHONY: help demo test test-versions fuzz faults check bench
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -26,6 +26,9 @@ test-versions: $(READY)  ## the tests on PyTorch 2.11 to the newest, with Python
 
 fuzz: $(READY)  ## run random programs split and in one process until stopped; ARGS=1000 for so many
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+faults: $(READY)  ## strike small jobs with signals at random moments until stopped; ARGS=200 for so many
+	$(BIN)/python -m tests.fault.campaign $(ARGS)
 
 check: $(READY)  ## lint, formatting, types, spelling
 	$(BIN)/ruff check

@@ -31,6 +31,8 @@ from weft.runtime.process import is_alive
 JOB = Path(__file__).parent / "workers" / "anywhere.py"
 PROMISED_S = 3.0
 HEARTBEAT_S = 3.0
+SETTINGS = {"heartbeat_timeout": HEARTBEAT_S, "wait_timeout": 60.0}
+"""Given to the launcher: what a script says counts from `init` on only."""
 POLITE_S = 5.0
 """How long a launcher that is told to end lets its ranks end by themselves."""
 PHASES = ("import", "init", "trace", "train", "save", "shutdown", "end")
@@ -124,7 +126,7 @@ def strike(one: Run) -> Struck:
     ranks, partitions = MESHES[one.mesh]
     with clean() as (folder, temporary):
         environ = {"TMPDIR": str(temporary), "PYTHONWARNINGS": "ignore"}
-        with started(ranks, JOB, [str(folder), str(partitions)], environ, warm=one.warm) as job:
+        with started(ranks, JOB, [str(folder), str(partitions)], environ, SETTINGS, warm=one.warm) as job:
             pid = _reached(one, folder, job)
             time.sleep(one.late_s)
             before = job.process.poll() is not None

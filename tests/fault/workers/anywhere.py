@@ -34,7 +34,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     enter("init")
-    weft.init({"partitions": PARTITIONS, "microbatches": 2, "heartbeat_timeout": 3.0, "wait_timeout": 60.0})
+    weft.init({"partitions": PARTITIONS, "microbatches": 2})
     torch.manual_seed(0)
     net = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)], nn.Linear(16, 1))
     model = weft.DistributedModel(net)
