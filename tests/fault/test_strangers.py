@@ -31,15 +31,15 @@ for step in range(2000):
 """
 
 
-def as_nobody(work: Callable[[], Any]) -> Any:
+def as_user(user: int, work: Callable[[], Any]) -> Any:
     """What `work` gives, as JSON, in a process of another user."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            os.setgid(user)
+            os.setuid(user)
             os.write(writing, json.dumps(work()).encode())
         except BaseException as error:
             os.write(writing, json.dumps(repr(error)).encode())
@@ -131,13 +131,13 @@ def test_another_user_finds_nothing_to_read_to_write_or_to_end(shared: str):
         ranks, launcher = job.ranks(), job.process.pid
         ports = ports_of(job)
         assert ports, "gloo listens"
-        assert as_nobody(lambda: look(ranks, launcher, shared)) == {
+        assert as_user(NOBODY, lambda: look(ranks, launcher, shared)) == {
             "read": [],
             "answered": [],
             "ended": [],
         }
-        assert as_nobody(lambda: ask_as_a_store(ports)) == [], "no store answers"
-        own = look(ranks, launcher, shared)
+        assert as_user(NOBODY, lambda: ask_as_a_store(ports)) == [], "no store answers"
+        own = as_user(0, lambda: look(ranks, launcher, shared))
         assert own["answered"] and own["ended"], "the same user does: the questions are the right ones"
         time.sleep(0.5)
         assert job.process.poll() is None, "the job goes on"

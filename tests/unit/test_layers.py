@@ -16,6 +16,7 @@ ROOT = Path(weft.__file__).parent
 CORE = (
     ("errors",),
     ("units",),
+    ("visible",),
     ("document",),
     ("checks",),
     ("config",),

@@ -14,6 +14,7 @@ from typing import NoReturn
 import weft
 from weft.cli import draw, partition, run, simulate, trace, verify
 from weft.errors import WeftError
+from weft.visible import LINES, keep_log_visible, visible
 
 
 class _Parser(argparse.ArgumentParser):
@@ -26,6 +27,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand and returns its exit code."""
     _open_streams()
+    keep_log_visible()
     parser = _Parser(prog="weft", description="Trains one model on many devices.")
     parser.add_argument("--version", action="version", version=f"weft {weft.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except WeftError as error:
-        print(f"weft {options.command}: error: {error}", file=sys.stderr)
+        print(f"weft {options.command}: error: {visible(str(error), LINES)}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         if not _nobody_reads():

@@ -28,7 +28,7 @@ from weft.runtime.board import read_reports
 from weft.runtime.heartbeat import Page, Sign, State
 from weft.runtime.judge import Judge, Verdict
 from weft.runtime.monitor import Limits
-from weft.runtime.process import die_with_parent, is_stopped, stack_signal
+from weft.runtime.process import die_with_parent, host_name, is_stopped, stack_signal
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 0.3
@@ -110,7 +110,7 @@ class _Launcher:
         self._job = job
         self._page, self._shared = Page.create(job.ranks)
         self._judge = Judge()
-        self._host = socket.gethostname()
+        self._host = host_name()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ends: dict[int, End] = {}
         self._ordered = False

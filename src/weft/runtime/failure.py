@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import sysconfig
 import time
 import traceback
@@ -21,6 +20,8 @@ from types import TracebackType
 import weft
 from weft.errors import PeerError
 from weft.runtime.heartbeat import Sign
+from weft.runtime.process import host_name
+from weft.visible import LINES, visible
 
 _LOST = re.compile(
     r"Connection (closed by|reset by|refused)|Broken pipe|pair closure|connection was (closed|aborted)"
@@ -67,14 +68,14 @@ class Failure:
             full = f"...\n{full[-_TRACEBACK_BYTES:]}"
         return cls(
             rank=rank,
-            host=socket.gethostname(),
+            host=host_name(),
             pid=os.getpid(),
             kind=type(error).__name__,
-            text=clean(str(error))[:2000],
-            traceback=clean(full, keep="\n\t"),
+            text=visible(str(error).replace("\n", " "))[:2000],
+            traceback=visible(full, LINES),
             where=sign.where(),
             time=time.monotonic(),
-            line=clean(own_line(error.__traceback__)),
+            line=visible(own_line(error.__traceback__)),
             victim=lost is not None,
             peer=lost.rank if isinstance(lost, PeerError) else sign.peer if lost is not None else None,
         )
@@ -141,15 +142,3 @@ def is_lost_peer(error: BaseException) -> bool:
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
     """The earliest failure that is not only a consequence; else the earliest."""
     return min(failures, key=lambda failure: (failure.victim, failure.time), default=None)
-
-
-def clean(text: str, keep: str = "") -> str:
-    """`text` without what could steer a terminal, but for the characters to keep.
-
-    >>> clean("a\\x1b[2J\\nb", keep="\\n")
-    'a?[2J\\nb'
-    """
-    return "".join(
-        character if character.isprintable() or character in keep else " " if character == "\n" else "?"
-        for character in text
-    )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import socket
 import struct
 import tempfile
 from collections.abc import Mapping
@@ -22,6 +21,8 @@ from enum import IntEnum
 from typing import Any
 
 from weft.errors import LaunchError
+from weft.runtime.process import host_name
+from weft.visible import visible
 
 WAITING = frozenset({"wait", "receive", "send", "collective", "barrier"})
 """The phases in which a rank does nothing but wait for another one."""
@@ -129,7 +130,7 @@ class Page:
 
     def __init__(self, memory: mmap.mmap, ranks: int) -> None:
         self._memory = memory
-        self._host = socket.gethostname()
+        self._host = host_name()
         self.ranks = ranks
 
     @classmethod
@@ -197,7 +198,7 @@ class Page:
                 break
         state, pid, beat, heartbeat, stall = _LIFE.unpack_from(seen, 0)
         notes, *numbers, phase, module = _WORK.unpack_from(seen, _WORK_AT)
-        texts = [_clean(field.rstrip(b"\0").decode(errors="replace")) for field in (phase, module)]
+        texts = [visible(field.rstrip(b"\0").decode(errors="replace")) for field in (phase, module)]
         places = [None if number < 0 else number for number in numbers] if notes else [None] * 4
         if state == State.ABSENT:
             return Sign()
@@ -287,12 +288,3 @@ class Slot:
             self._phases[phase],
             self._modules[module],
         )
-
-
-def _clean(text: str) -> str:
-    """`text` without what could steer a terminal.
-
-    >>> _clean("layers.0\\x1b[2J")
-    'layers.0?[2J'
-    """
-    return "".join(character if character.isprintable() else "?" for character in text)

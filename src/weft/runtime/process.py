@@ -8,8 +8,11 @@ import faulthandler
 import logging
 import os
 import signal
+import socket
 import sys
 from typing import NoReturn
+
+from weft.visible import visible
 
 _PR_SET_PDEATHSIG = 1
 
@@ -38,6 +41,11 @@ def _state(pid: int) -> bytes:
     """The letter that Linux has for what a process does."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()[0]
+
+
+def host_name() -> str:
+    """This host's name, as it may be shown."""
+    return visible(socket.gethostname())
 
 
 def is_stopped(pid: int) -> bool:

@@ -35,6 +35,7 @@ from weft.torch.pipeline import Pipeline
 from weft.torch.random_state import Streams, mix
 from weft.transport.rings import Rings
 from weft.transport.torch_dist import TorchChannel
+from weft.visible import keep_log_visible
 
 # Who sees all ranks names the one that holds the others up; a rank that only waits speaks this much later.
 JUDGE_S = 5.0
@@ -176,6 +177,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     from weft.torch.self_check import check  # it runs what is built on sessions
 
     check(place.rank == 0)
+    keep_log_visible()
     keep_memory(os.environ)  # before there are more threads
     timeout = timeout_of(settings)
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)

@@ -88,7 +88,7 @@ def test_long_and_evil_names():
     assert sign.module.startswith("..a") and sign.module.endswith(".last") and len(sign.module) == 104
     assert len(sign.phase) == 24
     slot.note("forward", module="\x1b[2Jclear\n")
-    assert page.sign(0).module == "?[2Jclear?"
+    assert page.sign(0).module == "\\x1b[2Jclear\\n"
 
 
 def test_slots_do_not_touch_each_other():
