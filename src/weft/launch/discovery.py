@@ -54,7 +54,7 @@ class Place:
     source: str = "single"
     leader: str | None = None
     port: int | None = None
-    job: str = ""
+    job: str = field(default="", repr=False)
     agent: bool = False
     shared_fd: int | None = None
     token: str = field(default="", repr=False)

@@ -87,6 +87,8 @@ def test_mpirun_gets_options_and_variables(jobs, replaced, script, monkeypatch):
     assert command[-6:] == ["-H", "a:2,b:2", sys.executable, script, "-x", "5"]
     assert (environ["KNOWN"], environ["NEW"], environ["WEFT_SET"]) == ("1", "a=b", '{"partitions": 2}')
     assert environ["PYTHONUNBUFFERED"] == "1" and jobs == []
+    token = environ["WEFT_TOKEN"]
+    assert len(token) == 32 and "WEFT_TOKEN" in command and not any(token in part for part in command)
 
 
 def test_variables_for_the_ranks_of_this_machine(jobs: list[Job], script: str):

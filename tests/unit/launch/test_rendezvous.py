@@ -191,3 +191,46 @@ def test_a_group_that_the_script_made_is_used(monkeypatch: pytest.MonkeyPatch):
     finally:
         dist.destroy_process_group()
     assert rendezvous.locate(Place()) == Place()
+
+
+def on_two_hosts(*tokens: str) -> dict[int, Any]:
+    """What two ranks of two hosts find that have these tokens; one interface stands for the network."""
+    port = free_port()
+    places = [
+        Place(rank, 2, 0, 1, "slurm", "127.0.0.1", port, job="1", token=token)
+        for rank, token in enumerate(tokens)
+    ]
+    return connect_all(places, timedelta(seconds=3))
+
+
+def test_hosts_with_the_same_token_meet(caplog: pytest.LogCaptureFixture):
+    found = on_two_hosts("secret", "secret")
+    found[1].set("a", "b")
+    assert found[0].get("a") == b"b" and caplog.text == ""
+
+
+def test_a_host_with_another_token_is_refused():
+    found = on_two_hosts("secret", "guess")
+    assert "does not answer: it is not the store of this job" in str(found[1])
+    assert str(found[0]) == "only 1 of 2 ranks came; missing: rank 1"
+
+
+def test_hosts_without_a_token_are_warned(caplog: pytest.LogCaptureFixture):
+    found = on_two_hosts("", "")
+    found[1].set("a", "b")
+    assert "set WEFT_TOKEN to the same secret text on all hosts" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no JSON", "[]", '{"address": 7, "nonce": "x", "pid": 1}', '{"address": "/tmp/x", "nonce": "x", "pid": 1}',
+        '{"address": ["127.0.0.1", 1], "nonce": "x", "pid": 1}', '{"address": "weft-x", "nonce": 7, "pid": 1}',
+        '{"address": "weft-x", "nonce": "x"}',
+    ],
+)  # fmt: skip
+def test_words_that_are_not_rank_0s_are_refused(temporary: Path, text: str):
+    place = Place(1, 2, 1, 2, "openmpi", job="1")
+    boxes.FileBox(place).put(text)
+    with pytest.raises(LaunchError, match="in words that are not weft's .*: something else writes there"):
+        rendezvous.connect(place, SHORT)
