@@ -99,3 +99,27 @@ Monitor._wait_for_all = lambda self: (self._board.enter(2), time.sleep(60))  # S
     done = run(body, 5)
     told = rf"weft: all ranks wait for each other: {WHO.format(0)}in step 0, barrier of the job's end for \d+\.\d s; "
     assert re.match(told, first_line(done)), done.stderr
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_people_count_steps_that_train(partitions: int):
+    """Three steps, and two evaluations in between that a step counter would count too."""
+    body = """
+@weft.step
+def evaluate(model, x):
+    return model(x).mean()
+for number in range(3):
+    step(model, torch.ones(2, 4))
+    if number < 2:
+        model.eval()
+        with torch.no_grad():
+            evaluate(model, torch.ones(2, 4))
+        model.train()
+if me:
+    raise ValueError("now")
+weft.barrier()
+"""
+    done = run(body, partitions=partitions)
+    assert re.match(rf"weft: {WHO.format(1)}failed in step 3: ValueError: now$", first_line(done)), (
+        done.stderr
+    )

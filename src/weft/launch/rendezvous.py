@@ -35,7 +35,7 @@ from torch.distributed import HashStore, PrefixStore, Store
 from weft.errors import LaunchError
 from weft.launch.boxes import AgentBox, Box, FileBox, PageBox, ScriptBox
 from weft.launch.discovery import Place
-from weft.launch.store import Address, JobStore, Server, listen
+from weft.launch.store import KEPT, Address, JobStore, Server, listen
 from weft.runtime.heartbeat import Page
 from weft.runtime.monitor import Limits, Monitor
 from weft.runtime.process import die_with_parent, is_alive
@@ -225,6 +225,11 @@ def _wait_for(look: Callable[[], _T | None], deadline: float, place: Place) -> _
     return found
 
 
+def _kept(store: JobStore) -> JobStore:
+    KEPT.append(store)
+    return store
+
+
 def _secret(place: Place, nonce: str) -> bytes:
     """What both ends of a connection have to know."""
     return hashlib.sha256(f"{place.token}:{nonce}".encode()).digest()
@@ -250,12 +255,12 @@ def _serve(address: Address, place: Place, nonce: str, timeout: timedelta) -> Jo
     if not isinstance(address, str):
         address = (address[0], listener.getsockname()[1])
     secret = _secret(place, nonce)
-    return JobStore(address, secret, timeout, Server(listener, secret))
+    return _kept(JobStore(address, secret, timeout, Server(listener, secret)))
 
 
 def _join(address: Address, place: Place, nonce: str, timeout: timedelta) -> JobStore:
     try:
-        return JobStore(address, _secret(place, nonce), timeout)
+        return _kept(JobStore(address, _secret(place, nonce), timeout))
     except RuntimeError as error:
         shown = f"port {place.port}" if isinstance(address, str) else f"{address[0]}:{address[1]}"
         raise LaunchError(f"the store of rank 0 at {shown} does not answer: {error}") from error

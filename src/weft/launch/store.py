@@ -28,6 +28,8 @@ from typing import Any
 
 from torch.distributed import Store
 
+KEPT: list[JobStore] = []
+"""The stores that process groups may hold, to the end of the process."""
 Address = str | tuple[str, int]
 """A name of the abstract namespace of Unix sockets, without its first zero byte; or a host and a port."""
 
@@ -232,7 +234,8 @@ class _Keys:
 class JobStore(Store):
     """One connection to the server, as a store of `torch.distributed`; `server`: kept as long as this one.
 
-    Methods have the names under which PyTorch's C++ looks for them; some of these are not Python's.
+    Methods have the names under which PyTorch's C++ looks for them; some of these are not Python's. C++ cannot call
+    them any more when nothing in Python refers to the store, even while it holds the store itself: so `KEPT` does.
 
     Raises:
         RuntimeError: The server does not answer, or is not one of this job.

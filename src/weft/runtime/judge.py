@@ -112,7 +112,7 @@ class Judge:
         if not all(0 < sign.stall < self._idle(rank) for rank, sign in rest.items()):
             return None
         behind = [rank for rank, sign in rest.items() if not sign.waiting]
-        suspects = behind or sorted(rest, key=lambda rank: rest[rank].sequence or rest[rank].step or 0)
+        suspects = behind or sorted(rest, key=lambda rank: rest[rank].step or 0)
         parts = [
             f"{rest[rank].who(rank)} in {rest[rank].where()} for {self._idle(rank):.1f} s"
             for rank in [*suspects, *(rank for rank in rest if rank not in suspects)]
@@ -127,7 +127,7 @@ def leaving_text(rank: int, sign: Sign, others: Mapping[int, Sign]) -> str:
     >>> leaving_text(1, Sign(step=3), {0: Sign(step=4, phase="receive")})
     'rank 1 left at step 3 while rank 0 still needs it: step 4, receive'
     """
-    at = f" at step {sign.step}" if sign.step is not None else ""
+    at = f" at {sign.which_step()}" if sign.step is not None else ""
     named = [f"rank {other}" for other in others]
     needs = "still needs it" if len(named) == 1 else "still need it"
     doing = next((seen.where() for seen in others.values() if seen.where()), "")

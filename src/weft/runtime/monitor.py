@@ -173,6 +173,10 @@ class Monitor:
             self._board.report(failure)
         return failure
 
+    def count_evaluations(self, count: int, now: bool) -> None:
+        """How many steps so far had no backward pass, and whether the present one has none."""
+        self._board.slot.count_evaluations(count, now)
+
     def signs(self) -> dict[int, Sign]:
         """What the ranks show of themselves, as far as this one sees them."""
         with suppress(RuntimeError):

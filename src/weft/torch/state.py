@@ -64,6 +64,7 @@ class Session:
     huge_pages: HugePages = field(default_factory=HugePages)
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     steps: int = 0
+    evaluations: int = 0
     tracing: bool = False
     asked: bool = False
     unproved: str = ""
@@ -94,6 +95,12 @@ class Session:
             self.waits.pop()
             outer = self.waits[-1] if self.waits else None
             self.monitor.note("collective" if outer else "", self.steps, None, outer)
+
+    def count_step(self, evaluates: bool) -> None:
+        """One more step begins; people count those apart that only evaluate."""
+        self.steps += 1
+        self.evaluations += evaluates
+        self.monitor.count_evaluations(self.evaluations, evaluates)
 
     @property
     def timeout(self) -> timedelta:
@@ -257,7 +264,7 @@ def _connect(session: Session) -> None:
     hooks = Hooks(
         resume=lambda m: _resume(session, m),
         note=lambda phase, microbatch, peer: monitor.note(
-            phase, session.steps, microbatch, None, None, None if peer is None else rank_of(peer)
+            phase, session.steps, microbatch, None, None if peer is None else rank_of(peer)
         ),
         locate=monitor.locate,
     )

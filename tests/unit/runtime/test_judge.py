@@ -132,7 +132,7 @@ def test_a_job_in_which_nobody_gets_on_is_stalled():
 
 
 def test_ranks_that_all_wait_blame_the_one_that_is_behind():
-    verdict = Watch().look(60, {0: replace(RECEIVE, sequence=9), 1: replace(RECEIVE, sequence=7)})
+    verdict = Watch().look(60, {0: replace(RECEIVE, step=9), 1: replace(RECEIVE, step=7)})
     assert verdict is not None and verdict.ranks == (1, 0)
     assert verdict.text.startswith("all ranks wait for each other: rank 1")
 
