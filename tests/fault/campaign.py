@@ -33,6 +33,8 @@ PROMISED_S = 3.0
 HEARTBEAT_S = 3.0
 SETTINGS = {"heartbeat_timeout": HEARTBEAT_S, "wait_timeout": 60.0}
 """Given to the launcher: what a script says counts from `init` on only."""
+START_S = 240.0
+"""A busy machine may take minutes to import PyTorch four times."""
 POLITE_S = 5.0
 """How long a launcher that is told to end lets its ranks end by themselves."""
 PHASES = ("import", "init", "trace", "train", "save", "shutdown", "end")
@@ -163,7 +165,7 @@ def clean() -> Iterator[tuple[Path, Path]]:
 
 def _reached(one: Run, folder: Path, job: Running) -> int:
     """The process of the rank, once it has entered the phase; that of a job that ends before it does so, too."""
-    path, deadline = folder / f"rank-{one.rank}", time.monotonic() + 120
+    path, deadline = folder / f"rank-{one.rank}", time.monotonic() + START_S
     while time.monotonic() < deadline:
         lines = path.read_text().splitlines() if path.exists() else []
         if lines and (one.phase in lines[1:] or job.process.poll() is not None):
@@ -171,7 +173,10 @@ def _reached(one: Run, folder: Path, job: Running) -> int:
         if job.process.poll() is not None:
             raise FaultError(f"the job ended before rank {one.rank} began\n{job.process.communicate()[1]}")
         time.sleep(0.002)
-    raise FaultError(f"rank {one.rank} never entered {one.phase}")
+    reached = {path.name: path.read_text().split()[-1] for path in sorted(folder.glob("rank-*"))}
+    raise FaultError(
+        f"rank {one.rank} did not enter {one.phase} in {START_S:g} s; where the ranks are: {reached}"
+    )
 
 
 def _end(job: Running, deadline: float) -> int | None:
