@@ -29,6 +29,10 @@ SESSION = "session "
 FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "SLURM_", "WEFT_")
 
 
+def on_end(mark: str) -> None:
+    """Told the mark of every job whose launcher has ended; `tests/fault` looks by it for what stays behind."""
+
+
 @dataclass(frozen=True)
 class Completed:
     """What a job left."""
@@ -142,6 +146,8 @@ def started(
         try:
             yield Running(process, mark, time.monotonic())
         finally:
+            if process.poll() is not None:
+                on_end(mark)
             end_all(mark)
             process.communicate()
 

@@ -198,9 +198,7 @@ class Rank:
             os.dup2(out[1], 1)
             os.dup2(err[1], 2)
             _forget_the_launcher({0, 1, 2, *pass_fds})
-            _become(env, [part for part in command[1:] if part != "-m"])
-            if command[1] == "-m":
-                _end(lambda: runpy.run_module(command[2], run_name="__main__", alter_sys=True))
+            _become(env, command[1:])
             _end(lambda: runpy.run_path(command[1], run_name="__main__"))
         for _, writing in (out, err):
             os.close(writing)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -97,8 +99,8 @@ def test_a_rank_that_fails_before_it_is_watched_ends_the_job():
         2, "import os\nif os.environ['RANK'] == '1':\n    import nowhere\nimport time\ntime.sleep(60)"
     )
     assert done.returncode == 1
-    assert "[rank 1] ModuleNotFoundError: No module named 'nowhere'" in done.stderr
-    assert "weft: rank 1 on" in done.stderr
+    assert first_line(done).startswith("weft: rank 1 on")
+    assert first_line(done).endswith("ModuleNotFoundError: No module named 'nowhere'")
 
 
 def test_a_rank_that_ignores_the_polite_signal_is_killed():
@@ -110,6 +112,75 @@ def test_children_of_ranks_end_with_them():
     with started(2, JOB, ["--fault", "exit3", "--child"]) as job:
         assert job.wait(60).returncode == 3
         assert processes_left(job.mark) == []
+
+
+CHILDREN = {
+    "a child": "subprocess.Popen(SLEEP)",
+    "a child in a session of its own": "subprocess.Popen(SLEEP, start_new_session=True)",
+    "a child without variables": "subprocess.Popen(SLEEP, env={})",
+    "a daemon": "subprocess.Popen(['sh', '-c', 'setsid sleep 100 &'])",
+    "a child that was forked": "os.fork() or time.sleep(100)",
+}
+
+
+@pytest.mark.parametrize("child", CHILDREN)
+def test_children_of_ranks_end_with_a_killed_launcher(child: str, tmp_path: Path):
+    seen = tmp_path / "seen"
+    script = f"""
+import os, subprocess, sys, time
+SLEEP = ["sleep", "100"]
+{CHILDREN[child]}
+open({str(seen)!r} + str(os.getpid()), "w").close()
+time.sleep(100)
+"""
+    with started(2, script) as job:
+        deadline = time.monotonic() + 30
+        while len(list(tmp_path.iterdir())) < (4 if "forked" in child else 2) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        groups = set(job.ranks().values())
+        job.process.send_signal(signal.SIGKILL)
+        assert processes_left(job.mark) == []
+        assert not {pid for pid in members_of(groups)}
+
+
+def members_of(groups: set[int]) -> set[int]:
+    """The living processes of some process groups."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(group) in groups and state not in "ZX":
+                found.add(int(stat.parent.name))
+    return found
+
+
+UNWATCHED = {
+    "before init": ("STOP\nimport weft.torch as weft\nweft.init()", "its start, before weft.init"),
+    "after shutdown": (
+        "import weft.torch as weft\nweft.init({'partitions': 2})\nweft.shutdown()\nSTOP",
+        "its end, after weft.shutdown",
+    ),
+    "in atexit, before weft's own": (
+        "import atexit\nimport weft.torch as weft\nweft.init()\n@atexit.register\ndef last():\n    STOP",
+        "",
+    ),
+    "in atexit, after weft's own": (
+        "import atexit\n@atexit.register\ndef last():\n    STOP\nimport weft.torch as weft\nweft.init()",
+        "its end, after weft.shutdown",
+    ),
+}
+
+
+@pytest.mark.parametrize("when", UNWATCHED)
+def test_a_rank_that_stands_still_while_weft_does_not_watch_it_is_frozen(when: str):
+    text, where = UNWATCHED[when]
+    stop = "exec(\"if os.environ['RANK'] == '1':\\n os.kill(os.getpid(), signal.SIGSTOP)\")"
+    script = f"import os, signal\n{text.replace('STOP', stop)}\n"
+    done = run_ranks(2, script, timeout=60, options=["--timeout-heartbeat", "3"])
+    assert done.returncode == 1
+    seen = f"; last seen in {where}" if where else ""
+    told = rf"weft: rank 1 on \S+ \(pid \d+\) is frozen: no heartbeat for \d+\.\d s{seen}$"
+    assert re.match(told, first_line(done)), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ CORE = (
     ("errors",),
     ("foreign",),
     ("units",),
+    ("visible",),
     ("document",),
     ("checks",),
     ("config",),
@@ -104,3 +105,15 @@ def test_relative_imports_are_resolved(tmp_path, monkeypatch):
     path.write_text("from ..torch import nothing\nfrom .units import a\nfrom . import b\nimport os.path\n")
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path / "weft")
     assert imports(path) == {"weft.torch", "weft.graph.units", "weft.graph", "os.path"}
+
+
+def test_only_recordings_ask_what_time_it_is() -> None:
+    """A clock that somebody sets must not end or prolong a wait."""
+    asked = {
+        module_of(path)
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node) in ("time.time", "datetime.now", "datetime.datetime.now")
+    }
+    assert asked <= {"weft.profiler.recorder"}

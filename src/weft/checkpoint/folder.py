@@ -49,7 +49,9 @@ class Lock:
                 f"{root} is written by another job ({owner}): end that job, or give this one a path of its own"
             ) from error
         os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        os.write(
+            self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(errors="replace")
+        )
 
     def close(self) -> None:
         os.close(self._descriptor)

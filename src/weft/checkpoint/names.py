@@ -47,6 +47,21 @@ def is_safe(name: object) -> bool:
     return isinstance(name, str) and bool(_NAME.fullmatch(name)) and name not in (".", "..")
 
 
+def check_told(folder: Path, root: Path, start: str) -> Path:
+    """The folder, if it is one of this save's: another process named it, and a rank is going to write there.
+
+    >>> check_told(Path("/etc"), Path("saves"), ".saving-a-")
+    Traceback (most recent call last):
+    weft.errors.CheckpointError: a save's leader named the folder '/etc', which is not saves/.saving-a-...
+    """
+    name = folder.name
+    if folder.parent != root or not is_safe(name) or not name.startswith(start) or folder.is_symlink():
+        raise CheckpointError(
+            f"a save's leader named the folder {str(folder)!r}, which is not {root / start}..."
+        )
+    return folder
+
+
 def folder_name(tag: str, repeat: int = 1) -> str:
     """The folder of the ``repeat``-th save of a tag.
 

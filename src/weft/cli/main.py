@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import select
 import signal
@@ -14,7 +15,7 @@ import weft
 from weft.cli import draw, partition, run, simulate, trace, verify
 from weft.errors import WeftError
 from weft.foreign import cut
-from weft.runtime.failure import clean
+from weft.visible import LINES, keep_log_visible, visible
 
 LONGEST = 1800
 """Characters of an error that are printed; more of them come from what was given."""
@@ -22,7 +23,7 @@ LONGEST = 1800
 
 def told(text: str) -> str:
     """An error as it is printed: what was given may be long, or steer a terminal."""
-    return cut(clean(text, keep="\n"), LONGEST)
+    return cut(visible(text, LINES), LONGEST)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,6 +35,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand and returns its exit code."""
+    _open_streams()
+    keep_log_visible()
     parser = _Parser(prog="weft", description="Trains one model on many devices.")
     parser.add_argument("--version", action="version", version=f"weft {weft.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
@@ -52,6 +55,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+
+
+def _open_streams() -> None:
+    """Gives a command that was started without standard streams empty ones; texts that an encoding lacks show as `?`.
+
+    Else the next file that is opened would count as the standard input.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as the process lives
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _nobody_reads() -> bool:

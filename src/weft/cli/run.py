@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,10 @@ from weft.compat import launch_environ
 from weft.errors import LaunchError
 from weft.foreign import shown_path, shown_text, translated
 from weft.launch import mpirun
+from weft.launch.discovery import TOKEN
 from weft.launch.local import RANK_DEFAULTS, Job, run
+from weft.launch.rank import FILE, MODULE
+from weft.runtime.monitor import Limits
 
 _EXAMPLES = """\
 examples:
@@ -104,7 +108,11 @@ def main(options: argparse.Namespace) -> int:
         return _by_mpirun(options, environ, list(added))
     if options.mpi_options is not None:
         raise LaunchError("--mpi-options is for mpirun: add --engine mpirun, or leave it out")
-    return run(Job(_command(options), options.ranks, environ, options.prefix or "others"))
+    limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
+    program, *arguments = _command(options)
+    if options.module:
+        arguments[0] = MODULE
+    return run(Job([program, FILE, *arguments], options.ranks, environ, options.prefix or "others", limits))
 
 
 def _compatible(options: argparse.Namespace, environ: Mapping[str, str], partitions: int) -> dict[str, str]:
@@ -120,7 +128,7 @@ def _by_mpirun(options: argparse.Namespace, environ: Mapping[str, str], added: l
     """This process becomes mpirun, so that signals and exit codes are its own."""
     if options.prefix is not None:
         raise LaunchError('--prefix is not for mpirun: use --mpi-options="--tag-output"')
-    environ = {**RANK_DEFAULTS, **environ}
+    environ = {**RANK_DEFAULTS, TOKEN: secrets.token_hex(16), **environ}
     exported = [*(text.partition("=")[0] for text in options.variables), *added]
     command = mpirun.command(_command(options), options.ranks, environ, exported, options.mpi_options or "")
     path = shutil.which("mpirun", path=environ.get("PATH"))

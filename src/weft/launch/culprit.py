@@ -60,7 +60,7 @@ def blame(
     assert cause is not None
     code = exit_code(ended[cause.rank].code) if cause.rank in ended else 1
     if cause.rank in reported:
-        return Blame(cause.rank, cause.headline(), cause.traceback.rstrip(), code)
+        return Blame(cause.rank, cause.headline(), cause.details(), code)
     end = ended[cause.rank]
     others = {
         rank: sign for rank, sign in signs.items() if sign.state is State.RUNNING and rank != cause.rank
@@ -88,14 +88,18 @@ def judged(verdict: Verdict, ends: Sequence[End]) -> Blame:
 
 
 def victims_text(failures: Sequence[Failure], culprit: int) -> str:
-    """Who else failed, one line each; empty if nobody did."""
-    others = [failure for failure in failures if failure.rank != culprit]
-    return "\n".join(
+    """Who else failed, one line each, those that failed alike in one; empty if nobody did."""
+    said = {failure.rank: (failure.kind, failure.text) for failure in failures if not failure.victim}
+    alike = [rank for rank in sorted(said) if rank != culprit and said[rank] == said.get(culprit)]
+    others = [failure for failure in failures if failure.rank != culprit and failure.rank not in alike]
+    lines = [f"rank {', '.join(map(str, alike))} failed with the same words"] if alike else []
+    lines += [
         f"rank {failure.rank} then lost its connection" + (f" in {failure.where}" if failure.where else "")
         if failure.victim
         else f"also, {failure.headline()}"
         for failure in sorted(others, key=lambda failure: failure.time)
-    )
+    ]
+    return "\n".join(lines)
 
 
 def _silent(end: End, sign: Sign, host: str) -> Failure:

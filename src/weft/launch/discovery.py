@@ -17,13 +17,18 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from weft.errors import LaunchError
 from weft.foreign import LARGEST, MOST_RANKS, shown_text, whole
 
 SHARED_FD = "WEFT_SHARED_FD"
 """The variable with the number of the file descriptor that `weft run` shares with its ranks."""
+
+TOKEN = "WEFT_TOKEN"
+"""The variable with the secret of a job over several hosts."""
+_MPI_KEY = "OMPI_MCA_orte_precondition_transports"
+"""128 random bits that Open MPI's mpirun hands to the ranks of one job."""
 
 PORTS = range(20000, 40000)
 """Where a port is derived from a job's number, it is one of these."""
@@ -42,6 +47,7 @@ class Place:
         job: What tells this job from any other one, its restarts included.
         agent: A store of the launcher's own listens at `leader` and `port`.
         shared_fd: The file descriptor of the memory that `weft run` shares with its ranks.
+        token: A secret that only the job's processes know, where several hosts need one.
     """
 
     rank: int = 0
@@ -51,9 +57,10 @@ class Place:
     source: str = "single"
     leader: str | None = None
     port: int | None = None
-    job: str = ""
+    job: str = field(default="", repr=False)
     agent: bool = False
     shared_fd: int | None = None
+    token: str = field(default="", repr=False)
 
     @property
     def one_host(self) -> bool:
@@ -172,6 +179,7 @@ def _refuse_rivals(complete: list[tuple[_Source, Place]], environ: Mapping[str, 
 
 def _with_leader(place: Place, environ: Mapping[str, str]) -> Place:
     """`place` with what is known of its job and of where rank 0 listens."""
+    place = replace(place, token=environ.get(TOKEN) or environ.get(_MPI_KEY, ""))
     finders = {"torchrun": _torchrun, "openmpi": _openmpi, "mpich": _mpich, "slurm": _slurm}
     if place.source in finders:
         place = finders[place.source](place, environ)

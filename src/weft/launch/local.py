@@ -13,7 +13,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +21,14 @@ from typing import IO
 from weft.errors import LaunchError
 from weft.launch.culprit import Blame, End, blame, is_failure, judged, only_victims, signal_name, victims_text
 from weft.launch.discovery import SHARED_FD
-from weft.launch.output import Lines, Sink
+from weft.launch.guard import MARK, Guard
+from weft.launch.output import Lines, Sink, Streams
+from weft.runtime import early
 from weft.runtime.board import read_reports
 from weft.runtime.heartbeat import Page, Sign, State
 from weft.runtime.judge import Judge, Verdict
-from weft.runtime.process import die_with_parent, stack_signal
+from weft.runtime.monitor import Limits
+from weft.runtime.process import die_with_parent, host_name, is_stopped, stack_signal
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 0.3
@@ -36,6 +38,11 @@ LATE_SECONDS = 1.5
 STACKS_SECONDS = 0.5
 FAILURE_GRACE_SECONDS = 1.5
 STOP_GRACE_SECONDS = 5.0
+DRAIN_SECONDS = 1.0
+STOPPED_OUTPUT_SECONDS = 1.0
+"""How long a launcher that was told to end waits for the reader of its output."""
+OUTPUT_LOST = os.EX_IOERR
+"""The exit code of a job that ended well but could not write its output."""
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _KEPT_MEMORY = str(1 << 30)
 RANK_DEFAULTS = {
@@ -56,12 +63,14 @@ class Job:
         ranks: How many processes.
         environ: Their environment, but for what the launcher adds.
         prefix: Whose lines start with `[rank n]`: "all", "others" (than rank 0) or "none".
+        limits: When a rank that weft does not watch yet, or no more, is to blame.
     """
 
     command: Sequence[str]
     ranks: int
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     prefix: str = "others"
+    limits: Limits = Limits()
 
 
 def rank_environ(environ: Mapping[str, str], rank: int, ranks: int, cores: int) -> dict[str, str]:
@@ -101,17 +110,16 @@ class _Launcher:
         self._job = job
         self._page, self._shared = Page.create(job.ranks)
         self._judge = Judge()
-        self._host = socket.gethostname()
+        self._host = host_name()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ends: dict[int, End] = {}
         self._ordered = False
         self._stopped_by: list[int] = []
         self._selector = selectors.DefaultSelector()
         self._lines: list[Lines] = []
-        self._out = Sink(sys.stdout.buffer)
-        self._err = Sink(sys.stderr.buffer)
-        if self._out.identity() is not None and self._out.identity() == self._err.identity():
-            self._out = self._err
+        self._guard = Guard()
+        self._moves = dict.fromkeys(range(job.ranks), 0)
+        self._shown = Streams(1, 2)
 
     def __enter__(self) -> _Launcher:
         return self
@@ -125,6 +133,7 @@ class _Launcher:
                     pipe.close()
         self._selector.close()
         os.close(self._shared)
+        self._guard.close()
 
     def run(self) -> int:
         with self._signals():
@@ -133,17 +142,21 @@ class _Launcher:
                     self._start(rank)
                 return self._watch()
             except BrokenPipeError:  # nobody reads the output any more
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return 128 + signal.SIGPIPE
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Signals that end the job are kept in a list; the end of a child wakes the loop up."""
+        """Signals that end the job are kept in a list; the end of a child wakes the loop up.
+
+        One that is ignored (`nohup`, a shell's `&`) stays ignored.
+        """
         reading, writing = socket.socketpair()
         reading.setblocking(False)
         writing.setblocking(False)
         self._selector.register(reading, selectors.EVENT_READ, lambda: reading.recv(4096))
-        before = {number: signal.signal(number, self._on_signal) for number in _STOPPING}
+        self._wakeup = reading
+        heeded = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._on_signal) for number in heeded}
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
         try:
@@ -170,7 +183,7 @@ class _Launcher:
         try:
             process = subprocess.Popen(
                 self._job.command,
-                env={**environ, SHARED_FD: str(self._shared)},
+                env={**environ, SHARED_FD: str(self._shared), MARK: self._guard.mark},
                 stdin=None if rank == 0 and not os.isatty(0) else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -180,9 +193,10 @@ class _Launcher:
         except OSError as error:
             raise LaunchError(f"rank {rank} cannot be started: {self._job.command[0]}: {error}") from error
         self._processes.append(process)
+        self._guard.watch(process.pid)
         shown = self._job.prefix == "all" or (self._job.prefix == "others" and rank != 0)
         prefix = f"[rank {rank}] ".encode() if shown else b""
-        for pipe, sink in ((process.stdout, self._out), (process.stderr, self._err)):
+        for pipe, sink in ((process.stdout, self._shown.out), (process.stderr, self._shown.err)):
             assert pipe is not None
             self._read(pipe, sink, prefix, live=rank == 0 and not shown)
 
@@ -208,29 +222,66 @@ class _Launcher:
                 return self._stop()
             if self._failed():
                 return self._fail(None)
+            if self._shown.full:
+                continue  # ranks that wait for the reader of their output are not to blame
             verdict = self._judge.observe(time.monotonic(), self._living_signs())
             if verdict is not None:
                 return self._fail(verdict)
         self._drain()
-        return 0
+        self._hand_over(None)
+        return 128 + self._stopped_by[0] if self._stopped_by else OUTPUT_LOST if self._shown.lost else 0
 
     def _living_signs(self) -> dict[int, Sign]:
-        """A process that ended is judged by its end, not by its silence."""
+        """What the ranks show, or what is seen of them where they show nothing.
+
+        A process that ended is judged by its end, not by its silence. One that ended well and was never watched has
+        left those that wait for it.
+        """
         signs = self._page.signs()
-        return {rank: sign for rank, sign in signs.items() if rank not in self._ends}
+        for rank, process in enumerate(self._processes):
+            watched = signs[rank].state in (State.RUNNING, State.FINISHING)
+            if rank not in self._ends:
+                signs[rank] = signs[rank] if watched else self._seen(rank, signs[rank])
+            elif signs[rank].state is State.ABSENT:
+                signs[rank] = Sign(State.FINISHING, process.pid, host=self._host)
+            else:
+                del signs[rank]
+        return signs
+
+    def _seen(self, rank: int, sign: Sign) -> Sign:
+        """The sign of a process that weft does not watch: it beats as long as it is not stopped."""
+        pid = self._processes[rank].pid
+        self._moves[rank] += not is_stopped(pid)
+        limits = self._job.limits
+        phase = early.BEFORE if sign.state is State.ABSENT else early.AFTER
+        return Sign(
+            State.RUNNING, pid, self._moves[rank], sign.heartbeat or limits.heartbeat, limits.start,
+            phase=phase, host=self._host,
+        )  # fmt: skip
 
     def _turn(self, seconds: float = TICK_SECONDS) -> None:
         """Shows output and notices ends for a moment."""
-        events = self._selector.select(seconds)
-        for key, _ in events:
-            key.data()
-        if not events:
-            for lines in self._lines:
+        if self._shown.full:
+            self._shown.wait(seconds, self._wakeup)
+        else:
+            events = self._selector.select(seconds)
+            for key, _ in events:
+                key.data()
+            for lines in self._lines if not events else ():
                 lines.flush()
+        self._shown.push()
         for rank, process in enumerate(self._processes):
             if rank not in self._ends and process.poll() is not None:
                 end = End(rank, process.pid, process.returncode, time.monotonic(), self._ordered)
                 self._ends[rank] = end
+                self._guard.forget(process.pid)
+
+    def _hand_over(self, seconds: float | None) -> None:
+        """Until the reader has taken all output, a further signal, or for so many seconds."""
+        heard = len(self._stopped_by)
+        deadline = time.monotonic() + (seconds if seconds is not None else float("inf"))
+        while self._shown.waiting and len(self._stopped_by) == heard and time.monotonic() < deadline:
+            self._shown.wait(TICK_SECONDS, self._wakeup)
 
     def _turn_until(self, deadline: float, heard: int | None = None) -> None:
         """Until the deadline, the end of all, or a signal to stop beyond the first `heard` (those so far)."""
@@ -261,6 +312,7 @@ class _Launcher:
         if verdict is not None and verdict.kind == "frozen":
             self._signal(verdict.ranks, signal.SIGKILL)  # it would not hear anything less
         self._end_all(FAILURE_GRACE_SECONDS)
+        self._hand_over(None)
         return found.code
 
     def _settle(self, verdict: Verdict | None) -> None:
@@ -278,11 +330,11 @@ class _Launcher:
     def _report(self, found: Blame, victims: str) -> None:
         parts = [f"weft: {found.headline}", found.details, victims]
         text = "\n".join(part for part in parts if part)
-        self._err.write(self, f"{text}\n".encode(errors="replace"))
+        self._shown.err.write(self, f"{text}\n".encode(errors="replace"))
 
     def _show_stacks(self) -> None:
         """Asks the ranks that still answer for the stacks of their threads; they come as output."""
-        self._err.write(self, b"weft: stacks of the ranks that answer:\n")
+        self._shown.err.write(self, b"weft: stacks of the ranks that answer:\n")
         for rank, sign in self._page.signs().items():
             if sign.state is not State.ABSENT and rank not in self._ends:
                 with contextlib.suppress(ProcessLookupError):
@@ -293,9 +345,10 @@ class _Launcher:
         """Somebody ended the launcher; a second time means at once."""
         number = self._stopped_by[0]
         text = f"weft: {signal_name(number)}: ending {self._job.ranks - len(self._ends)} ranks\n"
-        with contextlib.suppress(OSError):
-            self._err.write(self, text.encode())
+        with contextlib.suppress(BrokenPipeError):
+            self._shown.err.write(self, text.encode())
         self._end_all(STOP_GRACE_SECONDS, heard=1)
+        self._hand_over(STOPPED_OUTPUT_SECONDS)
         return 128 + number
 
     def _end_all(self, grace: float, heard: int | None = None) -> None:
@@ -318,8 +371,10 @@ class _Launcher:
                 os.killpg(self._processes[rank].pid, number)
 
     def _drain(self) -> None:
-        """What the ranks that ended wrote; a pipe that a grandchild keeps open is not waited for."""
-        while any(key.data() is None for key, _ in self._selector.select(0)):
-            pass
+        """What the ranks that ended wrote; a pipe that a grandchild keeps open, or fills, is not waited for."""
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while (ready := self._selector.select(0)) and time.monotonic() < deadline and not self._shown.full:
+            for key, _ in ready:
+                key.data()
         for lines in self._lines:
             lines.close()

@@ -1,45 +1,48 @@
-"""How the ranks of a job find each other: a store of weft's own, held by rank 0, behind a nonce.
+"""How the ranks of a job find each other: a store of weft's own (`weft.launch.store`), held by rank 0.
 
-    weft                rank 0 opens the store on a free port; its address goes through the launcher's memory
+    weft                rank 0 opens the store; its address goes through the launcher's memory
     torchrun            the same; the address goes through the agent's store, under run id and restart count
     mpirun, one host    the same; the address goes through a file in a private directory
     several hosts       rank 0 opens the store on the port that the launcher's variables give
 
-On one host everything listens on the loopback interface. Everything that is stored lies under a random
-prefix, so that a second job, or an earlier attempt of this one, can never be taken for it.
+On one host only processes of the same user get in. Over several hosts a connection proves that it knows a secret: made
+from the job's token where there is one, else from a random number that goes with the address. So a second job, an
+earlier attempt of this one, or a stranger can never be taken for it.
 """
 
 from __future__ import annotations
 
+import atexit
 import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import secrets
 import socket
-import stat
 import struct
-import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed import HashStore, PrefixStore, Store
 
 from weft.errors import LaunchError
 from weft.foreign import translated
+from weft.launch.boxes import AgentBox, Box, FileBox, PageBox, ScriptBox
 from weft.launch.discovery import Place
+from weft.launch.store import KEPT, Address, JobStore, Server, listen
 from weft.runtime.heartbeat import Page
-from weft.runtime.monitor import Monitor
+from weft.runtime.monitor import Limits, Monitor
 from weft.runtime.process import die_with_parent, is_alive
 from weft.transport.private_c10d import default_store
+
+log = logging.getLogger("weft")
 
 LOOPBACK = "127.0.0.1"
 LET_GO_S = 0.1
@@ -81,108 +84,52 @@ def connect(place: Place, timeout: timedelta) -> Store:
         return HashStore()
     deadline = time.monotonic() + timeout.total_seconds()
     if dist.is_initialized():
-        return _behind_nonce(PrefixStore("weft", default_store()), place, timeout)
+        if place.one_host:
+            return _through(ScriptBox(), place, timeout, deadline)
+        return _of_script(place, timeout)
     if place.shared_fd is not None:
         page = Page.attach(place.shared_fd)
-        return _through(_PageBox(page), place, timeout, deadline)
+        return _through(PageBox(page), place, timeout, deadline)
     if place.agent:
-        return _through(_AgentBox(place, timeout), place, timeout, deadline)
+        return _through(AgentBox(place, timeout), place, timeout, deadline)
     if place.one_host and place.source != "torchrun" and place.job:
-        return _through(_FileBox(place), place, timeout, deadline)
+        return _through(FileBox(place), place, timeout, deadline)
     return _at_known_port(place, timeout)
 
 
-class _Box(ABC):
-    """A place where rank 0 leaves a text and the others find it."""
+def enter(place: Place, limits: Limits, timeout: timedelta) -> tuple[Store, Monitor]:
+    """The job's store, and this rank's watch, which ends with the script.
 
-    @abstractmethod
-    def put(self, text: str) -> None: ...
+    Where a launcher shares memory with its ranks the watch begins first, so that waiting for the others is judged too.
 
-    @abstractmethod
-    def get(self) -> str:
-        """The text; empty before rank 0 left it."""
-
-    def close(self) -> None:
-        """Removes the place, when all have read or the start failed."""
-        return
-
-
-class _PageBox(_Box):
-    def __init__(self, page: Page) -> None:
-        self._page = page
-
-    def put(self, text: str) -> None:
-        self._page.leader = text
-
-    def get(self) -> str:
-        return self._page.leader
-
-    def close(self) -> None:
-        self._page.leader = ""
+    Raises:
+        LaunchError: As `connect`.
+    """
+    monitor = None if place.shared_fd is None else Monitor.start(place, limits)
+    if monitor is not None:
+        monitor.note("wait", module="weft.init")
+        atexit.register(shutdown, monitor)
+    store = connect(place, timeout)
+    if monitor is None:
+        monitor = Monitor.start(place, limits, store)
+        monitor.note("wait", module="weft.init")
+        atexit.register(shutdown, monitor)
+    else:
+        monitor.hold(store)
+    return store, monitor
 
 
-class _AgentBox(_Box):
-    """The store of torchrun's agent; the key names the attempt."""
-
-    def __init__(self, place: Place, timeout: timedelta) -> None:
-        assert place.leader is not None and place.port is not None
-        self._key = f"weft/{hashlib.sha256(place.job.encode()).hexdigest()[:32]}"
-        self._store = TCPStore(place.leader, place.port, is_master=False, timeout=timeout)
-
-    def put(self, text: str) -> None:
-        self._store.set(self._key, text)
-
-    def get(self) -> str:
-        return self._store.get(self._key).decode() if self._store.check([self._key]) else ""
-
-    def close(self) -> None:
-        self._store.delete_key(self._key)
-
-
-class _FileBox(_Box):
-    """A file that only this user can read, for ranks of one host whose launcher offers nothing better."""
-
-    def __init__(self, place: Place) -> None:
-        job = f"{place.source}:{place.job}:{os.getppid() if place.source == 'mpich' else ''}"
-        name = f"weft-{os.getuid()}-{hashlib.sha256(job.encode()).hexdigest()[:24]}"
-        self._folder = Path(tempfile.gettempdir()) / name
-        with suppress(FileExistsError):
-            self._folder.mkdir(mode=0o700)
-        found = self._folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise LaunchError(f"{self._folder} is not a private directory of this user: remove it")
-        self._file = self._folder / "leader.json"
-
-    def put(self, text: str) -> None:
-        new = self._folder / f"{secrets.token_hex(8)}.new"
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        new.replace(self._file)
-
-    def get(self) -> str:
-        try:
-            return self._file.read_text()
-        except FileNotFoundError:
-            return ""
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._file.unlink(missing_ok=True)
-            self._folder.rmdir()
-
-
-def _through(box: _Box, place: Place, timeout: timedelta, deadline: float) -> Store:
-    """Rank 0 opens a store on a free port and leaves the address in `box`."""
+def _through(box: Box, place: Place, timeout: timedelta, deadline: float) -> Store:
+    """Rank 0 opens a store at a free address and leaves the address in `box`."""
     try:
         if place.rank == 0:
-            address, nonce = own_address(place), secrets.token_hex(16)
-            server = _serve(address, _ANY_PORT, timeout)
-            box.put(json.dumps({"address": address, "port": server.port, "nonce": nonce, "pid": os.getpid()}))
-            store = PrefixStore(nonce, server)
+            nonce = secrets.token_hex(16)
+            address = f"weft-{nonce}" if place.one_host else (own_address(place), _ANY_PORT)
+            store = _serve(address, place, nonce, timeout)
+            box.put(json.dumps({"address": store.address, "nonce": nonce, "pid": os.getpid()}))
         else:
             told = _wait_for(lambda: _told(box, place), deadline, place)
-            store = PrefixStore(told["nonce"], _join(told["address"], told["port"], timeout))
+            store = _join(told["address"], place, told["nonce"], timeout)
         _all_here(store, place, deadline)
     except BaseException:
         with suppress(RuntimeError):
@@ -193,14 +140,30 @@ def _through(box: _Box, place: Place, timeout: timedelta, deadline: float) -> St
     return store
 
 
-def _told(box: _Box, place: Place) -> dict[str, Any] | None:
-    """What rank 0 left; on one host only if that rank 0 still lives."""
-    with translated(
-        "what rank 0 left for the others cannot be read", LaunchError, "end what is left of that job"
-    ):
-        text = box.get()
-        told = json.loads(text) if text else None
-        return told if told and (not place.one_host or is_alive(told["pid"])) else None
+def _told(box: Box, place: Place) -> dict[str, Any] | None:
+    """What rank 0 left; on one host only if that rank 0 still lives.
+
+    Others may have written it: nothing of it is believed before the store has proved itself.
+
+    Raises:
+        LaunchError: It is not what rank 0 writes.
+    """
+    text = box.get()
+    if not text:
+        return None
+    what = f"rank {place.rank} was told where rank 0 is in words that are not weft's"
+    with translated(what, LaunchError, "something else writes there"):
+        told = json.loads(text)
+        address, nonce, pid = told["address"], told["nonce"], told["pid"]
+        if place.one_host:
+            known = isinstance(address, str) and address.startswith("weft-")
+        else:
+            host, port = address
+            known = isinstance(host, str) and isinstance(port, int) and 0 < port < 65536
+            told["address"] = (host, port)
+        if not known or not isinstance(nonce, str) or not isinstance(pid, int):
+            raise ValueError(f"they are {text[:80]!r}")
+    return told if not place.one_host or is_alive(pid) else None
 
 
 def _at_known_port(place: Place, timeout: timedelta) -> Store:
@@ -210,25 +173,26 @@ def _at_known_port(place: Place, timeout: timedelta) -> Store:
             f"{place.source} does not tell where rank 0 listens: set MASTER_ADDR and MASTER_PORT, "
             "or WEFT_LEADER=host:port, on all ranks"
         )
-    if place.rank == 0:
-        address = LOOPBACK if place.one_host else place.leader
-        store: Store = _serve(address, place.port, timeout)
-    else:
-        store = _join(LOOPBACK if place.one_host else place.leader, place.port, timeout)
-    key = hashlib.sha256(place.job.encode()).hexdigest()[:32]
-    return _behind_nonce(PrefixStore(f"weft/{key}", store), place, timeout)
+    key = hashlib.sha256(f"{place.job} {place.port}".encode()).hexdigest()[:32]
+    address = f"weft-{os.getuid()}-{key}" if place.one_host else (place.leader, place.port)
+    deadline = time.monotonic() + timeout.total_seconds()
+    store = (_serve if place.rank == 0 else _join)(address, place, key, timeout)
+    _all_here(store, place, deadline)
+    return store
 
 
-def _behind_nonce(store: Store, place: Place, timeout: timedelta) -> Store:
+def _of_script(place: Place, timeout: timedelta) -> Store:
+    """The store of the process group that a script has made itself, where it says nothing of the hosts' addresses."""
+    store = PrefixStore("weft", default_store())
     if place.rank == 0:
         store.set("nonce", secrets.token_hex(16))
     deadline = time.monotonic() + timeout.total_seconds()
     _wait_for(lambda: store.check(["nonce"]) or None, deadline, place)
-    secret = PrefixStore(store.get("nonce").decode(), store)
-    _all_here(secret, place, deadline)
+    own = PrefixStore(store.get("nonce").decode(), store)
+    _all_here(own, place, deadline)
     if place.rank == 0:
         store.delete_key("nonce")
-    return secret
+    return own
 
 
 def _all_here(store: Store, place: Place, deadline: float) -> None:
@@ -258,39 +222,45 @@ def _wait_for(look: Callable[[], _T | None], deadline: float, place: Place) -> _
     return found
 
 
-def _serve(address: str, port: int, timeout: timedelta) -> TCPStore:
-    """A store that listens on one address only; torch's own would listen on all of them."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((address, port))
-        except OSError as error:
-            reasons = {
-                errno.EADDRINUSE: "the port is in use, perhaps by another job: choose another one",
-                errno.EADDRNOTAVAIL: "rank 0 does not run on that host: say where it does",
-            }
-            reason = reasons.get(error.errno or 0, str(error))
-            raise LaunchError(
-                f"rank 0 cannot listen on {address}:{port}: {reason} with WEFT_LEADER=host:port"
-            ) from error
-        listener.listen(1024)
-        port = listener.getsockname()[1]
-        return TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timeout,
-            master_listen_fd=listener.detach(),
-        )
+def _kept(store: JobStore) -> JobStore:
+    KEPT.append(store)
+    return store
 
 
-def _join(address: str, port: int, timeout: timedelta) -> TCPStore:
+def _secret(place: Place, nonce: str) -> bytes:
+    """What both ends of a connection have to know."""
+    return hashlib.sha256(f"{place.token}:{nonce}".encode()).digest()
+
+
+def _serve(address: Address, place: Place, nonce: str, timeout: timedelta) -> JobStore:
+    """The store itself, and rank 0's own connection to it."""
     try:
-        return TCPStore(address, port, is_master=False, timeout=timeout)
+        listener = listen(address)
+    except OSError as error:
+        reasons = {
+            errno.EADDRINUSE: "the port is in use, perhaps by another job: choose another one",
+            errno.EADDRNOTAVAIL: "rank 0 does not run on that host: say where it does",
+        }
+        reason = reasons.get(error.errno or 0, str(error))
+        shown = f"port {place.port}" if isinstance(address, str) else f"{address[0]}:{address[1]}"
+        raise LaunchError(f"rank 0 cannot listen on {shown}: {reason} with WEFT_LEADER=host:port") from error
+    if not place.one_host and not place.token:
+        log.warning(
+            "the job spans hosts and has no token: whoever reaches %s and learns the job's name can join it; set "
+            "WEFT_TOKEN to the same secret text on all hosts", address[0],
+        )  # fmt: skip
+    if not isinstance(address, str):
+        address = (address[0], listener.getsockname()[1])
+    secret = _secret(place, nonce)
+    return _kept(JobStore(address, secret, timeout, Server(listener, secret)))
+
+
+def _join(address: Address, place: Place, nonce: str, timeout: timedelta) -> JobStore:
+    try:
+        return _kept(JobStore(address, _secret(place, nonce), timeout))
     except RuntimeError as error:
-        raise LaunchError(f"the store of rank 0 at {address}:{port} does not answer: {error}") from error
+        shown = f"port {place.port}" if isinstance(address, str) else f"{address[0]}:{address[1]}"
+        raise LaunchError(f"the store of rank 0 at {shown} does not answer: {error}") from error
 
 
 def own_address(place: Place) -> str:

@@ -161,4 +161,4 @@ def clock_identity() -> bytes:
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
         return hashlib.sha256(boot).digest()[:16]
-    return hashlib.sha256(socket.gethostname().encode()).digest()[:16]
+    return hashlib.sha256(socket.gethostname().encode(errors="replace")).digest()[:16]

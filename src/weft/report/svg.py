@@ -6,6 +6,7 @@ from html import escape
 
 from weft.report.shapes import Box, Line, Note, Picture
 from weft.report.styles import IDLE, STYLES, TILE
+from weft.visible import LINES, visible
 
 _STYLE = """\
 text { font: 13px "DejaVu Sans", Verdana, Helvetica, Arial, sans-serif; fill: #24292f }
@@ -68,9 +69,5 @@ def _fill(kind: str) -> str:
 
 
 def text(value: str) -> str:
-    """The one place where text enters the picture: no markup, no characters that XML forbids."""
-    return escape("".join(character for character in value if _allowed(character)), quote=True)
-
-
-def _allowed(character: str) -> bool:
-    return " " <= character < "\ud800" or "\ue000" <= character < "\ufffe" or character > "\uffff"
+    """The one place where text enters the picture: no markup, and nothing that cannot be seen or that XML forbids."""
+    return escape(visible(value, LINES), quote=True)

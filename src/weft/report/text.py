@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from weft.errors import UsageError
 from weft.units import format_bytes
+from weft.visible import visible
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], align: str = "") -> str:
@@ -14,7 +15,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], align: str =
 
     Args:
         headers: One for each column.
-        rows: What to show; each cell as `str` shows it.
+        rows: What to show; each cell as `str` shows it, what cannot be seen written out.
         align: For each column `<` (left) or `>` (right); left where it says nothing.
 
     >>> print(table(["unit", "ms"], [["embedding", 0.5], ["head", 12.25]], "<>"))
@@ -23,7 +24,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], align: str =
     embedding    0.5
     head       12.25
     """
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[visible(str(cell)) for cell in row] for row in rows]
     for number, row in enumerate(cells):
         if len(row) != len(headers):
             raise UsageError(

@@ -8,7 +8,6 @@ Alone       one process, which nobody watches
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -18,7 +17,7 @@ from typing import Any
 from weft.runtime.failure import Failure
 from weft.runtime.heartbeat import Page, Sign, Slot, State
 from weft.runtime.judge import Judge, Verdict
-from weft.runtime.process import is_alive
+from weft.runtime.process import host_name, is_alive
 
 _FIRST_SECONDS = 0.02
 """Between two looks for ranks that have not shown any sign yet."""
@@ -173,7 +172,7 @@ class Stored(Board):
 
     def local(self, rank: int) -> bool:
         """Whether a watched rank runs on this host."""
-        return rank in self._seen and self._seen[rank].host == socket.gethostname()
+        return rank in self._seen and self._seen[rank].host == host_name()
 
     def gone(self) -> Verdict | None:
         """The first watched rank of this host whose process ended before its time.

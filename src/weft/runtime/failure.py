@@ -9,20 +9,28 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
+import sysconfig
 import time
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import TracebackType
 
+import weft
 from weft.errors import PeerError
 from weft.runtime.heartbeat import Sign
+from weft.runtime.process import host_name
+from weft.visible import LINES, visible
 
 _LOST = re.compile(
     r"Connection (closed by|reset by|refused)|Broken pipe|pair closure|connection was (closed|aborted)"
     r"|Socket closed|[Rr]emote process|recvValue failed|sendBytes failed|Timed out waiting",
 )
 _TRACEBACK_BYTES = 20_000
+_SHORT = 4
+"""The own line in a traceback of so many frames is found at once."""
+_LIBRARIES = (str(Path(weft.__file__).parent), sysconfig.get_paths()["stdlib"])
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,7 @@ class Failure:
         text: The exception's message.
         where: The step, microbatch, phase and module, in words.
         time: Seconds on the monotonic clock of its host.
+        line: Where the script's own code was at that time; empty if the traceback shows that at once.
         victim: It only failed because another rank went away.
         peer: The rank that went away, if the victim knows.
     """
@@ -48,6 +57,7 @@ class Failure:
     time: float = 0.0
     victim: bool = False
     peer: int | None = None
+    line: str = ""
 
     @classmethod
     def of(cls, error: BaseException, rank: int, sign: Sign) -> Failure:
@@ -58,13 +68,14 @@ class Failure:
             full = f"...\n{full[-_TRACEBACK_BYTES:]}"
         return cls(
             rank=rank,
-            host=socket.gethostname(),
+            host=host_name(),
             pid=os.getpid(),
             kind=type(error).__name__,
-            text=clean(str(error))[:2000],
-            traceback=clean(full, keep="\n\t"),
+            text=visible(str(error).replace("\n", " "))[:2000],
+            traceback=visible(full, LINES),
             where=sign.where(),
             time=time.monotonic(),
+            line=visible(own_line(error.__traceback__)),
             victim=lost is not None,
             peer=lost.rank if isinstance(lost, PeerError) else sign.peer if lost is not None else None,
         )
@@ -79,6 +90,10 @@ class Failure:
         text = f": {self.text.splitlines()[0]}" if self.text else ""
         return f"rank {self.rank} on {self.host} (pid {self.pid}) failed{where}: {self.kind}{text}"
 
+    def details(self) -> str:
+        """The script's own line, if it is hard to find, and the traceback."""
+        return "\n".join(part for part in (self.line, self.traceback.rstrip()) if part)
+
     def to_json(self, limit: int = 1 << 20) -> str:
         """JSON of at most `limit` bytes; the start of the traceback goes first."""
         values = asdict(self)
@@ -91,6 +106,16 @@ class Failure:
         values = json.loads(text)
         failure = cls(**{field.name: values[field.name] for field in fields(cls)})
         return failure
+
+
+def own_line(trace: TracebackType | None) -> str:
+    """The innermost line of a long traceback that is neither weft's nor a library's; empty if there is none."""
+    frames = traceback.extract_tb(trace)
+    for frame in reversed(frames if len(frames) > _SHORT else ()):
+        if not frame.filename.startswith(("<", *_LIBRARIES)) and "site-packages" not in frame.filename:
+            line = f": {frame.line}" if frame.line else ""
+            return f"at {frame.filename}, line {frame.lineno}, in {frame.name}{line}"
+    return ""
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -117,15 +142,3 @@ def is_lost_peer(error: BaseException) -> bool:
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
     """The earliest failure that is not only a consequence; else the earliest."""
     return min(failures, key=lambda failure: (failure.victim, failure.time), default=None)
-
-
-def clean(text: str, keep: str = "") -> str:
-    """`text` without what could steer a terminal, but for the characters to keep.
-
-    >>> clean("a\\x1b[2J\\nb", keep="\\n")
-    'a?[2J\\nb'
-    """
-    return "".join(
-        character if character.isprintable() or character in keep else " " if character == "\n" else "?"
-        for character in text
-    )

@@ -5,7 +5,7 @@ rank keeps its last sign in a page of memory: one slot a rank, written in place.
 is an anonymous file that the launcher shares with its ranks: it needs no lock, no answer and no clean-up.
 
     header                    magic  ranks  ending | leader: length, JSON
-    slot, once for a rank     life: state pid beat heartbeat stall | work: notes step microbatch sequence
+    slot, once for a rank     life: state pid beat heartbeat stall | work: notes step microbatch evaluations
                               peer phase module | report: length, JSON
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import socket
 import struct
 import tempfile
 from collections.abc import Mapping
@@ -22,6 +21,8 @@ from enum import IntEnum
 from typing import Any
 
 from weft.errors import LaunchError
+from weft.runtime.process import host_name
+from weft.visible import visible
 
 WAITING = frozenset({"wait", "receive", "send", "collective", "barrier"})
 """The phases in which a rank does nothing but wait for another one."""
@@ -51,7 +52,13 @@ class State(IntEnum):
 
 @dataclass(frozen=True)
 class Sign:
-    """One rank as last seen."""
+    """One rank as last seen.
+
+    Attributes:
+        step: The number of its last step, those for evaluation included.
+        evaluations: How many of them had no backward pass.
+        evaluates: The last one is one of these.
+    """
 
     state: State = State.ABSENT
     pid: int = 0
@@ -61,8 +68,9 @@ class Sign:
     notes: int = 0
     step: int | None = None
     microbatch: int | None = None
-    sequence: int | None = None
     peer: int | None = None
+    evaluations: int = 0
+    evaluates: bool = False
     phase: str = ""
     module: str = ""
     host: str = ""
@@ -85,16 +93,23 @@ class Sign:
         >>> Sign(step=3, microbatch=1, phase="forward", module="layers.0").where()
         'step 3, microbatch 1, forward of layers.0'
         """
-        parts = [
-            f"{name} {number}"
-            for name, number in (("step", self.step), ("microbatch", self.microbatch))
-            if number is not None
-        ]
+        parts = [self.which_step()] if self.step is not None else []
+        if self.microbatch is not None:
+            parts.append(f"microbatch {self.microbatch}")
         if self.phase:
             parts.append(f"{self.phase} of {self.module}" if self.module else self.phase)
         elif self.module:
             parts.append(self.module)
         return ", ".join(parts)
+
+    def which_step(self) -> str:
+        """The step as people count: those that train, and apart from them those that only evaluate.
+
+        >>> Sign(step=5, evaluations=2).which_step(), Sign(step=5, evaluations=2, evaluates=True).which_step()
+        ('step 3', 'evaluation step 2 after step 3')
+        """
+        trained = f"step {(self.step or 0) - self.evaluations}"
+        return f"evaluation step {self.evaluations} after {trained}" if self.evaluates else trained
 
     def last_seen(self) -> str:
         """`where`, to be added to a sentence."""
@@ -129,7 +144,7 @@ class Page:
 
     def __init__(self, memory: mmap.mmap, ranks: int) -> None:
         self._memory = memory
-        self._host = socket.gethostname()
+        self._host = host_name()
         self.ranks = ranks
 
     @classmethod
@@ -197,13 +212,16 @@ class Page:
                 break
         state, pid, beat, heartbeat, stall = _LIFE.unpack_from(seen, 0)
         notes, *numbers, phase, module = _WORK.unpack_from(seen, _WORK_AT)
-        texts = [_clean(field.rstrip(b"\0").decode(errors="replace")) for field in (phase, module)]
-        places = [None if number < 0 else number for number in numbers] if notes else [None] * 4
+        texts = [visible(field.rstrip(b"\0").decode(errors="replace")) for field in (phase, module)]
+        places = [None if number < 0 else number for number in numbers] if notes else [None, None, 0, None]
         if state == State.ABSENT:
             return Sign()
         life = (State(state & 3), pid, beat, heartbeat, stall)
-        step, microbatch, sequence, peer = places
-        return Sign(*life, notes, step, microbatch, sequence, peer, texts[0], texts[1], self._host)
+        step, microbatch, counted, peer = places
+        evaluations, evaluates = divmod(counted or 0, 2)
+        return Sign(
+            *life, notes, step, microbatch, peer, evaluations, bool(evaluates), texts[0], texts[1], self._host
+        )
 
     def signs(self) -> dict[int, Sign]:
         return {rank: self.sign(rank) for rank in range(self.ranks)}
@@ -246,7 +264,8 @@ class Slot:
         self._work_at = at + _WORK_AT
         self._notes = 0
         self._beat = 0
-        self._step = self._sequence = -1
+        self._step = -1
+        self._evaluations = 0
         self._phases = _Names(24)
         self._modules = _Names(104)
 
@@ -261,38 +280,30 @@ class Slot:
         self._beat += 1
         _BEAT.pack_into(self._memory, self._at + _BEAT_AT, self._beat)
 
+    def count_evaluations(self, count: int, now: bool) -> None:
+        """From the next note on: how many steps so far were for evaluation, and whether this one is."""
+        self._evaluations = 2 * count + now
+
     def note(
         self,
         phase: str,
         step: int | None = None,
         microbatch: int | None = None,
         module: str | None = None,
-        sequence: int | None = None,
         peer: int | None = None,
     ) -> None:
-        """What the rank turns to now. `step` and `sequence` stay as they were where they are None."""
+        """What the rank turns to now. `step` stays as it was where it is None."""
         self._notes += 1
         if step is not None:
             self._step = step
-        if sequence is not None:
-            self._sequence = sequence
         _WORK.pack_into(
             self._memory,
             self._work_at,
             self._notes,
             self._step,
             -1 if microbatch is None else microbatch,
-            self._sequence,
+            self._evaluations,
             -1 if peer is None else peer,
             self._phases[phase],
             self._modules[module],
         )
-
-
-def _clean(text: str) -> str:
-    """`text` without what could steer a terminal.
-
-    >>> _clean("layers.0\\x1b[2J")
-    'layers.0?[2J'
-    """
-    return "".join(character if character.isprintable() else "?" for character in text)

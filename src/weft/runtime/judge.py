@@ -2,7 +2,7 @@
 
     frozen    no beat for `heartbeat` seconds: stopped, or its interpreter is locked
     left      a rank came to its end while another one still waits for it
-    stalled   somebody waits, and no rank turned to anything new for `stall` seconds
+    stalled   somebody waits, or all have come to their end, and no rank turned to anything new for `stall` seconds
 
 Time in which the judge itself did not run (the machine slept, its output was blocked) counts for nobody.
 """
@@ -10,7 +10,7 @@ Time in which the judge itself did not run (the machine slept, its output was bl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.runtime.heartbeat import Sign, State
 
@@ -102,12 +102,17 @@ class Judge:
 
     def _stalled(self, signs: Mapping[int, Sign]) -> Verdict | None:
         rest = {rank: sign for rank, sign in signs.items() if sign.state is State.RUNNING}
+        if not rest:  # they wait for each other's last words
+            rest = {
+                rank: replace(sign, state=State.RUNNING, phase="barrier", module="the job's end")
+                for rank, sign in signs.items()
+            }
         if not self._sees_all or not any(sign.waiting for sign in rest.values()):
             return None
         if not all(0 < sign.stall < self._idle(rank) for rank, sign in rest.items()):
             return None
         behind = [rank for rank, sign in rest.items() if not sign.waiting]
-        suspects = behind or sorted(rest, key=lambda rank: rest[rank].sequence or rest[rank].step or 0)
+        suspects = behind or sorted(rest, key=lambda rank: rest[rank].step or 0)
         parts = [
             f"{rest[rank].who(rank)} in {rest[rank].where()} for {self._idle(rank):.1f} s"
             for rank in [*suspects, *(rank for rank in rest if rank not in suspects)]
@@ -122,7 +127,7 @@ def leaving_text(rank: int, sign: Sign, others: Mapping[int, Sign]) -> str:
     >>> leaving_text(1, Sign(step=3), {0: Sign(step=4, phase="receive")})
     'rank 1 left at step 3 while rank 0 still needs it: step 4, receive'
     """
-    at = f" at step {sign.step}" if sign.step is not None else ""
+    at = f" at {sign.which_step()}" if sign.step is not None else ""
     named = [f"rank {other}" for other in others]
     needs = "still needs it" if len(named) == 1 else "still need it"
     doing = next((seen.where() for seen in others.values() if seen.where()), "")

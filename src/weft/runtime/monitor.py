@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from weft.runtime.board import Board, Launched, Stored
+from weft.runtime.early import report as report_early
 from weft.runtime.failure import Failure, chain, root_cause
 from weft.runtime.heartbeat import Page, Sign, State
 from weft.runtime.judge import Verdict
@@ -49,6 +50,11 @@ class Limits:
 
     heartbeat: float = 30.0
     stall: float = 600.0
+
+    @property
+    def start(self) -> float:
+        """Seconds after which a job counts as stalled whose ranks have not all come: they may import much first."""
+        return max(self.stall, 300.0)
 
     @property
     def interval(self) -> float:
@@ -87,11 +93,15 @@ class Monitor:
         else:
             board = Launched(Page.private(1), 0, reports_itself=True)
         monitor = cls(place, limits, board)
-        monitor._store = store  # on rank 0 the store ends with its last reference
+        monitor.hold(store)
         board.slot.open(limits.heartbeat, limits.stall)
         if place.shared_fd is not None or place.world_size > 1:
             monitor._attach()
         return monitor
+
+    def hold(self, store: Any) -> None:
+        """Keeps the store: on rank 0 it ends with its last reference."""
+        self._store = store
 
     def _attach(self) -> None:
         if self._place.launched:
@@ -163,6 +173,10 @@ class Monitor:
             self._board.report(failure)
         return failure
 
+    def count_evaluations(self, count: int, now: bool) -> None:
+        """How many steps so far had no backward pass, and whether the present one has none."""
+        self._board.slot.count_evaluations(count, now)
+
     def signs(self) -> dict[int, Sign]:
         """What the ranks show of themselves, as far as this one sees them."""
         with suppress(RuntimeError):
@@ -176,7 +190,7 @@ class Monitor:
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if os.getpid() != self._process or hasattr(sys, "ps1"):
+        if os.getpid() != self._process or hasattr(sys, "ps1") or self._stop.is_set():
             self._previous_hook(kind, error, trace)
             return
         if issubclass(kind, KeyboardInterrupt):
@@ -185,7 +199,7 @@ class Monitor:
             time.sleep(_LAST_SECONDS)  # what broke here is a consequence; the judging thread ends the process
             exit_now(1)
         failure = self.fail(error)
-        if self._previous_hook is not sys.__excepthook__:
+        if self._previous_hook not in (sys.__excepthook__, report_early):
             self._previous_hook(kind, error, trace)
         elif self._board.reports_itself:
             _say(self._own_report(failure))
@@ -198,7 +212,7 @@ class Monitor:
 
     def _own_report(self, failure: Failure) -> str:
         if not failure.victim:
-            return f"weft: {failure.headline()}\n{failure.traceback.rstrip()}"
+            return f"weft: {failure.headline()}\n{failure.details()}"
         text = f"weft: rank {failure.rank} ends as it lost its connection to another rank"
         for _ in range(10):  # the cause takes a moment to be seen
             cause = self.first_failure()

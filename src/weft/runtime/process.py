@@ -8,8 +8,11 @@ import faulthandler
 import logging
 import os
 import signal
+import socket
 import sys
 from typing import NoReturn
+
+from weft.visible import visible
 
 _PR_SET_PDEATHSIG = 1
 
@@ -34,11 +37,29 @@ def die_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
 
+def _state(pid: int) -> bytes:
+    """The letter that Linux has for what a process does."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0]
+
+
+def host_name() -> str:
+    """This host's name, as it may be shown."""
+    return visible(socket.gethostname())
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process of this host stands still because of a signal or a debugger; False where nobody can say."""
+    try:
+        return _state(pid) in (b"T", b"t")
+    except OSError:
+        return False
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process of this host still runs; one that ended and was not waited for does not."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+        return _state(pid) not in (b"Z", b"X")
     except FileNotFoundError:
         if os.path.exists("/proc/self/stat"):
             return False

@@ -105,23 +105,26 @@ def compare_start(session: Session, models: list[Any], call: str, outline: str) 
     compare_models(session, models, "world")
     wanted = session.settings.inputs
     if wanted == "any":
-        calls = gather_texts(call, session.group("mp"))
+        with session.doing("the comparison of inputs"):
+            calls = gather_texts(call, session.group("mp"))
         session.first_inputs = len(set(calls)) > 1
         if session.first_inputs and session.position("pp") == 0:
             log.info("the ranks of a pipeline have different inputs: the step gets those of the first rank")
     else:
         session.first_inputs = wanted == "first"
-    _compare({"input": outline if session.first_inputs else call}, session.peers("mp"), session.group("mp"))
+    _compare(session, {"input": outline if session.first_inputs else call}, "mp")
 
 
 def compare_models(session: Session, models: list[Any], axis: str) -> None:
     """The ranks along an axis of the mesh have the same models; else :class:`DivergenceError` on all of them."""
     shown = {f"model {number}": describe_model(model.module) for number, model in enumerate(models)}
-    _compare(shown, session.peers(axis), session.group(axis))
+    _compare(session, shown, axis)
 
 
-def _compare(shown: dict[str, str], ranks: tuple[int, ...], group: Any) -> None:
-    texts = gather_texts(json.dumps(shown), group)
+def _compare(session: Session, shown: dict[str, str], axis: str) -> None:
+    ranks = session.peers(axis)
+    with session.doing("the comparison of models and inputs"):
+        texts = gather_texts(json.dumps(shown), session.group(axis))
     difference = first_difference({rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)})
     if difference:
         difference = difference.replace("the ranks were started differently", "the ranks differ")

@@ -218,7 +218,8 @@ def compare(session: Session, steps: list[tuple[float, dict[str, float]]]) -> No
         "step_s": median(step_s for step_s, _ in steps),
         "times": {key: median(times.get(key, 0.0) for _, times in steps) for key in steps[0][1]},
     }
-    texts = gather_texts(json.dumps(own), session.group("pp"))
+    with session.doing("the comparison of step times"):
+        texts = gather_texts(json.dumps(own), session.group("pp"))
     answer = agree_on(session, lambda: _answer(session, [json.loads(text) for text in texts]))
     if answer.strip():
         session.chosen = Chosen.from_json(answer)

@@ -210,15 +210,16 @@ class DistributedModel(nn.Module):
         if self.optimizer is not None:
             self.optimizer.forget_remote()
         session = state.session()
-        synchronise(session, self)
-        if session.settings.sharded_data_parallel_degree > 1:
-            shard(session, self.module)
-            self.sharded = True
-        self.outline = Outline(self.module, not self.sharded)
-        if self.reducer is not None:
-            self.reducer.close()
-        self.reducer = make_reducer(session, self, self._options)
-        self._use_comm_hook()
+        with session.doing("the first weights of replicas"):
+            synchronise(session, self)
+            if session.settings.sharded_data_parallel_degree > 1:
+                shard(session, self.module)
+                self.sharded = True
+            self.outline = Outline(self.module, not self.sharded)
+            if self.reducer is not None:
+                self.reducer.close()
+            self.reducer = make_reducer(session, self, self._options)
+            self._use_comm_hook()
         if self._deferred_state is not None:
             content, strict = self._deferred_state
             self._deferred_state = None

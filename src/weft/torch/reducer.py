@@ -15,7 +15,7 @@ the end of the step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,7 @@ class Reducer:
         votes: The small sums beside the gradients; sparse gradients, which NCCL does not sum, go through its group.
         options: See :class:`ReducerOptions`.
         buffers: This rank's buffers, asked for when they are needed.
+        announced: Entered where this rank waits for the others and nobody else has said so.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Reducer:
         votes: Votes,
         options: ReducerOptions,
         buffers: Callable[[], Sequence[Tensor]] = tuple,
+        announced: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.lane = lane
         self.votes = votes
@@ -91,6 +93,7 @@ class Reducer:
         self._everything = list(named)
         self.group = group
         self._buffers = buffers
+        self._announced = announced
         self._buckets: list[Bucket] | None = None
         self._signature: tuple[Any, ...] = ()
         self._passes = 0
@@ -143,7 +146,7 @@ class Reducer:
         if not self._active:
             if self._suspended or not self.options.outside:
                 return
-            at_end_of_backward(self.finish)
+            at_end_of_backward(self._finish_outside)
             self.begin()
         self._seen[number] += 1
         self._last_arrival[number] = self._clock
@@ -166,6 +169,10 @@ class Reducer:
             bucket.pending -= 1
             if bucket.number == self._launched and not bucket.pending:
                 self._launch_full()
+
+    def _finish_outside(self) -> None:
+        with self._announced():
+            self.finish()
 
     def finish(self) -> None:
         """The step has ended: all replicas have the averages when this returns."""

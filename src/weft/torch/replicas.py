@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from weft.reduce.compression import make
 from weft.reduce.lane import Lane
 from weft.torch.recording import recorded
 from weft.torch.reducer import Reducer, ReducerOptions
-from weft.torch.state import GROUP_TIMEOUT, Session
+from weft.torch.state import Session
 from weft.torch.votes import Votes
 
 
@@ -51,12 +52,13 @@ def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reduc
     on_gpus, own_gpus = session.device.type == "cuda", session.nccl
     settings = session.settings
     compression = make(settings.compression) if settings.compression else None
-    group = new_group(ranks, backend_of(session))
+    group = new_group(session, ranks, backend_of(session))
     # A compression has a thread, whose messages must not meet those of this one in the same group.
-    beside = new_group(ranks, "gloo") if own_gpus or compression else group
+    beside = new_group(session, ranks, "gloo") if own_gpus or compression else group
     device = session.device if own_gpus else torch.device("cpu")
     algorithm = "direct" if on_gpus and not own_gpus else settings.all_reduce
-    collective = choose(group, algorithm, device=device, compressed=compression is not None)
+    compressed = compression is not None
+    collective = choose(group, algorithm, device=device, compressed=compressed, timeout=session.timeout)
     known = weakref.ref(model)
 
     def buffers() -> Sequence[Tensor]:
@@ -67,7 +69,8 @@ def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reduc
     lane = Lane(collective, compression)
     named = list(model.local_named_parameters())
     own = beside if compression else group
-    reducer = Reducer(named, lane, own, Votes(beside), options, buffers)
+    announced = partial(session.doing, "the gradients")
+    reducer = Reducer(named, lane, own, Votes(beside), options, buffers, announced)
     weakref.finalize(reducer, lane.close).atexit = False
     return reducer
 
@@ -77,9 +80,9 @@ def backend_of(session: Session) -> str:
     return "nccl" if session.nccl else "gloo"
 
 
-def new_group(ranks: tuple[int, ...], backend: str) -> Any:
+def new_group(session: Session, ranks: tuple[int, ...], backend: str) -> Any:
     """A group for the reducer alone, so that its sums never mix with those of a script."""
-    return dist.new_group(ranks, GROUP_TIMEOUT, backend, use_local_synchronization=True)
+    return dist.new_group(ranks, session.timeout, backend, use_local_synchronization=True)
 
 
 def begin_step(session: Session, microbatches: int) -> None:

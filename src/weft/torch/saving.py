@@ -19,7 +19,7 @@ from typing import Any
 from weft.checkpoint.folder import Lock, Writer, explain
 from weft.checkpoint.index import Entry, Index, Shard
 from weft.checkpoint.meeting import Meeting
-from weft.checkpoint.names import shard_name
+from weft.checkpoint.names import SAVING, check_told, folder_name, shard_name
 from weft.errors import CheckpointError, UsageError, WeftError
 from weft.torch.parts import Part
 from weft.torch.shard_file import staged, write_shard
@@ -177,6 +177,7 @@ def run(session: Session, request: Request, make: Callable[[], Part]) -> SaveRep
         meeting = saves.meeting(request.what, request.everybody)
         part, tensors, fault = _prepared(request, make)
         writer, ranks, folder = _begin(meeting, request, saves, fault)
+        check_told(folder, Path(request.root), f"{SAVING}{request.tag}-")
     finally:
         session.monitor.note("", session.steps)
     if session.rank not in ranks:
@@ -187,6 +188,7 @@ def run(session: Session, request: Request, make: Callable[[], Part]) -> SaveRep
 
     def work() -> SaveReport:
         final = _write(meeting, request, part, tensors, folder, writer, ranks)
+        check_told(final, Path(request.root), folder_name(request.tag))
         total_s = time.monotonic() - began
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         report = SaveReport(final, size, blocked_s if request.background else total_s, total_s)

@@ -35,10 +35,10 @@ def _mesh(session: Session) -> DeviceMesh:
     grid = torch.tensor(ranks).view(-1, degree)
     at = session.position("rdp")
     backend, device = backend_of(session), session.device.type
-    row = new_group(tuple(grid[at // degree].tolist()), backend)
+    row = new_group(session, tuple(grid[at // degree].tolist()), backend)
     if degree == len(ranks):
         return DeviceMesh.from_group(row, device, mesh_dim_names=("shard",))
-    column = new_group(tuple(grid[:, at % degree].tolist()), backend)
+    column = new_group(session, tuple(grid[:, at % degree].tolist()), backend)
     return DeviceMesh.from_group([column, row], device, mesh=grid, mesh_dim_names=("replicate", "shard"))
 
 

@@ -35,9 +35,8 @@ from weft.torch.pipeline import Pipeline
 from weft.torch.random_state import Streams, mix
 from weft.transport.rings import Rings
 from weft.transport.torch_dist import TorchChannel
+from weft.visible import keep_log_visible
 
-TIMEOUT = timedelta(seconds=300)
-GROUP_TIMEOUT = timedelta(minutes=30)
 # Who sees all ranks names the one that holds the others up; a rank that only waits speaks this much later.
 JUDGE_S = 5.0
 
@@ -65,6 +64,7 @@ class Session:
     huge_pages: HugePages = field(default_factory=HugePages)
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     steps: int = 0
+    evaluations: int = 0
     tracing: bool = False
     asked: bool = False
     unproved: str = ""
@@ -82,16 +82,31 @@ class Session:
     store: Any = None
     saves: Any = None
     nccl: bool = False
+    waits: list[str] = field(default_factory=list)
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
         """What this rank does outside of microbatches, for reports of ranks that fail or wait."""
         self.check_outside(what)
+        self.waits.append(what)
         self.monitor.note("collective", self.steps, None, what)
         try:
             yield
         finally:
-            self.monitor.note("", self.steps)
+            self.waits.pop()
+            outer = self.waits[-1] if self.waits else None
+            self.monitor.note("collective" if outer else "", self.steps, None, outer)
+
+    def count_step(self, evaluates: bool) -> None:
+        """One more step begins; people count those apart that only evaluate."""
+        self.steps += 1
+        self.evaluations += evaluates
+        self.monitor.count_evaluations(self.evaluations, evaluates)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a collective waits for the other ranks."""
+        return timeout_of(self.settings)
 
     @property
     def in_step(self) -> bool:
@@ -126,17 +141,18 @@ class Session:
         if axis == "world" and default_takes_host_tensors():
             return dist.group.WORLD
         if ranks not in self.groups:  # this rank alone, so nobody else needs to take part
-            self.groups[ranks] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+            self.groups[ranks] = dist.new_group(ranks, self.timeout, "gloo", use_local_synchronization=True)
         return self.groups[ranks]
 
     def connect_replicas(self) -> None:
         """A channel between the ranks with the same part of the model, beside the pipeline's; every rank calls this."""
         if self.pipeline is None or self.replicas is not None or self.mesh.rdp == 1:
             return
-        made = {ranks: dist.new_group(ranks, backend="gloo") for ranks in self.mesh.groups("rdp")}
-        mailbox = self.pipeline.channel.mailbox
-        group = made[self.peers("rdp")]
-        self.replicas = TorchChannel(group, self.device, mailbox=mailbox, rings=rings_of(group, self.device))
+        with self.doing("the channel between replicas"):
+            made = {ranks: dist.new_group(ranks, self.timeout, "gloo") for ranks in self.mesh.groups("rdp")}
+            group = made[self.peers("rdp")]
+            rings = rings_of(group, self.device)
+        self.replicas = TorchChannel(group, self.device, mailbox=self.pipeline.channel.mailbox, rings=rings)
 
     def position(self, axis: str) -> int:
         return self.mesh.position(axis, self.place.rank)
@@ -185,23 +201,32 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     from weft.torch.self_check import check  # it runs what is built on sessions
 
     check(place.rank == 0)
+    keep_log_visible()
     keep_memory(os.environ)  # before there are more threads
-    store = rendezvous.connect(place, TIMEOUT)
-    monitor = Monitor.start(place, Limits(settings.heartbeat_timeout, settings.wait_timeout), store)
-    atexit.register(rendezvous.shutdown, monitor)
-    agree(store, place, described(settings), TIMEOUT)
+    timeout = timeout_of(settings)
+    limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
+    patience = timedelta(seconds=limits.start + JUDGE_S)
+    store, monitor = rendezvous.enter(place, limits, patience)
+    agree(store, place, described(settings), patience)
     recorder = recording.open_recorder(settings, place)
     device = choose_device(place)
     if place.world_size > 1:
-        rendezvous.init_process_group(place, store, "gloo", GROUP_TIMEOUT)
+        rendezvous.init_process_group(place, store, "gloo", timeout)
     mesh = Mesh(place.world_size, settings.partitions, placement=settings.placement_strategy)
-    _session = Session(settings, place, mesh, device, make_groups(mesh, place.rank), Streams(device), monitor)
+    groups = make_groups(mesh, place.rank, timeout)
+    _session = Session(settings, place, mesh, device, groups, Streams(device), monitor)
     _session.store = store
     _session.nccl = device.type == "cuda" and dist.is_nccl_available() and have_own_gpus(_session)
     if settings.partitions > 1:
         _connect(_session)
     recording.start(_session, recorder)
+    monitor.note("")
     atexit.register(_leave)
+
+
+def timeout_of(settings: Settings) -> timedelta:
+    """How long a collective waits: longer than the judge, who knows whom to blame."""
+    return timedelta(seconds=settings.wait_timeout + JUDGE_S)
 
 
 def described(settings: Settings) -> dict[str, str]:
@@ -256,7 +281,7 @@ def _connect(session: Session) -> None:
     hooks = Hooks(
         resume=lambda m: _resume(session, m),
         note=lambda phase, microbatch, peer: monitor.note(
-            phase, session.steps, microbatch, None, None, None if peer is None else rank_of(peer)
+            phase, session.steps, microbatch, None, None if peer is None else rank_of(peer)
         ),
         locate=monitor.locate,
     )
@@ -302,7 +327,7 @@ def default_takes_host_tensors() -> bool:
     return "gloo" in dist.get_backend()
 
 
-def make_groups(mesh: Mesh, rank: int) -> dict[tuple[int, ...], Any]:
+def make_groups(mesh: Mesh, rank: int, timeout: timedelta) -> dict[tuple[int, ...], Any]:
     """The gloo groups of ``rank``; every rank takes part in making all of them.
 
     One for all axes with the same ranks, and none for a rank alone: each keeps a thread that never sleeps for long.
@@ -311,7 +336,7 @@ def make_groups(mesh: Mesh, rank: int) -> dict[tuple[int, ...], Any]:
         return {}
     axes = ("pp", "tp", "rdp", "dp", "mp", *(() if default_takes_host_tensors() else ("world",)))
     wanted = dict.fromkeys(ranks for axis in axes for ranks in mesh.groups(axis))
-    made = {ranks: dist.new_group(ranks, backend="gloo") for ranks in wanted if len(ranks) > 1}
+    made = {ranks: dist.new_group(ranks, timeout, "gloo") for ranks in wanted if len(ranks) > 1}
     return {ranks: group for ranks, group in made.items() if rank in ranks}
 
 
@@ -339,7 +364,8 @@ def direct_groups(session: Session) -> dict[tuple[int, int], Any]:
         return direct
     for ranks in session.mesh.groups("pp"):
         for sender, receiver in itertools.permutations(ranks, 2):
-            group = dist.new_group(sorted((sender, receiver)), backend="nccl", device_id=session.device)
+            pair = sorted((sender, receiver))
+            group = dist.new_group(pair, session.timeout, "nccl", device_id=session.device)
             if session.rank in (sender, receiver):
                 direct[ranks.index(sender), ranks.index(receiver)] = group
     return direct
@@ -378,8 +404,10 @@ def _leave() -> None:
     if leaving.saves is not None:
         leaving.saves.close()
     if not leaving.broken:
+        leaving.monitor.note("wait", leaving.steps, None, "weft.shutdown")
         for channel in channels:
             channel.flush()
+        leaving.monitor.note("", leaving.steps)
     if leaving.executor is not None:
         leaving.executor.close()
     recording.stop(leaving)

@@ -45,7 +45,7 @@ class Step:
     ) -> None:  # fmt: skip
         self.function = function
         self.weight = weight
-        self._trains = False
+        self._trains = self._ran = False
         self.cut = cut
         self.detach_outputs = detach_outputs
         self._orders: dict[Any, Order] = {}
@@ -82,17 +82,24 @@ class Step:
             session.huge_pages.look()
         begin_step(session, batch.microbatches)
         if session.pipeline is None:
-            session.steps += 1
+            session.count_step(self._evaluates(session))
             session.monitor.note("", session.steps)
             with recorded(session, "step"):
                 results = self._alone(session, batch), batch.weights()
             finish_step(session)
         else:
             results = self._pipelined(session, batch, proof)
+        self._ran = True
         for model in session.models:
             model.run_step_hooks()
         verify.end(session)
         return collect(*results)
+
+    def _evaluates(self, session: state.Session) -> bool:
+        """Whether this call has no backward pass, as far as that can be told before it runs."""
+        if self._trains or not torch.is_grad_enabled():
+            return not torch.is_grad_enabled()
+        return self._ran or not any(model.training for model in session.models)
 
     def _weighed(self, session: state.Session, batch: MiniBatch) -> MiniBatch:
         """The batch with what the step's ``weight`` says; where the first rank's inputs count it says so there."""
@@ -125,7 +132,7 @@ class Step:
         if session.broken:
             raise UsageError(f"the job cannot go on after a failed step: {session.broken}")
         streams = session.streams
-        session.steps += 1
+        session.count_step(self._evaluates(session))
         before = streams.capture()
         seed = streams.draw()
         after = streams.capture()

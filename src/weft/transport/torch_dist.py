@@ -27,6 +27,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -50,6 +51,9 @@ INLINE_BYTES = HEADER_BYTES - INLINE_AT
 NOTHING, TENSOR, TEXT, IN_RING, DIRECT, ON_HOST = range(6)
 """What a header announces. A tensor goes to the receiver's device, through host memory or directly, except one that the
 sender has beside its device, in host memory: that stays there."""
+WITHOUT_END = timedelta(days=365)
+"""Who waits for a header waits for nobody: there may be none for as long as the script does other things. A rank that
+needs a message waits in the mailbox, for ``wait_timeout``."""
 IN_HEADERS = 0
 """The tag of headers; payloads have others."""
 DTYPES = (
@@ -219,7 +223,7 @@ class TorchChannel:
         pipe = self._pipes.get(peer)
         if pipe is None:
             content = torch.empty(HEADER_BYTES, dtype=torch.uint8)
-            self._group.recv([content], peer, IN_HEADERS).wait()
+            self._group.recv([content], peer, IN_HEADERS).wait(WITHOUT_END)
             return to_bytes(content)
         header = pipe.read(HEADER_BYTES)
         if len(header) < HEADER_BYTES:

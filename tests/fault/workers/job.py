@@ -137,10 +137,12 @@ def send_junk(place: Place) -> None:
     assert place.shared_fd is not None
     leader = json.loads(Page.attach(place.shared_fd).leader)
     for data in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"", b"\xff" * 64):
-        with socket.create_connection((leader["address"], leader["port"])) as connection:
-            connection.sendall(data)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(f"\0{leader['address']}")
             connection.settimeout(0.2)
             with contextlib.suppress(OSError):
+                connection.sendall(data)
+                connection.recv(64)
                 connection.recv(64)
 
 

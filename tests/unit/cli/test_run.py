@@ -11,6 +11,7 @@ import pytest
 from weft.cli import run
 from weft.cli.main import main
 from weft.launch.local import Job, rank_environ
+from weft.launch.rank import FILE, MODULE
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def script(tmp_path: Path) -> str:
 
 def test_everything_after_the_script_is_passed_on(jobs: list[Job], script: str):
     assert main(["run", "-n", "2", script, "-n", "3", "--set", "a b", ";", "--"]) == 0
-    assert jobs[0].command == [sys.executable, script, "-n", "3", "--set", "a b", ";", "--"]
+    assert jobs[0].command == [sys.executable, FILE, script, "-n", "3", "--set", "a b", ";", "--"]
     assert (jobs[0].ranks, jobs[0].prefix) == (2, "others")
     assert "WEFT_CONFIG" not in jobs[0].environ and "WEFT_SET" not in jobs[0].environ
 
@@ -40,8 +41,8 @@ def test_everything_after_the_script_is_passed_on(jobs: list[Job], script: str):
 def test_a_module_and_a_separator(jobs: list[Job], script: str):
     main(["run", "-m", "package.train", "-x"])
     main(["run", "--", script, "-x"])
-    assert jobs[0].command == [sys.executable, "-m", "package.train", "-x"]
-    assert jobs[1].command == [sys.executable, script, "-x"]
+    assert jobs[0].command == [sys.executable, FILE, MODULE, "package.train", "-x"]
+    assert jobs[1].command == [sys.executable, FILE, script, "-x"]
 
 
 def test_settings_become_variables(jobs: list[Job], script: str):
@@ -86,6 +87,8 @@ def test_mpirun_gets_options_and_variables(jobs, replaced, script, monkeypatch):
     assert command[-6:] == ["-H", "a:2,b:2", sys.executable, script, "-x", "5"]
     assert (environ["KNOWN"], environ["NEW"], environ["WEFT_SET"]) == ("1", "a=b", '{"partitions": 2}')
     assert environ["PYTHONUNBUFFERED"] == "1" and jobs == []
+    token = environ["WEFT_TOKEN"]
+    assert len(token) == 32 and "WEFT_TOKEN" in command and not any(token in part for part in command)
 
 
 def test_variables_for_the_ranks_of_this_machine(jobs: list[Job], script: str):

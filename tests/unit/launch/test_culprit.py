@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from weft.launch.culprit import End, blame, is_failure, judged, only_victims, victims_text
@@ -97,10 +99,19 @@ def test_a_verdict_keeps_the_exit_code_of_its_rank():
 
 
 def test_the_others_are_listed_in_order():
-    text = victims_text([failure(2, 9.2), failure(0, 9.1, victim=True), failure(1, 9.0)], 1)
+    other = replace(failure(2, 9.2), text="never")
+    text = victims_text([other, failure(0, 9.1, victim=True), failure(1, 9.0)], 1)
     assert text.splitlines() == [
         "rank 0 then lost its connection in step 3",
-        "also, rank 2 on node (pid 42) failed in step 3: ValueError: no",
+        "also, rank 2 on node (pid 42) failed in step 3: ValueError: never",
+    ]
+
+
+def test_those_that_failed_with_the_culprits_words_are_one_line():
+    text = victims_text([failure(2, 9.2), failure(0, 9.1, victim=True), failure(1, 9.0), failure(3, 9.1)], 1)
+    assert text.splitlines() == [
+        "rank 2, 3 failed with the same words",
+        "rank 0 then lost its connection in step 3",
     ]
 
 

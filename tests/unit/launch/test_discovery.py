@@ -187,3 +187,15 @@ def test_node_lists(text: str, hosts: list[str]):
 def test_broken_node_lists(text: str):
     with pytest.raises(LaunchError, match="cannot be read"):
         list(expand_hosts(text))
+
+
+def test_a_token_comes_from_its_variable_or_from_open_mpi_and_is_not_shown():
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    environ = {f"OMPI_COMM_WORLD_{name}": text for name, text in zip(names, "1212", strict=True)}
+    environ |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    place = discover({**environ, "OMPI_MCA_orte_precondition_transports": "its-key"})
+    assert place.token == "its-key" and "its-key" not in repr(place)
+    assert (
+        discover({**environ, "OMPI_MCA_orte_precondition_transports": "k", "WEFT_TOKEN": "mine"}).token
+        == "mine"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from weft.errors import LaunchError
 from weft.launch.discovery import Place
 
+boxes = pytest.importorskip("weft.launch.boxes", exc_type=ImportError)
 rendezvous = pytest.importorskip("weft.launch.rendezvous", exc_type=ImportError)
 
 SHORT = timedelta(seconds=0.3)
@@ -85,32 +87,32 @@ def test_a_missing_rank_0_is_told_and_nothing_is_left(temporary: Path):
 
 def test_the_word_of_a_dead_rank_0_is_not_taken(temporary: Path):
     place = Place(1, 2, 1, 2, "openmpi", job="1")
-    box = rendezvous._FileBox(place)
-    box.put('{"address": "127.0.0.1", "port": 1, "nonce": "x", "pid": 999999999}')
+    box = boxes.FileBox(place)
+    box.put('{"address": "weft-x", "nonce": "x", "pid": 999999999}')
     found = connect_all([place], SHORT)
     assert "did not find rank 0" in str(found[1])
 
 
 def test_the_file_is_private(temporary: Path):
-    box = rendezvous._FileBox(Place(0, 2, 0, 2, "openmpi", job="1"))
+    box = boxes.FileBox(Place(0, 2, 0, 2, "openmpi", job="1"))
     box.put("{}")
     (folder,) = temporary.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "leader.json").stat().st_mode & 0o777 == 0o600
     folder.chmod(0o755)
     with pytest.raises(LaunchError, match="is not a private directory of this user"):
-        rendezvous._FileBox(Place(1, 2, 1, 2, "openmpi", job="1"))
+        boxes.FileBox(Place(1, 2, 1, 2, "openmpi", job="1"))
 
 
 def test_a_link_instead_of_the_directory_is_refused(temporary: Path):
     place = Place(0, 2, 0, 2, "openmpi", job="1")
-    rendezvous._FileBox(place)
+    boxes.FileBox(place)
     (folder,) = temporary.iterdir()
     folder.rmdir()
     (temporary / "elsewhere").mkdir(mode=0o700)
     folder.symlink_to(temporary / "elsewhere")
     with pytest.raises(LaunchError, match="is not a private directory"):
-        rendezvous._FileBox(place)
+        boxes.FileBox(place)
 
 
 def test_ranks_meet_at_a_known_port():
@@ -126,9 +128,17 @@ def test_a_port_in_use_is_told():
         other.bind(("127.0.0.1", 0))
         other.listen(1)
         port = other.getsockname()[1]
-        place = Place(0, 2, 0, 2, "torchrun", "localhost", port, job="1")
+        place = Place(0, 2, 0, 1, "torchrun", "127.0.0.1", port, job="1")
         with pytest.raises(LaunchError, match=rf"cannot listen on 127.0.0.1:{port}: the port is in use"):
             rendezvous.connect(place, SHORT)
+
+
+def test_a_second_job_at_the_port_of_a_first_is_told():
+    places = [Place(rank, 2, rank, 2, "torchrun", "localhost", free_port(), job="1") for rank in range(2)]
+    found = connect_all([replace(place, port=places[0].port) for place in places])
+    with pytest.raises(LaunchError, match="the port is in use, perhaps by another job"):
+        rendezvous.connect(places[0], SHORT)
+    del found
 
 
 def test_an_address_of_another_host_is_told():
@@ -146,7 +156,7 @@ def test_unknown_leaders_are_told():
 
 def test_nobody_listens():
     place = Place(1, 2, 1, 2, "torchrun", "localhost", free_port(), job="1")
-    with pytest.raises(LaunchError, match="the store of rank 0 at 127.0.0.1:.* does not answer"):
+    with pytest.raises(LaunchError, match="the store of rank 0 at port .* does not answer"):
         rendezvous.connect(place, SHORT)
 
 
@@ -181,3 +191,46 @@ def test_a_group_that_the_script_made_is_used(monkeypatch: pytest.MonkeyPatch):
     finally:
         dist.destroy_process_group()
     assert rendezvous.locate(Place()) == Place()
+
+
+def on_two_hosts(*tokens: str) -> dict[int, Any]:
+    """What two ranks of two hosts find that have these tokens; one interface stands for the network."""
+    port = free_port()
+    places = [
+        Place(rank, 2, 0, 1, "slurm", "127.0.0.1", port, job="1", token=token)
+        for rank, token in enumerate(tokens)
+    ]
+    return connect_all(places, timedelta(seconds=3))
+
+
+def test_hosts_with_the_same_token_meet(caplog: pytest.LogCaptureFixture):
+    found = on_two_hosts("secret", "secret")
+    found[1].set("a", "b")
+    assert found[0].get("a") == b"b" and caplog.text == ""
+
+
+def test_a_host_with_another_token_is_refused():
+    found = on_two_hosts("secret", "guess")
+    assert "does not answer: it is not the store of this job" in str(found[1])
+    assert str(found[0]) == "only 1 of 2 ranks came; missing: rank 1"
+
+
+def test_hosts_without_a_token_are_warned(caplog: pytest.LogCaptureFixture):
+    found = on_two_hosts("", "")
+    found[1].set("a", "b")
+    assert "set WEFT_TOKEN to the same secret text on all hosts" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no JSON", "[]", '{"address": 7, "nonce": "x", "pid": 1}', '{"address": "/tmp/x", "nonce": "x", "pid": 1}',
+        '{"address": ["127.0.0.1", 1], "nonce": "x", "pid": 1}', '{"address": "weft-x", "nonce": 7, "pid": 1}',
+        '{"address": "weft-x", "nonce": "x"}',
+    ],
+)  # fmt: skip
+def test_words_that_are_not_rank_0s_are_refused(temporary: Path, text: str):
+    place = Place(1, 2, 1, 2, "openmpi", job="1")
+    boxes.FileBox(place).put(text)
+    with pytest.raises(LaunchError, match="in words that are not weft's .*: something else writes there"):
+        rendezvous.connect(place, SHORT)

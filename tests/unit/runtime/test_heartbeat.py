@@ -24,12 +24,12 @@ def test_what_one_process_writes_another_one_reads():
         other = Page.attach(descriptor)
         slot = other.slot(2)
         slot.open(heartbeat=30.0, stall=600.0)
-        slot.note("forward", 3, 1, "layers.0", sequence=7, peer=0)
+        slot.note("forward", 3, 1, "layers.0", peer=0)
         slot.beat()
         sign = page.sign(2)
         assert (sign.state, sign.pid, sign.beat, sign.notes) == (State.RUNNING, os.getpid(), 1, 1)
         assert (sign.heartbeat, sign.stall) == (30.0, 600.0)
-        assert (sign.step, sign.microbatch, sign.sequence, sign.peer) == (3, 1, 7, 0)
+        assert (sign.step, sign.microbatch, sign.peer) == (3, 1, 0)
         assert (sign.phase, sign.module) == ("forward", "layers.0")
         assert [rank for rank, seen in page.signs().items() if seen.state is not State.ABSENT] == [2]
         other.leader = "here"
@@ -67,14 +67,14 @@ def test_a_foreign_file_is_refused(content: bytes):
         Page.attach(999)
 
 
-def test_step_and_sequence_stay_and_the_rest_does_not():
+def test_the_step_stays_and_the_rest_does_not():
     page = Page.private(1)
     slot = page.slot(0)
     slot.open(1, 1)
-    slot.note("forward", 3, 1, "layers.0", sequence=7, peer=1)
+    slot.note("forward", 3, 1, "layers.0", peer=1)
     slot.note("wait")
     sign = page.sign(0)
-    assert (sign.step, sign.sequence, sign.notes) == (3, 7, 2)
+    assert (sign.step, sign.notes) == (3, 2)
     assert (sign.microbatch, sign.peer, sign.phase, sign.module) == (None, None, "wait", "")
     assert sign.waiting
 
@@ -88,7 +88,7 @@ def test_long_and_evil_names():
     assert sign.module.startswith("..a") and sign.module.endswith(".last") and len(sign.module) == 104
     assert len(sign.phase) == 24
     slot.note("forward", module="\x1b[2Jclear\n")
-    assert page.sign(0).module == "?[2Jclear?"
+    assert page.sign(0).module == "\\x1b[2Jclear\\n"
 
 
 def test_slots_do_not_touch_each_other():
@@ -120,3 +120,17 @@ def test_a_sign_survives_json():
 def test_where_a_rank_is(sign: Sign, text: str):
     assert sign.where() == text
     assert sign.last_seen() == (f"; last seen in {text}" if text else "")
+
+
+def test_steps_for_evaluation_are_counted_apart():
+    page = Page.private(1)
+    slot = page.slot(0)
+    slot.open(1, 1)
+    slot.note("forward", 3, 1)
+    assert page.sign(0).where() == "step 3, microbatch 1, forward"
+    slot.count_evaluations(2, True)
+    slot.note("forward", 5, 0)
+    assert page.sign(0).where() == "evaluation step 2 after step 3, microbatch 0, forward"
+    slot.count_evaluations(2, False)
+    slot.note("forward", 6, 0)
+    assert page.sign(0).where() == "step 4, microbatch 0, forward"

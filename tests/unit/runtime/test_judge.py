@@ -95,7 +95,15 @@ def test_a_rank_that_came_to_its_end_while_another_waits_for_it_has_left():
 def test_nobody_has_left_as_long_as_somebody_works():
     assert Watch().look(9, {0: RECEIVE, 1: FINISHING, 2: FORWARD}) is None
     assert Watch().look(60, {0: FORWARD, 1: FINISHING}) is None
-    assert Watch().look(60, {0: FINISHING, 1: FINISHING}) is None
+    assert Watch().look(9, {0: FINISHING, 1: FINISHING}) is None
+
+
+def test_ranks_that_do_not_come_to_their_end_together_are_told():
+    verdict = Watch().look(60, {0: FINISHING, 1: FINISHING})
+    assert verdict is not None and verdict.kind == "stalled"
+    assert verdict.text.startswith(
+        "all ranks wait for each other: rank 0 on node (pid 7) in step 3, barrier of the job's end"
+    )
 
 
 def test_if_all_others_wait_somebody_has_left():
@@ -124,7 +132,7 @@ def test_a_job_in_which_nobody_gets_on_is_stalled():
 
 
 def test_ranks_that_all_wait_blame_the_one_that_is_behind():
-    verdict = Watch().look(60, {0: replace(RECEIVE, sequence=9), 1: replace(RECEIVE, sequence=7)})
+    verdict = Watch().look(60, {0: replace(RECEIVE, step=9), 1: replace(RECEIVE, step=7)})
     assert verdict is not None and verdict.ranks == (1, 0)
     assert verdict.text.startswith("all ranks wait for each other: rank 1")
 

@@ -1,0 +1,87 @@
+"""The first lines of a rank under `weft run`: from here on the launcher is told of an error, wherever the script is.
+
+    python rank.py script.py arguments ...
+    python rank.py --module package.train arguments ...
+
+The script finds what it would find if Python had started it: its arguments, its folder on the path, itself as
+`__main__`. It is started by its path, so that a folder called `weft` beside the script is nothing to this file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType
+
+FILE = os.path.abspath(__file__)
+MODULE = "--module"
+
+
+def main() -> None:
+    """Runs the script; an exception that it does not catch is reported as its hook says, and ends the process."""
+    as_module = sys.argv[1] == MODULE
+    del sys.argv[: 2 if as_module else 1]
+    script = sys.argv[0]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.getcwd() if as_module else os.path.dirname(os.path.realpath(script)))
+    from weft.runtime import early
+
+    early.report_uncaught()
+    try:
+        if as_module or script.endswith(".pyc") or _is_archive(script):
+            _run_by_name(script, as_module)
+        else:
+            _run(script)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and _ours(trace.tb_frame.f_code.co_filename):
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _is_archive(script: str) -> bool:
+    with open(script, "rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+def _run_by_name(script: str, as_module: bool) -> None:
+    import runpy
+
+    if as_module:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(script, run_name="__main__")
+
+
+def _run(script: str) -> None:
+    """The script in the module `__main__` itself, as Python does it."""
+    from importlib.machinery import SourceFileLoader
+
+    path = os.path.abspath(script)
+    loader = SourceFileLoader("__main__", path)
+    code: CodeType = loader.source_to_code(loader.get_data(path), path)
+    space = sys.modules["__main__"].__dict__
+    builtins = space["__builtins__"]
+    space.clear()
+    space.update(
+        __name__="__main__", __doc__=None, __package__=None, __loader__=loader, __spec__=None, __file__=path,
+        __cached__=None, __builtins__=builtins, __annotations__={},
+    )  # fmt: skip
+    exec(code, space)
+
+
+def _ours(file: str) -> bool:
+    return file.startswith("<frozen") or file in (FILE, main.__code__.co_filename)
+
+
+if __name__ == "__main__":
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # this file's folder
+    from weft.launch.rank import (
+        main as run_rank,
+    )  # what is defined here goes, as the script becomes `__main__`
+
+    run_rank()

@@ -1,0 +1,38 @@
+"""What a rank under `weft run` tells its launcher while it is not under watch: before `weft.init`, after its end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from types import TracebackType
+
+from weft.errors import LaunchError
+from weft.runtime.failure import Failure
+from weft.runtime.heartbeat import Page, Sign, State
+from weft.runtime.process import exit_now
+
+BEFORE = "its start, before weft.init"
+AFTER = "its end, after weft.shutdown"
+_processes: set[int] = set()
+
+
+def report_uncaught() -> None:
+    """From now on an exception that nobody catches is written down for the launcher, which shows it."""
+    _processes.add(os.getpid())
+    sys.excepthook = report
+
+
+def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The hook. A process that a rank has forked is no rank: its errors are shown as ever."""
+    descriptor, rank = os.environ.get("WEFT_SHARED_FD", ""), os.environ.get("RANK", "")
+    if os.getpid() in _processes and descriptor.isdigit() and rank.isdigit():
+        if issubclass(kind, KeyboardInterrupt):
+            exit_now(130)
+        with suppress(LaunchError, ValueError, IndexError):
+            page = Page.attach(int(descriptor))
+            started = page.sign(int(rank)).state is not State.ABSENT
+            failure = Failure.of(error, int(rank), Sign(phase=AFTER if started else BEFORE))
+            page.write_report(int(rank), failure.to_json(page.report_limit))
+            return
+    sys.__excepthook__(kind, error, trace)

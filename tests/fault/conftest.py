@@ -1,0 +1,28 @@
+"""Whatever a test of faults does, nothing of its jobs may stay behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests import launching
+
+FOREIGN = ("torchinductor_", "torchelastic_", "ompi.")
+"""What PyTorch and Open MPI leave: a compiler's cache, an agent's logs, the folder of an mpirun that was killed."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """No process of a job that has ended, no file in the temporary folder of jobs, nothing of weft's in /dev/shm."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    left: list[int] = []
+    monkeypatch.setattr(launching, "on_end", lambda mark: left.extend(launching.processes_left(mark)))
+    yield
+    assert left == [], "processes"
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith(FOREIGN)] == []
+    assert [name for name in os.listdir("/dev/shm") if "weft" in name] == []
