@@ -15,6 +15,7 @@ from typing import Any
 from weft import config
 from weft.cli.machine import count
 from weft.compat import launch_environ
+from weft.compat.enable import ALLOW_PICKLE
 from weft.errors import LaunchError
 from weft.foreign import shown_path, shown_text, translated
 from weft.launch import mpirun
@@ -93,6 +94,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=("cpu", "cuda"),
         help="cpu: hide the GPUs; with --smdistributed, calls for CUDA mean the CPU then (default: GPUs if there are)",
     )
+    parser.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="with --smdistributed, pickled objects of checkpoints are read, which can run any code",
+    )
     parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
 
@@ -121,6 +127,7 @@ def _compatible(options: argparse.Namespace, environ: Mapping[str, str], partiti
     if options.smdistributed:
         told = partitions if partitions > 1 else options.ranks
         added |= launch_environ(environ, options.script, told, options.device)
+        added |= {ALLOW_PICKLE: "1"} if options.allow_pickle else {}
     return added
 
 

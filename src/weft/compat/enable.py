@@ -23,6 +23,9 @@ from weft.foreign import parse_json, shown_text
 FOLDER = Path(__file__).parent / "path"
 DEVICE = "WEFT_DEVICE"
 """Variable: ``cpu`` means that a script's CUDA calls mean the CPU; ``cuda`` that they never do; else as it is here."""
+ALLOW_PICKLE = "WEFT_ALLOW_PICKLE"
+"""Variable: ``1`` means that pickled objects of checkpoints may be read, which can run any code."""
+OPEN_MPI = "OMPI_COMM_WORLD_{}"
 DEFAULTS = "WEFT_SMDISTRIBUTED_DEFAULTS"
 """Variable: set if ``SM_HP_MP_PARAMETERS`` was made by weft, so that the script's own settings win over it."""
 PARAMETERS = "SM_HP_MP_PARAMETERS"
@@ -42,9 +45,23 @@ def enable() -> None:
         importlib.invalidate_caches()
     if not _enabled:
         _enabled = True
+        os.environ |= open_mpi_environ(os.environ)
         when_imported("torch", _torch_is_there)
         when_imported("accelerate.accelerator", _accelerate_is_there)
         when_imported("transformers.trainer", _trainer_is_there)
+
+
+def open_mpi_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Open MPI's variables for a rank that another launcher started: scripts of the time read these."""
+    if OPEN_MPI.format("RANK") in environ or "WEFT_SHARED_FD" not in environ:
+        return {}
+    names = {
+        "RANK": "RANK",
+        "SIZE": "WORLD_SIZE",
+        "LOCAL_RANK": "LOCAL_RANK",
+        "LOCAL_SIZE": "LOCAL_WORLD_SIZE",
+    }
+    return {OPEN_MPI.format(name): environ[own] for name, own in names.items() if own in environ}
 
 
 def _torch_is_there(torch: ModuleType) -> None:

@@ -143,7 +143,7 @@ def resume_from_checkpoint(
     also: Mapping[str, Any] | None = None,
     random_states: bool = True,
     verify: str = "full",
-    allow_pickle: bool = False,
+    allow_pickle: bool | str = False,
 ) -> Any:
     """Go on where a saved job was; every rank calls this, after the model and the optimizer were wrapped.
 
@@ -168,7 +168,8 @@ def resume_from_checkpoint(
         random_states: Whether random numbers go on as they would have.
         verify: "full" compares all bytes with their checksums first, the ranks sharing the work; "sizes" compares the
             files' sizes first, and the checksums of what is read.
-        allow_pickle: Whether pickled objects may be read, which can run any code.
+        allow_pickle: Whether pickled objects may be read, which can run any code. "leave" reads the rest; in the place
+            of such an object stands one that says so.
 
     Returns:
         The user's content.
@@ -182,6 +183,8 @@ def resume_from_checkpoint(
         check_tag(tag)
     if verify not in LEVELS:
         raise UsageError(f"verify is {verify!r}: write one of {', '.join(LEVELS)}")
+    if allow_pickle not in (True, False, "leave"):
+        raise UsageError(f'allow_pickle is {allow_pickle!r}: write True, False or "leave"')
     model = _only_model(session, model)
     if optimizer is None and model is not None:
         optimizer = model.optimizer

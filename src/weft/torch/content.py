@@ -122,15 +122,22 @@ class Encoder:
         return path
 
 
+class Unread:
+    """Stands for a pickled object that was not read."""
+
+    def __repr__(self) -> str:
+        return "<a pickled object that was not read>"
+
+
 class Decoder:
     """The way back.
 
     Args:
         read: Gives the tensor of a path.
-        allow_pickle: Whether pickled objects may run their code.
+        allow_pickle: Whether pickled objects may run their code; "leave" puts an :class:`Unread` in their place.
     """
 
-    def __init__(self, read: Callable[[str], Tensor], allow_pickle: bool = False) -> None:
+    def __init__(self, read: Callable[[str], Tensor], allow_pickle: bool | str = False) -> None:
         self.read = read
         self.allow_pickle = allow_pickle
 
@@ -186,6 +193,8 @@ class Decoder:
             array = numpy.frombuffer(to_bytes(self.read(path))[:size], made).reshape(shape).copy()
             return array if kind == "$numpy" else array[()]
         if kind == "$pickle":
+            if self.allow_pickle == "leave":
+                return Unread()
             if not self.allow_pickle:
                 raise CheckpointError(
                     "this checkpoint holds a pickled object, which may run any code when it is read: pass "

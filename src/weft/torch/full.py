@@ -210,7 +210,7 @@ def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, transl
     user, problem = None, ""
     try:
         with translated(f"{target} cannot be read", CheckpointError):
-            source = open_source(target, wanted.allow_pickle)
+            source = open_source(target, wanted.allow_pickle is True)
             if chosen is not None and (path / f"user_content_{chosen}").exists():
                 user = _user_content(path / f"user_content_{chosen}", wanted.allow_pickle)
         if not source.checksums and session.rank == 0:
@@ -261,8 +261,8 @@ def _choose(session: Session, path: Path, tag: str | None) -> tuple[Path, str | 
     return Path(target), chosen
 
 
-def _user_content(path: Path, allow_pickle: bool) -> Any:
-    content = load_file(path, allow_pickle)
+def _user_content(path: Path, allow_pickle: bool | str) -> Any:
+    content = load_file(path, allow_pickle is True)
     if isinstance(content, dict) and set(content) == {_WRAPPED, "tensors"}:
         tensors = content["tensors"]
         with translated(f"{path} cannot be read", CheckpointError):

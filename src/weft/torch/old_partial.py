@@ -32,7 +32,7 @@ def resume(session: Session, folder: Path, wanted: Wanted) -> Any:
     source, optimizer, user, problem, wrong = None, None, None, [], []
     try:
         with translated(f"{folder} holds what older scripts did not write", CheckpointError, "do not use it"):
-            source = OldPartial(folder, wanted.allow_pickle, parts.state_names(wanted.model))
+            source = OldPartial(folder, wanted.allow_pickle is True, parts.state_names(wanted.model))
             optimizer = _optimizer(source, wanted) if wanted.optimizer is not None else None
             user = source.user_content()
             if optimizer is not None:

@@ -43,7 +43,7 @@ class Wanted:
     also: Mapping[str, Any]
     strict: bool
     random_states: bool
-    allow_pickle: bool
+    allow_pickle: bool | str
     states: bool = True
     """Whether the optimizer's states come back, or only its 32-bit masters and the loss scale."""
 

@@ -10,7 +10,15 @@ import sys
 import pytest
 
 from tests.launching import SOURCE
-from weft.compat.enable import DEFAULTS, FOLDER, FRAMEWORK, PARAMETERS, launch_environ, mp_parameters
+from weft.compat.enable import (
+    DEFAULTS,
+    FOLDER,
+    FRAMEWORK,
+    PARAMETERS,
+    launch_environ,
+    mp_parameters,
+    open_mpi_environ,
+)
 from weft.compat.loss_scale import LossScale
 from weft.compat.parameters import read
 from weft.errors import ConfigError, UsageError
@@ -177,6 +185,42 @@ torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), device_ids=[0],
 
 def test_names_of_cuda_answer_on_a_cpu_and_libraries_are_not_told_that_it_is_there():
     python(CUDA, WEFT_DEVICE="cpu")
+
+
+KEPT = """
+import sys, torch, weft.compat
+weft.compat.enable()
+import smdistributed.modelparallel.torch as smp
+class Config:
+    layers = 4
+smp.init({"microbatches": 2})
+model = smp.DistributedModel(torch.nn.Linear(2, 2))
+assert model.module.module is model.module
+optimizer = smp.DistributedOptimizer(torch.optim.Adam(model.parameters()))
+for partial in (True, False):
+    content = {"model_config": [Config()], "step": 3}
+    kept = {"model": model, "optimizer": optimizer, "user_content": content}
+    smp.save_checkpoint(sys.argv[1], tag=f"t{partial}", partial=partial, **kept)
+    found = smp.resume_from_checkpoint(sys.argv[1], tag=f"t{partial}", partial=partial)
+    print(found["step"], getattr(found["model_config"][0], "layers", "unread"))
+"""
+
+
+@pytest.mark.parametrize(("allowed", "config"), [("", "unread"), ("1", "4")])
+def test_objects_are_saved_as_they_are_and_read_where_the_job_allows_it(tmp_path, allowed, config):
+    code = KEPT.replace("sys.argv[1]", repr(str(tmp_path)))
+    assert python(code, WEFT_DEVICE="cpu", WEFT_ALLOW_PICKLE=allowed) == ["3", config, "3", config]
+
+
+def test_open_mpi_names_are_there_under_weft_run():
+    ours = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    told = {"RANK": "1", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    assert open_mpi_environ({**ours, "WEFT_SHARED_FD": "3"}) == {
+        f"OMPI_COMM_WORLD_{name}": text for name, text in told.items()
+    }
+    assert (
+        open_mpi_environ(ours) == open_mpi_environ({"OMPI_COMM_WORLD_RANK": "0", "WEFT_SHARED_FD": "3"}) == {}
+    )
 
 
 SHARED = {"sharded_data_parallel_degree": 2}
