@@ -32,6 +32,7 @@ class ReduceOp:
     SUM = dist.ReduceOp.SUM
     MIN = dist.ReduceOp.MIN
     MAX = dist.ReduceOp.MAX
+    PRODUCT = dist.ReduceOp.PRODUCT
 
 
 def is_available() -> bool:

@@ -86,6 +86,13 @@ class DistributedTransformerOutputLayer(_Missing):
     """Not supported yet."""
 
 
+def no_hooks() -> NoReturn:
+    """Stands for functions that give the hooks by which a layer becomes a tensor-parallel one."""
+    raise UsageError(
+        "hooks for transformer layers are for tensor parallelism, which is not supported yet: leave tp_register out"
+    )
+
+
 def same_state_dict(state_dict: Any, *args: Any, **kwargs: Any) -> Any:
     """A state with the names of Hugging Face's model: they are never changed."""
     return state_dict

@@ -78,6 +78,16 @@ try:
     smp.nn.DistributedTransformer()
 except Exception as error:
     assert "tensor parallelism, which is not supported yet" in str(error)
+for name in ("bert", "gpt2", "gptj", "gptneo", "roberta"):
+    module = globals()[name]
+    assert getattr(module, f"translate_state_dict_to_hf_{name}")({"a": 1}, max_seq_len=8) == {"a": 1}
+    assert getattr(module, f"translate_hf_state_dict_to_smdistributed_{name}")({"a": 1}) == {"a": 1}
+    try:
+        getattr(module, f"get_hf_{name}_transformer_layer_hooks")()
+    except Exception as error:
+        assert "tensor parallelism, which is not supported yet" in str(error)
+    else:
+        raise AssertionError(name)
 device = torch.device("cuda", 3)
 assert isinstance(device, torch.device) and device.type == "cpu" and torch.device("meta").type == "meta"
 x = torch.ones(2, device="cuda").cuda().to("cuda:0").pin_memory()
