@@ -17,7 +17,7 @@ from tests.fuzz import parts
 W = parts.WIDTH
 SETTINGS = {"partitions": 2, "microbatches": 2, "auto_partition": False, "verify": "losses"}
 PLACES = {"0:a": 0, "0:b": 1, "0:c": 1, "0:d": 0}
-STEPS, ROWS, UNEVEN, EVALUATE, ACCUMULATE, DTYPE, TOLERANCE = 3, 4, False, False, False, torch.float32, 3e-5
+STEPS, ROWS, UNEVEN, EVALUATE, ACCUMULATE, DTYPE, TOLERANCE = 3, 4, False, False, False, torch.float32, 3e-05
 temperature = nn.Parameter(torch.zeros(()))
 
 class Part(nn.Module):

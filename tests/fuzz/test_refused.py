@@ -22,7 +22,7 @@ from tests.fuzz import parts
 
 SETTINGS = {{"partitions": 2, "microbatches": 2, "auto_partition": False, "verify": "off"}}
 PLACES = {{"0:a": 0, "0:b": 1, "0:c": 1}}
-STEPS, ROWS, UNEVEN, EVALUATE, ACCUMULATE, DTYPE, TOLERANCE = 2, 4, False, False, False, torch.float32, 3e-5
+STEPS, ROWS, UNEVEN, EVALUATE, ACCUMULATE, DTYPE, TOLERANCE = 2, 4, False, False, False, torch.float32, 3e-05
 temperature = nn.Parameter(torch.zeros(()))
 
 

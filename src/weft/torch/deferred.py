@@ -301,10 +301,12 @@ def _wanted(kind: type[Task], node: Any, parameter: Any, at_once: bool) -> bool:
     """Whether the node may have a task, and gains by it.
 
     Nothing but the optimizer and the reducer may look at the parameter's gradient: it must be a leaf without hooks.
+    autograd adds nothing to one that was frozen since the forward pass.
     """
     return (
         not (at_once and not (kind.fused and large(parameter) and parameter.is_cpu))
         and type(parameter) is nn.Parameter
+        and parameter.requires_grad
         and unwatched(parameter)
         and not is_unpacked(node, kind.saved)
         and not parameter.is_complex()
