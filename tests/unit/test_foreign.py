@@ -204,7 +204,7 @@ WAYS = {
     r"pickle\.(loads?|Unpickler)\(": {"torch/content.py", "torch/packing.py"},
     r"torch\.load\(": {"torch/torch_file.py", "compat/written.py"},
     r"safe_open\(": {"torch/sources.py"},
-    r"\.isdigit\(|\.isdecimal\(": {"foreign.py", "profiler/recorder.py"},
+    r"\.isdigit\(|\.isdecimal\(": {"foreign.py", "profiler/recorder.py", "launch/guard.py"},
     r"int\((os\.)?environ": set(),
     r"json\.loads\(": {
         "foreign.py", "runtime", "report/chrome.py", "launch", "cli/verify.py", "checkpoint/shard.py",

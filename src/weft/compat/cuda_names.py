@@ -13,18 +13,20 @@ and of the standard library get PyTorch's own answer.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import platform
-import sys
 import sysconfig
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from weft.foreign import whole
 
 CAPABILITY = (7, 0)
 """A V100's, the first with fp16 units: no script refuses it, and none expects bfloat16 or TF32 of it."""
@@ -145,9 +147,10 @@ def device_name(device: Any = None) -> str:
 
 def asked_by_script() -> bool:
     """Whether the code that calls weft's caller is the script's own, and none of a library."""
-    frame: FrameType | None = sys._getframe(2)
-    assert frame is not None
-    file = frame.f_code.co_filename
+    frame = inspect.currentframe()
+    for _ in range(2):
+        frame = None if frame is None else frame.f_back
+    file = "<frozen" if frame is None else frame.f_code.co_filename
     return not file.startswith("<frozen") and not os.path.realpath(file).startswith(_LIBRARIES)
 
 
@@ -164,7 +167,9 @@ def install(constant: Callable[..., Any], pretend: bool) -> None:
 
     @functools.wraps(count)
     def device_count() -> int:
-        return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if pretend and asked_by_script() else count()
+        if not (pretend and asked_by_script()):
+            return count()
+        return whole(os.environ.get("LOCAL_WORLD_SIZE", "1")) or 1
 
     def stream(stream: Any = None) -> AbstractContextManager[Any]:
         return nullcontext(stream)

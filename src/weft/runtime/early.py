@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from weft.errors import LaunchError
+from weft.foreign import whole
 from weft.runtime.failure import Failure
 from weft.runtime.heartbeat import Page, Sign, State
 from weft.runtime.process import exit_now
@@ -25,14 +26,14 @@ def report_uncaught() -> None:
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """The hook. A process that a rank has forked is no rank: its errors are shown as ever."""
-    descriptor, rank = os.environ.get("WEFT_SHARED_FD", ""), os.environ.get("RANK", "")
-    if os.getpid() in _processes and descriptor.isdigit() and rank.isdigit():
+    descriptor, rank = (whole(os.environ.get(name, "")) for name in ("WEFT_SHARED_FD", "RANK"))
+    if os.getpid() in _processes and descriptor is not None and rank is not None:
         if issubclass(kind, KeyboardInterrupt):
             exit_now(130)
         with suppress(LaunchError, ValueError, IndexError):
-            page = Page.attach(int(descriptor))
-            started = page.sign(int(rank)).state is not State.ABSENT
-            failure = Failure.of(error, int(rank), Sign(phase=AFTER if started else BEFORE))
-            page.write_report(int(rank), failure.to_json(page.report_limit))
+            page = Page.attach(descriptor)
+            started = page.sign(rank).state is not State.ABSENT
+            failure = Failure.of(error, rank, Sign(phase=AFTER if started else BEFORE))
+            page.write_report(rank, failure.to_json(page.report_limit))
             return
     sys.__excepthook__(kind, error, trace)

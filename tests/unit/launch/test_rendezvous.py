@@ -232,5 +232,7 @@ def test_hosts_without_a_token_are_warned(caplog: pytest.LogCaptureFixture):
 def test_words_that_are_not_rank_0s_are_refused(temporary: Path, text: str):
     place = Place(1, 2, 1, 2, "openmpi", job="1")
     boxes.FileBox(place).put(text)
-    with pytest.raises(LaunchError, match="in words that are not weft's .*: something else writes there"):
+    with pytest.raises(
+        LaunchError, match=r"in words that are not weft's \(.+\); something else writes there"
+    ):
         rendezvous.connect(place, SHORT)
