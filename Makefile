@@ -19,7 +19,7 @@ demo: $(READY)  ## train a small GPT, split over two processes, for about two mi
 	weft run -n 2 examples/gpt_demo.py $(ARGS)
 
 test: $(READY)  ## run all tests; ARGS="tests/unit -k mesh" for some
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --max-worker-restart 0 $(ARGS)
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 test-versions: $(READY)  ## the tests on PyTorch 2.11 to the newest, with Python 3.10 to 3.13 where they are; takes hours and 25 GB
 	$(BIN)/python -m tests.versions $(ARGS)

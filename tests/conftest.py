@@ -6,6 +6,7 @@ import contextlib
 import signal
 
 import hypothesis
+import pytest
 
 from tests import gpus
 
@@ -20,3 +21,19 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 # A machine that does other things too may take long over one example, and no test asserts a time.
 hypothesis.settings.register_profile("weft", deadline=None)
 hypothesis.settings.load_profile("weft")
+
+LONG = (
+    "tests/fuzz/test_fuzz.py", "tests/parity/test_checkpoints.py", "tests/parity/test_zoo.py",
+    "tests/parity/test_schedules.py", "tests/parity/test_behaviour.py", "tests/fault/test_training.py",
+    "tests/fault/test_saving.py", "tests/parity/test_shares.py", "tests/parity/test_smdistributed.py",
+    "tests/unit/test_examples.py", "tests/unit/test_docs.py",
+)  # fmt: skip
+"""Files whose tests take minutes come first: a file runs on one worker, and others would wait for the last ones."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        file = item.nodeid.partition("::")[0]
+        return LONG.index(file) if file in LONG else len(LONG)
+
+    items.sort(key=place)
