@@ -150,8 +150,19 @@ def asked_by_script() -> bool:
     frame = inspect.currentframe()
     for _ in range(2):
         frame = None if frame is None else frame.f_back
-    file = "<frozen" if frame is None else frame.f_code.co_filename
-    return not file.startswith("<frozen") and not os.path.realpath(file).startswith(_LIBRARIES)
+    return frame is not None and is_of_script(frame.f_code.co_filename)
+
+
+def is_of_script(file: str) -> bool:
+    """Whether a file is neither Python's own nor of an installed package.
+
+    >>> is_of_script("/home/me/train.py"), is_of_script("/home/me/.local/lib/python3.12/site-packages/x/y.py")
+    (True, False)
+    """
+    path = os.path.realpath(file)
+    # Packages of a user's own folder and of Debian lie beside those that sysconfig names.
+    packages = {"site-packages", "dist-packages"}.intersection(path.split(os.sep))
+    return not (file.startswith("<frozen") or packages or path.startswith(_LIBRARIES))
 
 
 def install(constant: Callable[..., Any], pretend: bool) -> None:

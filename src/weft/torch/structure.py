@@ -132,6 +132,7 @@ def captured_in(tree: Any) -> list[Tensor]:
         elif isinstance(thing, functools.partial):
             waiting += [(item, True) for item in (thing.func, thing.args, thing.keywords)]
         elif isinstance(thing, FunctionType):
+            # Reading an empty cell raises; cells compare by their contents, and an empty one equals an empty one only.
             cells = [cell.cell_contents for cell in thing.__closure__ or () if cell != _EMPTY]
             waiting += [(item, True) for item in (cells, thing.__defaults__, thing.__kwdefaults__)]
     return found
