@@ -1217,3 +1217,18 @@ class Net(Net):
         h = self.a(x)
         return self.d(self.c(self.b(h * i for i in range(1, 3))))
 """
+HABITS["foreach in place on activations"] = """
+class Net(Net):
+    def forward(self, x):
+        h, k = self.a(x) * 1.0, self.b(x) * 1.0
+        torch._foreach_mul_([h, k], 0.5)
+        torch._foreach_add_((h, k), (x, x))
+        return self.d(self.c(h)) + k
+"""
+HABITS["foreach in place on one"] = """
+class Net(Net):
+    def forward(self, x):
+        k = self.b(self.a(x)) * 1.0
+        torch._foreach_mul_((k,), 0.5)
+        return self.d(self.c(k))
+"""

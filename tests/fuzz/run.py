@@ -241,7 +241,7 @@ def serve_rank(requests: IO[str], answers: IO[str], change: str, wait_s: float) 
 
 def clock_that_counts() -> None:
     """Costs in traces are counts of what was done, so that splits repeat."""
-    from weft.torch.trace import Tracer
+    from weft.torch.tracer import Tracer
 
     ticks = [0.0]
 

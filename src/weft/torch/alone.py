@@ -33,7 +33,7 @@ from weft.torch.private import (
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams, call_seed, mix
 from weft.torch.signature import function_name, scan
 from weft.torch.structure import has_objects, replace
-from weft.torch.trace import unwatched
+from weft.torch.tracer import unwatched
 from weft.torch.unit import FLOATING, UnitCall, with_hooks
 
 # Set on tensors of a reference run that would have a place in a split step.
@@ -206,11 +206,12 @@ class AloneGlue(Glue):
         if func is Tensor.__iter__:
             return iter(self._operate(Tensor.unbind, args, {}, placed))
         result = self._run(func, functools.partial(func, *args, **kwargs))
-        target = rules.written(func, args, kwargs)
-        if target is None:
+        targets = rules.targets(func, args, kwargs)
+        if not targets:
             return mark(result, (args, kwargs))
-        if target._weft_owner is None:
-            _marked(target)
+        for target in targets:
+            if target._weft_owner is None:  # type: ignore[attr-defined]
+                _marked(target)
         return result
 
     def _run(self, func: Any, run: Callable[[], Any]) -> Any:

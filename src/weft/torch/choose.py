@@ -23,7 +23,7 @@ from weft.partition.chain import split
 from weft.partition.cost import unit_costs
 from weft.partition.late import latest, shifted
 from weft.partition.turn import turns
-from weft.torch.trace import Record
+from weft.torch.records import Record
 from weft.torch.tree import Piece, Tree
 
 GRAINS = (1.0, 0.5, 0.25, 0.125, 0.0625)

@@ -180,14 +180,14 @@ class Glue(TorchFunctionMode):
             )
         if func is Tensor.__iter__:
             return iter(self._operate(Tensor.unbind, args, {}, placed))
-        target = rules.written(func, args, kwargs)
-        return self._call(func, args, kwargs, placed, target[0] if isinstance(target, list) else target)
+        target = next(iter(rules.targets(func, args, kwargs)), None)
+        return self._call(func, args, kwargs, placed, target)
 
     def _for_each(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation on lists, whose tensors may lie on several ranks: one after the other."""
         each = rules.one_by_one(args, kwargs, [[number] for number in range(len(args[0]))])
         results = [self.__torch_function__(func, (), *inputs) for inputs in each]
-        return None if rules.written(func, args, kwargs) is not None else [one for (one,) in results]
+        return None if rules.targets(func, args, kwargs) else [one for (one,) in results]
 
     def _call(
         self, func: Any, args: Any, kwargs: Any, placed: list[tuple[Tensor, Value]], target: Tensor | None,

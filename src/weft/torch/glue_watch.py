@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -10,9 +10,7 @@ from torch.overrides import TorchFunctionMode
 from weft.errors import UsageError
 from weft.torch.private import storage_key, version
 from weft.torch.rules import GRADIENT_SETTER, GRADIENTS, METADATA, memory_written
-
-if TYPE_CHECKING:
-    from weft.torch.trace import Tracer
+from weft.torch.tracer import Tracer
 
 BY_NESTED = (
     "has nested tensors (torch.nested) in its own code, so it stays on one partition as a whole. To split it, keep "
@@ -77,10 +75,3 @@ def refuse_gradient(parameter: Tensor, does: str) -> NoReturn:
         "microbatches have run, and on the rank only that has the parameter. Do that between steps (zero_grad() before "
         "the step, norms and clipping after it)"
     )
-
-
-def contains(outer: str, inner: str, at_top: bool) -> bool:
-    """Whether module ``outer`` is ``inner`` or has it inside; nothing but the step itself is at the top."""
-    if at_top:
-        return False
-    return outer == "" or inner == outer or inner.startswith(f"{outer}.")

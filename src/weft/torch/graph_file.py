@@ -36,7 +36,8 @@ from weft.torch.model import DistributedModel
 from weft.torch.random_state import Streams
 from weft.torch.slicing import Cut, prepare
 from weft.torch.structure import replace as replace_tensors
-from weft.torch.trace import Tracer, trace
+from weft.torch.trace import trace
+from weft.torch.tracer import Tracer
 from weft.torch.tree import Tree
 from weft.torch.untouched import untouched
 

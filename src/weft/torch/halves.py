@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.torch.deferred import Task
 from weft.torch.kept import Kept
 from weft.torch.random_state import Streams
+from weft.torch.tracer import Tracer
 from weft.torch.untouched import untouched
-
-if TYPE_CHECKING:
-    from weft.torch.trace import Tracer
 
 
 def measure_halves(

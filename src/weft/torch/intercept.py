@@ -32,7 +32,7 @@ from weft.torch.norms import REPLACED
 from weft.torch.optimizer import warn_of_plain_optimizers
 from weft.torch.private import CHECKPOINT, CHECKPOINT_GENERATOR, FUNCTION, REENTRANT, SCRIPTED, refuse
 from weft.torch.program import Program
-from weft.torch.trace import Tracer
+from weft.torch.tracer import Tracer
 from weft.torch.within import between, going_back
 
 _installed = False

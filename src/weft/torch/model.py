@@ -31,7 +31,7 @@ from weft.torch.replicas import joined, make_reducer, synchronise
 from weft.torch.sharded import is_sharded, like, shard, whole
 from weft.torch.state_names import fitting
 from weft.torch.structure import replace
-from weft.torch.trace import Tracer
+from weft.torch.tracer import Tracer
 from weft.torch.within import begin_backward, going_back, share
 
 

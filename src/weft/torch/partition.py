@@ -32,10 +32,11 @@ from weft.torch.padding import Padding
 from weft.torch.placement import wishes
 from weft.torch.plan import Plan, PlannedUnit, apply, is_below
 from weft.torch.planned import MEASURED, Chosen, layout
+from weft.torch.records import Trace
 from weft.torch.slicing import MiniBatch
 from weft.torch.state import Session
 from weft.torch.structure import replace
-from weft.torch.trace import Trace, trace
+from weft.torch.trace import trace
 from weft.torch.tree import Piece, Tree
 from weft.torch.unit import FLOATING
 from weft.torch.untouched import untouched

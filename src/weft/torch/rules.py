@@ -139,11 +139,16 @@ DATA_SETTER = Tensor.data.__set__  # type: ignore[attr-defined]
 REPLACED: frozenset[Any] = frozenset({DATA_SETTER} | named((Tensor, torch), ("resize_", "resize_as_")))
 
 
-def memory_written(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that ``func`` writes into, as far as they have one piece of memory each."""
+def targets(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that ``func`` writes into; none if it does not work in place."""
     target = written(func, args, kwargs)
     several = target if isinstance(target, (list, tuple)) else (target,)
-    return [one for one in several if isinstance(one, Tensor) and has_memory(one)]
+    return [one for one in several if isinstance(one, Tensor)]
+
+
+def memory_written(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Those of :func:`targets` that have one piece of memory each."""
+    return list(filter(has_memory, targets(func, args, kwargs)))
 
 
 def is_for_each(func: Callable[..., Any]) -> bool:

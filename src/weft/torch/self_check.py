@@ -36,7 +36,8 @@ from weft.torch.private import REFUSED
 from weft.torch.program import Program
 from weft.torch.random_state import PYTHON, TORCH, Streams
 from weft.torch.remote import stand_in
-from weft.torch.trace import Tracer, trace
+from weft.torch.trace import trace
+from weft.torch.tracer import Tracer
 from weft.torch.unit import attach
 from weft.transport import private_c10d
 from weft.transport.loopback import LoopbackChannel, connect

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from weft.torch.trace import Record
+from weft.torch.records import Record
 
 Pass = Mapping[Any, tuple[float, ...]]
 """The times of each thing in one pass over all of them."""

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from weft.torch.private import has_backward_hooks, is_compiled
-from weft.torch.trace import Record, Trace
+from weft.torch.records import Record, Trace
 
 
 @dataclass

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from weft.errors import SplitError
 from weft.torch import state
 from weft.torch.glue import running
-from weft.torch.trace import Tracer
+from weft.torch.tracer import Tracer
 
 _scale = threading.local()
 

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from weft.torch.random_state import Streams
-from weft.torch.trace import Trace, Tracer, trace
+from weft.torch.records import Trace
+from weft.torch.trace import trace
+from weft.torch.tracer import Tracer
 
 CPU = torch.device("cpu")
 WIDTH = 8

@@ -14,7 +14,8 @@ from tests.unit.torch.networks import CPU, WIDTH, Block, Chain, Leaking, Normed,
 from weft.torch.deferred import take_weights
 from weft.torch.private import SLOT
 from weft.torch.random_state import NUMPY, PYTHON, TORCH, Streams, same_states
-from weft.torch.trace import Tracer, trace
+from weft.torch.trace import trace
+from weft.torch.tracer import Tracer
 from weft.torch.untouched import ParameterWrites
 
 
@@ -98,7 +99,7 @@ def test_what_the_trace_does_before_the_backward_pass_counts_for_no_module(monke
         clock.seconds += 5.0
         return take_weights(*args, **kwargs)
 
-    monkeypatch.setattr("weft.torch.trace.take_weights", slow)
+    monkeypatch.setattr("weft.torch.tracer.take_weights", slow)
     net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
 
     def run() -> None:
