@@ -203,6 +203,20 @@ def resolve(
     return Settings(**values)
 
 
+def written(environ: Mapping[str, str]) -> set[str]:
+    """The names of the settings that the launch gives, by `WEFT_CONFIG` or `WEFT_SET`, right or wrong.
+
+    >>> written({"WEFT_SET": '{"partitions": 4}'})
+    {'partitions'}
+    """
+    faults: list[str] = []
+    found: set[str] = set()
+    for name in ("WEFT_CONFIG", "WEFT_SET"):
+        source = _from_text(name, environ.get(name, ""), faults, may_be_path=name == "WEFT_CONFIG")
+        found |= _canonical(source, name, faults).keys()
+    return found
+
+
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     """`key=value` as given to `--set`: the value is JSON, or else the text itself.
 

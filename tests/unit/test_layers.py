@@ -31,7 +31,7 @@ CORE = (
     ("report",),
 )
 EFFECTS = (("transport",), ("reduce",), ("runtime",), ("profiler",), ("launch",), ("checkpoint",))
-FRONTENDS = (("torch", "tensorflow"), ("compat",), ("cli",), ("__main__",))
+FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), ("__main__",))
 
 LEVEL = {name: level for level, names in enumerate(CORE + EFFECTS + FRONTENDS) for name in names}
 PURE = {name for names in CORE for name in names}

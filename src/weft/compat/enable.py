@@ -48,6 +48,7 @@ def enable() -> None:
         os.environ |= open_mpi_environ(os.environ)
         when_imported("torch", _torch_is_there)
         when_imported("accelerate.accelerator", _accelerate_is_there)
+        when_imported("transformers.training_args", _arguments_are_there)
         when_imported("transformers.trainer", _trainer_is_there)
 
 
@@ -74,15 +75,21 @@ def _torch_is_there(torch: ModuleType) -> None:
 
 
 def _accelerate_is_there(accelerator: ModuleType) -> None:
-    from weft.compat import accelerate_ranks
+    from weft.compat.hf import ranks
 
-    accelerate_ranks.install(accelerator)
+    ranks.install(accelerator)
+
+
+def _arguments_are_there(module: ModuleType) -> None:
+    from weft.compat.hf import options
+
+    options.arguments(module)
 
 
 def _trainer_is_there(module: ModuleType) -> None:
-    from weft.compat import trainer
+    from weft.compat.hf import steps
 
-    trainer.install(module)
+    steps.install(module)
 
 
 def launch_environ(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.compat.parameters import Config, canonical, read
-from weft.config import resolve
+from weft.config import resolve, written
 from weft.errors import ConfigError, UsageError
 from weft.torch import state as session_of
 
@@ -29,6 +29,7 @@ class State:
         self.given: dict[str, Any] = {}
         self.module_manager = ModuleManager()
         self._cfg: Config | None = None
+        self._launched: set[str] = set()
 
     @property
     def initialized(self) -> bool:
@@ -40,6 +41,10 @@ class State:
         if self._cfg is None or not session_of.is_initialized():
             raise UsageError("smp.state.cfg is known after smp.init()")
         return self._cfg
+
+    def is_given(self, name: str) -> bool:
+        """Whether the script or its launch says what weft's setting of that name is."""
+        return name in self._launched
 
     def init(self, config: Mapping[str, Any] | None = None) -> None:
         """Join the job. Harmless when repeated: a setting that is not given stays as it was.
@@ -53,6 +58,7 @@ class State:
             )
         given = {**self.given, **canonical(config or {}, "the dict given to init")}
         parameters = read(given, os.environ)
+        self._launched = parameters.own.keys() | written(os.environ)
         parameters.own.setdefault("inputs", "any")
         if session_of.is_initialized():
             present = session_of.session()

@@ -192,9 +192,10 @@ def _names(code: CodeType) -> set[str]:
 
 
 def homes_of(function: Any, root: nn.Module) -> set[str]:
-    """The Python modules of a step function and of the classes of a model."""
-    inner = getattr(function, "__func__", function)
-    return {getattr(inner, "__module__", "__main__"), *(type(module).__module__ for module in root.modules())}
+    """The Python modules of a step function, of the object that it is a method of, and of the classes of a model."""
+    inner, owner = getattr(function, "__func__", function), getattr(function, "__self__", None)
+    own = {getattr(inner, "__module__", "__main__"), type(owner).__module__}
+    return own | {type(module).__module__ for module in root.modules()}
 
 
 def copied(tensor: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ HOLDERS = {"torch/private.py", "transport/private_c10d.py"}
 OTHERS = {
     "_asdict": "named tuples",
     "_exit": "os",
-    "_prepare_backend": "accelerate's, in compat/accelerate_ranks.py",
+    "_prepare_backend": "accelerate's, in compat/hf/ranks.py",
     "_replace": "named tuples",
 }
 """Private by their look, but not PyTorch's."""

@@ -10,6 +10,7 @@ import os
 from types import ModuleType
 from typing import Any
 
+from weft.compat.hf import steps
 from weft.compat.session import state
 
 
@@ -40,14 +41,21 @@ def install(accelerator: ModuleType) -> None:
     cls = accelerator.Accelerator
     for name, ours in (("num_processes", _dp_size), ("process_index", _dp_rank)):
         setattr(cls, name, property(_either(ours, getattr(cls, name).fget)))
-    gather = cls.gather
+    gather, for_metrics, unwrap = cls.gather, cls.gather_for_metrics, cls.unwrap_model
 
     def gather_replicas(self: Any, tensor: Any) -> Any:
         if not state.initialized or _dp_size() == 1:
             return gather(self, tensor)
-        return _gathered(tensor)
+        return gathered(tensor)
 
-    cls.gather = gather_replicas
+    def gather_for_metrics(self: Any, input_data: Any, *args: Any, **kwargs: Any) -> Any:
+        """In a microbatch the replica's own: replicas are at different ones."""
+        return input_data if steps.inside() else for_metrics(self, input_data, *args, **kwargs)
+
+    def unwrap_model(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        return unwrap(self, _module_of(model), *args, **kwargs)
+
+    cls.gather, cls.gather_for_metrics, cls.unwrap_model = gather_replicas, gather_for_metrics, unwrap_model
 
 
 def _either(ours: Any, theirs: Any) -> Any:
@@ -55,6 +63,13 @@ def _either(ours: Any, theirs: Any) -> Any:
         return ours() if state.initialized else theirs(self)
 
     return get
+
+
+def _module_of(model: Any) -> Any:
+    """The user's module, which accelerate finds in wrappers of its own and PyTorch's only."""
+    from weft.torch.model import DistributedModel
+
+    return model.module if isinstance(model, DistributedModel) else model
 
 
 def _dp_size() -> int:
@@ -69,7 +84,7 @@ def _dp_rank() -> int:
     return dp_rank()
 
 
-def _gathered(tree: Any) -> Any:
+def gathered(tree: Any) -> Any:
     """The tensors of all replicas after one another along dim 0, in a structure of the same form."""
     import torch
 

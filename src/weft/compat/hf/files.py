@@ -1,0 +1,87 @@
+"""The files that Hugging Face's Trainer writes and reads for a split model."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from weft.compat.later import later
+from weft.compat.session import state
+from weft.errors import CheckpointError
+
+ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+WHOLE = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
+
+
+def install(trainer: ModuleType) -> None:
+    """Change ``transformers.trainer.Trainer``, as far as ``smp.init()`` has been called when it is used."""
+    cls = trainer.Trainer
+    _write_random_states_once(cls)
+    load, best = cls._load_from_checkpoint, cls._load_best_model
+
+    @functools.wraps(load)
+    def load_from_checkpoint(self: Any, folder: str, model: Any = None) -> None:
+        if not (state.initialized and trainer.is_sagemaker_mp_enabled() and read(self, folder)):
+            load(self, folder, model)
+
+    @functools.wraps(best)
+    def load_best_model(self: Any) -> None:
+        folder = self.state.best_model_checkpoint
+        if not (state.initialized and trainer.is_sagemaker_mp_enabled() and read(self, folder)):
+            best(self)
+
+    cls._load_from_checkpoint, cls._load_best_model = load_from_checkpoint, load_best_model
+
+
+def read(trainer: Any, folder: str) -> bool:
+    """Load the weights of a checkpoint into the Trainer's split model; False if there are none.
+
+    The Trainer's own code does not say which model it means, and reads adapters into whole models only.
+    """
+    model = trainer.model_wrapped
+    there = [name for name in (*WHOLE, *ADAPTERS) if os.path.exists(os.path.join(folder, name))]
+    if not there:
+        return False
+    if there[0] in WHOLE:
+        tag = there[0] if there[0].endswith(".bin") else None
+        later("resume_from_checkpoint")(folder, tag, partial=False, load_optimizer=False, model=model)
+        return True
+    adapter, *others = trainer.model.active_adapters
+    if others:
+        raise CheckpointError(
+            f"{folder}: the model has the adapters {adapter}, {', '.join(others)}: resume with one"
+        )
+    found = importlib.import_module("peft.utils.save_and_load").load_peft_weights(folder, device="cpu")
+    names = {
+        name.replace(f".{adapter}.", ".", 1): name
+        for name in trainer.model.state_dict()
+        if f".{adapter}." in name
+    }
+    unknown = sorted(name for name in found if name not in names)
+    if unknown:
+        raise CheckpointError(
+            f"{Path(folder, there[0])} has {unknown[0]} and {len(unknown) - 1} others that are no part of the adapter "
+            f"{adapter}: resume with the adapter that was saved"
+        )
+    model.load_state_dict({names[name]: value for name, value in found.items()}, strict=False)
+    return True
+
+
+def _write_random_states_once(cls: Any) -> None:
+    """The file has a name for each replica, so the ranks of a pipeline would all write the same one at once."""
+    save = cls._save_rng_state
+
+    @functools.wraps(save)
+    def save_rng_state(self: Any, output_dir: str) -> None:
+        from weft.torch.ranks import pp_rank
+
+        if not state.initialized or pp_rank() == 0:
+            save(self, output_dir)
+
+    cls._save_rng_state = save_rng_state

@@ -1,0 +1,216 @@
+"""Hugging Face's Trainer with a split model: its own steps, one microbatch at a time.
+
+The Trainer has code for split models that calls the model and takes its loss, whatever the script says about losses.
+Here the Trainer's ordinary ``training_step`` and ``prediction_step``, or those of a class made from it, run inside a
+weft step instead: ``compute_loss``, a loss function, label smoothing and the like mean what they mean in one process.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import MethodType, ModuleType
+from typing import Any
+
+from weft.compat.hf import files, options
+from weft.compat.session import state
+
+IGNORED = -100
+"""The label of a token that no loss counts, everywhere in the library."""
+
+_here = threading.local()
+
+
+def install(trainer: Any) -> None:
+    """Change ``transformers.trainer.Trainer``, as far as ``smp.init()`` has been called when it is used."""
+    cls = trainer.Trainer
+    split = trainer.is_sagemaker_mp_enabled
+    trainer.is_sagemaker_mp_enabled = lambda: split() and not getattr(_here, "inside", False)
+    options.install(trainer)
+    files.install(trainer)
+    _wrap_for_steps(trainer, cls, makes_optimizer=hasattr(cls, "_prepare_for_training"))
+
+
+def _wrap_for_steps(trainer: ModuleType, cls: Any, makes_optimizer: bool) -> None:
+    """Wrapping the model gives the Trainer its steps.
+
+    Older Trainers make the optimizer of a split model by themselves, those from version 5 on forget it.
+    """
+    wrap = cls._wrap_model
+
+    @functools.wraps(wrap)
+    def wrap_model(self: Any, model: Any, training: bool = True, *args: Any, **kwargs: Any) -> Any:
+        if not state.initialized or not trainer.is_sagemaker_mp_enabled():
+            return wrap(self, model, training, *args, **kwargs)
+        from weft.compat.model import DistributedModel
+        from weft.compat.optimizer import DistributedOptimizer
+
+        if isinstance(model, DistributedModel):
+            wrapped = model
+        else:
+            options.choose_microbatches()
+            wrapped = DistributedModel(
+                model,
+                bucket_cap_mb=self.args.ddp_bucket_cap_mb,
+                broadcast_buffers=self.args.ddp_broadcast_buffers,
+            )
+        if not isinstance(self.__dict__.get("training_step"), functools.partial):
+            if self.accelerator.mixed_precision not in (None, "no"):
+                self.accelerator.prepare_model(wrapped, device_placement=False, evaluation_mode=True)
+            made = _Steps(self)
+            self.training_step = functools.partial(made.train)
+            self.prediction_step = functools.partial(made.predict)
+        if makes_optimizer and training and not isinstance(self.optimizer, DistributedOptimizer):
+            self.create_optimizer()
+        return wrapped
+
+    cls._wrap_model = wrap_model
+
+
+class _Steps:
+    """What a Trainer calls for a batch, in place of its own methods."""
+
+    def __init__(self, trainer: Any) -> None:
+        from weft.torch import step
+
+        self.trainer = trainer
+        self.concat = importlib.import_module("transformers.trainer_pt_utils").nested_concat
+        self.shifted = bool(getattr(trainer, "_loss_shifts_labels", _is_causal(trainer)))
+        train, predict = (MethodType(each, trainer) for each in (_train_microbatch, _predict_microbatch))
+        self._train = step(train, non_split_inputs=["items"], allow_uneven=True, weight=self._count)
+        self._predict = step(
+            predict, non_split_inputs=["items", "loss_only", "ignored"], allow_uneven=True, weight=self._count
+        )
+
+    def train(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """The batch's loss, after its backward pass; replicas meet where the optimizer's step follows."""
+        with nullcontext() if self.trainer.accelerator.sync_gradients else model.no_sync():
+            losses = self._train(model, inputs, num_items_in_batch)
+        return losses.reduce_mean().detach().to(self.trainer.args.device)
+
+    def predict(
+        self,
+        model: Any,
+        inputs: Any,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, Any, Any]:
+        """Loss, logits and labels of the batch, as one process has them."""
+        import torch
+
+        count: Any = getattr(self.trainer, "_get_num_items_in_batch", None)
+        labelled = count is not None and isinstance(inputs, dict) and inputs.get("labels") is not None
+        items = count([self.trainer._prepare_inputs(inputs)], self.trainer.args.device) if labelled else None
+        with torch.no_grad():
+            loss, logits, labels = self._predict(
+                model, inputs, items, prediction_loss_only, ignore_keys, **kwargs
+            )
+        return _first(loss, lambda each: each.reduce_mean()), self._whole(logits), self._whole(labels)
+
+    def _count(self, model: Any, inputs: Any, *others: Any, **kwargs: Any) -> float:
+        """What a microbatch weighs: the tokens of its loss, or else its samples."""
+        import torch
+
+        labels = inputs.get("shift_labels") if hasattr(inputs, "get") else None
+        if labels is None and hasattr(inputs, "get"):
+            labels = inputs.get("labels")
+            if isinstance(labels, torch.Tensor) and self.shifted and labels.dim() > 1:
+                labels = labels[..., 1:]
+        if isinstance(labels, torch.Tensor) and not labels.is_floating_point():
+            return float((labels != IGNORED).sum())
+        return float(next((len(each) for each in _tensors(inputs) if each.dim()), 1))
+
+    def _whole(self, tree: Any) -> Any:
+        """The batch's tensors, from those of its microbatches; shorter ones are padded as the Trainer pads."""
+        from weft.torch import StepOutput
+
+        if isinstance(tree, StepOutput):
+            return functools.reduce(functools.partial(self.concat, padding_index=IGNORED), tree.outputs)
+        if isinstance(tree, dict):
+            return type(tree)({key: self._whole(value) for key, value in tree.items()})
+        if isinstance(tree, list) and all(each is None for each in tree):
+            return None
+        if isinstance(tree, (list, tuple)):
+            return type(tree)(self._whole(each) for each in tree)
+        return tree
+
+
+def _train_microbatch(trainer: Any, model: Any, inputs: Any, items: Any) -> Any:
+    """The step of training; a method of the Trainer, so that what it counts is noted, see ``weft.torch.kept``."""
+    with _inside():
+        return type(trainer).training_step(trainer, model, inputs, _part_of(items))
+
+
+def _predict_microbatch(
+    trainer: Any, model: Any, inputs: Any, items: Any, loss_only: bool, ignored: Any, **kwargs: Any
+) -> Any:
+    """The step of evaluation."""
+    part = _part_of(items)
+    with _inside(), _returning(trainer, "_get_num_items_in_batch", lambda *a: part):
+        return type(trainer).prediction_step(trainer, model, inputs, loss_only, ignored, **kwargs)
+
+
+@contextmanager
+def _inside() -> Iterator[None]:
+    """Inside, this thread runs a microbatch, for which the Trainer's ordinary code is right."""
+    _here.inside = True
+    try:
+        yield
+    finally:
+        _here.inside = False
+
+
+def inside() -> bool:
+    """Whether this thread runs a microbatch of a Trainer's step."""
+    return getattr(_here, "inside", False)
+
+
+def _part_of(items: Any) -> Any:
+    """The microbatch's part of the items that the batch's loss is divided by.
+
+    A loss that is a sum over items, divided by them, is then the mean over the microbatch's, and so is one that does
+    not look at them: both are put together by weight.
+    """
+    from weft.torch.within import share
+
+    part = share()
+    return items if items is None or part is None else items * part
+
+
+@contextmanager
+def _returning(thing: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Inside, the method of this one object is this function; nothing happens if it has no such method."""
+    if not hasattr(type(thing), name):
+        yield
+        return
+    setattr(thing, name, function)
+    try:
+        yield
+    finally:
+        thing.__dict__.pop(name, None)
+
+
+def _is_causal(trainer: Any) -> bool:
+    return "CausalLM" in type(trainer.model).__name__ or "LMHeadModel" in type(trainer.model).__name__
+
+
+def _tensors(tree: Any) -> Iterator[Any]:
+    import torch
+
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif hasattr(tree, "values"):
+        for each in tree.values():
+            yield from _tensors(each)
+    elif isinstance(tree, (list, tuple)):
+        for each in tree:
+            yield from _tensors(each)
+
+
+def _first(value: Any, function: Callable[[Any], Any]) -> Any:
+    """``function`` of a step's output; None where every microbatch returned None."""
+    return None if isinstance(value, list) else function(value)

@@ -1,0 +1,1 @@
+"""Other people's trainers with weft: one module for each, which imports that library."""

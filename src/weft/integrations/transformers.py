@@ -1,0 +1,44 @@
+"""Hugging Face's ``Trainer``, and classes made from it, train a model that is split over the ranks.
+
+The Trainer has a mode for models that are split by somebody else, under the names of smdistributed. That mode is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+from weft.compat.enable import DEFAULTS, FRAMEWORK, PARAMETERS
+from weft.compat.enable import enable as enable_names
+from weft.compat.hf.ranks import gathered
+from weft.compat.session import state
+from weft.launch.discovery import discover
+
+_READ_AT_IMPORT = ("transformers.training_args", "transformers.trainer_pt_utils", "transformers.trainer")
+
+
+def enable(**settings: Any) -> None:
+    """Split the model of every ``Trainer`` from now on; call it before the first ``TrainingArguments``.
+
+    The job begins here, so every rank calls it. A second call changes settings, as ``weft.init`` does.
+
+    Args:
+        settings: weft's settings by name, see ``docs/settings.md``. ``partitions`` left out: as many as there are
+            ranks. ``microbatches`` left out: twice the partitions, or less where a batch has less samples.
+
+    Raises:
+        ConfigError: A setting is wrong. Nothing has been changed then.
+    """
+    given = {"partitions": discover(os.environ).world_size, **settings}
+    state.init(given)
+    os.environ[PARAMETERS] = json.dumps(given)
+    os.environ[DEFAULTS] = "1"
+    os.environ.setdefault(FRAMEWORK, json.dumps({"sagemaker_mpi_enabled": True}))
+    enable_names()
+    for name in _READ_AT_IMPORT:
+        if name in sys.modules and not hasattr(sys.modules[name], "smp"):
+            sys.modules[name].smp = importlib.import_module("smdistributed.modelparallel.torch")  # type: ignore[attr-defined]
+            sys.modules[name].smp_gather = gathered  # type: ignore[attr-defined]

@@ -1,0 +1,122 @@
+"""Hugging Face's Trainer and TRL's: what they log, evaluate and write with a split model is what one process does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launching import SOURCE, run_ranks
+from weft.compat.hf.options import refuse
+from weft.errors import ConfigError
+
+transformers = pytest.importorskip("transformers")
+HERE = Path(__file__).parent
+OLD = transformers.__version__.startswith("4.")
+CASES = [
+    "variable lengths", "smoothing", "own loss", "loss function", "accumulated", "bfloat16", "checkpointing", "workers",
+    "own optimizer", "classes", "best", "generation",
+]  # fmt: skip
+REPLICATED = ["variable lengths", "smoothing", "accumulated", "best"]
+QUIET = {"TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def found(text: str) -> list:
+    return [json.loads(line.partition("RESULT ")[2]) for line in text.splitlines() if "RESULT " in line]
+
+
+def alone(script: str, *args: str) -> dict:
+    environ = {**os.environ, **QUIET, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(
+        [sys.executable, HERE / script, *args], capture_output=True, text=True, env=environ, timeout=400
+    )
+    assert done.returncode == 0, done.stderr
+    (result,) = found(done.stdout)
+    return result
+
+
+def split(n: int, script: str, *args: str, options=()) -> list:
+    done = run_ranks(n, HERE / script, args, QUIET, timeout=400, launcher="weft", options=options)
+    return found(done.check().stdout)
+
+
+def equal(one, other, tolerance) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key], tolerance) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(
+            equal(*pair, tolerance) for pair in zip(one, other, strict=True)
+        )
+    return other == (pytest.approx(one, rel=tolerance) if isinstance(one, float) else one)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    return alone("hf_trainer.py", str(tmp_path_factory.mktemp("one")), "4", "7", *CASES)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    results = split(2, "hf_trainer.py", str(tmp_path_factory.mktemp("two")), "4", "7", *CASES)
+    assert len(results) == 2
+    return results
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_split_trainer_does_what_one_process_does(case, one_process, two_ranks):
+    for result in two_ranks:
+        assert equal(one_process[case], result[case], 5e-3 if case == "bfloat16" else 2e-4), (
+            one_process[case], result[case],
+        )  # fmt: skip
+
+
+def test_bfloat16_is_used(two_ranks):
+    assert not equal(two_ranks[0]["variable lengths"]["logged"], two_ranks[0]["bfloat16"]["logged"], 1e-6)
+
+
+def test_replicas_of_a_split_trainer_do_what_one_process_does(tmp_path):
+    one = alone("hf_trainer.py", str(tmp_path / "one"), "4", "8", *REPLICATED)
+    names = ["--device", "cpu", "--smdistributed", "--set", "partitions=2"]
+    results = split(4, "hf_trainer.py", str(tmp_path / "four"), "2", "8", *REPLICATED, options=names)
+    assert len(results) == 4
+    for result in results:
+        for case in REPLICATED:
+            assert equal(one[case], result[case], 2e-4), (case, one[case], result[case])
+
+
+def test_sft_with_an_adapter_goes_on_where_it_was(tmp_path):
+    for name in ("trl", "peft", "datasets"):
+        pytest.importorskip(name)
+    one = alone("hf_sft.py", str(tmp_path / "one"))
+    for result in split(2, "hf_sft.py", str(tmp_path / "two")):
+        assert equal(one, result, 2e-4), (one, result)
+    for result in split(2, "hf_sft.py", str(tmp_path / "again"), str(tmp_path / "two" / "checkpoint-2")):
+        kept = [entry[:3] for entry in result]
+        assert equal([entry[:3] for entry in one], kept, 2e-4), (one, result)
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"fp16": True}, "fp16: use bf16=True"),
+        ({"auto_find_batch_size": True}, "set per_device_train_batch_size"),
+        ({"torch_compile": True}, "compile modules inside of it"),
+        ({"optim": "adalomo"}, 'optim="adalomo": it changes weights in the backward pass'),
+        ({"deepspeed": {"zero_optimization": {"stage": 1}}}, "deepspeed: weft splits the model itself"),
+    ],
+)
+def test_what_a_split_model_cannot_honour_is_refused_by_name(given, words, monkeypatch):
+    class Arguments:
+        accelerator_config, fp16, optim, world_size = None, False, "adamw_torch", 1
+
+    monkeypatch.setattr("weft.compat.session.state._cfg", type("Cfg", (), {"fp16": False})())
+    monkeypatch.setattr("weft.torch.state.is_initialized", lambda: True)
+    for name, value in given.items():
+        setattr(Arguments, name, value)
+    with pytest.raises(ConfigError, match="do not fit a split model") as refusal:
+        refuse(Arguments())
+    assert words in str(refusal.value)
