@@ -58,14 +58,16 @@ class Settings:
     )
     schedule_file: str = _setting("", Text(), "the CSV file of `file`; the deciding rank reads it")
     chunks: int = _setting(2, Whole(2), "how many stages a rank has with `looped` and `looped_bfs`")
-    optimize: Literal["memory", "speed"] = _setting(
-        "memory", Choice(("memory", "speed")), "what the automatic split balances first"
+    optimize: Literal["auto", "memory", "speed"] = _setting(
+        "auto",
+        Choice(("auto", "memory", "speed")),
+        "what the automatic split balances first; auto: speed, unless that needs more than 70 % of a rank's memory",
     )
     memory_weight: float = _setting(
         None,
         Number(0, 1),
         "weight of memory against time in the automatic split",
-        '0 if pipeline is "auto" or "list", else 0.8 if optimize is "memory", 0.2 if "speed"',
+        '0 if pipeline is "auto" or "list", else 0.8 if optimize is "memory", else 0.2',
     )
     auto_partition: bool = _setting(True, Flag(), "split the model by itself; false: as the script says")
     default_partition: int = _setting(0, Whole(0), "the partition of what the script did not place")
@@ -356,6 +358,8 @@ def _meant(text: str, check: Check) -> object:
 def _complete(values: Mapping[str, Any]) -> dict[str, Any]:
     """All settings by name: defaults filled in, open values derived, numbers of the declared type."""
     result = {setting.name: values.get(setting.name, setting.default) for setting in fields(Settings)}
+    if result["memory_weight"] is not None and result["optimize"] == "auto":
+        result["optimize"] = "memory" if result["memory_weight"] >= 0.5 else "speed"
     if result["memory_weight"] is None:
         balanced = 0.8 if result["optimize"] == "memory" else 0.2
         result["memory_weight"] = 0.0 if result["pipeline"] in ("auto", "list") else balanced

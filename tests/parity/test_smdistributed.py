@@ -99,7 +99,10 @@ def test_trainer_saves_and_resumes(tmp_path):
         assert close([before, after, training], [alone[0], alone[2], alone[1]], 1e-4)
         assert len(logs) == 4 and after < before
         assert logs == [pytest.approx(entry, rel=1e-3) for entry in alone[3]]
-        assert resumed == logs[2:] and after_resumed == after
+        assert resumed == [
+            pytest.approx(entry, rel=1e-5) for entry in logs[2:]
+        ]  # an automatic split may be another
+        assert close(after_resumed, after)
     models = [transformers.GPT2LMHeadModel.from_pretrained(folder) for folder in (one, four)]
     for (name, a), (_, b) in zip(*(model.named_parameters() for model in models), strict=True):
         assert a.detach().numpy() == pytest.approx(b.detach().numpy(), abs=1e-4), name

@@ -17,8 +17,8 @@ def test_defaults():
         "memory_limit": 0.0,
         "schedule_file": "",
         "chunks": 2,
-        "optimize": "memory",
-        "memory_weight": 0.8,
+        "optimize": "auto",
+        "memory_weight": 0.2,
         "auto_partition": True,
         "default_partition": 0,
         "active_microbatches": 3,
@@ -119,7 +119,7 @@ def test_digest_tells_settings_apart():
             {"pipeline": "Simple"},
             r'it must be one of "interleaved", "simple", .*: write "pipeline": "simple"',
         ),
-        ({"optimize": "size"}, r'it must be one of "memory", "speed": write "optimize": "memory"'),
+        ({"optimize": "size"}, r'it must be one of "auto", "memory", "speed": write "optimize": "auto"'),
         ({"memory_weight": 1.5}, r"a number from 0 to 1: leave it out for 0 if pipeline is"),
         ({"memory_weight": float("nan")}, r"memory_weight is nan"),
         ({"auto_partition": 1}, r"auto_partition is 1 .*it must be true or false"),
@@ -233,5 +233,5 @@ def test_every_setting_is_described():
     row = next(row for row in rows if row.name == "memory_weight")
     assert row[1:3] == (
         "float",
-        '0 if pipeline is "auto" or "list", else 0.8 if optimize is "memory", 0.2 if "speed"',
+        '0 if pipeline is "auto" or "list", else 0.8 if optimize is "memory", else 0.2',
     )

@@ -164,11 +164,8 @@ def _tables(placement: Placement, microbatches: int, step_ms: float) -> str:
             unit.parameter_bytes,
             unit.forward_ms,
             unit.backward_ms,
-            memory + time,
         )
-        for unit, partition, memory, time in zip(
-            problem.graph, placement.partitions, *problem.shares, strict=True
-        )
+        for unit, partition in zip(problem.graph, placement.partitions, strict=True)
     ]
     mean = sum(load.cost for load in loads) / len(loads) or 1.0
     summary = [

@@ -60,6 +60,8 @@ class State:
         parameters = read(given, os.environ)
         self._launched = parameters.own.keys() | written(os.environ)
         parameters.own.setdefault("inputs", "any")
+        if "memory_weight" not in parameters.own:
+            parameters.own.setdefault("optimize", "memory")
         if session_of.is_initialized():
             present = session_of.session()
             wanted = resolve(parameters.own, os.environ, present.place.world_size)

@@ -32,7 +32,7 @@ def enable(**settings: Any) -> None:
     Raises:
         ConfigError: A setting is wrong. Nothing has been changed then.
     """
-    given = {"partitions": discover(os.environ).world_size, **settings}
+    given = {"partitions": discover(os.environ).world_size, "optimize": "auto", **settings}
     state.init(given)
     os.environ[PARAMETERS] = json.dumps(given)
     os.environ[DEFAULTS] = "1"

@@ -50,47 +50,27 @@ class PlacementRow(NamedTuple):
     bytes: int
     forward_ms: float
     backward_ms: float
-    share: float
-    """Of the whole model's cost, from 0 to 1."""
+    memory_bytes: int = 0
+    """With gradients, optimizer states and activations."""
 
 
 def placement_table(rows: Iterable[PlacementRow]) -> str:
-    """What lies where, with a line for each partition's sum below.
+    """What lies where, partition by partition, with each unit's share of the time.
 
-    >>> rows = [PlacementRow("embedding", 0, 1000, 4096, 0.1, 0.2, 0.25),
-    ...         PlacementRow("head", 1, 2000, 8192, 1.0, 2.0, 0.75)]
+    >>> rows = [PlacementRow("head", 1, 2000, 8192, 1.0, 2.0), PlacementRow("embedding", 0, 1000, 4096, 0.4, 0.6)]
     >>> print(placement_table(rows))
-    unit          partition  parameters  bytes  forward ms  backward ms  share
-    ------------  ---------  ----------  -----  ----------  -----------  -----
-    embedding             0       1,000  4 KiB        0.10         0.20  25.0%
-    head                  1       2,000  8 KiB        1.00         2.00  75.0%
-    <BLANKLINE>
-    all (1 unit)          0       1,000  4 KiB        0.10         0.20  25.0%
-    all (1 unit)          1       2,000  8 KiB        1.00         2.00  75.0%
+    unit       partition  parameters  bytes  forward ms  backward ms   time
+    ---------  ---------  ----------  -----  ----------  -----------  -----
+    embedding          0       1,000  4 KiB        0.40         0.60  25.0%
+    head               1       2,000  8 KiB        1.00         2.00  75.0%
     """
-    rows = [PlacementRow(*row) for row in rows]
-    sums = [
-        _sum([row for row in rows if row.partition == partition])
-        for partition in sorted({row.partition for row in rows})
-    ]
-    headers = ("unit", "partition", "parameters", "bytes", "forward ms", "backward ms", "share")
-    lines = table(headers, map(_cells, [*rows, *sums]), "<>>>>>>").splitlines()
-    return "\n".join([*lines[: 2 + len(rows)], "", *lines[2 + len(rows) :]])
+    rows = sorted((PlacementRow(*row) for row in rows), key=lambda row: row.partition)
+    total_ms = sum(row.forward_ms + row.backward_ms for row in rows) or 1.0
+    headers = ("unit", "partition", "parameters", "bytes", "forward ms", "backward ms", "time")
+    return table(headers, (_cells(row, total_ms) for row in rows), "<>>>>>>")
 
 
-def _sum(rows: Sequence[PlacementRow]) -> PlacementRow:
-    return PlacementRow(
-        f"all ({len(rows)} unit{'s' if len(rows) != 1 else ''})",
-        rows[0].partition,
-        sum(row.parameters for row in rows),
-        sum(row.bytes for row in rows),
-        sum(row.forward_ms for row in rows),
-        sum(row.backward_ms for row in rows),
-        sum(row.share for row in rows),
-    )
-
-
-def _cells(row: PlacementRow) -> tuple[str, ...]:
+def _cells(row: PlacementRow, total_ms: float) -> tuple[str, ...]:
     return (
         row.unit,
         str(row.partition),
@@ -98,5 +78,5 @@ def _cells(row: PlacementRow) -> tuple[str, ...]:
         format_bytes(row.bytes),
         f"{row.forward_ms:.2f}",
         f"{row.backward_ms:.2f}",
-        f"{row.share:.1%}",
+        f"{(row.forward_ms + row.backward_ms) / total_ms:.1%}",
     )

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.config import Settings
 from weft.errors import PlacementError, UsageError
 from weft.runtime.allocator import give_back
 from weft.simulate import FREE
 from weft.torch.agreement import from_first_rank
 from weft.torch.attributes import own
 from weft.torch.automatic import Watch, choose_automatically, placed
-from weft.torch.choose import graph_of, piece_costs
+from weft.torch.choose import Choice, graph_of, piece_costs
 from weft.torch.collective import agree_on
 from weft.torch.delayed import has_delayed
 from weft.torch.estimate import Clock, on_meta
@@ -33,6 +34,7 @@ from weft.torch.placement import wishes
 from weft.torch.plan import Plan, PlannedUnit, apply, is_below
 from weft.torch.planned import MEASURED, Chosen, layout
 from weft.torch.records import Trace
+from weft.torch.room import decided, device_bytes, fits, in_flight, limit_bytes
 from weft.torch.slicing import MiniBatch
 from weft.torch.state import Session
 from weft.torch.structure import replace
@@ -41,6 +43,7 @@ from weft.torch.tree import Piece, Tree
 from weft.torch.unit import FLOATING
 from weft.torch.untouched import untouched
 from weft.torch.within import no_training
+from weft.units import format_bytes
 
 log = logging.getLogger("weft")
 
@@ -74,8 +77,17 @@ def partition_models(
         give_back()
         session.streams.numpy = session.streams.numpy or plan.numpy
         model.finish_partition(plan)
+        if plan.optimize:
+            session.settings = replace_fields(
+                session.settings,
+                optimize=plan.optimize,  # type: ignore[arg-type]
+                memory_weight=plan.memory_weight,
+            )
         if session.rank == 0:
-            log.info("Partition assignments:\n%s", plan.table())
+            placement = plan.placement(session.settings.partitions, session.settings.microbatches)
+            log.info("Partition assignments:\n%s", placement.tables())
+            for warning in placement.warnings:
+                log.warning("%s", warning)
 
 
 def _plan_text(
@@ -114,36 +126,50 @@ def make_plan(
             "%s leaves tensors behind by another way than its result (an attribute, a list), and cannot be opened, "
             "because it is compiled or has backward hooks. So what calls it stays on one partition as a whole", name,
         )  # fmt: skip
-    settings = session.settings
-    if settings.auto_partition:
-        chosen = None
-        if settings.pipeline in MEASURED and session.chosen is None:
-            chosen, choice = choose_automatically(
-                tree, settings, link or MeasuredLink(), memory_bytes(session)
-            )
-            log.info("%s:\n%s", settings.pipeline, chosen.reasons)
-        else:
-            links = FREE if session.chosen is None else session.chosen.links
-            choice = placed(tree, settings, links, layout(settings, session.chosen)).placement
-        pieces, partitions, stages = choice.pieces, choice.partitions, choice.stages
-        opened = set(choice.opened)
-    else:
+    settings, found, chosen = _decide(session, model, tree, link)
+    _check_buffers(tree, set(found.opened))
+    costs = piece_costs(found.pieces, settings)
+    plan = _plan(tree, traced, set(found.opened), found.pieces, found.stages, found.partitions, costs)
+    return replace_fields(
+        plan, chosen=None if chosen is None else chosen.to_record(), optimize=settings.optimize,
+        memory_weight=settings.memory_weight, in_flight=in_flight(settings), by_hand=not settings.auto_partition,
+    )  # fmt: skip
+
+
+def _decide(
+    session: Session, model: DistributedModel, tree: Tree, link: MeasuredLink | None
+) -> tuple[Settings, Choice, Chosen | None]:
+    """The placement, for ``auto`` with its schedule, and the settings with what ``optimize`` is.
+
+    Time comes first; memory only where ranks have too little of it.
+    """
+    settings = decided(session.settings, "speed")
+    found, chosen = _place(session, settings, model, tree, link)
+    available = device_bytes(session)
+    if session.settings.optimize == "auto" and not fits(found.pieces, found.partitions, settings, available):
+        settings = decided(session.settings, "memory")
+        log.info(
+            'a split by time alone leaves less than 30 % of %s on a rank: optimize is "memory"',
+            format_bytes(available),
+        )
+        found, chosen = _place(session, settings, model, tree, link)
+    return settings, found, chosen
+
+
+def _place(
+    session: Session, settings: Settings, model: DistributedModel, tree: Tree, link: MeasuredLink | None
+) -> tuple[Choice, Chosen | None]:
+    if not settings.auto_partition:
         opened, pieces, partitions = manual(
             tree, model.module, settings.default_partition, settings.partitions
         )
-        stages, chosen = partitions, None
-    _check_buffers(tree, opened)
-    plan = _plan(tree, traced, opened, pieces, stages, partitions, piece_costs(pieces, settings))
-    return plan if chosen is None else replace_fields(plan, chosen=chosen.to_record())
-
-
-def memory_bytes(session: Session) -> float | None:
-    """What a rank may take, if that is limited."""
-    if session.settings.memory_limit:
-        return session.settings.memory_limit * 2**30
-    if session.device.type == "cuda":
-        return float(torch.cuda.get_device_properties(session.device).total_memory)
-    return None
+        return Choice(frozenset(opened), pieces, partitions, partitions, [], 0.0), None
+    if settings.pipeline in MEASURED and session.chosen is None:
+        chosen, choice = choose_automatically(tree, settings, link or MeasuredLink(), limit_bytes(session))
+        log.info("%s:\n%s", settings.pipeline, chosen.reasons)
+        return choice, chosen
+    links = FREE if session.chosen is None else session.chosen.links
+    return placed(tree, settings, links, layout(settings, session.chosen)).placement, None
 
 
 def _check_buffers(tree: Tree, opened: set[str]) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 from torch import nn
 
 from weft.foreign import shown
-from weft.report.text import PlacementRow, placement_table
+from weft.partition.cost import COPIES
+from weft.report.placement import ModelPlacement
+from weft.report.text import PlacementRow
 from weft.torch.delayed import has_delayed, materialise
 from weft.torch.pipeline import SharedBuffer
 from weft.torch.remote import stand_in
@@ -45,7 +47,9 @@ class PlannedUnit:
 class Plan:
     """Where a model's parts go. ``parameters``: those of opened modules; ``buffers``: those that the model writes;
     ``serial``: a microbatch begins when the one before has ended; ``toggled``: parameters of which the step says
-    whether they need gradients."""
+    whether they need gradients; ``optimize`` and ``memory_weight``: the settings as they were decided, empty in older
+    checkpoints' plans; ``in_flight``: how many microbatches a rank may hold; ``by_hand``: the script
+    has placed the units."""
 
     units: tuple[PlannedUnit, ...]
     parameters: dict[str, int]
@@ -55,6 +59,10 @@ class Plan:
     attributes: tuple[tuple[str, str], ...] = ()
     serial: bool = False
     toggled: tuple[str, ...] = ()
+    optimize: str = ""
+    memory_weight: float = 0.0
+    in_flight: int = 1
+    by_hand: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -113,17 +121,17 @@ class Plan:
             name for name in owners if name in self.buffers or any(is_below(name, unit) for unit in writers)
         }
 
-    def table(self) -> str:
-        """unit, partition, parameters, bytes, forward ms, backward ms and share of the cost, as text."""
-        placed = [unit for unit in self.units if unit.partition != FLOATING]
-        return placement_table(
-            [
-                PlacementRow(
-                    u.name, u.partition, u.parameters, u.parameter_bytes, u.forward_ms, u.backward_ms, u.cost
-                )
-                for u in placed
-            ]
-        )
+    def placement(self, partitions: int, microbatches: int) -> ModelPlacement:
+        """Where the units lie, for people."""
+        rows = [
+            PlacementRow(
+                u.name, u.partition, u.parameters, u.parameter_bytes, u.forward_ms, u.backward_ms,
+                COPIES * u.parameter_bytes + self.in_flight * u.activation_bytes,
+            )
+            for u in self.units
+            if u.partition != FLOATING
+        ]  # fmt: skip
+        return ModelPlacement(tuple(rows), partitions, "" if self.by_hand else self.optimize, microbatches)
 
 
 def apply(root: nn.Module, plan: Plan, session: Session) -> None:

@@ -5,25 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 from weft.errors import UsageError
+from weft.report.placement import ModelPlacement, PartitionReport
 from weft.timeline import Timeline
 from weft.torch import state
 from weft.torch.collective import gather_texts
 
 
-def partition_report(model: Any = None) -> str:
-    """The placement as a table: unit, partition, parameters, bytes, forward ms, backward ms, share of the cost; and why
-    `auto` has chosen its schedule.
+def partition_report(model: Any = None) -> PartitionReport:
+    """Where everything lies: ``print`` it for tables of units and of partitions, with warnings where they are uneven.
 
-    ``model``: which one, if there are several.
+    ``to_dict()`` gives plain values, and a notebook shows it by itself. ``model``: which one, if there are several.
+
+    Raises :class:`UsageError` before the first step, which makes the partition.
     """
-    models = [model] if model is not None else [m for m in state.session().models if m.partitioned]
+    session = state.session()
+    models = [model] if model is not None else [m for m in session.models if m.partitioned]
     if not models:
         raise UsageError("there is no partition yet: the first step makes it")
-    tables = [
-        "one partition: the whole model on every rank" if m.plan is None else m.plan.table() for m in models
-    ]
-    chosen = state.session().chosen
-    return "\n\n".join(tables if chosen is None else [*tables, chosen.reasons])
+    settings = session.settings
+    return PartitionReport(
+        tuple(
+            ModelPlacement((), 1)
+            if m.plan is None
+            else m.plan.placement(settings.partitions, settings.microbatches)
+            for m in models
+        ),
+        "" if session.chosen is None else session.chosen.reasons,
+    )
 
 
 def recorded_timeline() -> Timeline:

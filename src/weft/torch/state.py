@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -252,6 +252,10 @@ def _change(session: Session, settings: Settings) -> None:
     if settings.record != old.record:
         recording.stop(session)
         recording.start(session, recording.open_recorder(settings, session.place))
+    if settings.optimize == "auto" and session.models and any(model.partitioned for model in session.models):
+        settings = replace(
+            settings, optimize=old.optimize, memory_weight=old.memory_weight
+        )  # decided, see room
     session.settings = settings
     session.chosen = session.watch = None
     if session.executor is not None:

@@ -308,8 +308,9 @@ def dropout_that_begins_later_draws_alike_on_all_ranks() -> list[float]:
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.inner(x)
-            self.seen.append(torch.rand(()).item())
-            return super().forward(x) * self.seen[-1]
+            drawn = torch.rand(()).item()
+            self.seen.append(drawn)  # another microbatch may draw before the next line
+            return super().forward(x) * drawn
 
     start(auto_partition=False, default_partition=1)
     net = seeded(Late)

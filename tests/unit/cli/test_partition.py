@@ -62,15 +62,12 @@ def test_json_of_a_graph(graph, capsys):
 def test_tables(graph, capsys):
     assert main(["partition", graph, "--partitions", "2", "--memory", "16KiB"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "unit           partition  parameters  bytes  forward ms  backward ms  share",
-        "-------------  ---------  ----------  -----  ----------  -----------  -----",
-        "block0                 0         256  1 KiB        1.00         2.00  25.0%",
-        "block1                 0         256  1 KiB        1.00         2.00  25.0%",
-        "block2                 1         256  1 KiB        1.00         2.00  25.0%",
-        "block3                 1         256  1 KiB        1.00         2.00  25.0%",
-        "",
-        "all (2 units)          0         512  2 KiB        2.00         4.00  50.0%",
-        "all (2 units)          1         512  2 KiB        2.00         4.00  50.0%",
+        "unit    partition  parameters  bytes  forward ms  backward ms   time",
+        "------  ---------  ----------  -----  ----------  -----------  -----",
+        "block0          0         256  1 KiB        1.00         2.00  25.0%",
+        "block1          0         256  1 KiB        1.00         2.00  25.0%",
+        "block2          1         256  1 KiB        1.00         2.00  25.0%",
+        "block3          1         256  1 KiB        1.00         2.00  25.0%",
         "",
         "partition  units  time ms  transfer ms  parameters  memory   limit  of mean",
         "---------  -----  -------  -----------  ----------  ------  ------  -------",

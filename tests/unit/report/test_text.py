@@ -19,18 +19,15 @@ def test_rows_must_fit():
 
 def test_placement():
     rows = [
-        ("wte", 0, 1000, 4096, 0.5, 1.0, 0.25),
-        ("h.0", 0, 1000, 4096, 0.5, 1.0, 0.25),
-        ("head", 1, 2_000_000, 8 * 2**20, 1.0, 2.0, 0.5),
+        ("wte", 1, 1000, 4096, 0.5, 1.0),
+        ("h.0", 0, 1000, 4096, 0.5, 1.0),
+        ("head", 1, 2_000_000, 8 * 2**20, 1.0, 2.0),
     ]
     assert placement_table(rows).splitlines() == [
-        "unit           partition  parameters  bytes  forward ms  backward ms  share",
-        "-------------  ---------  ----------  -----  ----------  -----------  -----",
-        "wte                    0       1,000  4 KiB        0.50         1.00  25.0%",
-        "h.0                    0       1,000  4 KiB        0.50         1.00  25.0%",
-        "head                   1   2,000,000  8 MiB        1.00         2.00  50.0%",
-        "",
-        "all (2 units)          0       2,000  8 KiB        1.00         2.00  50.0%",
-        "all (1 unit)           1   2,000,000  8 MiB        1.00         2.00  50.0%",
+        "unit  partition  parameters  bytes  forward ms  backward ms   time",
+        "----  ---------  ----------  -----  ----------  -----------  -----",
+        "h.0           0       1,000  4 KiB        0.50         1.00  25.0%",
+        "wte           1       1,000  4 KiB        0.50         1.00  25.0%",
+        "head          1   2,000,000  8 MiB        1.00         2.00  50.0%",
     ]
     assert placement_table([PlacementRow(*row) for row in rows]) == placement_table(rows)

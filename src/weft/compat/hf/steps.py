@@ -104,7 +104,7 @@ class _Steps:
 
         count: Any = getattr(self.trainer, "_get_num_items_in_batch", None)
         labelled = count is not None and isinstance(inputs, dict) and inputs.get("labels") is not None
-        items = count([self.trainer._prepare_inputs(inputs)], self.trainer.args.device) if labelled else None
+        items = count([inputs], self.trainer.args.device) if labelled else None
         with torch.no_grad():
             loss, logits, labels = self._predict(
                 model, inputs, items, prediction_loss_only, ignore_keys, **kwargs
