@@ -128,6 +128,7 @@ class Settings:
         Text(),
         "a file for `weft verify`: three steps are compared, what they differ by is written there, and the job ends",
     )
+    log_dir: str = _setting("weft-log", Text(), "a folder for the values that the script gives to weft.log")
     record: str = _setting("", Text(), "a folder where each rank records what it runs when; empty: nowhere")
 
     def __post_init__(self) -> None:

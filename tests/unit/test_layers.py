@@ -30,7 +30,7 @@ CORE = (
     ("plan",),
     ("report",),
 )
-EFFECTS = (("transport",), ("reduce",), ("runtime",), ("profiler",), ("launch",), ("checkpoint",))
+EFFECTS = (("transport",), ("reduce",), ("runtime",), ("profiler",), ("launch",), ("checkpoint",), ("watch",))
 FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), ("__main__",))
 
 LEVEL = {name: level for level, names in enumerate(CORE + EFFECTS + FRONTENDS) for name in names}
@@ -116,4 +116,4 @@ def test_only_recordings_ask_what_time_it_is() -> None:
         if isinstance(node, ast.Attribute)
         and ast.unparse(node) in ("time.time", "datetime.now", "datetime.datetime.now")
     }
-    assert asked <= {"weft.profiler.recorder"}
+    assert asked <= {"weft.profiler.recorder", "weft.watch.values"}

@@ -23,6 +23,7 @@ from weft.launch.discovery import TOKEN
 from weft.launch.local import RANK_DEFAULTS, Job, run
 from weft.launch.rank import FILE, MODULE
 from weft.runtime.monitor import Limits
+from weft.watch import progress
 
 _EXAMPLES = """\
 examples:
@@ -84,6 +85,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record", metavar="FOLDER", help="each rank records there what it runs when; weft draw shows it"
     )
+    parser.add_argument("--quiet", action="store_true", help="no line of progress while steps run in a loop")
+    parser.add_argument(
+        "--log-dir", metavar="FOLDER", help="where weft.log writes values of the script (default: weft-log)"
+    )
     parser.add_argument(
         "--smdistributed",
         action="store_true",
@@ -124,11 +129,21 @@ def main(options: argparse.Namespace) -> int:
 def _compatible(options: argparse.Namespace, environ: Mapping[str, str], partitions: int) -> dict[str, str]:
     """The variables behind `--device` and `--smdistributed`."""
     added = {"CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {}
+    added |= _progress(options)
     if options.smdistributed:
         told = partitions if partitions > 1 else options.ranks
         added |= launch_environ(environ, options.script, told, options.device)
         added |= {ALLOW_PICKLE: "1"} if options.allow_pickle else {}
     return added
+
+
+def _progress(options: argparse.Namespace) -> dict[str, str]:
+    """How rank 0 shows that the job goes on."""
+    if options.quiet:
+        return {progress.VARIABLE: "off"}
+    if options.engine == "mpirun" or not sys.stderr.isatty():
+        return {progress.VARIABLE: "plain"}
+    return {progress.VARIABLE: "terminal", "COLUMNS": str(shutil.get_terminal_size().columns)}
 
 
 def _by_mpirun(options: argparse.Namespace, environ: Mapping[str, str], added: list[str]) -> int:
@@ -170,8 +185,9 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
     ):
         if value is not None:
             values[name] = value
-    if options.record is not None:
-        values["record"] = os.path.abspath(options.record)
+    for name in ("record", "log_dir"):
+        if getattr(options, name) is not None:
+            values[name] = os.path.abspath(getattr(options, name))
     environ = {}
     if options.config:
         environ["WEFT_CONFIG"] = options.config

@@ -19,6 +19,8 @@ LINE_LIMIT = 1 << 16
 KEPT_LIMIT = 1 << 20
 """With more bytes than this that its reader has not taken, a sink is full."""
 WHOLE = 1 << 20
+_ERASE = b"\x1b[K"
+"""What a terminal shows from the cursor to the end of the line goes."""
 
 
 class Sink:
@@ -33,6 +35,8 @@ class Sink:
         self.error = ""
         self._kept = bytearray()
         self._open_by: object = None
+        self._returned = False
+        self._terminal = os.isatty(descriptor)
         found = os.fstat(descriptor)
         self.identity = (found.st_dev, found.st_ino)
         """The file or terminal behind it: two sinks of the same one must be one."""
@@ -43,12 +47,17 @@ class Sink:
     def write(self, writer: object, data: bytes) -> None:
         """Shows data of a writer; another writer's unfinished line is closed before.
 
+        One that ended with a carriage return, a line of progress, goes instead.
+
         Raises:
             BrokenPipeError: Nobody reads any more.
         """
-        if self._open_by is not None and self._open_by is not writer:
+        if self._returned and self._terminal:
+            self._kept += _ERASE
+        elif self._open_by is not None and self._open_by is not writer:
             self._kept += b"\n"
         self._kept += data
+        self._returned = data.endswith(b"\r")
         self._open_by = None if data.endswith(b"\n") else writer
         self.push()
 

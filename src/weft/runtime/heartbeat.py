@@ -6,7 +6,7 @@ is an anonymous file that the launcher shares with its ranks: it needs no lock, 
 
     header                    magic  ranks  ending | leader: length, JSON
     slot, once for a rank     life: state pid beat heartbeat stall | work: notes step microbatch evaluations
-                              peer phase module | report: length, JSON
+                              peer phase module | measures: idle memory | report: length, JSON
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ _LIFE = struct.Struct("<3q2d")
 _BEAT = struct.Struct("<q")
 _WORK = struct.Struct("<5q24s104s")
 _LENGTH = struct.Struct("<q")
+_MEASURES = struct.Struct("<dq")
 _BEAT_AT = 16
 _WORK_AT = 64
+_MEASURES_AT = 256
 _LEADER_AT = 64
 _REPORT_AT = 512
 _SLOTS_AT = 4096
@@ -58,6 +60,8 @@ class Sign:
         step: The number of its last step, those for evaluation included.
         evaluations: How many of them had no backward pass.
         evaluates: The last one is one of these.
+        idle: The share of its last step in which it had nothing to run.
+        memory_bytes: What it had then; 0 if nobody measured it.
     """
 
     state: State = State.ABSENT
@@ -74,6 +78,8 @@ class Sign:
     phase: str = ""
     module: str = ""
     host: str = ""
+    idle: float = 0.0
+    memory_bytes: int = 0
 
     @property
     def waiting(self) -> bool:
@@ -219,9 +225,11 @@ class Page:
         life = (State(state & 3), pid, beat, heartbeat, stall)
         step, microbatch, counted, peer = places
         evaluations, evaluates = divmod(counted or 0, 2)
+        measures = _MEASURES.unpack_from(seen, _MEASURES_AT)
         return Sign(
-            *life, notes, step, microbatch, peer, evaluations, bool(evaluates), texts[0], texts[1], self._host
-        )
+            *life, notes, step, microbatch, peer, evaluations, bool(evaluates), texts[0], texts[1], self._host,
+            *measures,
+        )  # fmt: skip
 
     def signs(self) -> dict[int, Sign]:
         return {rank: self.sign(rank) for rank in range(self.ranks)}
@@ -283,6 +291,10 @@ class Slot:
     def count_evaluations(self, count: int, now: bool) -> None:
         """From the next note on: how many steps so far were for evaluation, and whether this one is."""
         self._evaluations = 2 * count + now
+
+    def measure(self, idle: float, memory_bytes: int) -> None:
+        """How the rank's last step was; see :class:`Sign`."""
+        _MEASURES.pack_into(self._memory, self._at + _MEASURES_AT, idle, memory_bytes)
 
     def note(
         self,

@@ -76,6 +76,7 @@ class Monitor:
         self._judged = False
         self._store: Any = None
         self.note: Callable[..., None] = board.slot.note
+        self.measure: Callable[[float, int], None] = board.slot.measure
 
     @classmethod
     def start(cls, place: _Place, limits: Limits, store: Any | None = None) -> Monitor:
@@ -114,7 +115,7 @@ class Monitor:
 
     def _forget(self) -> None:
         """A forked child is no rank: it must not write into the page that it inherited."""
-        self.note = lambda *args, **kwargs: None
+        self.note = self.measure = lambda *args, **kwargs: None
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._previous_hook
 

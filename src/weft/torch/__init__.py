@@ -70,6 +70,7 @@ from weft.torch.ranks import (
 from weft.torch.reports import partition_report, recorded_timeline
 from weft.torch.state import init, is_initialized, is_tracing, shutdown
 from weft.torch.step import step
+from weft.torch.watching import log, progress
 
 partition = placement.partition  # after the imports, one of which binds the submodule of this name
 
@@ -121,6 +122,7 @@ __all__ = [
     "is_tracing",
     "load",
     "local_rank",
+    "log",
     "local_size",
     "mp_barrier",
     "mp_rank",
@@ -129,6 +131,7 @@ __all__ = [
     "partition_report",
     "pp_rank",
     "pp_size",
+    "progress",
     "rank",
     "rdp_rank",
     "rdp_size",

@@ -36,6 +36,7 @@ from weft.torch.random_state import Streams, mix
 from weft.transport.rings import Rings
 from weft.transport.torch_dist import TorchChannel
 from weft.visible import keep_log_visible
+from weft.watch.progress import Progress, wanted
 
 # Who sees all ranks names the one that holds the others up; a rank that only waits speaks this much later.
 JUDGE_S = 5.0
@@ -83,6 +84,8 @@ class Session:
     saves: Any = None
     nccl: bool = False
     waits: list[str] = field(default_factory=list)
+    progress: Progress | None = None
+    values: Any = None
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -220,6 +223,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     if settings.partitions > 1:
         _connect(_session)
     recording.start(_session, recorder)
+    _session.progress = wanted(place.rank, os.environ)
     monitor.note("")
     atexit.register(_leave)
 
@@ -403,6 +407,9 @@ def _leave() -> None:
     except Exception as error:  # the script has ended, so nobody else can make the job fail
         _session.monitor.end_with(error)
     leaving, _session = _session, None
+    for shown in (leaving.progress, leaving.values):
+        if shown is not None:
+            shown.close()
     pipeline = None if leaving.pipeline is None else leaving.pipeline.channel
     channels = [channel for channel in (pipeline, leaving.replicas) if channel is not None]
     if leaving.saves is not None:

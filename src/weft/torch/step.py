@@ -14,7 +14,7 @@ import torch
 from weft.errors import PeerError, SplitError, UsageError
 from weft.runtime.executor import Order
 from weft.runtime.microbatch import Microbatch
-from weft.torch import changes, state, verify
+from weft.torch import changes, state, verify, watching
 from weft.torch.agreement import StepCheck, compare_start, describe_call, described_inputs
 from weft.torch.batch_norm import warn_of_few_samples
 from weft.torch.diverging import CallCheck
@@ -93,7 +93,10 @@ class Step:
         for model in session.models:
             model.run_step_hooks()
         verify.end(session)
-        return collect(*results)
+        collected = collect(*results)
+        if self._trains:
+            watching.after_step(session, batch.size, collected)
+        return collected
 
     def _evaluates(self, session: state.Session) -> bool:
         """Whether this call has no backward pass, as far as that can be told before it runs."""

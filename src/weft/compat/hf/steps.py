@@ -47,6 +47,7 @@ def _wrap_for_steps(trainer: ModuleType, cls: Any, makes_optimizer: bool) -> Non
             return wrap(self, model, training, *args, **kwargs)
         from weft.compat.model import DistributedModel
         from weft.compat.optimizer import DistributedOptimizer
+        from weft.torch.state import session
 
         if isinstance(model, DistributedModel):
             wrapped = model
@@ -61,6 +62,7 @@ def _wrap_for_steps(trainer: ModuleType, cls: Any, makes_optimizer: bool) -> Non
             if self.accelerator.mixed_precision not in (None, "no"):
                 self.accelerator.prepare_model(wrapped, device_placement=False, evaluation_mode=True)
             made = _Steps(self)
+            session().progress = None  # the Trainer has its own
             self.training_step = functools.partial(made.train)
             self.prediction_step = functools.partial(made.predict)
         if makes_optimizer and training and not isinstance(self.optimizer, DistributedOptimizer):

@@ -1,0 +1,127 @@
+"""A job's line of progress, and the values that its script keeps, in real jobs and on a real terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import weft.torch as weft
+from tests.launching import SOURCE, run_ranks
+from weft.errors import UsageError
+
+SCRIPT = """\
+import sys, time
+import torch
+import weft.torch as weft
+
+weft.init({"partitions": weft_partitions, "microbatches": 2})
+torch.manual_seed(1)
+model = weft.DistributedModel(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)))
+
+
+@weft.step
+def step(model, x):
+    loss = model(x).pow(2).mean()
+    model.backward(loss)
+    return loss
+
+
+for number in weft.progress(range(20)):
+    loss = step(model, torch.ones(4, 8))
+    weft.log({"loss": loss, "half": loss.reduce_mean() / 2, "name": "run", "none": float("nan")}, number)
+    time.sleep(0.1)
+print("the end")
+"""
+
+
+def script(tmp_path: Path, partitions: int) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT.replace("weft_partitions", str(partitions)), encoding="utf-8")
+    return path
+
+
+def on_a_terminal(*options: str, cwd: Path) -> str:
+    """What a terminal gets of `weft run`."""
+    ours, theirs = pty.openpty()
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "160"}
+    job = subprocess.Popen(
+        [sys.executable, "-m", "weft", "run", *options], stdin=theirs, stdout=theirs, stderr=theirs, env=environ,
+        cwd=cwd,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            data = os.read(ours, 4096)
+        except OSError:  # the last process has closed it
+            break
+        if not data:
+            break
+        seen += data
+    os.close(ours)
+    assert job.wait(60) == 0, seen.decode()
+    return seen.decode()
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_terminal_shows_one_line_that_makes_room_for_others(partitions, tmp_path):
+    seen = on_a_terminal("-n", str(partitions), str(script(tmp_path, partitions)), cwd=tmp_path)
+    lines = [line for line in seen.replace("\r\n", "\r\r").split("\r") if " of 20 " in line]
+    assert len(lines) >= 3 and "step 20 of 20 ##########" in lines[-1]
+    assert all(" samples/s | " in line and " | loss " in line for line in lines)
+    assert (" | idle " in lines[-1]) is (partitions == 2)
+    assert "\r\x1b[K" in seen  # a line goes before the next
+    assert "the end\r\n" in seen
+
+
+def test_quiet_and_redirected_jobs_show_no_line_of_so_short_a_loop(tmp_path):
+    assert " of 20 " not in on_a_terminal("--quiet", str(script(tmp_path, 1)), cwd=tmp_path)
+    done = run_ranks(2, script(tmp_path, 2), launcher="weft", options=["--log-dir", str(tmp_path)]).check()
+    assert " of 20 " not in done.stderr + done.stdout
+
+
+def test_values_are_lines_of_json_of_the_first_rank(tmp_path):
+    run_ranks(2, script(tmp_path, 2), launcher="weft", options=["--log-dir", str(tmp_path / "log")]).check()
+    (path,) = (tmp_path / "log").glob("*.jsonl")
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [line["step"] for line in lines] == list(range(20))
+    for line in lines:
+        values = line["values"]
+        assert values["half"] == pytest.approx(values["loss"] / 2) and values["name"] == "run"
+        assert values["none"] == "nan"
+
+
+@pytest.fixture
+def session(tmp_path):
+    weft.init({"log_dir": str(tmp_path / "log")})
+    yield
+    weft.shutdown()
+
+
+def test_what_cannot_be_kept_is_refused_by_name(session):
+    import torch
+
+    with pytest.raises(UsageError, match=r"logits has \[2, 3\] elements: log a number, its mean\(\) say"):
+        weft.log({"logits": torch.zeros(2, 3)})
+    with pytest.raises(UsageError, match="model is .*: log numbers, texts and tensors with one element"):
+        weft.log({"model": object()})
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    weft.init({"log_dir": str(tmp_path / "file" / "log")})
+    try:
+        with pytest.raises(UsageError, match="weft run --log-dir FOLDER, or the setting log_dir"):
+            weft.log({"loss": 1.0})
+    finally:
+        weft.shutdown()
+
+
+def test_progress_without_a_job_gives_the_items():
+    assert list(weft.progress(iter([1, 2]), total=2)) == [1, 2] and list(weft.progress(total=3)) == []
