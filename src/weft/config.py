@@ -108,6 +108,12 @@ class Settings:
         Number(0, open_below=True),
         "seconds a rank waits for another one's tensor before the job is ended",
     )
+    deterministic: bool = _setting(
+        False,
+        Flag(),
+        "two runs give the same bits: nothing is chosen by measured times, and sums have one order, see "
+        "docs/deterministic.md",
+    )
     checked: Literal["first", "always"] = _setting(
         "first",
         Choice(("first", "always")),
@@ -314,6 +320,12 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
     if faults:
         return faults
     complete = _complete(values)
+    if complete["deterministic"]:
+        if complete["pipeline"] in ("auto", "list"):
+            faults.append(
+                f'pipeline is "{complete["pipeline"]}", which follows measured times, but deterministic is true: '
+                'write "pipeline": "interleaved", say, or leave deterministic out'
+            )
     if complete["default_partition"] >= complete["partitions"]:
         faults.append(
             f"default_partition is {complete['default_partition']}, but {complete['partitions']} partitions "

@@ -33,6 +33,8 @@ def test_defaults():
         "tensor_parallel_degree": 1,
         "heartbeat_timeout": 30.0,
         "wait_timeout": 600.0,
+        "deterministic": False,
+        "log_dir": "weft-log",
         "checked": "first",
         "verify": "losses",
         "verify_report": "",

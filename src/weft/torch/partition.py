@@ -130,10 +130,25 @@ def make_plan(
     _check_buffers(tree, set(found.opened))
     costs = piece_costs(found.pieces, settings)
     plan = _plan(tree, traced, set(found.opened), found.pieces, found.stages, found.partitions, costs)
+    if settings.deterministic and not plan.serial and _mixes(plan, found):
+        log.info(
+            "deterministic: a partition is visited twice, or two stages use one weight, so that sums would follow "
+            "the arrival of messages: each microbatch waits for the one before"
+        )
+        plan = replace_fields(plan, serial=True)
     return replace_fields(
         plan, chosen=None if chosen is None else chosen.to_record(), optimize=settings.optimize,
         memory_weight=settings.memory_weight, in_flight=in_flight(settings), by_hand=not settings.auto_partition,
     )  # fmt: skip
+
+
+def _mixes(plan: Plan, found: Choice) -> bool:
+    """Whether gradients of one parameter come from several places of a microbatch, so that those of two meet."""
+    stages: dict[int, set[int]] = {}
+    for piece, stage in zip(found.pieces, found.stages, strict=True):
+        for number in piece.module_parameters():
+            stages.setdefault(number, set()).add(stage)
+    return plan.revisits or any(len(where) > 1 for where in stages.values())
 
 
 def _decide(
@@ -227,6 +242,9 @@ def on_meta_device(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _traced(session: Session, root: nn.Module, run: Callable[[], Any], kept: Kept, delayed: bool) -> Trace:
+    if not delayed and session.settings.deterministic:
+        with Clock() as clock:
+            return trace(root, run, session.device, session.streams, clock, kept=kept)
     if not delayed:
         split = session.settings.pipeline in MEASURED
         return trace(root, run, session.device, session.streams, split=split, kept=kept)

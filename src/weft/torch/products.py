@@ -30,6 +30,7 @@ GAIN = 0.75
 _SIZES = 512, 256, 512
 """The product that is measured: rows and columns of the result, length of the sums."""
 _TRIES = 5
+_may_measure = True
 
 
 def adder(held: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Callable[[], Any]:
@@ -44,6 +45,12 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return onednn_product(left, right) if _fits(left, right) else left @ right
 
 
+def use(quicker: bool) -> None:
+    """Whether the quicker library may be used from now on, which is measured."""
+    global _may_measure
+    _may_measure = quicker
+
+
 def _fits(left: Tensor, right: Tensor) -> bool:
     """Whether oneDNN can multiply these, and is quicker."""
     return (
@@ -54,6 +61,7 @@ def _fits(left: Tensor, right: Tensor) -> bool:
         and type(left) is type(right) is Tensor
         and _is_dense(left)
         and _is_dense(right)
+        and _may_measure
         and bool(torch.backends.mkldnn.enabled)
         and _is_quicker()
     )

@@ -40,7 +40,7 @@ class ReducerOptions:
     ``bucket_cap_mb``: MiB in a bucket. ``overlapping``: buckets leave as soon as they are full; otherwise at the end of
     the step. ``as_view``: gradients are views into the buckets. ``passes``: steps that add up before gradients are
     averaged. ``buffers``: after each step, buffers of the first replica that trained go to all others. ``outside``: a
-    backward pass outside of a step counts as a step.
+    backward pass outside of a step counts as a step. ``fixed``: buckets follow the order of parameters, not of arrival.
     """
 
     bucket_cap_mb: float = 25.0
@@ -49,6 +49,7 @@ class ReducerOptions:
     passes: int = 1
     buffers: bool = True
     outside: bool = True
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         if not self.bucket_cap_mb > 0:
@@ -265,7 +266,8 @@ class Reducer:
         self.votes.check_alike(self._named)
         kinds = self.votes.agree_on_kinds(self._named)
         arrived = sorted(
-            range(len(self._named)), key=lambda n: (self._last_arrival[n] < 0, self._last_arrival[n], -n)
+            range(len(self._named)),
+            key=lambda n: (self._last_arrival[n] < 0, 0 if self.options.fixed else self._last_arrival[n], -n),
         )
         order = self.votes.agree_on_order(arrived, source)
         slots = [

@@ -57,6 +57,8 @@ def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reduc
     beside = new_group(session, ranks, "gloo") if own_gpus or compression else group
     device = session.device if own_gpus else torch.device("cpu")
     algorithm = "direct" if on_gpus and not own_gpus else settings.all_reduce
+    if settings.deterministic and algorithm == "auto":  # it measures
+        algorithm = "direct"
     compressed = compression is not None
     collective = choose(group, algorithm, device=device, compressed=compressed, timeout=session.timeout)
     known = weakref.ref(model)
@@ -65,7 +67,7 @@ def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reduc
         present = known()
         return () if present is None else list(present.local_buffers())
 
-    options = replace(options, outside=session.pipeline is None)
+    options = replace(options, outside=session.pipeline is None, fixed=settings.deterministic)
     lane = Lane(collective, compression)
     named = list(model.local_named_parameters())
     own = beside if compression else group

@@ -30,7 +30,7 @@ from weft.runtime.huge_pages import HugePages
 from weft.runtime.microbatch import Microbatch, present
 from weft.runtime.monitor import Limits, Monitor
 from weft.topology.mesh import Mesh
-from weft.torch import recording, scratch
+from weft.torch import products, recording, scratch
 from weft.torch.pipeline import Pipeline
 from weft.torch.random_state import Streams, mix
 from weft.transport.rings import Rings
@@ -223,6 +223,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     if settings.partitions > 1:
         _connect(_session)
     recording.start(_session, recorder)
+    products.use(quicker=not settings.deterministic)
     _session.progress = wanted(place.rank, os.environ)
     monitor.note("")
     atexit.register(_leave)
@@ -261,6 +262,7 @@ def _change(session: Session, settings: Settings) -> None:
             settings, optimize=old.optimize, memory_weight=old.memory_weight
         )  # decided, see room
     session.settings = settings
+    products.use(quicker=not settings.deterministic)
     session.chosen = session.watch = None
     if session.executor is not None:
         session.executor.wait_timeout_s = settings.wait_timeout + JUDGE_S
