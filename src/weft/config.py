@@ -178,6 +178,7 @@ def resolve(
     argument: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     world_size: int | None = None,
+    options: bool = False,
 ) -> Settings:
     """The settings of a job from all their sources.
 
@@ -186,6 +187,7 @@ def resolve(
         environ: The environment; its `WEFT_CONFIG` (JSON text, or the path of a JSON file) wins over the
             argument key by key, and its `WEFT_SET` (JSON text) over both.
         world_size: How many processes the job has, if known; the partitions must divide it.
+        options: Errors name the options of the command line that the variables were made from.
 
     >>> resolve({"partitions": 2}, {"WEFT_CONFIG": '{"partitions": 4}'}).partitions
     4
@@ -199,7 +201,9 @@ def resolve(
         ("WEFT_CONFIG", _from_text("WEFT_CONFIG", environ.get("WEFT_CONFIG", ""), faults)),
         ("WEFT_SET", _from_text("WEFT_SET", environ.get("WEFT_SET", ""), faults, may_be_path=False)),
     )
+    written_as = {"WEFT_CONFIG": "--config", "WEFT_SET": "--set"} if options else {}
     for origin, source in sources:
+        origin = written_as.get(origin, origin)
         for name, value in _canonical(source, origin, faults).items():
             values[name], origins[name] = value, origin
     faults += _value_faults(values, origins)
@@ -394,8 +398,9 @@ def _divisor_faults(name: str, value: int, world_size: int, remedy: str = "") ->
     if world_size % value == 0:
         return []
     divisors = [str(n) for n in range(1, min(world_size, MOST_RANKS) + 1) if world_size % n == 0]
+    processes = "1 process" if world_size == 1 else f"{world_size} processes"
     return [
-        f"{name} is {value}, but the job has {world_size} processes, which it does not divide: "
+        f"{name} is {value}, but the job has {processes}, which it does not divide: "
         f'{remedy}write "{name}": {" or ".join(divisors)}'
     ]
 

@@ -112,7 +112,7 @@ def main(options: argparse.Namespace) -> int:
     if options.ranks < 1:
         raise LaunchError(f"-n is {options.ranks}: it must be at least 1, for example -n 2")
     environ = {**os.environ, **_variables(options.variables), **_settings(options)}
-    settings = config.resolve(None, environ, options.ranks)
+    settings = config.resolve(None, environ, options.ranks, options="WEFT_SET" not in os.environ)
     added = _compatible(options, environ, settings.partitions)
     environ |= added
     if options.engine == "mpirun":

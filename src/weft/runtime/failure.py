@@ -18,7 +18,17 @@ from pathlib import Path
 from types import TracebackType
 
 import weft
-from weft.errors import PeerError
+from weft.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergenceError,
+    FormatError,
+    PeerError,
+    PlacementError,
+    ScheduleError,
+    SplitError,
+    UsageError,
+)
 from weft.runtime.heartbeat import Sign
 from weft.runtime.process import host_name
 from weft.visible import LINES, visible
@@ -30,6 +40,12 @@ _LOST = re.compile(
 _TRACEBACK_BYTES = 20_000
 _SHORT = 4
 """The own line in a traceback of so many frames is found at once."""
+WHOLE = "WEFT_TRACEBACK"
+"""Variable: set, tracebacks have weft's own frames, too."""
+_SAID = (
+    CheckpointError, ConfigError, DivergenceError, FormatError, PlacementError, ScheduleError, SplitError, UsageError,
+)  # fmt: skip
+"""Errors that say what is wrong with the script, its input or its files."""
 _LIBRARIES = (str(Path(weft.__file__).parent), sysconfig.get_paths()["stdlib"])
 
 
@@ -63,7 +79,9 @@ class Failure:
     def of(cls, error: BaseException, rank: int, sign: Sign) -> Failure:
         """The failure of this process; `sign` is what it did at that time."""
         lost = next((cause for cause in chain(error) if is_lost_peer(cause)), None)
-        full = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        full = "".join(
+            _own_frames(error) or traceback.format_exception(type(error), error, error.__traceback__)
+        )
         if len(full) > _TRACEBACK_BYTES:
             full = f"...\n{full[-_TRACEBACK_BYTES:]}"
         return cls(
@@ -106,6 +124,22 @@ class Failure:
         values = json.loads(text)
         failure = cls(**{field.name: values[field.name] for field in fields(cls)})
         return failure
+
+
+def _own_frames(error: BaseException) -> list[str]:
+    """The traceback without weft's frames, where the message says all; empty where it does not."""
+    alone = error.__cause__ is None and (error.__suppress_context__ or error.__context__ is None)
+    if not isinstance(error, _SAID) or not alone or os.environ.get(WHOLE):
+        return []
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES[0])]
+    if not own or len(own) == len(frames):
+        return []
+    return [
+        "Traceback (most recent call last):\n",
+        *traceback.format_list(own),
+        f"weft's own lines are left out; {WHOLE}=1 shows them\n",
+    ]
 
 
 def own_line(trace: TracebackType | None) -> str:

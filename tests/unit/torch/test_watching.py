@@ -125,3 +125,21 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
 
 def test_progress_without_a_job_gives_the_items():
     assert list(weft.progress(iter([1, 2]), total=2)) == [1, 2] and list(weft.progress(total=3)) == []
+
+
+def test_what_a_step_returns_says_how_it_becomes_a_tensor():
+    import torch
+
+    from weft.torch.output import StepOutput
+
+    output = StepOutput([torch.tensor(1.0), torch.tensor(2.0)])
+    uses = (
+        lambda: output + 1, lambda: 1 - output, lambda: float(output), lambda: output.item(), lambda: output[0],
+        lambda: f"{output:.3f}", lambda: output < 1, lambda: output.shape, lambda: list(output),
+    )  # fmt: skip
+    for use in uses:
+        with pytest.raises(UsageError, match=r"take \.reduce_mean\(\), the batch's mean, or \.concat\(\)"):
+            use()
+    with pytest.raises(UsageError, match="inside of the step: call model.backward"):
+        output.backward()
+    assert not hasattr(output, "item") and not hasattr(output, "smp_slice") and f"{output}" == repr(output)
