@@ -206,7 +206,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     timeout = timeout_of(settings)
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
     patience = timedelta(seconds=limits.start + JUDGE_S)
-    store, monitor = rendezvous.enter(place, limits, patience)
+    place, store, monitor = rendezvous.enter(place, limits, patience)
     agree(store, place, described(settings), patience)
     recorder = recording.open_recorder(settings, place)
     device = choose_device(place)
