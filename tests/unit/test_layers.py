@@ -18,6 +18,7 @@ CORE = (
     ("foreign",),
     ("units",),
     ("visible",),
+    ("imported",),
     ("document",),
     ("checks",),
     ("config",),
@@ -31,7 +32,7 @@ CORE = (
     ("report",),
 )
 EFFECTS = (("transport",), ("reduce",), ("runtime",), ("profiler",), ("launch",), ("checkpoint",))
-FRONTENDS = (("torch", "tensorflow"), ("compat",), ("cli",), ("__main__",))
+FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), ("__main__",))
 
 LEVEL = {name: level for level, names in enumerate(CORE + EFFECTS + FRONTENDS) for name in names}
 PURE = {name for names in CORE for name in names}

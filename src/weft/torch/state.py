@@ -198,9 +198,11 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     if _session is not None:
         _change(_session, settings)
         return
-    from weft.torch.self_check import check  # it runs what is built on sessions
+    from weft.torch.metrics import count_replicas_once  # they are built on sessions
+    from weft.torch.self_check import check
 
     check(place.rank == 0)
+    count_replicas_once()
     keep_log_visible()
     keep_memory(os.environ)  # before there are more threads
     timeout = timeout_of(settings)

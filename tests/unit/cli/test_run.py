@@ -13,7 +13,6 @@ from weft.cli import run
 from weft.cli.main import main
 from weft.launch.discovery import discover
 from weft.launch.local import Job, free_port, master_environ, rank_environ
-from weft.launch.rank import FILE
 from weft.launch.rank import FILE, MODULE
 
 
