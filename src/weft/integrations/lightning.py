@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,10 +23,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from weft.errors import UsageError
+from weft.integrations.alike import draw_alike
 from weft.integrations.lightning_module import Inside
-from weft.integrations.whole import Record, Whole, current
+from weft.integrations.whole import Record, Whole, current, refuse_uncut
 from weft.launch.discovery import discover
-from weft.torch import convert_sync_batchnorm, objects, ranks, state
+from weft.torch import changes, convert_sync_batchnorm, objects, ranks, state
 from weft.torch.model import DistributedModel
 from weft.torch.optimizer import DistributedOptimizer
 from weft.torch.step import Step, step
@@ -54,7 +54,7 @@ PRECISIONS = ("32-true", "bf16-mixed")
 _NO_OPTIMIZER = ("LBFGS",)
 
 
-class Ranks(_environments.ClusterEnvironment):  # type: ignore[misc]
+class Ranks(_environments.ClusterEnvironment):
     """Who this process is, as any launcher that weft knows has told."""
 
     @property
@@ -92,7 +92,7 @@ class Ranks(_environments.ClusterEnvironment):  # type: ignore[misc]
         return int(os.environ.get("GROUP_RANK") or 0)
 
 
-class WeftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
+class WeftStrategy(pl.strategies.ParallelStrategy):
     """Splits the LightningModule of a `Trainer` over the ranks, which any launcher has started.
 
     `partitions`: over how many; with more ranks than that, groups of so many train copies of it. `microbatches`: into
@@ -112,8 +112,10 @@ class WeftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
         }
         self.split: DistributedModel | None = None
         self._steps: dict[str, Step] = {}
-        self._stashed: dict[int, tuple[nn.Parameter, Tensor | None]] = {}
+        self._stashed: list[tuple[nn.Parameter, Tensor]] = []
         self._inside: Inside | None = None
+        self._layer_sync: Any = None
+        self.optimizers: Any
 
     # --- the job ---------------------------------------------------------------------------------------------
 
@@ -173,7 +175,7 @@ class WeftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
                 convert_sync_batchnorm(module)
                 self._layer_sync = None
             self.split = DistributedModel(module)
-        _draw_alike()
+        draw_alike(objects.PP_GROUP)
         self._steps.clear()
         self._inside = Inside(self, trainer, module)
         super().setup(trainer)
@@ -205,7 +207,7 @@ class WeftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
         if self._inside is not None:
             self._inside.restore()
             self._inside = None
-        self._stashed.clear()
+        self._stashed = []
         self.precision_plugin.teardown()
         if self.accelerator is not None:
             self.accelerator.teardown()
@@ -216,8 +218,11 @@ class WeftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         module = self.lightning_module
         assert self.split is not None and self._inside is not None
-        if not module.automatic_optimization:
+        if not module.automatic_optimization and ranks.pp_size() > 1:
             return self._manual_step(args, kwargs)
+        if not module.automatic_optimization:  # nothing is split, and no batch is cut
+            with self.precision_plugin.train_step_context():
+                return module.training_step(*args, **kwargs)
         trainer = module.trainer
         first = args[1] % trainer.accumulate_grad_batches == 0 if len(args) > 1 else True
         keep = self._watched("on_before_zero_grad", "optimizer_zero_grad")
@@ -256,6 +261,7 @@ class WeftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
         assert self.split is not None and self._inside is not None
         self.split.training = self.lightning_module.training  # without its modules, each of which has its own
         what = f"{type(self.lightning_module).__name__}.{name}"
+        refuse_uncut(args[0], what)
         if name not in self._steps:
             self._steps[name] = self._step(name, what)
         with self._inside.microbatches(what):
@@ -293,7 +299,7 @@ class WeftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
         before = [(each, each.grad) for each in parameters] if keep else []
         _clear(parameters)
         yield
-        self._stashed = {id(each): (each, each.grad) for each in parameters if each.grad is not None}
+        self._stashed = [(each, each.grad) for each in parameters if each.grad is not None]
         _clear(parameters)
         for each, grad in before:
             if grad is not None:
@@ -301,9 +307,9 @@ class WeftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
 
     def add_gradients(self) -> None:
         """Those of the step come to those that are there."""
-        for parameter, grad in self._stashed.values():
+        for parameter, grad in self._stashed:
             parameter.grad = grad if parameter.grad is None else parameter.grad + grad
-        self._stashed = {}
+        self._stashed = []
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """In a microbatch of manual optimization its backward pass; else the step has gone backward already."""
@@ -313,7 +319,11 @@ class WeftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
             self.split.backward(closure_loss, *args, **kwargs)
             return closure_loss.detach()
         loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
-        self.add_gradients()
+        if self.lightning_module.automatic_optimization:
+            self.add_gradients()
+        else:
+            changes.look(state.session())  # the module may have frozen parameters since the last one
+            self.split.backward(loss, *args, **kwargs)
         return self.precision_plugin.post_backward(loss, self.lightning_module)
 
     @contextmanager
@@ -374,19 +384,6 @@ class WeftStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
         (known[0] if known else self.lightning_module).load_state_dict(
             checkpoint["state_dict"], strict=strict
         )
-
-
-def _draw_alike() -> None:
-    """The ranks of one copy of the model go on from the random states of its first rank: they shuffle data alike."""
-    if ranks.pp_size() == 1:
-        return
-    numpy: Any = sys.modules.get("numpy")
-    kept = numpy is not None and numpy.random.get_state()
-    first = objects.allgather([torch.get_rng_state(), random.getstate(), kept], objects.PP_GROUP)[0]
-    torch.set_rng_state(first[0])
-    random.setstate(first[1])
-    if kept:
-        numpy.random.set_state(first[2])
 
 
 def loss_of(output: Any, what: str) -> Tensor:

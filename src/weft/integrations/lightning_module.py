@@ -24,6 +24,9 @@ from weft.torch import ranks
 
 LOG, LATER, BACKWARD = "log", "call", "backward"
 _REDUCTIONS = {"avg": "mean", "mean": "mean", "sum": "sum", "min": "min", "max": "max"}
+_TOGGLES = ("toggle_optimizer", "untoggle_optimizer")
+_UPDATES = "set partitions=1, with which manual optimization runs as ever"
+_LOGGERS = "use self.log() there, and self.logger in a hook such as on_train_batch_end()"
 
 
 class Inside:
@@ -52,10 +55,10 @@ class Inside:
             "optimizers": functools.partial(self._proxies, module.optimizers),
             "lr_schedulers": functools.partial(self._proxies, module.lr_schedulers),
             "clip_gradients": functools.partial(self._keep, module.clip_gradients, "clip_gradients"),
-            **{name: _refuse(f"self.{name}", what) for name in ("toggle_optimizer", "untoggle_optimizer")},
+            **{name: _refuse(f"self.{name}()", what, _UPDATES) for name in _TOGGLES},
         }
         module.__dict__.update(found)
-        trainer.loggers = [_Refusing("self.logger", what)] if loggers else []
+        trainer.loggers = [_Refusing("self.logger", what, _LOGGERS)] if loggers else []
         try:
             with torchmetrics.kept_aside(module, what):
                 yield
@@ -112,7 +115,7 @@ class Inside:
             late = [entry.key for entry in record.entries if entry.kind == LATER][-1]
             raise UsageError(
                 f"training_step goes backward again after {late}(), but the microbatches of a split model are in "
-                "flight together: update once, after all backward passes, or set partitions=1"
+                f"flight together: update once, after all backward passes, or {_UPDATES}"
             )
         record.add(BACKWARD, "manual_backward", loss.detach())
 
@@ -137,10 +140,10 @@ class Inside:
         logged = [content["value"] for content in contents]
         if not isinstance(logged[0], (Tensor, int, float)):
             return given  # a metric itself
-        sizes = [content.get("batch_size") for content in contents]
-        if all(size is not None for size in sizes):
-            given["batch_size"] = sum(int(size) for size in sizes)
-            weights = [int(size) / given["batch_size"] for size in sizes]
+        sizes = [int(content.get("batch_size") or 0) for content in contents]
+        if all(sizes):
+            given["batch_size"] = sum(sizes)
+            weights = [size / sum(sizes) for size in sizes]
         how = given.get("reduce_fx", "mean")
         name = _REDUCTIONS.get(getattr(how, "__name__", how), "mean")
         return {**given, "value": mean_of(logged, weights, name)}
@@ -174,12 +177,12 @@ class _Proxy:
         if name in self._LATER:
             return functools.partial(self._later, name)
         if name in self._REFUSED:
-            return _refuse(f"{type(own['real']).__name__}.{name}", "training_step")
+            return _refuse(f"{_name(own['real'])}.{name}()", "training_step", _UPDATES)
         return getattr(own["real"], name)
 
     def _later(self, name: str, *args: Any, **kwargs: Any) -> Any:
         own = self.__dict__
-        label = f"{type(own['real']).__name__}.{name}"
+        label = f"{_name(own['real'])}.{name}"
         if any(map(callable, (*args, kwargs.get("closure")))):
             raise UsageError(
                 f"{label}(closure) would compute in an update, but a split model updates after its microbatches: go "
@@ -191,21 +194,22 @@ class _Proxy:
 class _Refusing:
     """Stands for what a microbatch must not use."""
 
-    def __init__(self, name: str, what: str) -> None:
-        self.__dict__.update(name=name, what=what)
+    def __init__(self, *texts: str) -> None:
+        self.__dict__["texts"] = texts
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        own = self.__dict__
-        _refuse(own["name"], own["what"])()
+        _refuse(*self.__dict__["texts"])()
 
 
-def _refuse(name: str, what: str) -> Callable[..., NoReturn]:
+def _refuse(name: str, what: str, advice: str) -> Callable[..., NoReturn]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise UsageError(
-            f"{name} was used in {what}, which runs once for each microbatch: use self.log() there, and {name} in a "
-            "hook such as on_train_batch_end()"
-        )
+        raise UsageError(f"{name} was used in {what}, which runs once for each microbatch: {advice}")
 
     return refuse
+
+
+def _name(optimizer: Any) -> str:
+    """Of its class, without what Lightning has put before it."""
+    return type(optimizer).__name__.removeprefix("Lightning")

@@ -36,7 +36,7 @@ class Later:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = (
         _refuse
     )
-    __lt__ = __le__ = __gt__ = __ge__ = __format__ = _refuse  # type: ignore[assignment]
+    __lt__ = __le__ = __gt__ = __ge__ = __format__ = _refuse
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
@@ -49,9 +49,10 @@ def classes() -> tuple[type[nn.Module], ...]:
     return (library.Metric, library.MetricCollection) if library is not None else ()
 
 
-@functools.cache
 def _keep_calls_aside(kind: Any) -> None:
     """Let ``metric(...)`` be recorded in microbatches, before weft takes the metric for a part of the model."""
+    if "__call__" in vars(kind):
+        return  # that is done
     original = kind.__call__
 
     @functools.wraps(original)

@@ -11,6 +11,7 @@ for each microbatch, so what it returns, logs and counts is kept aside in a `Rec
 from __future__ import annotations
 
 import threading
+from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from weft.errors import UsageError
 from weft.torch.output import StepOutput
+from weft.torch.slicing import named_tensors
 from weft.torch.structure import replace, tensors_in
 
 _running = threading.local()
@@ -119,7 +121,7 @@ class Whole:
         return [_filled(content, [each.outputs[m] for each in tensors]) for m, content in enumerate(contents)]
 
     def _put_together(self, contents: list[Any], tensors: list[StepOutput], name: str) -> Any:
-        forms = [replace(content, lambda _: _TENSOR, attributes=False) for content in contents]
+        forms = [replace(content, _hidden, attributes=False) for content in contents]
         if any(not _equal(form, forms[0]) for form in forms):
             raise UsageError(
                 f"{self._what}: {name} differs between microbatches in something that is no tensor, and cannot be put "
@@ -128,7 +130,9 @@ class Whole:
         return _filled(contents[0], [one_of(each) for each in tensors])
 
 
-_TENSOR = "<a tensor>"
+def _hidden(tensor: Tensor) -> Any:
+    """In place of a tensor, where only the rest counts."""
+    return "<a tensor>"
 
 
 def _filled(content: Any, tensors: list[Tensor]) -> Any:
@@ -156,4 +160,38 @@ def mean_of(values: Sequence[Any], weights: Sequence[float], how: str = "mean") 
     stacked = torch.stack([torch.as_tensor(value) for value in values])
     if how == "mean":
         return StepOutput(list(stacked), weights).reduce_mean()
-    return {"sum": stacked.sum, "min": stacked.amin, "max": stacked.amax}[how](0)
+    if how == "sum":
+        return stacked.sum(0)
+    return stacked.amin(0) if how == "min" else stacked.amax(0)
+
+
+def refuse_uncut(batch: Any, what: str) -> None:
+    """Refuse a batch of which microbatches would get more than their part.
+
+    Raises:
+        UsageError: It has lists with an item for each sample, or nothing in it is cut.
+    """
+    tensors = [tensor for _, tensor in named_tensors(batch, "batch")]
+    if not tensors and not hasattr(batch, "smp_slice"):
+        raise UsageError(
+            f"{what} gets a {type(batch).__name__} without tensors that weft could cut into microbatches: give a "
+            "tensor, or lists, tuples, dicts or dataclasses of tensors, or an object with smp_slice(num_mb, mb, axis)"
+        )
+    rows = len(tensors[0]) if tensors and tensors[0].dim() else 0
+    found = next(_plain_lists(batch, "batch", rows), None) if rows > 1 else None
+    if found is not None:
+        raise UsageError(
+            f"{what} gets a list of {rows} items that are no tensors, {found}, one for each sample, and weft cuts "
+            "tensors only: leave it out of the batch, or make it a tensor in collate_fn"
+        )
+
+
+def _plain_lists(tree: Any, path: str, rows: int) -> Iterator[str]:
+    if isinstance(tree, (list, tuple)):
+        if len(tree) == rows and all(isinstance(item, (str, bytes, int, float)) for item in tree):
+            yield path
+        for number, item in enumerate(tree):
+            yield from _plain_lists(item, f"{path}[{number}]", rows)
+    elif isinstance(tree, (dict, UserDict)):
+        for name, item in tree.items():
+            yield from _plain_lists(item, f"{path}[{name!r}]", rows)

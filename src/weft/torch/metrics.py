@@ -35,7 +35,7 @@ def _replace(module: ModuleType) -> None:
         session = state.session() if group is None and state.is_initialized() else None
         if session is None or session.mesh.pp == 1:
             return original(result, group)
-        if session.mesh.dp == 1:
+        if session.mesh.size("dp") == 1:
             return [result]
         with session.doing(f"{__name__}: a metric of all replicas"):
             return [each.to(result.device) for each in original(result.cpu(), session.group("dp"))]
