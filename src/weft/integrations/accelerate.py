@@ -87,7 +87,7 @@ class Accelerator(accelerate.Accelerator):
         return super().prepare(*args, **kwargs)
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        if not in_microbatch():
+        if not (state.session().tracing or in_microbatch()):
             super().backward(loss, **kwargs)
             return
         models = [model for model in self._models if isinstance(model, DistributedModel)]

@@ -12,87 +12,25 @@ without gradients, and what it leaves is put in place when Lightning asks for th
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.integrations.alike import draw_alike
 from weft.integrations.lightning_module import Inside
+from weft.integrations.lightning_ranks import Ranks, Together, pl, wrapped
 from weft.integrations.whole import Record, Whole, current, refuse_uncut
-from weft.launch.discovery import discover
 from weft.torch import changes, convert_sync_batchnorm, objects, ranks, state
 from weft.torch.model import DistributedModel
-from weft.torch.optimizer import DistributedOptimizer
 from weft.torch.step import Step, step
 
-
-def _library() -> Any:
-    """`lightning.pytorch`, or `pytorch_lightning` if that is the one which the script uses."""
-    names = ["lightning.pytorch", "pytorch_lightning"]
-    if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
-        names.reverse()
-    for name in names:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-    raise UsageError("weft.integrations.lightning needs Lightning: pip install lightning")
-
-
-pl: Any = _library()
-_environments: Any = importlib.import_module(f"{pl.__name__}.plugins.environments")
-_rank_zero: Any = importlib.import_module(f"{pl.__name__}.utilities.rank_zero")
-
-PRECISIONS = ("32-true", "bf16-mixed")
 _NO_OPTIMIZER = ("LBFGS",)
 
 
-class Ranks(_environments.ClusterEnvironment):
-    """Who this process is, as any launcher that weft knows has told."""
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        return True
-
-    @property
-    def main_address(self) -> str:
-        return os.environ.get("MASTER_ADDR", "127.0.0.1")
-
-    @property
-    def main_port(self) -> int:
-        return discover(os.environ).port or 0
-
-    @staticmethod
-    def detect() -> bool:
-        return discover(os.environ).world_size > 1
-
-    def world_size(self) -> int:
-        return discover(os.environ).world_size
-
-    def set_world_size(self, size: int) -> None:
-        return
-
-    def global_rank(self) -> int:
-        return discover(os.environ).rank
-
-    def set_global_rank(self, rank: int) -> None:
-        return
-
-    def local_rank(self) -> int:
-        return ranks.local_rank() if state.is_initialized() else discover(os.environ).local_rank
-
-    def node_rank(self) -> int:
-        return int(os.environ.get("GROUP_RANK") or 0)
-
-
-class WeftStrategy(pl.strategies.ParallelStrategy):
+class WeftStrategy(Together, pl.strategies.ParallelStrategy):
     """Splits the LightningModule of a `Trainer` over the ranks, which any launcher has started.
 
     `partitions`: over how many; with more ranks than that, groups of so many train copies of it. `microbatches`: into
@@ -125,39 +63,16 @@ class WeftStrategy(pl.strategies.ParallelStrategy):
         return state.is_initialized() and ranks.dp_size() > 1
 
     @property
-    def root_device(self) -> torch.device:
-        if state.is_initialized():
-            return state.session().device
-        devices = self.parallel_devices or [torch.device("cpu")]
-        return devices[self.local_rank % len(devices)]
-
-    @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """Each copy of the model reads its own shard, the ranks of one copy the same."""
         return {"num_replicas": ranks.dp_size(), "rank": ranks.dp_rank()}
 
-    def _configure_launcher(self) -> None:
-        _rank_zero.rank_zero_only.rank = self.global_rank
-
     def setup_environment(self) -> None:
-        self._refuse_settings()
-        state.init(self.settings)
-        device, wanted = state.session().device.type, self.accelerator.get_parallel_devices(1)[0].type
-        if device != wanted:
-            raise UsageError(
-                f"the Trainer's accelerator is for {wanted}, but weft runs this rank on {device}: start it with "
-                "weft run --device cpu, or leave out accelerator="
-            )
+        self.join(self.precision_plugin)
         super().setup_environment()
 
-    def _refuse_settings(self) -> None:
-        precision = getattr(self.precision_plugin, "precision", None)
-        if precision not in PRECISIONS or type(self.precision_plugin).__name__ not in (
-            "Precision", "MixedPrecision"
-        ):  # fmt: skip
-            raise UsageError(
-                f"WeftStrategy cannot train with precision={precision!r}: choose one of {', '.join(PRECISIONS)}"
-            )
+    def __repr__(self) -> str:
+        return "<weft.integrations.lightning.WeftStrategy, for the Trainer; Fabric's is weft.integrations.fabric's>"
 
     def setup(self, trainer: Any) -> None:
         module = self.lightning_module
@@ -191,7 +106,7 @@ class WeftStrategy(pl.strategies.ParallelStrategy):
                     f"{type(optimizer).__name__} looks at all parameters at once, and a rank has only its own: choose "
                     "an optimizer that updates each parameter for itself"
                 )
-        self.optimizers = [_wrapped(optimizer) for optimizer in self.optimizers]
+        self.optimizers = [wrapped(optimizer) for optimizer in self.optimizers]
         self._forget_remote_states()
 
     def _forget_remote_states(self) -> None:
@@ -332,48 +247,6 @@ class WeftStrategy(pl.strategies.ParallelStrategy):
         with self.split.no_sync():
             yield
 
-    # --- ranks -----------------------------------------------------------------------------------------------
-
-    def barrier(self, *args: Any, **kwargs: Any) -> None:
-        if state.is_initialized():
-            objects.barrier()
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        if not state.is_initialized() or ranks.size() == 1:
-            return obj
-        if ranks.rank() != src:
-            return objects.recv_from(src)
-        objects.broadcast(obj)
-        return obj
-
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Over the copies of the model: the ranks of one have the same."""
-        if not isinstance(tensor, Tensor) or ranks.dp_size() == 1:
-            return tensor
-        mean = str(reduce_op).lower() in ("none", "mean", "avg")
-        how = dist.ReduceOp.SUM if mean else _operation(reduce_op)
-        result = tensor.to(
-            "cpu", torch.float32 if mean and not tensor.is_floating_point() else None, copy=True
-        )
-        with state.session().doing("a value that the Trainer adds up"):
-            dist.all_reduce(result, how, group=state.session().group("dp"))
-        return (result / ranks.dp_size() if mean else result).to(tensor.device)
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """The same on every rank, also if ranks of one copy thought otherwise."""
-        decisions = objects.allgather(bool(decision))
-        return min(decisions) if all else max(decisions)
-
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        if sync_grads:
-            raise UsageError(
-                "all_gather(sync_grads=True) has no way back through a split model: gather without it"
-            )
-        if ranks.dp_size() == 1:
-            return tensor
-        parts = objects.allgather(tensor.detach(), objects.DP_GROUP)
-        return torch.stack([part.to(tensor.device) for part in parts])
-
     # --- checkpoints -----------------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -399,19 +272,3 @@ def loss_of(output: Any, what: str) -> Tensor:
 def _clear(parameters: Sequence[nn.Parameter]) -> None:
     for each in parameters:
         each.grad = None
-
-
-def _operation(reduce_op: Any) -> Any:
-    names = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
-    if isinstance(reduce_op, str) and reduce_op.lower() in names:
-        return names[reduce_op.lower()]
-    return reduce_op
-
-
-def _wrapped(optimizer: Any) -> Any:
-    """As `DistributedOptimizer`, under the name of its own class, by which callbacks call what they log."""
-    if isinstance(optimizer, DistributedOptimizer) or not isinstance(optimizer, torch.optim.Optimizer):
-        return optimizer
-    wrapped = DistributedOptimizer(optimizer)
-    wrapped.__class__ = type(type(optimizer).__name__, (DistributedOptimizer,), {})
-    return wrapped
