@@ -144,6 +144,27 @@ def test_several_updates_in_a_step_where_nothing_is_split(plain: Path):
         same(found(plain, f"weft/{rank}", "adversarial"), found(plain, "plain/0", "adversarial"))
 
 
+def test_pytorch_lightning_is_taken_where_the_script_uses_it():
+    pytest.importorskip("pytorch_lightning")
+    script = (
+        "import pytorch_lightning, weft.integrations.lightning as found\nprint(found.WeftStrategy.__mro__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True
+    )
+    assert "<class 'pytorch_lightning.strategies.parallel.ParallelStrategy'>" in done.stdout
+
+
+def test_where_lightning_is_missing():
+    script = """
+import sys
+sys.modules["lightning"] = sys.modules["pytorch_lightning"] = None
+import weft.integrations.lightning
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "weft.integrations.lightning needs Lightning: pip install lightning" in done.stderr
+
+
 REASONS = {
     "precision": "WeftStrategy cannot train with precision='64-true': choose one of 32-true, bf16-mixed",
     "lbfgs": "LBFGS looks at all parameters at once",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -72,8 +73,6 @@ def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_two_workers_train_what_one_trains(tmp_path: Path):
-    import json
-
     found = {}
     for workers in ("1", "2"):
         done = run(tmp_path, workers)

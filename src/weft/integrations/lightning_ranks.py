@@ -27,7 +27,7 @@ def _library() -> Any:
             return importlib.import_module(name)
         except ModuleNotFoundError:
             continue
-    raise UsageError("weft.integrations.lightning needs Lightning: pip install lightning")
+    raise ModuleNotFoundError("weft.integrations.lightning needs Lightning: pip install lightning")
 
 
 pl: Any = _library()
@@ -85,7 +85,6 @@ class Together:
 
     cluster_environment: Any
     parallel_devices: Any
-    accelerator: Any
     settings: dict[str, Any]
 
     @property
@@ -109,7 +108,7 @@ class Together:
                 f"of {', '.join(PRECISIONS)}"
             )
         state.init(self.settings)
-        device, wanted = state.session().device.type, self.accelerator.get_parallel_devices(1)[0].type
+        device, wanted = state.session().device.type, (self.parallel_devices or [torch.device("cpu")])[0].type
         if device != wanted:
             raise UsageError(
                 f"accelerator= is for {wanted}, but weft runs this rank on {device}: start it with weft run --device "
