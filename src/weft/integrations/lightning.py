@@ -208,10 +208,15 @@ class WeftStrategy(Together, pl.strategies.ParallelStrategy):
 
     @contextmanager
     def _without_gradients(self, keep: bool) -> Iterator[None]:
-        """Inside, the model has no gradients; afterwards those of before, if they are kept, and the new ones wait."""
+        """Inside, the model has no gradients; afterwards those of before, and the new ones wait.
+
+        Unless all are kept, not those that an optimizer is about to clear.
+        """
         assert self.split is not None
         parameters = list(self.split.parameters())
-        before = [(each, each.grad) for each in parameters] if keep else []
+        groups = [] if keep else [group for each in self.optimizers for group in each.param_groups]
+        cleared = {id(each) for group in groups for each in group["params"]}
+        before = [(each, each.grad) for each in parameters if id(each) not in cleared]
         _clear(parameters)
         yield
         self._stashed = [(each, each.grad) for each in parameters if each.grad is not None]

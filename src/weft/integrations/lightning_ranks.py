@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from weft.errors import UsageError
+from weft.foreign import MOST_RANKS, whole
 from weft.launch.discovery import discover
 from weft.torch import objects, ranks, state
 from weft.torch.optimizer import DistributedOptimizer
@@ -77,7 +78,7 @@ class Ranks(_environments.ClusterEnvironment):
         return ranks.local_rank() if state.is_initialized() else discover(os.environ).local_rank
 
     def node_rank(self) -> int:
-        return int(os.environ.get("GROUP_RANK") or 0)
+        return whole(os.environ.get("GROUP_RANK", ""), MOST_RANKS) or 0
 
 
 class Together:
