@@ -18,6 +18,7 @@ CORE = (
     ("foreign",),
     ("units",),
     ("visible",),
+    ("imported",),
     ("document",),
     ("checks",),
     ("config",),

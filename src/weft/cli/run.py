@@ -51,7 +51,10 @@ def add_parser(commands: Any) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those that start a script."""
-    parser.add_argument("-n", "--ranks", type=count, default=1, help="how many processes (default: 1)")
+    parser.add_argument(
+        "-n", "-np", "--ranks", "--np", "--nproc-per-node", "--nproc_per_node",
+        dest="ranks", metavar="N", type=count, default=1, help="how many processes (default: 1)",
+    )  # fmt: skip
     parser.add_argument("--config", metavar="JSON", help="settings: JSON text, or the path of a JSON file")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting; wins over all others"
@@ -120,10 +123,7 @@ def main(options: argparse.Namespace) -> int:
     if options.mpi_options is not None:
         raise LaunchError("--mpi-options is for mpirun: add --engine mpirun, or leave it out")
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
-    program, *arguments = _command(options)
-    if options.module:
-        arguments[0] = MODULE
-    return run(Job([program, FILE, *arguments], options.ranks, environ, options.prefix or "others", limits))
+    return run(Job(_command(options), options.ranks, environ, options.prefix or "others", limits))
 
 
 def _compatible(options: argparse.Namespace, environ: Mapping[str, str], partitions: int) -> dict[str, str]:
@@ -202,10 +202,10 @@ def _command(options: argparse.Namespace) -> list[str]:
     if not script:
         raise LaunchError("no script is given: weft run -n 2 train.py")
     if options.module:
-        return [sys.executable, "-m", script, *arguments]
+        return [sys.executable, FILE, MODULE, script, *arguments]
     with translated(f'"{shown_path(script)}" is no script', LaunchError):
         if not Path(script).is_file():
             raise LaunchError(
                 f'there is no file "{shown_path(script)}": give a script, or -m and the name of a module'
             )
-    return [sys.executable, script, *arguments]
+    return [sys.executable, FILE, script, *arguments]

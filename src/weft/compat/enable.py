@@ -16,9 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from weft.compat.when_imported import when_imported
 from weft.errors import ConfigError, FormatError
 from weft.foreign import parse_json, shown_text
+from weft.imported import when_imported
 
 FOLDER = Path(__file__).parent / "path"
 DEVICE = "WEFT_DEVICE"

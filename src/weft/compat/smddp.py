@@ -13,6 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from weft.launch.discovery import master_told
+
 _installed = False
 
 
@@ -27,7 +29,7 @@ def install() -> None:
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         backend = kwargs.get("backend", args[0] if args else None)
-        told = kwargs.get("store") or kwargs.get("init_method") or os.environ.get("MASTER_ADDR")
+        told = kwargs.get("store") or kwargs.get("init_method") or master_told(os.environ)
         if backend == "smddp" or (not told and len(args) < 2):
             register()
         return original(*args, **kwargs)

@@ -1,1 +1,1 @@
-"""Other people's trainers with weft: one module for each, which imports that library."""
+"""Other people's training loops with models that weft splits: one module for each library, which imports it."""

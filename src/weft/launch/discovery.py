@@ -3,6 +3,7 @@
     source     rank, world size, local rank, local size                        leader
     weft       RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE + WEFT_SHARED_FD     (the launcher hands it over)
     torchrun   RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE                      MASTER_ADDR MASTER_PORT
+    env        RANK WORLD_SIZE (who shares a host is found out by its name)     MASTER_ADDR MASTER_PORT
     openmpi    OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}                host of OMPI_MCA_orte_hnp_uri
     mpich      PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS                WEFT_LEADER
     slurm      SLURM_PROCID SLURM_NTASKS SLURM_LOCALID (inside a step only)     first of SLURM_STEP_NODELIST
@@ -25,6 +26,9 @@ from weft.foreign import LARGEST, MOST_RANKS, shown_text, whole
 SHARED_FD = "WEFT_SHARED_FD"
 """The variable with the number of the file descriptor that `weft run` shares with its ranks."""
 
+MASTER = "WEFT_MASTER"
+"""The variable with the host and port that `weft run` has put into MASTER_ADDR and MASTER_PORT."""
+
 TOKEN = "WEFT_TOKEN"
 """The variable with the secret of a job over several hosts."""
 _MPI_KEY = "OMPI_MCA_orte_precondition_transports"
@@ -41,7 +45,8 @@ class Place:
     """One process of a job.
 
     Attributes:
-        source: Who started it: weft, torchrun, openmpi, mpich, slurm or single.
+        local_size: How many of the processes run on this host; 0 where nobody has told yet, nor `local_rank`.
+        source: Who started it: weft, torchrun, env, openmpi, mpich, slurm or single.
         leader: The host of rank 0, where the launcher tells it.
         port: The port that rank 0 (or torchrun's agent) listens on, where the launcher tells it.
         job: What tells this job from any other one, its restarts included.
@@ -69,7 +74,7 @@ class Place:
     @property
     def launched(self) -> bool:
         """The parent process is a launcher, so that this process should end with it."""
-        return self.source not in ("single", "torchrun") or self.agent
+        return self.source not in ("single", "torchrun", "env") or self.agent
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,8 @@ _SLURM = _Source(
     "slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_ID"
 )
 _SOURCES = (_EXPLICIT, _OPENMPI, _MPICH, _SLURM)
+_ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What PyTorch's ``env://`` needs, and many launchers (Kubeflow's, say) set no more."""
 
 
 def discover(environ: Mapping[str, str]) -> Place:
@@ -114,12 +121,16 @@ def discover(environ: Mapping[str, str]) -> Place:
         present = [name for name in source.names if environ.get(name)]
         if source.needs is not None and not environ.get(source.needs):
             continue
+        if source is _EXPLICIT and not (environ.get(SHARED_FD) or master_told(environ)) and MASTER in environ:
+            continue  # weft has made them from another launcher's
         if len(present) == len(source.names):
             complete.append((source, _numbers(source, environ)))
         elif present:
             missing = [name for name in source.names if name not in present]
             incomplete.append(f"{' and '.join(present)} set, but not {' and '.join(missing)}")
     if not complete:
+        if all(environ.get(name) for name in _ENV):
+            return _with_leader(_without_hosts(environ), environ)
         if incomplete:
             raise LaunchError(
                 f"the launcher's variables are incomplete: {'; '.join(incomplete)}. Start the script with "
@@ -132,6 +143,16 @@ def discover(environ: Mapping[str, str]) -> Place:
     if source is _EXPLICIT and shared:
         return replace(place, source="weft", shared_fd=_whole(SHARED_FD, shared))
     return _with_leader(replace(place, source=source.name), environ)
+
+
+def master_told(environ: Mapping[str, str]) -> bool:
+    """Whether MASTER_ADDR is there, and not only because `weft run` has set it.
+
+    >>> master_told({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4", "WEFT_MASTER": "127.0.0.1:4"})
+    False
+    """
+    address = environ.get("MASTER_ADDR")
+    return bool(address) and f"{address}:{environ.get('MASTER_PORT')}" != environ.get(MASTER)
 
 
 def _numbers(source: _Source, environ: Mapping[str, str]) -> Place:
@@ -150,6 +171,14 @@ def _numbers(source: _Source, environ: Mapping[str, str]) -> Place:
         if not 0 <= number < limit:
             raise LaunchError(f"{name}={environ[name]} does not fit {limit_name}={environ[limit_name]}")
     return Place(rank, world_size, local_rank, local_size)
+
+
+def _without_hosts(environ: Mapping[str, str]) -> Place:
+    """The place of a process that is not told how many others share its host."""
+    rank, world_size = (_whole(name, environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    if rank >= world_size:
+        raise LaunchError(f"RANK={environ['RANK']} does not fit WORLD_SIZE={environ['WORLD_SIZE']}")
+    return Place(rank, world_size, 0, 1 if world_size == 1 else 0, "env")
 
 
 def _whole(name: str, text: str, most: int = MOST_RANKS) -> int:
@@ -180,7 +209,7 @@ def _refuse_rivals(complete: list[tuple[_Source, Place]], environ: Mapping[str, 
 def _with_leader(place: Place, environ: Mapping[str, str]) -> Place:
     """`place` with what is known of its job and of where rank 0 listens."""
     place = replace(place, token=environ.get(TOKEN) or environ.get(_MPI_KEY, ""))
-    finders = {"torchrun": _torchrun, "openmpi": _openmpi, "mpich": _mpich, "slurm": _slurm}
+    finders = {"torchrun": _torchrun, "env": _torchrun, "openmpi": _openmpi, "mpich": _mpich, "slurm": _slurm}
     if place.source in finders:
         place = finders[place.source](place, environ)
     told = environ.get("WEFT_LEADER")
@@ -219,7 +248,7 @@ def _openmpi(place: Place, environ: Mapping[str, str]) -> Place:
     names = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "OMPI_MCA_orte_precondition_transports")
     job = ":".join([uri, *(environ.get(name, "") for name in names)])
     return replace(
-        place, leader=found and (found[1] or found[2]), port=_port(job) if found else None, job=job
+        place, leader=found and (found[1] or found[2]), port=derived_port(job) if found else None, job=job
     )
 
 
@@ -236,7 +265,8 @@ def _slurm(place: Place, environ: Mapping[str, str]) -> Place:
     return replace(place, leader=next(hosts, None), port=port, job=f"{number}.{step}")
 
 
-def _port(job: str) -> int:
+def derived_port(job: str) -> int:
+    """A port that follows from what only this job has."""
     return PORTS.start + int(hashlib.sha256(job.encode()).hexdigest()[:8], 16) % len(PORTS)
 
 

@@ -1,4 +1,4 @@
-"""The command line by which Open MPI's ``mpirun`` starts a job. Pure: nothing is started here.
+"""The command line by which Open MPI's ``mpirun`` starts a job, and what its ranks are told. Pure: nothing is started.
 
 ``mpirun`` gives ranks on other hosts only the variables that are named with ``-x``, so weft's own are named, and those
 that the ranks of ``weft run`` get by themselves.
@@ -10,7 +10,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from weft.errors import LaunchError
+from weft.launch.discovery import MASTER, derived_port, discover
 
+LOOPBACK = "127.0.0.1"
 _HANDED_ON = (
     "MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS", "PYTHONPATH",
     "PYTHONUNBUFFERED",
@@ -44,3 +46,23 @@ def command(
     names = [name for name in dict.fromkeys([*exported, *sorted(own)]) if name not in given]
     variables = [part for name in names for part in ("-x", name)]
     return ["mpirun", "-np", str(ranks), *variables, *more, *program]
+
+
+def torchrun_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that torchrun would have set for a rank of ``mpirun``, so that plain PyTorch finds the others.
+
+    Empty where another launcher has told more, or this one too little.
+    """
+    try:
+        place = discover(environ)
+    except LaunchError:
+        return {}  # weft.init says the same, if it is called
+    if place.source != "openmpi":
+        return {}
+    leader = LOOPBACK if place.one_host or place.leader is None else place.leader
+    numbers = {
+        "RANK": place.rank, "WORLD_SIZE": place.world_size, "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": place.local_size, "MASTER_PORT": derived_port(f"{place.job} master"),
+    }  # fmt: skip
+    found = {name: str(value) for name, value in numbers.items()}
+    return {**found, "MASTER_ADDR": leader, MASTER: f"{leader}:{found['MASTER_PORT']}"}

@@ -1,4 +1,5 @@
 """The first lines of a rank under `weft run`: from here on the launcher is told of an error, wherever the script is.
+Ranks of mpirun are given the variables by which plain PyTorch finds the others.
 
     python rank.py script.py arguments ...
     python rank.py --module package.train arguments ...
@@ -24,8 +25,10 @@ def main() -> None:
     script = sys.argv[0]
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd() if as_module else os.path.dirname(os.path.realpath(script)))
+    from weft.launch.mpirun import torchrun_environ
     from weft.runtime import early
 
+    os.environ |= torchrun_environ(os.environ)
     early.report_uncaught()
     try:
         if as_module or script.endswith(".pyc") or _is_archive(script):

@@ -3,7 +3,8 @@
     weft                rank 0 opens the store; its address goes through the launcher's memory
     torchrun            the same; the address goes through the agent's store, under run id and restart count
     mpirun, one host    the same; the address goes through a file in a private directory
-    several hosts       rank 0 opens the store on the port that the launcher's variables give
+    several hosts       rank 0 opens the store on the port that the launcher's variables give; so where it is not told
+                        who shares a host
 
 On one host only processes of the same user get in. Over several hosts a connection proves that it knows a secret: made
 from the job's token where there is one, else from a random number that goes with the address. So a second job, an
@@ -63,13 +64,18 @@ def locate(place: Place) -> Place:
                 f"the script's process group says rank {rank} of {world_size}, the variables of "
                 f"{place.source} say rank {place.rank} of {place.world_size}"
             )
-        return place
-    store = PrefixStore("weft/hosts", default_store())
-    store.set(str(rank), socket.gethostname())
-    hosts = [store.get(str(other)).decode() for other in range(world_size)]
-    local = [other for other in range(world_size) if hosts[other] == hosts[rank]]
-    position = local.index(rank)
-    return replace(place, rank=rank, world_size=world_size, local_rank=position, local_size=len(local))
+        if place.local_size:
+            return place
+    return _with_hosts(replace(place, rank=rank, world_size=world_size), default_store())
+
+
+def _with_hosts(place: Place, store: Store) -> Place:
+    """`place` with its numbers on its host, which all ranks tell each other by name; every rank calls this."""
+    names = PrefixStore("weft/hosts", store)
+    names.set(str(place.rank), socket.gethostname())
+    hosts = [names.get(str(other)) for other in range(place.world_size)]
+    local = [other for other, host in enumerate(hosts) if host == hosts[place.rank]]
+    return replace(place, local_rank=local.index(place.rank), local_size=len(local))
 
 
 def connect(place: Place, timeout: timedelta) -> Store:
@@ -97,8 +103,8 @@ def connect(place: Place, timeout: timedelta) -> Store:
     return _at_known_port(place, timeout)
 
 
-def enter(place: Place, limits: Limits, timeout: timedelta) -> tuple[Store, Monitor]:
-    """The job's store, and this rank's watch, which ends with the script.
+def enter(place: Place, limits: Limits, timeout: timedelta) -> tuple[Place, Store, Monitor]:
+    """The place as it is known then, the job's store, and this rank's watch, which ends with the script.
 
     Where a launcher shares memory with its ranks the watch begins first, so that waiting for the others is judged too.
 
@@ -110,13 +116,15 @@ def enter(place: Place, limits: Limits, timeout: timedelta) -> tuple[Store, Moni
         monitor.note("wait", module="weft.init")
         atexit.register(shutdown, monitor)
     store = connect(place, timeout)
+    if not place.local_size:
+        place = _with_hosts(place, store)
     if monitor is None:
         monitor = Monitor.start(place, limits, store)
         monitor.note("wait", module="weft.init")
         atexit.register(shutdown, monitor)
     else:
         monitor.hold(store)
-    return store, monitor
+    return place, store, monitor
 
 
 def _through(box: Box, place: Place, timeout: timedelta, deadline: float) -> Store:
@@ -246,8 +254,8 @@ def _serve(address: Address, place: Place, nonce: str, timeout: timedelta) -> Jo
         raise LaunchError(f"rank 0 cannot listen on {shown}: {reason} with WEFT_LEADER=host:port") from error
     if not place.one_host and not place.token:
         log.warning(
-            "the job spans hosts and has no token: whoever reaches %s and learns the job's name can join it; set "
-            "WEFT_TOKEN to the same secret text on all hosts", address[0],
+            "the job %s hosts and has no token: whoever reaches %s and learns the job's name can join it; set "
+            "WEFT_TOKEN to the same secret text on all hosts", "spans" if place.local_size else "may span", address[0],
         )  # fmt: skip
     if not isinstance(address, str):
         address = (address[0], listener.getsockname()[1])

@@ -7,8 +7,9 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from weft.errors import UsageError
@@ -128,13 +129,22 @@ class DistributedOptimizer(Optimizer):
         return [here and (shares is None or shares.has(number)) for number, here in enumerate(local)]
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Update this rank's parameters from their gradients; collective over the replicas if they share states."""
-        if closure is not None:
-            raise UsageError(
-                "DistributedOptimizer.step() takes no closure: compute the loss in a weft.step function"
-            )
+        """Update this rank's parameters from their gradients; collective over the replicas if they share states.
+
+        ``closure``: called once, before the update, to compute the gradients; what it gives is returned.
+        """
         session = state.session()
         session.check_outside("the optimizer's step()")
+        if closure is not None:
+            if isinstance(self.optimizer, LBFGS):
+                raise UsageError(
+                    "LBFGS looks at all parameters at once, and a rank has only its own: choose an optimizer that "
+                    "updates each parameter for itself"
+                )
+            with torch.enable_grad():
+                loss = closure()
+            self.step()
+            return loss
         shares = self.shares
         with recorded(session, "optimizer"):
             if shares is None:

@@ -201,15 +201,17 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     if _session is not None:
         _change(_session, settings)
         return
-    from weft.torch.self_check import check  # it runs what is built on sessions
+    from weft.torch.metrics import count_replicas_once  # they are built on sessions
+    from weft.torch.self_check import check
 
     check(place.rank == 0)
+    count_replicas_once()
     keep_log_visible()
     keep_memory(os.environ)  # before there are more threads
     timeout = timeout_of(settings)
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
     patience = timedelta(seconds=limits.start + JUDGE_S)
-    store, monitor = rendezvous.enter(place, limits, patience)
+    place, store, monitor = rendezvous.enter(place, limits, patience)
     agree(store, place, described(settings), patience)
     recorder = recording.open_recorder(settings, place)
     device = choose_device(place)

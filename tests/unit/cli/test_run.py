@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from weft.cli import run
 from weft.cli.main import main
-from weft.launch.local import Job, rank_environ
+from weft.launch.discovery import discover
+from weft.launch.local import Job, free_port, master_environ, rank_environ
 from weft.launch.rank import FILE, MODULE
 
 
@@ -84,7 +86,7 @@ def test_mpirun_gets_options_and_variables(jobs, replaced, script, monkeypatch):
     ((path, command, environ),) = replaced
     assert path == "/usr/bin/mpirun" and command[:3] == ["mpirun", "-np", "4"]
     assert command[3:7] == ["-x", "KNOWN", "-x", "NEW"] and "WEFT_SET" in command
-    assert command[-6:] == ["-H", "a:2,b:2", sys.executable, script, "-x", "5"]
+    assert command[-7:] == ["-H", "a:2,b:2", sys.executable, FILE, script, "-x", "5"]
     assert (environ["KNOWN"], environ["NEW"], environ["WEFT_SET"]) == ("1", "a=b", '{"partitions": 2}')
     assert environ["PYTHONUNBUFFERED"] == "1" and jobs == []
     token = environ["WEFT_TOKEN"]
@@ -143,6 +145,36 @@ def test_the_variables_of_a_rank():
     assert rank_environ({}, 0, 4, cores=2)["OMP_NUM_THREADS"] == "1"
     kept = rank_environ({"OMP_NUM_THREADS": "3", "MALLOC_TRIM_THRESHOLD_": "1", "RANK": "9"}, 0, 1, cores=2)
     assert (kept["OMP_NUM_THREADS"], kept["MALLOC_TRIM_THRESHOLD_"], kept["RANK"]) == ("3", "1", "0")
+
+
+@pytest.mark.parametrize("option", ["-n", "-np", "--np", "--ranks", "--nproc-per-node", "--nproc_per_node"])
+def test_the_number_of_processes_has_the_names_of_other_launchers(option, jobs, script):
+    main(["run", option, "2", script, "-np", "7"])
+    assert jobs[0].ranks == 2 and jobs[0].command[-2:] == ["-np", "7"]
+
+
+def test_the_variables_of_torchrun():
+    """All that PyTorch 2.13's agent sets, but for what tells that the agent itself is there."""
+    own = {**rank_environ({}, 1, 2, cores=8), **master_environ(4711)}
+    assert {name: own[name] for name in ("GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "GROUP_WORLD_SIZE")} == {
+        "GROUP_RANK": "0", "ROLE_RANK": "1", "ROLE_NAME": "default", "GROUP_WORLD_SIZE": "1"
+    }  # fmt: skip
+    assert (own["MASTER_ADDR"], own["MASTER_PORT"], own["ROLE_WORLD_SIZE"]) == ("127.0.0.1", "4711", "2")
+    assert own["TORCHELASTIC_RUN_ID"] and own["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+    assert discover({**own, "WEFT_SHARED_FD": "7"}).source == "weft"
+
+
+def test_the_port_is_kept_for_the_one_who_asks_for_it():
+    held, environ = free_port()
+    address = ("127.0.0.1", int(environ["MASTER_PORT"]))
+    with held, socket.socket() as stranger, socket.socket(socket.AF_INET6) as ours:
+        with pytest.raises(OSError):
+            stranger.bind(address)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as PyTorch's store does
+        ours.bind(("::", address[1]))
+        ours.listen()
+        with socket.create_connection(address, 10):
+            pass
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]):

@@ -72,6 +72,31 @@ def test_weft_run():
     assert (place.source, place.shared_fd, place.launched) == ("weft", 7, True)
 
 
+ENV = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+
+
+@pytest.mark.parametrize("more", [{}, {"LOCAL_RANK": "0"}, {"LOCAL_WORLD_SIZE": "1"}])
+def test_launchers_that_say_nothing_of_hosts(more):
+    """Kubeflow's PyTorchJob sets these four."""
+    place = discover({**ENV, **more})
+    assert (place.source, place.rank, place.world_size, place.local_size) == ("env", 1, 2, 0)
+    assert (place.leader, place.port) == ("job-master-0", 23456)
+    assert not place.launched and not place.one_host
+
+
+def test_one_process_needs_no_others_to_know_its_host():
+    assert discover({**ENV, "RANK": "0", "WORLD_SIZE": "1"}).one_host
+
+
+def test_a_rank_that_does_not_fit_without_hosts():
+    with pytest.raises(LaunchError, match="RANK=2 does not fit WORLD_SIZE=2"):
+        discover({**ENV, "RANK": "2"})
+
+
+def test_complete_variables_of_another_launcher_win():
+    assert discover({**ENV, **OPENMPI}).source == "openmpi"
+
+
 def test_openmpi():
     place = discover(OPENMPI)
     assert numbers(place) == (1, 2, 1, 2)

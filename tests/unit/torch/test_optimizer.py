@@ -158,8 +158,31 @@ def test_errors(init: Init):
         weft.DistributedOptimizer(outer)
     with pytest.raises(UsageError, match="it got a list"):
         weft.DistributedOptimizer([])  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"takes no closure: compute the loss in a weft\.step function"):
-        outer.step(lambda: 0.0)
+    lbfgs = weft.DistributedOptimizer(torch.optim.LBFGS(network().parameters()))
+    with pytest.raises(
+        UsageError, match="LBFGS looks at all parameters at once, and a rank has only its own"
+    ):
+        lbfgs.step(lambda: 0.0)
+
+
+def test_a_closure_computes_the_gradients_before_the_update(init: Init):
+    init()
+    nets = network(), network()
+    nets[1].load_state_dict(nets[0].state_dict())
+    plain, outer = sgd(nets[0].parameters()), weft.DistributedOptimizer(sgd(nets[1].parameters()))
+
+    def closure(net: torch.nn.Module) -> torch.Tensor:
+        loss = net(torch.ones(4, 8)).square().sum()
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        losses = [
+            each.step(lambda net=net: closure(net)) for each, net in zip((plain, outer), nets, strict=True)
+        ]
+    assert losses[0] == losses[1]
+    for mine, theirs in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 # --- clipping ----------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ import os
 
 import torch.distributed as dist
 
-from weft.launch.discovery import discover
+from weft.errors import LaunchError
+from weft.launch.discovery import Place, discover
 from weft.launch.rendezvous import locate
 
 
@@ -32,9 +33,19 @@ def size() -> int:
 
 def local_rank() -> int:
     """This process's number on its host: the number of its GPU. Collective if no launcher has told it."""
-    return locate(discover(os.environ)).local_rank
+    return _located().local_rank
 
 
 def local_size() -> int:
     """How many of the processes run on this host. Collective if no launcher has told it."""
-    return locate(discover(os.environ)).local_size
+    return _located().local_size
+
+
+def _located() -> Place:
+    place = locate(discover(os.environ))
+    if not place.local_size:
+        raise LaunchError(
+            "the launcher does not tell which processes share a host: call torch.distributed.init_process_group() "
+            "before local_rank() and local_size(), or set LOCAL_RANK and LOCAL_WORLD_SIZE"
+        )
+    return place

@@ -1,7 +1,7 @@
 """``init_process_group`` under every launcher: PyTorch itself asks for torchrun's variables.
 
-``weft run`` tells ranks no port, and mpirun not even their number in the way that PyTorch reads. Where MASTER_ADDR
-is not set, the ranks find each other as ``weft.init`` does.
+mpirun does not tell ranks their number in the way that PyTorch reads. Where MASTER_ADDR is not set, or ``weft run`` has
+set it, the ranks find each other as ``weft.init`` does: by a store that only they can reach.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from weft.launch import rendezvous
-from weft.launch.discovery import discover
+from weft.launch.discovery import discover, master_told
 from weft.transport.private_c10d import rendezvous_handlers
 
 METHOD = "weft"
@@ -33,7 +33,7 @@ def find_ranks() -> None:
     by_variables = handlers["env"]
 
     def either(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        launched = discover(os.environ).launched and not os.environ.get("MASTER_ADDR")
+        launched = discover(os.environ).launched and not master_told(os.environ)
         return (_find if launched else by_variables)(url, *args, **kwargs)
 
     handlers["env"] = either
