@@ -273,7 +273,10 @@ def _search(
 
     A node takes half a microsecond: much less than autograd's visit, but there are many.
     """
-    waiting: list[Any] = [root.grad_fn if isinstance(root, Tensor) else root.node for root in roots]
+    nodes = (root.grad_fn if isinstance(root, Tensor) else root.node for root in roots)
+    waiting: list[Any] = list(
+        dict.fromkeys(nodes)
+    )  # two tensors may have one node, which autograd visits once
     seen = {None, *waiting}
     ends = []
     while waiting:

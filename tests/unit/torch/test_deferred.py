@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 from weft.torch.deferred import Task, run_all, take_weights
@@ -288,3 +289,21 @@ def test_a_rank_with_a_large_weight_adds_at_once_also_if_it_has_no_memory_yet(
     pipeline = Pipeline(0, 2, torch.device("cpu"), cast(Any, None), cast(Any, None))
     attach(net, "net", owner, pipeline)
     assert pipeline.fuses == fuses
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("kind", ["embedding", "linear"])
+def test_two_gradients_for_what_one_node_computed_count_once_each(kind, at_once, monkeypatch):
+    """A tensor that two others stand for has its node twice among the roots; autograd visits it once."""
+    monkeypatch.setattr("weft.torch.deferred.FUSED_BYTES", 0)
+    module = nn.Embedding(5, 3) if kind == "embedding" else nn.Linear(4, 3, bias=False)
+    given = torch.tensor([0, 2, 2]) if kind == "embedding" else torch.randn(6, 4)
+    y = module(given)
+    one, other = torch.randn_like(y), torch.randn_like(y)
+    (expected,) = torch.autograd.grad(module(given), [module.weight], one + other)
+    edge = get_gradient_edge(y)
+    tasks: list[Task] = []
+    then = Task.at_once if at_once else tasks.append
+    run_autograd([edge, edge], [one, other], take_weights([edge, edge], then, at_once))
+    run_all(tasks)
+    assert torch.allclose(module.weight.grad, expected)
