@@ -11,14 +11,14 @@ import importlib
 import os
 from typing import Any
 
-import torch.distributed as dist
-
 _installed = False
 
 
 def install() -> None:
     """Let ``init_process_group`` bring in weft's backend and rendezvous where they are needed; once for the process."""
     global _installed
+    import torch.distributed as dist  # not above: a script may import this file first, and then torch calls back
+
     if _installed or not dist.is_available():
         return
     _installed = True
