@@ -244,8 +244,10 @@ def main():
         end.record()
         torch.cuda.synchronize()
         if smp.rank() == 0:
-            print(f"epoch took {time.time() - began:.3f} s, {start.elapsed_time(end) / 1000:.3f} s on the GPU")
-            print(f"peak memory {torch.cuda.max_memory_allocated(device) / 1024 ** 3:.2f} GB")
+            print(
+                f"epoch took {time.time() - began:.3f} s, {start.elapsed_time(end) / 1000:.3f} s on the GPU"
+            )
+            print(f"peak memory {torch.cuda.max_memory_allocated(device) / 1024**3:.2f} GB")
             print(torch.cuda.memory_summary(device=device, abbreviated=True))
         test_loss = test(model, device, test_loader)
         scheduler.step()

@@ -80,7 +80,9 @@ def train_step(model, optimizer, input_ids, attention_mask, accumulate):
 
 @smp.step(detach_outputs=True)
 def val_step(model, input_ids, attention_mask):
-    return model(input_ids=input_ids, attention_mask=attention_mask, labels=input_ids, use_cache=False)["loss"]
+    return model(input_ids=input_ids, attention_mask=attention_mask, labels=input_ids, use_cache=False)[
+        "loss"
+    ]
 
 
 def validate(model, loader):
@@ -118,11 +120,16 @@ def main(args):
         }
     )
     assert dist.is_available() and dist.is_initialized()
-    assert dist.get_world_size() == smp.size() and dist.get_rank() == smp.rank(), (dist.get_world_size(), smp.size())
+    assert dist.get_world_size() == smp.size() and dist.get_rank() == smp.rank(), (
+        dist.get_world_size(),
+        smp.size(),
+    )
     torch.cuda.set_device(int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", os.environ.get("LOCAL_RANK", 0))))
     if smp.rank() == 0:
         logger.info("args %s", json.dumps(vars(args)))
-        logger.info("%s on %s", torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
+        logger.info(
+            "%s on %s", torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
+        )
     set_seed(args.seed + smp.tp_rank())
 
     config = GPTNeoXConfig(
@@ -147,7 +154,9 @@ def main(args):
     decay = [p for p in model.parameters() if p.dim() > 1]
     plain = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}], lr=args.lr, fused=False
+        [{"params": decay, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}],
+        lr=args.lr,
+        fused=False,
     )
     optimizer = smp.DistributedOptimizer(optimizer)
     scheduler = get_scheduler("cosine", optimizer, num_warmup_steps=1, num_training_steps=args.max_steps)

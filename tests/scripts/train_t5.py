@@ -73,7 +73,15 @@ def main():
     parser.add_argument("--hosts", type=str, default=os.environ["SM_HOSTS"])
     parser.add_argument("--partitions", type=int, default=2)
     args = parser.parse_args()
-    smp.init({"partitions": args.partitions, "microbatches": 2, "ddp": True, "pipeline": "simple", "contiguous": True})
+    smp.init(
+        {
+            "partitions": args.partitions,
+            "microbatches": 2,
+            "ddp": True,
+            "pipeline": "simple",
+            "contiguous": True,
+        }
+    )
     assert args.gpus >= smp.local_size() and os.environ["SM_CURRENT_HOST"] in args.hosts
     random.seed(0)
     np.random.seed(0)
@@ -89,7 +97,9 @@ def main():
     model = T5ForConditionalGeneration(config).to(device)
     model = smp.DistributedModel(model)
     if args.optim == "adafactor":
-        optimizer = Adafactor(model.parameters(), scale_parameter=True, relative_step=True, warmup_init=True, lr=None)
+        optimizer = Adafactor(
+            model.parameters(), scale_parameter=True, relative_step=True, warmup_init=True, lr=None
+        )
         scheduler = AdafactorSchedule(optimizer)
         optimizer = smp.DistributedOptimizer(optimizer)
     else:
@@ -100,7 +110,10 @@ def main():
     data = Reversal(32, 1)
     rows = list(range(smp.dp_rank(), len(data), smp.dp_size()))
     loader = DataLoader(
-        torch.utils.data.Subset(data, rows), batch_size=args.per_device_batch_size, collate_fn=Collate(), drop_last=True
+        torch.utils.data.Subset(data, rows),
+        batch_size=args.per_device_batch_size,
+        collate_fn=Collate(),
+        drop_last=True,
     )
     for epoch in range(args.num_train_epochs):
         model.train()
@@ -121,7 +134,9 @@ def main():
             for number, batch in enumerate(DataLoader(Reversal(8, 2), batch_size=8, collate_fn=Collate())):
                 loss, predicted = generate_free_step(model, {k: v.cuda() for k, v in batch.items()})
                 if smp.rank() == 0:
-                    print(f"epoch {epoch} eval_loss={loss.reduce_mean().item():.6f} {tuple(predicted.stack().shape)}")
+                    print(
+                        f"epoch {epoch} eval_loss={loss.reduce_mean().item():.6f} {tuple(predicted.stack().shape)}"
+                    )
     if smp.dp_rank() == 0:
         state = model.state_dict()
         if smp.mp_rank() == 0:

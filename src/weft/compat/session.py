@@ -71,9 +71,7 @@ class State:
 
 def _default_group(session: session_of.Session) -> None:
     """One process alone has PyTorch's default group as well: scripts call ``torch.distributed`` after ``init``."""
-    rendezvous.init_process_group(
-        session.place, HashStore(), "gloo", session_of.timeout_of(session.settings)
-    )
+    rendezvous.init_process_group(session.place, HashStore(), "gloo", session_of.timeout_of(session.settings))
 
 
 state = State()

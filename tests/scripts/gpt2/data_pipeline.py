@@ -58,7 +58,9 @@ def write_tokens(folder, files=2, rows=24, length=16, vocabulary=64):
         os.replace(f.name, os.path.join(folder, f"{number}.jsonl"))
 
 
-def create_pretraining_dataloader(input_paths, batch_size, max_sequence_length, seed, dp_rank, dp_size, shuffle=False):
+def create_pretraining_dataloader(
+    input_paths, batch_size, max_sequence_length, seed, dp_rank, dp_size, shuffle=False
+):
     if smp.pp_rank() == 0:
         data = OpenwebtextPretraining(input_paths=input_paths, max_sequence_length=max_sequence_length)
         sampler = torch.utils.data.DistributedSampler(

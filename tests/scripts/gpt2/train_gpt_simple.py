@@ -111,7 +111,9 @@ def eval_model(model, dataloader, num_batches, use_bert_data=False):
     return loss, ppl
 
 
-def save_ckpt(args, model, optimizer, lr_scheduler, model_config, num_params, total_steps, curr_train_path_index):
+def save_ckpt(
+    args, model, optimizer, lr_scheduler, model_config, num_params, total_steps, curr_train_path_index
+):
     user_content = {
         "cli_args": args.__dict__,
         "num_params": num_params,
@@ -247,7 +249,9 @@ def parse_args():
     parser.add_argument("--gather_if_shard", type=int, default=0)
     parser.add_argument("--prescaled_batch", type=int, default=0)
     # configure model size
-    model_grp = parser.add_argument_group(title="model", description="arguments to describe model configuration")
+    model_grp = parser.add_argument_group(
+        title="model", description="arguments to describe model configuration"
+    )
     model_grp.add_argument("--max_context_width", type=int, default=16)
     model_grp.add_argument("--vocab_size", type=int, default=64)
     model_grp.add_argument("--hidden_width", type=int, default=32)
@@ -284,7 +288,9 @@ def parse_args():
     # learning rate
     lr_grp = parser.add_argument_group(title="lr", description="arguments for learning rate schedule")
     lr_grp.add_argument("--lr", type=float, default=0.01)
-    lr_grp.add_argument("--lr_decay_style", type=str, default="linear", choices=["constant", "linear", "cosine"])
+    lr_grp.add_argument(
+        "--lr_decay_style", type=str, default="linear", choices=["constant", "linear", "cosine"]
+    )
     lr_grp.add_argument("--lr_decay_iters", type=int, default=None)
     lr_grp.add_argument("--min_lr", type=float, default=0.0)
     lr_grp.add_argument("--warmup", type=float, default=0.25)
@@ -408,7 +414,10 @@ def main():
         path = args.checkpoint_dir if partial else args.model_dir
         translate_function = translate_hf_state_dict_to_smdistributed_gpt2 if smp.tp_size() > 1 else None
         user_content = smp.resume_from_checkpoint(
-            path, tag=None if partial else "fullmodel.pt", partial=partial, translate_function=translate_function
+            path,
+            tag=None if partial else "fullmodel.pt",
+            partial=partial,
+            translate_function=translate_function,
         )
         if partial:
             total_steps = user_content["total_steps"]
@@ -432,7 +441,9 @@ def main():
                 user_content=user_content,
             )
         if smp.rdp_rank() == 0:
-            translated = translate_state_dict_to_hf_gpt2(model.state_dict(), max_seq_len=args.max_context_width)
+            translated = translate_state_dict_to_hf_gpt2(
+                model.state_dict(), max_seq_len=args.max_context_width
+            )
             if smp.rank() == 0:
                 again = AutoModelForCausalLM.from_config(model_config)
                 again.load_state_dict(translated)

@@ -63,7 +63,9 @@ class SMPTrainer:
         no_decay = ["bias", "ln_1.weight", "ln_f.weight"]
         grouped = [
             {
-                "params": [p for n, p in self.model.named_parameters() if not any(nd in n for nd in no_decay)],
+                "params": [
+                    p for n, p in self.model.named_parameters() if not any(nd in n for nd in no_decay)
+                ],
                 "weight_decay": 0.1,
             },
             {
@@ -84,7 +86,12 @@ class SMPTrainer:
             dataset, num_replicas=smp.rdp_size(), rank=smp.rdp_rank(), shuffle=shuffle, seed=self.args.seed
         )
         return torch.utils.data.DataLoader(
-            dataset, sampler=sampler, batch_size=batch_size, collate_fn=self.collator, drop_last=True, pin_memory=True
+            dataset,
+            sampler=sampler,
+            batch_size=batch_size,
+            collate_fn=self.collator,
+            drop_last=True,
+            pin_memory=True,
         )
 
     def train(self, resume=False):
@@ -155,7 +162,11 @@ class SMPTrainer:
             "args": vars(self.args),
         }
         smp.save_checkpoint(
-            self.args.checkpoint_dir, self.args.tag, model=self.model, optimizer=self.optimizer, user_content=content
+            self.args.checkpoint_dir,
+            self.args.tag,
+            model=self.model,
+            optimizer=self.optimizer,
+            user_content=content,
         )
         smp.barrier()
         if smp.local_rank() == 0:
