@@ -121,6 +121,8 @@ def main():
             break
         optimizer.zero_grad(set_to_none=True)
         loss = train_step(model, optimizer, input_ids, attention_mask, args).reduce_mean()
+        if args.sharded_data_parallel_degree < 2:  # else the optimizer clips by itself
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if not (args.fp16 and optimizer.overflow):
             scheduler.step()
