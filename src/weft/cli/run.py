@@ -15,6 +15,7 @@ from typing import Any
 from weft import config
 from weft.cli.machine import count
 from weft.compat import launch_environ
+from weft.compat.container import container_environ, folders
 from weft.compat.enable import ALLOW_PICKLE
 from weft.errors import LaunchError
 from weft.foreign import shown_path, shown_text, translated
@@ -118,7 +119,14 @@ def main(options: argparse.Namespace) -> int:
     program, *arguments = _command(options)
     if options.module:
         arguments[0] = MODULE
-    return run(Job([program, FILE, *arguments], options.ranks, environ, options.prefix or "others", limits))
+    container = {}
+    if options.smdistributed:
+        container = container_environ(environ, options.ranks, options.script[1:])
+        environ |= container
+    with folders(container):
+        return run(
+            Job([program, FILE, *arguments], options.ranks, environ, options.prefix or "others", limits)
+        )
 
 
 def _compatible(options: argparse.Namespace, environ: Mapping[str, str], partitions: int) -> dict[str, str]:

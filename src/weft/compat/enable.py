@@ -16,9 +16,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from weft.compat.refused import refuse_lonely_mpi
 from weft.compat.when_imported import when_imported
 from weft.errors import ConfigError, FormatError
-from weft.foreign import parse_json, shown_text
+from weft.foreign import MOST_RANKS, parse_json, shown_text, whole
 
 FOLDER = Path(__file__).parent / "path"
 DEVICE = "WEFT_DEVICE"
@@ -49,6 +50,7 @@ def enable() -> None:
         when_imported("torch", _torch_is_there)
         when_imported("accelerate.accelerator", _accelerate_is_there)
         when_imported("transformers.trainer", _trainer_is_there)
+        when_imported("mpi4py.MPI", _mpi_is_there)
 
 
 def open_mpi_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -83,6 +85,13 @@ def _trainer_is_there(module: ModuleType) -> None:
     from weft.compat import trainer
 
     trainer.install(module)
+
+
+def _mpi_is_there(module: ModuleType) -> None:
+    """Under ``weft run`` MPI would tell every rank that it is the only one."""
+    ranks = whole(os.environ.get("WORLD_SIZE", ""), MOST_RANKS) if "WEFT_SHARED_FD" in os.environ else None
+    if ranks is not None and ranks > 1 and module.COMM_WORLD.Get_size() == 1:
+        refuse_lonely_mpi(ranks)
 
 
 def launch_environ(

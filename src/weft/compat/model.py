@@ -156,6 +156,9 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
                     tensor.data = value.detach().cpu().clone()
         return super().cpu()
 
+    _register_comm_hook = weft_model.DistributedModel.register_comm_hook
+    """The name that it had before 1.3."""
+
     # --- tensor parallelism: nothing is split ---------------------------------------------------------------
 
     def distributed_modules(self) -> Iterator[nn.Module]:
