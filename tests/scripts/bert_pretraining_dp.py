@@ -153,10 +153,13 @@ def prepare_model_and_optimizer(args, device):
     no_decay = ["bias", "gamma", "beta", "LayerNorm"]
     grouped = [
         {
-            "params": [p for n, p in param_optimizer if not any(nd in n for nd in no_decay)],
+            "params": [p for n, p in param_optimizer if not any(part in n for part in no_decay)],
             "weight_decay": 0.01,
         },
-        {"params": [p for n, p in param_optimizer if any(nd in n for nd in no_decay)], "weight_decay": 0.0},
+        {
+            "params": [p for n, p in param_optimizer if any(part in n for part in no_decay)],
+            "weight_decay": 0.0,
+        },
     ]
     if FusedLAMB is not None:
         optimizer = FusedLAMB(grouped, lr=args.learning_rate)

@@ -64,12 +64,14 @@ class SMPTrainer:
         grouped = [
             {
                 "params": [
-                    p for n, p in self.model.named_parameters() if not any(nd in n for nd in no_decay)
+                    p for n, p in self.model.named_parameters() if not any(part in n for part in no_decay)
                 ],
                 "weight_decay": 0.1,
             },
             {
-                "params": [p for n, p in self.model.named_parameters() if any(nd in n for nd in no_decay)],
+                "params": [
+                    p for n, p in self.model.named_parameters() if any(part in n for part in no_decay)
+                ],
                 "weight_decay": 0.0,
             },
         ]
