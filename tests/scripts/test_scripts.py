@@ -200,3 +200,13 @@ def test_vit_with_hugging_face_s_trainer(tmp_path):
     assert close(split, alone, 1e-3)
     longer = losses(run(2, "vit_trainer.py", "--num_train_epochs", 3, warm=False, SM_MODEL_DIR=two))
     assert longer, "it did not go on from its checkpoint"
+
+
+def test_habits_around_the_step(tmp_path):
+    alone = losses(run(1, "habits_smp.py", 1, tmp_path))
+    assert close(losses(run(2, "habits_smp.py", 2, tmp_path)), alone)
+    assert close(losses(run(2, "habits_smp.py", 1, tmp_path)), alone)
+
+
+def test_habits_with_data_parallelism():
+    assert losses(run(2, "habits_dp.py"))

@@ -30,16 +30,32 @@ class Buffers:
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._group = model.process_group
+        # The compiler leaves these alone. Not as decorators: it would be imported, as by the first optimizer.
+        self.before, self.after = map(torch.compiler.disable, (self._before, self._after))
+        self._left = False
         self._newest: list[Tensor] = []
 
-    def write(self, model: DistributedDataParallel) -> None:
+    def _before(self, model: DistributedDataParallel, inputs: Any) -> None:
+        self._write(model)
+
+    def _after(self, model: DistributedDataParallel, inputs: Any, result: Any) -> None:
+        grads = torch.is_grad_enabled() and model.require_backward_grad_sync
+        if model.training and grads and not self._left:
+            self._send(model)
+
+    def leave(self, model: DistributedDataParallel) -> None:
+        """From here on PyTorch sends them."""
+        self._left = True
+        self._write(model)
+
+    def _write(self, model: DistributedDataParallel) -> None:
         """What came last, into the model's own."""
         with torch.no_grad():
             for buffer, newest in zip(_of(model), self._newest, strict=False):
                 buffer.copy_(newest)
         self._newest = []
 
-    def send(self, model: DistributedDataParallel) -> None:
+    def _send(self, model: DistributedDataParallel) -> None:
         """Those of the group's first rank, to all; collective."""
         own = _of(model)
         first = dist.get_global_rank(self._group, 0)
@@ -63,38 +79,29 @@ def _cut(flat: Tensor, several: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def install(names: Sequence[str]) -> None:
     """Let every DistributedDataParallel over a backend of these names send its buffers so; once for the process."""
-    made, run = DistributedDataParallel.__init__, DistributedDataParallel.forward
+    made = DistributedDataParallel.__init__
     due, joined = DistributedDataParallel.will_sync_module_buffers, DistributedDataParallel.join_hook
 
     @functools.wraps(made)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
         if dist.get_backend(self.process_group) in names and due(self):
-            self.__dict__[_HELD] = Buffers(self)
+            self.__dict__[_HELD] = held = Buffers(self)
+            self.register_forward_pre_hook(held.before)
+            self.register_forward_hook(held.after)
 
     @functools.wraps(due)
     def will_sync_module_buffers(self: Any) -> bool:
         return _HELD not in self.__dict__ and due(self)
-
-    @functools.wraps(run)
-    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        held: Buffers | None = self.__dict__.get(_HELD)
-        if held is None:
-            return run(self, *inputs, **kwargs)
-        held.write(self)
-        result = run(self, *inputs, **kwargs)
-        if self.training and torch.is_grad_enabled() and self.require_backward_grad_sync:
-            held.send(self)
-        return result
 
     @functools.wraps(joined)
     def join_hook(self: Any, **kwargs: Any) -> Any:
         """Ranks that have no more inputs take part in what PyTorch sends, so from here on PyTorch does it."""
         held: Buffers | None = self.__dict__.pop(_HELD, None)
         if held is not None:
-            held.write(self)
+            held.leave(self)
         return joined(self, **kwargs)
 
     model: Any = DistributedDataParallel
-    model.__init__, model.forward = init, forward
+    model.__init__ = init
     model.will_sync_module_buffers, model.join_hook = will_sync_module_buffers, join_hook

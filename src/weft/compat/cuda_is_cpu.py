@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from weft.compat import cuda_names, cuda_tools, nccl_is_gloo, sync_batch_norm
-from weft.torch.private import constructors
+from weft.torch.private import constructors, scripted_as
 
 CPU = torch.device("cpu")
 _Device = torch.device
@@ -161,6 +161,7 @@ def _replace_constructors() -> None:
         def make(*args: Any, **kwargs: Any) -> Any:
             return original(*args, **_without_cuda_names(kwargs))
 
+        scripted_as(make, original)
         return make
 
     for function in constructors():

@@ -67,12 +67,13 @@ def open_mpi_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _torch_is_there(torch: ModuleType) -> None:
-    from weft.compat import cuda_is_cpu, smddp
+    from weft.compat import cuda_is_cpu, plain_data, smddp
 
     wanted = os.environ.get(DEVICE, "")
     if wanted == "cpu" or (wanted != "cuda" and not torch.cuda.is_available()):
         cuda_is_cpu.install(pretend=wanted == "cpu")
     smddp.install()
+    plain_data.allow()
 
 
 def _accelerate_is_there(accelerator: ModuleType) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from weft.compat.enable import ALLOW_PICKLE
 from weft.errors import CheckpointError
+from weft.torch import load as weft_load
 from weft.torch import rank
 from weft.torch import resume_from_checkpoint as weft_resume_from_checkpoint
 from weft.torch import save_checkpoint as weft_save_checkpoint
@@ -36,6 +37,15 @@ def save_checkpoint(*args: Any, allow_pickle: bool = True, **kwargs: Any) -> Any
     ``user_content`` may hold objects of any class that can be pickled.
     """
     return weft_save_checkpoint(*args, allow_pickle=allow_pickle, **kwargs)
+
+
+def load(*args: Any, **kwargs: Any) -> Any:
+    """What ``save`` or ``torch.save`` wrote; see :func:`weft.torch.load` for arguments and errors.
+
+    Pickled objects are read if the launch (``--allow-pickle``) says so.
+    """
+    kwargs.setdefault("allow_pickle", os.environ.get(ALLOW_PICKLE) == "1")
+    return weft_load(*args, **kwargs)
 
 
 def resume_from_checkpoint(
