@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 
 from weft.compat import cuda_names, cuda_tools, nccl_is_gloo, sync_batch_norm
 from weft.torch.private import constructors, scripted_as
+from weft.torch.rules import STANDS_FOR
 
 CPU = torch.device("cpu")
 _Device = torch.device
@@ -127,6 +128,7 @@ def _replace_tensor_methods() -> None:
     def moved(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         return module_to(self, *_without_cuda(args), **_without_cuda_names(kwargs))
 
+    setattr(tensor_to, STANDS_FOR, to)
     _set(Tensor, to=tensor_to, cuda=_itself("cuda"), pin_memory=_itself("pin_memory"))
     _set(Tensor, record_stream=_constant("record_stream"))
     for storage in (
@@ -169,7 +171,9 @@ def _replace_constructors() -> None:
         if getattr(torch, name, None) is function:
             setattr(torch, name, replaced(function))
     for name in ("new_tensor", "new_zeros", "new_ones", "new_empty", "new_full"):
-        setattr(Tensor, name, replaced(getattr(Tensor, name)))
+        method = replaced(getattr(Tensor, name))
+        setattr(method, STANDS_FOR, getattr(Tensor, name))
+        setattr(Tensor, name, method)
 
 
 def _replace_autocast() -> None:

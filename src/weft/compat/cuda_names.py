@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from weft.foreign import whole
+from weft.torch.rules import STANDS_FOR
 
 CAPABILITY = (7, 0)
 """A V100's, the first with fp16 units: no script refuses it, and none expects bfloat16 or TF32 of it."""
@@ -225,6 +226,7 @@ def _replace_types() -> None:
     def set_default_tensor_type(t: Any, /) -> None:
         default(here(t))
 
+    setattr(type_of, STANDS_FOR, cast)
     Tensor.type = type_of  # type: ignore[method-assign,assignment]
     torch.set_default_tensor_type = set_default_tensor_type
 
