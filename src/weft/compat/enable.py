@@ -47,6 +47,8 @@ def enable() -> None:
     if not _enabled:
         _enabled = True
         os.environ |= open_mpi_environ(os.environ)
+        if "WEFT_SHARED_FD" in os.environ and "LOCAL_RANK" in os.environ:  # Hugging Face's Trainer reads it
+            os.environ.setdefault("SMDATAPARALLEL_LOCAL_RANK", os.environ["LOCAL_RANK"])
         when_imported("torch", _torch_is_there)
         when_imported("accelerate.accelerator", _accelerate_is_there)
         when_imported("transformers.trainer", _trainer_is_there)
