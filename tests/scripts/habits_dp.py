@@ -47,6 +47,7 @@ value = torch.full((3,), float(rank)).to(device)
 dist.reduce(value, dst=0)
 dist.all_reduce(value, op=dist.ReduceOp.MAX)
 dist.all_gather_into_tensor(torch.empty(world * 3, device=device), torch.ones(3, device=device))
+dist.all_gather_into_tensor(torch.empty(world * 2, device=device), torch.ones(1, 2, device=device))
 part = torch.empty(2, device=device)
 dist.reduce_scatter_tensor(part, torch.ones(2 * world, device=device))
 assert part.tolist() == [world] * 2

@@ -198,6 +198,10 @@ def test_vit_with_hugging_face_s_trainer(tmp_path):
     alone = losses(run(1, "vit_trainer.py", warm=False, SM_MODEL_DIR=one))
     split = losses(run(2, "vit_trainer.py", warm=False, SM_MODEL_DIR=two))
     assert close(split, alone, 1e-3)
+    replicas = {"SM_FRAMEWORK_PARAMS": '{"sagemaker_distributed_dataparallel_enabled": true}'}
+    batch = ("--per_device_train_batch_size", 4)
+    halves = losses(run(2, "vit_trainer.py", *batch, warm=False, SM_MODEL_DIR=tmp_path / "three", **replicas))
+    assert close(halves[-1:], alone[-1:], 1e-3)
     longer = losses(run(2, "vit_trainer.py", "--num_train_epochs", 3, warm=False, SM_MODEL_DIR=two))
     assert longer, "it did not go on from its checkpoint"
 
