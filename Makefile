@@ -9,7 +9,7 @@ ARGS ?=
 # weft starts processes by the command `python`; let it be the one of .venv.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-versions fuzz fuzz-files faults check bench
+.PHONY: help demo test test-integrations test-versions fuzz fuzz-files faults check bench
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -18,8 +18,14 @@ help:  ## list the targets
 demo: $(READY)  ## train a small GPT, split over two processes, for about two minutes
 	weft run -n 2 examples/gpt_demo.py $(ARGS)
 
-test: $(READY)  ## run all tests; ARGS="tests/unit -k mesh" for some
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+OTHERS := tests/integrations tests/scripts
+
+test: $(READY)  ## run the tests; ARGS="tests/unit -k mesh" for some
+	$(PYTEST) $(OTHERS:%=--ignore=%) $(ARGS)
+
+test-integrations: $(READY)  ## run those with trainers of other libraries, and whole scripts written for smdistributed
+	$(PYTEST) $(OTHERS) $(ARGS)
 
 test-versions: $(READY)  ## the tests on PyTorch 2.11 to the newest, with Python 3.10 to 3.13 where they are; takes hours and 25 GB
 	$(BIN)/python -m tests.versions $(ARGS)

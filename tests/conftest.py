@@ -26,9 +26,9 @@ LONG = (
     "tests/fuzz/test_fuzz.py", "tests/parity/test_checkpoints.py", "tests/parity/test_zoo.py",
     "tests/parity/test_schedules.py", "tests/parity/test_behaviour.py", "tests/fault/test_training.py",
     "tests/fault/test_saving.py", "tests/parity/test_shares.py", "tests/parity/test_smdistributed.py",
-    "tests/unit/test_examples.py", "tests/unit/test_docs.py", "tests/integrations/test_ray.py",
-    "tests/integrations/test_lightning.py", "tests/integrations/test_accelerate.py",
-    "tests/integrations/test_fabric.py",
+    "tests/scripts/test_scripts.py", "tests/unit/test_examples.py", "tests/unit/test_docs.py",
+    "tests/integrations/test_ray.py", "tests/integrations/test_lightning.py", "tests/integrations/test_transformers.py",
+    "tests/integrations/test_accelerate.py", "tests/integrations/test_fabric.py",
 )  # fmt: skip
 """Files whose tests take minutes come first: a file runs on one worker, and others would wait for the last ones."""
 

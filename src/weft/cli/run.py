@@ -15,6 +15,7 @@ from typing import Any
 from weft import config
 from weft.cli.machine import count
 from weft.compat import launch_environ
+from weft.compat.container import container_environ, folders
 from weft.compat.enable import ALLOW_PICKLE
 from weft.errors import LaunchError
 from weft.foreign import shown_path, shown_text, translated
@@ -123,7 +124,12 @@ def main(options: argparse.Namespace) -> int:
     if options.mpi_options is not None:
         raise LaunchError("--mpi-options is for mpirun: add --engine mpirun, or leave it out")
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
-    return run(Job(_command(options), options.ranks, environ, options.prefix or "others", limits))
+    container = {}
+    if options.smdistributed:
+        container = container_environ(environ, options.ranks, options.script[1:])
+        environ |= container
+    with folders(container):
+        return run(Job(_command(options), options.ranks, environ, options.prefix or "others", limits))
 
 
 def _compatible(options: argparse.Namespace, environ: Mapping[str, str], partitions: int) -> dict[str, str]:

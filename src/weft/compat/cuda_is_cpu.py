@@ -4,31 +4,27 @@
     torch.cuda.set_device, synchronize, empty_cache, ...              nothing
     pin_memory                                                        the tensor as it is
     torch.cuda.amp.autocast, torch.autocast("cuda")                   autocast on the CPU, in bfloat16 unless told
-    init_process_group(backend="nccl")                                gloo
-
     DistributedDataParallel(..., device_ids=[0])                      without device_ids
 
-Other names of ``torch.cuda`` are in ``cuda_names``. Functions are replaced in ``torch`` after weft has taken them for
+Other names of ``torch.cuda`` are in ``cuda_names`` and ``cuda_tools``, those of ``torch.distributed`` in
+``nccl_is_gloo``. Functions are replaced in ``torch`` after weft has taken them for
 itself, so what happens inside of a step is as always.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from weft.compat import cuda_names
-from weft.launch.rendezvous import let_go
-from weft.torch.private import constructors
+from weft.compat import cuda_names, cuda_tools, nccl_is_gloo, sync_batch_norm
+from weft.torch.private import constructors, scripted_as
+from weft.torch.rules import STANDS_FOR
 
 CPU = torch.device("cpu")
 _Device = torch.device
@@ -59,6 +55,9 @@ def install(pretend: bool = False) -> None:
     for name in _ZERO:
         setattr(torch.cuda, name, _constant(name, 0))
     cuda_names.install(_constant, pretend)
+    cuda_tools.install(_constant)
+    nccl_is_gloo.install(pretend)
+    sync_batch_norm.install()
     for name in ("range_push", "range_pop", "mark"):
         setattr(torch.cuda.nvtx, name, _constant(name))
     _replace_tensor_methods()
@@ -129,7 +128,14 @@ def _replace_tensor_methods() -> None:
     def moved(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         return module_to(self, *_without_cuda(args), **_without_cuda_names(kwargs))
 
+    setattr(tensor_to, STANDS_FOR, to)
     _set(Tensor, to=tensor_to, cuda=_itself("cuda"), pin_memory=_itself("pin_memory"))
+    _set(Tensor, record_stream=_constant("record_stream"))
+    for storage in (
+        torch.UntypedStorage,
+        torch.TypedStorage,
+    ):  # map_location=lambda storage, place: storage.cuda()
+        _set(storage, cuda=_itself("cuda"), pin_memory=_itself("pin_memory"))
     _set(nn.Module, to=moved, cuda=_itself("cuda"))
     made = DataLoader.__init__
 
@@ -157,6 +163,7 @@ def _replace_constructors() -> None:
         def make(*args: Any, **kwargs: Any) -> Any:
             return original(*args, **_without_cuda_names(kwargs))
 
+        scripted_as(make, original)
         return make
 
     for function in constructors():
@@ -164,7 +171,9 @@ def _replace_constructors() -> None:
         if getattr(torch, name, None) is function:
             setattr(torch, name, replaced(function))
     for name in ("new_tensor", "new_zeros", "new_ones", "new_empty", "new_full"):
-        setattr(Tensor, name, replaced(getattr(Tensor, name)))
+        method = replaced(getattr(Tensor, name))
+        setattr(method, STANDS_FOR, getattr(Tensor, name))
+        setattr(Tensor, name, method)
 
 
 def _replace_autocast() -> None:
@@ -187,6 +196,14 @@ def _replace_autocast() -> None:
     _set(torch.cuda.amp, autocast=autocast)
     _set(torch.cuda.amp.autocast_mode, autocast=autocast)
 
+    scaler = torch.amp.GradScaler.__init__
+
+    @functools.wraps(scaler)
+    def on_the_cpu(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        scaler(self, "cpu" if is_cuda(device) else device, *args, **kwargs)
+
+    _set(torch.amp.GradScaler, __init__=on_the_cpu)
+
     class GradScaler(torch.amp.GradScaler):
         """``torch.cuda.amp.GradScaler``, on the CPU."""
 
@@ -194,6 +211,22 @@ def _replace_autocast() -> None:
             super().__init__("cpu", *args, **kwargs)
 
     _set(torch.cuda.amp, GradScaler=GradScaler)
+    _set(torch.cuda.amp.grad_scaler, GradScaler=GradScaler)
+    for name in ("custom_fwd", "custom_bwd"):
+        _replace_custom(name, getattr(torch.amp, name))
+
+
+def _replace_custom(name: str, original: Any) -> None:
+    """The decorators of a ``torch.autograd.Function``'s methods."""
+
+    def decorator(function: Any = None, *, device_type: str, **kwargs: Any) -> Any:
+        return original(function, device_type="cpu" if is_cuda(device_type) else device_type, **kwargs)
+
+    def old(function: Any = None, **kwargs: Any) -> Any:
+        return original(function, device_type="cpu", **kwargs)
+
+    for module, made in ((torch.amp, decorator), (torch.cuda.amp, old), (torch.cuda.amp.autocast_mode, old)):
+        _set(module, **{name: functools.wraps(original)(made)})
 
 
 def _replace_data_parallel() -> None:
@@ -214,21 +247,12 @@ def _replace_data_parallel() -> None:
 
 
 def _replace_loading() -> None:
-    load, begin = torch.load, dist.init_process_group
+    load = torch.load
 
     @functools.wraps(load)
     def load_here(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return load(
-            f, CPU if map_location is None or is_cuda(map_location) else map_location, *args, **kwargs
-        )
-
-    @functools.wraps(begin)
-    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if backend == "nccl":
-            warnings.warn("there is no CUDA here: the backend nccl means gloo", stacklevel=2)
-            backend = "gloo"
-            atexit.register(let_go)  # scripts leave NCCL's groups to the end of the process
-        return begin(backend, *args, **kwargs)
+        if map_location is None or isinstance(map_location, dict) or is_cuda(map_location):
+            map_location = CPU
+        return load(f, map_location, *args, **kwargs)
 
     _set(torch, load=load_here)
-    _set(dist, init_process_group=init_process_group)

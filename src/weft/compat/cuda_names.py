@@ -19,7 +19,7 @@ import platform
 import sysconfig
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from weft.foreign import whole
+from weft.torch.rules import STANDS_FOR
 
 CAPABILITY = (7, 0)
 """A V100's, the first with fp16 units: no script refuses it, and none expects bfloat16 or TF32 of it."""
@@ -98,6 +99,10 @@ class Stream:
 
     def __exit__(self, *details: Any) -> None:
         pass
+
+
+class StreamContext(nullcontext[Any]):
+    """``torch.cuda.stream(...)``, a context that changes nothing."""
 
 
 class Device:
@@ -182,16 +187,13 @@ def install(constant: Callable[..., Any], pretend: bool) -> None:
             return count()
         return whole(os.environ.get("LOCAL_WORLD_SIZE", "1")) or 1
 
-    def stream(stream: Any = None) -> AbstractContextManager[Any]:
-        return nullcontext(stream)
-
     def current_stream(device: Any = None) -> Stream:
         return Stream()
 
     for name, value in {
         "is_available": is_available, "device_count": device_count, "Event": Event, "Stream": Stream,
-        "ExternalStream": Stream, "stream": stream, "StreamContext": stream, "current_stream": current_stream,
-        "default_stream": current_stream, "device": Device, "device_of": Device,
+        "ExternalStream": Stream, "stream": StreamContext, "StreamContext": StreamContext,
+        "current_stream": current_stream, "default_stream": current_stream, "device": Device, "device_of": Device,
         "mem_get_info": lambda device=None: memory(),
         "get_device_properties": properties, "get_device_name": device_name,
     }.items():  # fmt: skip
@@ -224,6 +226,7 @@ def _replace_types() -> None:
     def set_default_tensor_type(t: Any, /) -> None:
         default(here(t))
 
+    setattr(type_of, STANDS_FOR, cast)
     Tensor.type = type_of  # type: ignore[method-assign,assignment]
     torch.set_default_tensor_type = set_default_tensor_type
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from weft.compat.refused import refuse_lonely_mpi
 from weft.errors import ConfigError, FormatError
-from weft.foreign import parse_json, shown_text
+from weft.foreign import MOST_RANKS, parse_json, shown_text, whole
 from weft.imported import when_imported
 
 FOLDER = Path(__file__).parent / "path"
@@ -46,10 +47,13 @@ def enable() -> None:
     if not _enabled:
         _enabled = True
         os.environ |= open_mpi_environ(os.environ)
+        if "WEFT_SHARED_FD" in os.environ and "LOCAL_RANK" in os.environ:  # Hugging Face's Trainer reads it
+            os.environ.setdefault("SMDATAPARALLEL_LOCAL_RANK", os.environ["LOCAL_RANK"])
         when_imported("torch", _torch_is_there)
         when_imported("accelerate.accelerator", _accelerate_is_there)
         when_imported("transformers.training_args", _arguments_are_there)
         when_imported("transformers.trainer", _trainer_is_there)
+        when_imported("mpi4py.MPI", _mpi_is_there)
 
 
 def open_mpi_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -66,12 +70,13 @@ def open_mpi_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _torch_is_there(torch: ModuleType) -> None:
-    from weft.compat import cuda_is_cpu, smddp
+    from weft.compat import cuda_is_cpu, plain_data, smddp
 
     wanted = os.environ.get(DEVICE, "")
     if wanted == "cpu" or (wanted != "cuda" and not torch.cuda.is_available()):
         cuda_is_cpu.install(pretend=wanted == "cpu")
     smddp.install()
+    plain_data.allow()
 
 
 def _accelerate_is_there(accelerator: ModuleType) -> None:
@@ -90,6 +95,13 @@ def _trainer_is_there(module: ModuleType) -> None:
     from weft.compat.hf import steps
 
     steps.install(module)
+
+
+def _mpi_is_there(module: ModuleType) -> None:
+    """Under ``weft run`` MPI would tell every rank that it is the only one."""
+    ranks = whole(os.environ.get("WORLD_SIZE", ""), MOST_RANKS) if "WEFT_SHARED_FD" in os.environ else None
+    if ranks is not None and ranks > 1 and module.COMM_WORLD.Get_size() == 1:
+        refuse_lonely_mpi(ranks)
 
 
 def launch_environ(

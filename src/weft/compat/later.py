@@ -10,8 +10,8 @@ PLACES = {
         ("CommGroup", "RankType", "allgather", "barrier", "broadcast", "dp_barrier", "mp_barrier", "recv_from", "send"),
         "weft.torch.objects",
     ),
-    **dict.fromkeys(("load", "save"), "weft.torch"),
-    **dict.fromkeys(("resume_from_checkpoint", "save_checkpoint"), "weft.compat.resuming"),
+    "save": "weft.torch",
+    **dict.fromkeys(("load", "resume_from_checkpoint", "save_checkpoint"), "weft.compat.resuming"),
     "GradScaler": "weft.torch.amp",
 }  # fmt: skip
 """Where a name is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,14 +34,22 @@ class _Once(type):
     """A module that is wrapped a second time gives the wrapper that it has: Hugging Face's Trainer does that."""
 
     def __call__(cls, module: Any, *args: Any, **kwargs: Any) -> Any:
-        wrapper = module.__dict__.get(_WRAPPED) if isinstance(module, nn.Module) else None
-        if (
-            wrapper is not None and wrapper.module is module
-        ):  # not that of a module which this one is a copy of
-            return wrapper
+        known: _Wrapper | None = module.__dict__.get(_WRAPPED) if isinstance(module, nn.Module) else None
+        if known is not None:
+            return known.model
         wrapper = super().__call__(module, *args, **kwargs)
-        module.__dict__[_WRAPPED] = wrapper  # it holds the split, so it lives as long as the module
+        module.__dict__[_WRAPPED] = _Wrapper(wrapper)  # it holds the split, so it lives as long as the module
         return wrapper
+
+
+@dataclass
+class _Wrapper:
+    """The wrapper that a module has. A copy of the module, or its pickle, has none."""
+
+    model: Any
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(None), ()
 
 
 class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
@@ -155,6 +164,9 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
                 if isinstance(value, Tensor):
                     tensor.data = value.detach().cpu().clone()
         return super().cpu()
+
+    _register_comm_hook = weft_model.DistributedModel.register_comm_hook
+    """The name that it had before 1.3."""
 
     # --- tensor parallelism: nothing is split ---------------------------------------------------------------
 

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from weft.compat.enable import ALLOW_PICKLE
+from weft.errors import CheckpointError
+from weft.torch import load as weft_load
 from weft.torch import rank
 from weft.torch import resume_from_checkpoint as weft_resume_from_checkpoint
 from weft.torch import save_checkpoint as weft_save_checkpoint
+from weft.torch import state as session_of
 from weft.torch.content import Unread
+from weft.torch.sources import open_source
 
 log = logging.getLogger("weft")
 _TRAINER_NAME = "pytorch_model.bin"
@@ -32,6 +39,15 @@ def save_checkpoint(*args: Any, allow_pickle: bool = True, **kwargs: Any) -> Any
     return weft_save_checkpoint(*args, allow_pickle=allow_pickle, **kwargs)
 
 
+def load(*args: Any, **kwargs: Any) -> Any:
+    """What ``save`` or ``torch.save`` wrote; see :func:`weft.torch.load` for arguments and errors.
+
+    Pickled objects are read if the launch (``--allow-pickle``) says so.
+    """
+    kwargs.setdefault("allow_pickle", os.environ.get(ALLOW_PICKLE) == "1")
+    return weft_load(*args, **kwargs)
+
+
 def resume_from_checkpoint(
     path: str | Path, tag: str | None = None, partial: bool = True, *args: Any, **kwargs: Any
 ) -> Any:
@@ -43,6 +59,7 @@ def resume_from_checkpoint(
     there = [name for name in _INSTEAD if (Path(path) / name).exists()]
     if not partial and tag == _TRAINER_NAME and there and not (Path(path) / tag).exists():
         tag = None
+        kwargs.setdefault("translate_function", _own_names(Path(path)))
     kwargs.setdefault("allow_pickle", True if os.environ.get(ALLOW_PICKLE) == "1" else "leave")
     content = weft_resume_from_checkpoint(path, tag, partial, *args, **kwargs)
     unread = list(_unread(content, "user_content"))
@@ -52,6 +69,27 @@ def resume_from_checkpoint(
             "job with weft run --allow-pickle (%s=1), or pass allow_pickle=True", ", ".join(unread), path, ALLOW_PICKLE,
         )  # fmt: skip
     return content
+
+
+def _own_names(folder: Path) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
+    """What turns a state as Hugging Face publishes it into one with the names that the model has here, if they differ.
+
+    Since its version 5 ``transformers`` gives tensors other names in the model than in files, and joins some.
+    """
+    module = next((m.module for m in session_of.session().models), None)
+    read = getattr(type(module), "from_pretrained", None)
+    if module is None or read is None:
+        return None
+    with suppress(CheckpointError):  # it is read once more, and refused, where all ranks do it
+        if set(open_source(folder, False).shapes) <= set(module.state_dict()):
+            return None
+    config = module.config
+
+    def renamed(state: dict[str, Any]) -> dict[str, Any]:
+        with torch.random.fork_rng(devices=[]):  # a model is made, and filled
+            return dict(read(None, config=config, state_dict=state).state_dict())
+
+    return renamed
 
 
 def _unread(content: Any, name: str) -> Iterator[str]:

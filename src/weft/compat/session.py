@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.distributed import HashStore
+
 from weft.compat.parameters import Config, canonical, read
 from weft.config import resolve, written
 from weft.errors import ConfigError, UsageError
+from weft.launch import rendezvous
 from weft.torch import state as session_of
 
 Translate = tuple[Callable[[Any], Any], Callable[[Any], Any]]
@@ -69,8 +72,14 @@ class State:
             if meshes[0] != meshes[1] and not present.models:
                 session_of.shutdown()  # nothing was made for the old mesh
         session_of.init(parameters.own)
+        _default_group(session_of.session())
         self.given = given
         self._cfg = Config(parameters, session_of.session().settings)
+
+
+def _default_group(session: session_of.Session) -> None:
+    """One process alone has PyTorch's default group as well: scripts call ``torch.distributed`` after ``init``."""
+    rendezvous.init_process_group(session.place, HashStore(), "gloo", session_of.timeout_of(session.settings))
 
 
 state = State()

@@ -86,7 +86,7 @@ class DistributedTransformerOutputLayer(_Missing):
     """Not supported yet."""
 
 
-def no_hooks() -> NoReturn:
+def no_hooks(*args: Any, **kwargs: Any) -> NoReturn:
     """Stands for functions that give the hooks by which a layer becomes a tensor-parallel one."""
     raise UsageError(
         "hooks for transformer layers are for tensor parallelism, which is not supported yet: leave tp_register out"

@@ -86,11 +86,16 @@ class SyncBatchNorm(BatchNorm):
         if input.dim() < 2:
             raise UsageError(f"SyncBatchNorm takes [N, C, ...], it got a tensor of shape {list(input.shape)}")
 
-    def forward(self, input: Tensor) -> Tensor:
-        if not self.training or not state.is_initialized():
-            return super().forward(input)
+    def exchange(self) -> Any:
+        """What brings the statistics of all replicas together in this call; None if this one's count alone."""
+        if not state.is_initialized():
+            return None
         session = state.session()
-        if session.mesh.rdp == 1 or session.tracing:
+        return None if session.mesh.rdp == 1 or session.tracing else Exchange(session, self)
+
+    def forward(self, input: Tensor) -> Tensor:
+        exchange = self.exchange() if self.training else None
+        if exchange is None:
             return super().forward(input)
         self._check_input_dim(input)
         factor: Any = self.momentum
@@ -99,7 +104,6 @@ class SyncBatchNorm(BatchNorm):
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 factor = 1.0 / self.num_batches_tracked
-        exchange = Exchange(session, self)
         result, mean, variance, count = _Normalise.apply(input, self.weight, self.bias, self.eps, exchange)
         if self.running_mean is not None and self.running_var is not None and not again:
             with torch.no_grad():
@@ -168,7 +172,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, exchange: Exchange
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, exchange: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         kind = torch.float64 if x.dtype == torch.float64 else torch.float32
         dims = [dim for dim in range(x.dim()) if dim != 1]

@@ -80,9 +80,12 @@ class Outline:
 
     def is_whole(self) -> bool:
         """Whether modules, parameters and what modules run are those of then."""
+        return self.has_its_parts() and self._find_forwards() == self._forwards
+
+    def has_its_parts(self) -> bool:
+        """Whether modules and parameters are those of then."""
         keys, values = self._find_parts()
-        same = keys == self._keys and len(values) == len(self._values) and all(map(is_, values, self._values))
-        return same and self._find_forwards() == self._forwards
+        return keys == self._keys and len(values) == len(self._values) and all(map(is_, values, self._values))
 
     def is_alike(self) -> bool:
         """Whether hooks, kinds of parameters and rates of dropout are those of then."""
@@ -195,6 +198,8 @@ def _renew(session: Session, model: Any, outline: Outline) -> None:
     if session.pipeline is not None:
         refuse(outline, "Its parts are on several ranks, as the trace of that step has placed them")
     if model.sharded:
+        if outline.has_its_parts():
+            return  # parameters are gathered around whatever a module runs
         refuse(outline, "Its parameters are sharded over the ranks")
     model.move(session.device)
     if model.reducer is None:

@@ -104,6 +104,7 @@ class Glue(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        func = getattr(func, rules.STANDS_FOR, func)
         if func in rules.METADATA or (func is rules.TYPE_NAME and len(args) == 1 and not kwargs):
             return self._metadata(func, args, kwargs)
         placed: list[tuple[Tensor, Value]] = []

@@ -320,6 +320,24 @@ def results_of(operator: Any) -> list[Any]:
     return list(operator._schema.returns)
 
 
+_scripted_name = _find(
+    "torch.jit._builtins._find_builtin",
+    "torch.jit.script beside calls for CUDA on a CPU",
+    "functions that make tensors cannot be scripted",
+)
+_tell_script = _find(
+    "torch.jit._builtins._register_builtin",
+    "torch.jit.script beside calls for CUDA on a CPU",
+    "functions that make tensors cannot be scripted",
+)
+
+
+def scripted_as(replacement: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """From now on ``torch.jit.script`` takes one function for the other."""
+    if _scripted_name is not None and _tell_script is not None and _scripted_name(original) is not None:
+        _tell_script(replacement, _scripted_name(original))
+
+
 def constructors() -> Sequence[Callable[..., Any]]:
     """PyTorch's functions that make a tensor on a device that they are told."""
     if _constructors is not None:

@@ -54,6 +54,7 @@ class StandIn(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = getattr(func, rules.STANDS_FOR, func)
         with no_torch_function():
             if func in rules.PLACE_GETTERS:
                 return rules.PLACE_GETTERS[func](args[0]._weft_device)

@@ -104,6 +104,9 @@ SHAPED_BY_TENSORS: frozenset[Any] = frozenset(
     | {torch.nn.utils.rnn.pack_padded_sequence, torch.nn.utils.rnn.pad_packed_sequence}
 )
 TYPE_NAME = Tensor.type
+STANDS_FOR = "_weft_stands_for"
+"""Attribute of a function that was put in the place of a method of tensors: the method. PyTorch looks methods up by
+name, so what overrides them is told the replacement."""
 BACKWARD: frozenset[Any] = frozenset((Tensor.backward, torch.autograd.backward))
 GRADIENTS: frozenset[Any] = frozenset(_getters(("grad", "_grad")))
 GRADIENT_SETTER = Tensor.grad.__set__  # type: ignore[union-attr]

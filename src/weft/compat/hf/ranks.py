@@ -10,6 +10,8 @@ import os
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from weft.compat.hf import steps
 from weft.compat.session import state
 
@@ -21,10 +23,12 @@ def install(accelerator: ModuleType) -> None:
     prepare_backend = PartialState._prepare_backend
 
     def backend_of(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = prepare_backend(self, *args, **kwargs)
-        if not state.initialized:
-            return found
-        return None, accelerator.DistributedType.NO
+        backend, kind = prepare_backend(self, *args, **kwargs)
+        if state.initialized:
+            return None, accelerator.DistributedType.NO
+        if backend == "smddp" and not torch.cuda.is_available():
+            kind = accelerator.DistributedType.MULTI_CPU  # it takes smddp for a matter of GPUs
+        return backend, kind
 
     PartialState._prepare_backend = backend_of
     made = PartialState.__init__
@@ -86,8 +90,6 @@ def _dp_rank() -> int:
 
 def gathered(tree: Any) -> Any:
     """The tensors of all replicas after one another along dim 0, in a structure of the same form."""
-    import torch
-
     from weft.compat.later import later
     from weft.torch.structure import replace
 

@@ -45,6 +45,10 @@ PASSED_ON = (
 """What goes to the group below as it is, as far as this version of PyTorch has it."""
 
 
+_FLAT = ("_allgather_base", "_reduce_scatter_base", "all_gather_single", "reduce_scatter_single")
+"""One tensor to one tensor: NCCL asks for the number of values only, gloo for the shapes as well."""
+
+
 class WeftGroup(dist.ProcessGroup):
     """Made by ``init_process_group("weft")`` and ``new_group``; see the module."""
 
@@ -132,6 +136,8 @@ def _wait(work: Work, tensor: Tensor, future: torch.futures.Future[list[Tensor]]
 
 def _passed_on(name: str) -> Callable[..., Any]:
     def method(self: WeftGroup, *args: Any, **kwargs: Any) -> Any:
+        if name in _FLAT and all(isinstance(t, Tensor) and t.is_contiguous() for t in args[:2]):
+            args = (*(t.view(-1) for t in args[:2]), *args[2:])
         return getattr(self._below, name)(*args, **kwargs)
 
     method.__name__ = name

@@ -4,6 +4,7 @@ from typing import Any
 
 from smdistributed.modelparallel import __version__ as __version__
 from smdistributed.modelparallel.torch import amp as amp
+from smdistributed.modelparallel.torch import core as core
 from smdistributed.modelparallel.torch import model as model
 from smdistributed.modelparallel.torch import nn as nn
 from smdistributed.modelparallel.torch import optimizers as optimizers
@@ -12,6 +13,7 @@ from smdistributed.modelparallel.torch import state_mod as state_mod
 from smdistributed.modelparallel.torch import utils as utils
 from weft.compat.interface import *  # noqa: F403
 from weft.compat.later import PLACES, later
+from weft.compat.refused import refuse_unknown
 
 _GROUPS = ("WORLD", "MP_GROUP", "DP_GROUP", "TP_GROUP", "PP_GROUP", "RDP_GROUP")
 _RANK_TYPES = ("WORLD_RANK", "MP_RANK", "DP_RANK", "TP_RANK", "PP_RANK", "RDP_RANK")
@@ -24,4 +26,4 @@ def __getattr__(name: str) -> Any:
         return getattr(later("RankType"), name)
     if name in PLACES:
         return later(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return refuse_unknown(__name__, name)

@@ -3,9 +3,10 @@
 from typing import Any
 
 from weft.compat.later import later
+from weft.compat.refused import refuse_unknown
 
 
 def __getattr__(name: str) -> Any:
     if name == "GradScaler":
         return later(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return refuse_unknown(__name__, name)

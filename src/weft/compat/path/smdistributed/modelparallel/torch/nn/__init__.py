@@ -1,5 +1,6 @@
 """``smp.nn``: layers."""
 
+from smdistributed.modelparallel.torch.nn import huggingface as huggingface
 from weft.compat.layers import FlashAttentionLayer, FusedLayerNorm
 from weft.compat.tensor_parallel import (
     DistributedAttentionLayer,

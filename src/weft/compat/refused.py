@@ -1,0 +1,35 @@
+"""Parts of the original that weft does not have: who imports one learns why, and what to do."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from weft.errors import LaunchError, UsageError
+
+
+class MissingPart(UsageError, ImportError):
+    """An ``ImportError``, so that scripts that go another way without the part still do."""
+
+
+def refuse_tensorflow(name: str) -> NoReturn:
+    """Raise what an import of the TensorFlow half of the original gets."""
+    raise MissingPart(
+        f"{name} is for TensorFlow, which weft does not support yet: use the script's PyTorch version, with "
+        "smdistributed.modelparallel.torch or smdistributed.dataparallel.torch"
+    )
+
+
+def refuse_unknown(module: str, name: str) -> NoReturn:
+    """Raise what a look-up of a name that nobody knows gets."""
+    raise AttributeError(
+        f"module {module!r} has no attribute {name!r}: weft knows no such name of the original, and docs/migration.md "
+        "lists what it has"
+    )
+
+
+def refuse_lonely_mpi(ranks: int) -> NoReturn:
+    """Raise what ``from mpi4py import MPI`` gets where MPI knows nothing of the other ranks."""
+    raise LaunchError(
+        f"MPI sees one process here, and the job has {ranks}: weft run started them without MPI. Start them with "
+        "weft run --engine mpirun, or leave mpi4py out: smp.rank() and torch.distributed need none"
+    )
