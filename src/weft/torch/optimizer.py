@@ -145,6 +145,9 @@ class DistributedOptimizer(Optimizer):
                 loss = closure()
             self.step()
             return loss
+        for model in session.models:
+            if model.reducer is not None:
+                model.reducer.refuse_unseen()
         shares = self.shares
         with recorded(session, "optimizer"):
             if shares is None:

@@ -112,15 +112,15 @@ class Reducer:
 
     # --- a step -----------------------------------------------------------------------------------------------
 
-    def begin(self, microbatches: int = 1) -> None:
-        """A step of so many microbatches begins: gradients arrive from now on."""
+    def begin(self, microbatches: int = 1, outside: bool = False) -> None:
+        """A step of so many microbatches begins: gradients arrive from now on; ``outside``: one has arrived already."""
         if self._active and self._clock:
             raise UsageError(
                 "an earlier step has failed while its gradients were averaged: the job cannot go on"
             )
         if self._suspended:
             return
-        if self._signature != self._sign():
+        if not outside and self._signature != self._sign():
             self._watch()
         self._active = True
         self._microbatches = microbatches
@@ -147,8 +147,9 @@ class Reducer:
         if not self._active:
             if self._suspended or not self.options.outside:
                 return
+            self.refuse_unseen()
             at_end_of_backward(self._finish_outside)
-            self.begin()
+            self.begin(outside=True)
         self._seen[number] += 1
         self._last_arrival[number] = self._clock
         self._clock += 1
@@ -260,6 +261,22 @@ class Reducer:
             parameter.register_post_accumulate_grad_hook(Arrival(self, number))
             for number, (_, parameter) in enumerate(self._named)
         ]
+
+    def refuse_unseen(self) -> None:
+        """Raise :class:`UsageError` if gradients have grown that nobody averages, because nobody knew of them.
+
+        That is so if ``requires_grad`` was set, and then modules inside of the model were called instead of the model.
+        """
+        if self._signature == self._sign():
+            return
+        watched = {id(parameter) for _, parameter in self._named}
+        unseen = [name for name, p in self._everything if p.requires_grad and id(p) not in watched]
+        if any(p.grad is not None for name, p in self._everything if name in unseen):
+            raise UsageError(
+                f"{unseen[0]} needs gradients since the model was called the last time, and replicas do not average "
+                "them: after requires_grad was changed call the model itself, not a module inside of it, or call it "
+                "in a weft.step"
+            )
 
     def _build(self, source: int) -> None:
         """Agree on buckets: collective. ``source``: the replica whose order of arrival counts."""
