@@ -12,7 +12,7 @@ from tests.launching import run_ranks
 
 pytest.importorskip("accelerate")
 
-JOB = Path(__file__).with_name("accelerate_job.py")
+JOB = Path(__file__).parent / "jobs" / "accelerate_job.py"
 QUIET = {"PYTHONWARNINGS": "ignore"}
 
 

@@ -11,7 +11,7 @@ from tests.launching import run_ranks
 
 pytest.importorskip("lightning")
 
-JOB = Path(__file__).with_name("fabric_job.py")
+JOB = Path(__file__).parent / "jobs" / "fabric_job.py"
 QUIET = {"PYTHONWARNINGS": "ignore"}
 
 

@@ -15,8 +15,8 @@ from tests.launching import run_ranks
 pytest.importorskip("lightning")
 pytest.importorskip("torchmetrics")
 
-JOB = Path(__file__).with_name("lightning_job.py")
-REFUSED = Path(__file__).with_name("lightning_refused.py")
+JOB = Path(__file__).parent / "jobs" / "lightning_job.py"
+REFUSED = Path(__file__).parent / "jobs" / "lightning_refused.py"
 QUIET = {"PYTHONWARNINGS": "ignore"}
 CASES = ("fitting", "resuming", "manual", "mixed", "replicas")
 BF16_ROUNDING = 0.02

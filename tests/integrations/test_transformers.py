@@ -15,7 +15,7 @@ from weft.compat.hf.options import refuse
 from weft.errors import ConfigError
 
 transformers = pytest.importorskip("transformers")
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "jobs"
 OLD = transformers.__version__.startswith("4.")
 CASES = [
     "variable lengths", "smoothing", "own loss", "loss function", "accumulated", "bfloat16", "checkpointing", "workers",

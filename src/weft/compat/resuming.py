@@ -59,7 +59,7 @@ def resume_from_checkpoint(
     there = [name for name in _INSTEAD if (Path(path) / name).exists()]
     if not partial and tag == _TRAINER_NAME and there and not (Path(path) / tag).exists():
         tag = None
-        kwargs.setdefault("translate_function", _own_names(Path(path)))
+        kwargs.setdefault("translate_function", _own_names(Path(path), kwargs.get("model")))
     kwargs.setdefault("allow_pickle", True if os.environ.get(ALLOW_PICKLE) == "1" else "leave")
     content = weft_resume_from_checkpoint(path, tag, partial, *args, **kwargs)
     unread = list(_unread(content, "user_content"))
@@ -71,12 +71,12 @@ def resume_from_checkpoint(
     return content
 
 
-def _own_names(folder: Path) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
+def _own_names(folder: Path, model: Any) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
     """What turns a state as Hugging Face publishes it into one with the names that the model has here, if they differ.
 
     Since its version 5 ``transformers`` gives tensors other names in the model than in files, and joins some.
     """
-    module = next((m.module for m in session_of.session().models), None)
+    module = next((m.module for m in ([model] if model is not None else session_of.session().models)), None)
     read = getattr(type(module), "from_pretrained", None)
     if module is None or read is None:
         return None

@@ -9,14 +9,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from weft.compat.later import later
 from weft.compat.session import state
 from weft.errors import CheckpointError
 
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 WHOLE = (
-    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+    "pytorch_model.bin", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin.index.json",
 )  # fmt: skip
+"""The first one stands for all, see ``weft.compat.resuming``."""
 
 
 def install(trainer: ModuleType) -> None:
@@ -37,6 +40,16 @@ def install(trainer: ModuleType) -> None:
             best(self)
 
     cls._load_from_checkpoint, cls._load_best_model = load_from_checkpoint, load_best_model
+    save = cls.save_model
+
+    @functools.wraps(save)
+    def save_model(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Replicas look whether the folder is there right after this, and the Trainer lets those of smddp not wait."""
+        save(self, output_dir, _internal_call)
+        if _internal_call and trainer.is_sagemaker_dp_enabled() and torch.distributed.is_initialized():
+            torch.distributed.barrier()
+
+    cls.save_model = save_model
 
 
 def read(trainer: Any, folder: str) -> bool:
@@ -49,8 +62,7 @@ def read(trainer: Any, folder: str) -> bool:
     if not there:
         return False
     if there[0] in WHOLE:
-        tag = there[0] if there[0].endswith(".bin") else None
-        later("resume_from_checkpoint")(folder, tag, partial=False, load_optimizer=False, model=model)
+        later("resume_from_checkpoint")(folder, WHOLE[0], partial=False, load_optimizer=False, model=model)
         return True
     adapter, *others = trainer.model.active_adapters
     if others:
