@@ -224,6 +224,12 @@ def _intercept_scripted() -> None:
     kind.__call__ = call  # type: ignore[method-assign]
 
 
+OUTSIDE = (
+    "backward() outside of a step, from a tensor without a graph: what a step returns has none. The backward pass belongs "
+    "into the function that @weft.step decorates: model.backward(loss)"
+)
+
+
 def _intercept_backward() -> None:
     """``torch.autograd.backward(losses)``, and ``loss.backward()``, which ends there, are the model's ``backward``."""
     original = torch.autograd.backward
@@ -235,7 +241,12 @@ def _intercept_backward() -> None:
     ) -> None:  # fmt: skip
         models = state.session().models if between() else []
         if not models:
-            original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+            try:
+                original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+            except RuntimeError as error:
+                if "does not require grad" in str(error) and state.is_initialized() and state.session().steps:
+                    raise UsageError(OUTSIDE) from error
+                raise
             return
         scales = {model.loss_scale() for model in models}
         if len(scales) > 1:

@@ -143,3 +143,19 @@ def test_what_a_step_returns_says_how_it_becomes_a_tensor():
     with pytest.raises(UsageError, match="inside of the step: call model.backward"):
         output.backward()
     assert not hasattr(output, "item") and not hasattr(output, "smp_slice") and f"{output}" == repr(output)
+
+
+def test_backward_outside_of_a_step_says_where_it_belongs(session):
+    import torch
+
+    model = weft.DistributedModel(torch.nn.Linear(2, 1))
+
+    @weft.step
+    def step(model, x):
+        return model(x).mean()
+
+    loss = step(model, torch.ones(4, 2)).reduce_mean()
+    with pytest.raises(
+        UsageError, match=r"into the function that @weft.step decorates: model.backward\(loss\)"
+    ):
+        loss.backward()
