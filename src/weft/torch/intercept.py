@@ -225,8 +225,8 @@ def _intercept_scripted() -> None:
 
 
 OUTSIDE = (
-    "backward() outside of a step, from a tensor without a graph: what a step returns has none. The backward pass belongs "
-    "into the function that @weft.step decorates: model.backward(loss)"
+    "backward() outside of a step, from a tensor without a graph: what a step returns has none. The backward pass "
+    "belongs into the function that @weft.step decorates: model.backward(loss)"
 )
 
 
