@@ -120,3 +120,28 @@ def test_what_a_split_model_cannot_honour_is_refused_by_name(given, words, monke
     with pytest.raises(ConfigError, match="do not fit a split model") as refusal:
         refuse(Arguments())
     assert words in str(refusal.value)
+
+
+RANKS = """\
+import torch
+import weft.integrations.transformers
+
+weft.integrations.transformers.enable(partitions=2)
+
+from accelerate import Accelerator
+
+import weft.torch as weft
+
+one = Accelerator(cpu=True)
+own = torch.tensor([1.0 + weft.dp_rank()])
+sums = one.reduce(own).item(), one.reduce(own, "mean").item(), one.gather(own).tolist()
+print("RESULT", [weft.rank(), one.is_main_process, one.num_processes, one.process_index, *sums])
+"""
+
+
+def test_accelerate_counts_replicas_and_one_rank_is_the_main_one(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(RANKS, encoding="utf-8")
+    done = run_ranks(4, script, [], QUIET, timeout=200, launcher="weft").check()
+    lines = sorted(line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT" in line)
+    assert lines == [f"[{rank}, {rank == 0}, 2, {rank // 2}, 3.0, 1.5, [1.0, 2.0]]" for rank in range(4)]

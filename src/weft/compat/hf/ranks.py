@@ -43,9 +43,13 @@ def install(accelerator: ModuleType) -> None:
 
     PartialState.__init__ = init
     cls = accelerator.Accelerator
-    for name, ours in (("num_processes", _dp_size), ("process_index", _dp_rank)):
+    for name, ours in (
+        ("num_processes", _dp_size), ("process_index", _dp_rank),
+        ("is_main_process", lambda: _rank() == 0), ("is_local_main_process", lambda: _local_rank() == 0),
+    ):  # fmt: skip
         setattr(cls, name, property(_either(ours, getattr(cls, name).fget)))
     gather, for_metrics, unwrap = cls.gather, cls.gather_for_metrics, cls.unwrap_model
+    reduce = cls.reduce
 
     def gather_replicas(self: Any, tensor: Any) -> Any:
         if not state.initialized or _dp_size() == 1:
@@ -59,7 +63,13 @@ def install(accelerator: ModuleType) -> None:
     def unwrap_model(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         return unwrap(self, _module_of(model), *args, **kwargs)
 
+    def reduce_replicas(self: Any, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        if not state.initialized or _dp_size() == 1 or reduction not in ("sum", "mean"):
+            return reduce(self, tensor, reduction, scale)
+        return _reduced(tensor, scale if reduction == "sum" else scale / _dp_size())
+
     cls.gather, cls.gather_for_metrics, cls.unwrap_model = gather_replicas, gather_for_metrics, unwrap_model
+    cls.reduce = reduce_replicas
 
 
 def _either(ours: Any, theirs: Any) -> Any:
@@ -88,15 +98,38 @@ def _dp_rank() -> int:
     return dp_rank()
 
 
-def gathered(tree: Any) -> Any:
-    """The tensors of all replicas after one another along dim 0, in a structure of the same form."""
+def _rank() -> int:
+    from weft.torch.ranks import rank
+
+    return rank()
+
+
+def _local_rank() -> int:
+    from weft.torch.ranks import local_rank
+
+    return local_rank()
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """That tensor of every replica."""
     from weft.compat.later import later
+
+    found = later("allgather")(tensor, later("CommGroup").DP_GROUP)
+    return [part.to(tensor.device) for part in found]
+
+
+def _reduced(tree: Any, scale: float) -> Any:
+    """The sum over all replicas, times ``scale``, in a structure of the same form."""
     from weft.torch.structure import replace
 
-    allgather, groups = later("allgather"), later("CommGroup")
+    return replace(tree, lambda tensor: torch.stack(_parts(tensor)).sum(0) * scale)
+
+
+def gathered(tree: Any) -> Any:
+    """The tensors of all replicas after one another along dim 0, in a structure of the same form."""
+    from weft.torch.structure import replace
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
-        parts = allgather(tensor.reshape(1) if tensor.dim() == 0 else tensor, groups.DP_GROUP)
-        return torch.cat([part.to(tensor.device) for part in parts])
+        return torch.cat(_parts(tensor.reshape(1) if tensor.dim() == 0 else tensor))
 
     return replace(tree, one)
