@@ -66,8 +66,8 @@ class Settings:
     memory_weight: float = _setting(
         None,
         Number(0, 1),
-        "weight of memory against time in the automatic split",
-        '0 if pipeline is "auto" or "list", else 0.8 if optimize is "memory", else 0.2',
+        "what the automatic split balances: 0 is time, 1 is memory, between them a mixture",
+        "what optimize and pipeline say",
     )
     auto_partition: bool = _setting(True, Flag(), "split the model by itself; false: as the script says")
     default_partition: int = _setting(0, Whole(0), "the partition of what the script did not place")
@@ -79,7 +79,11 @@ class Settings:
         Choice(tuple(PLACEMENTS)),
         "which ranks make one pipeline; the right-most letter varies fastest",
     )
-    ddp: bool = _setting(False, Flag(), "copies of the model train on different data")
+    ddp: bool = _setting(
+        False,
+        Flag(),
+        "accepted for scripts that set it, changes nothing: more ranks than partitions make copies of the model",
+    )
     all_reduce: str = _setting(
         "auto",
         Choice(("auto", "direct", "shared", "hierarchical")),
@@ -122,7 +126,8 @@ class Settings:
     inputs: Literal["equal", "first", "any"] = _setting(
         "equal",
         Choice(("equal", "first", "any")),
-        "ranks of a pipeline read equal batches; first: the step gets the first rank's; any: as step 1 shows",
+        "whose batch a step gets. equal: each rank its own, other values are an error; first: the first rank's; any: "
+        "the first rank's, if batches differ in step 1",
     )
     verify: Literal["losses", "gradients", "off"] = _setting(
         "losses",

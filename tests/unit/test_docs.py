@@ -20,8 +20,10 @@ from tests import warm
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")])
+LINKING = sorted([*PAGES, ROOT / "examples" / "README.md"])
 
 _FENCE = re.compile(r"^( *)```(\w+)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PROCESSES = re.compile(r"# run: (\d+) processes\n")
 
 
@@ -58,6 +60,19 @@ def run(arguments: list[str], directory: Path) -> None:
     assert code == 0, f"{shlex.join(arguments)}\n{output}"
 
 
+def links(page: Path) -> list[str]:
+    """What a page links to in this repository."""
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    return [target for target in _LINK.findall(text) if not target.startswith(("http:", "https:"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 SCRIPTS = [block for page in PAGES for block in blocks(page, "python")]
 COMMANDS = [
     (block.where, command)
@@ -79,6 +94,22 @@ def test_scripts_run(block, tmp_path):
 @pytest.mark.parametrize("command", [c for _, c in COMMANDS], ids=[where for where, _ in COMMANDS])
 def test_commands_run(command):
     run(shlex.split(command)[1:], ROOT)
+
+
+@pytest.mark.parametrize("page", LINKING, ids=[str(page.relative_to(ROOT)) for page in LINKING])
+def test_links_lead_somewhere(page):
+    for target in links(page):
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{page.name} links to {target}"
+        if anchor and found.suffix == ".md":
+            assert anchor in anchors(found), f"{page.name} links to {target}"
+
+
+def test_the_contents_have_each_page_once():
+    contents = ROOT / "docs" / "README.md"
+    pages = sorted(page.name for page in contents.parent.glob("*.md") if page != contents)
+    assert sorted(target for target in links(contents) if "/" not in target) == pages
 
 
 def test_blocks_are_found(tmp_path):

@@ -44,7 +44,7 @@ def check_loader(loader: Iterable[Any]) -> None:
 
 
 def check_batch(batch: Any) -> None:
-    """The same for a batch that the script has already; ``None`` stands for none."""
+    """Compare a batch that the script has already over all ranks; collective. ``None`` stands for no batch."""
     session = state.session()
     with session.doing("the check of the data loaders"):
         prints = gather_texts("" if batch is None else fingerprint(batch), session.group("world"))

@@ -175,6 +175,7 @@ def session() -> Session:
 
 
 def is_initialized() -> bool:
+    """Whether :func:`init` was called in this process, and :func:`shutdown` not since."""
     return _session is not None
 
 
