@@ -28,6 +28,7 @@ from weft.errors import (
     ScheduleError,
     SplitError,
     UsageError,
+    VerifyError,
 )
 from weft.runtime.heartbeat import Sign
 from weft.runtime.process import host_name
@@ -44,6 +45,7 @@ WHOLE = "WEFT_TRACEBACK"
 """Variable: set, tracebacks have weft's own frames, too."""
 _SAID = (
     CheckpointError, ConfigError, DivergenceError, FormatError, PlacementError, ScheduleError, SplitError, UsageError,
+    VerifyError,
 )  # fmt: skip
 """Errors that say what is wrong with the script, its input or its files."""
 _LIBRARIES = (str(Path(weft.__file__).parent), sysconfig.get_paths()["stdlib"])

@@ -114,7 +114,7 @@ class Judge:
         behind = [rank for rank, sign in rest.items() if not sign.waiting]
         suspects = behind or sorted(rest, key=lambda rank: rest[rank].step or 0)
         parts = [
-            f"{rest[rank].who(rank)} in {rest[rank].where()} for {self._idle(rank):.1f} s"
+            f"{rest[rank].who(rank)} in {rest[rank].where() or 'its start'} for {self._idle(rank):.1f} s"
             for rank in [*suspects, *(rank for rank in rest if rank not in suspects)]
         ]
         head = "no rank gets on" if behind else "all ranks wait for each other"

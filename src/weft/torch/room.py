@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from weft.config import Settings
+from weft.errors import FormatError
+from weft.foreign import read_text, whole
 from weft.partition.cost import memory_bytes
 from weft.torch.choose import graph_of
 from weft.torch.planned import ahead
@@ -37,10 +40,9 @@ def device_bytes(session: Session) -> float:
     if limited is not None:
         return limited
     host = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    try:
-        host = min(host, float(_LIMIT.read_text()))
-    except (OSError, ValueError):  # no group, or no limit ("max")
-        pass
+    with suppress(FormatError):  # there is no group
+        limit = whole(read_text(_LIMIT).strip())  # or no limit: "max"
+        host = host if limit is None else min(host, float(limit))
     return host / session.place.local_size
 
 
