@@ -111,6 +111,7 @@ OTHERS = {
     "_exit": "os",
     "_prepare_backend": "accelerate's, in compat/hf/ranks.py",
     "_replace": "named tuples",
+    "_shared_state": "accelerate's, in integrations/accelerate.py",
 }
 """Private by their look, but not PyTorch's."""
 
