@@ -39,6 +39,8 @@ class Lane(Protocol):
 
     def in_place(self, size_bytes: int) -> SumsPieces | None: ...
 
+    def forget(self) -> None: ...
+
 
 class Bucket(ABC):
     """Gradients that travel together. ``members``: their parameters' numbers; ``pending``: how many it waits for."""

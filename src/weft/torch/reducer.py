@@ -291,6 +291,7 @@ class Reducer:
             Slot(p.numel(), p.element_size(), (p.dtype, p.device), kind == SPARSE)
             for (_, p), kind in zip(self._named, kinds, strict=True)
         ]
+        self.lane.forget()
         self._buckets = []
         self._where: dict[int, tuple[Bucket, int]] = {}
         for number, (members, sparse) in enumerate(
