@@ -181,7 +181,7 @@ class Weft(Contender):
     def plan(self) -> str:
         import weft.torch as weft
 
-        return weft.partition_report(self.model)
+        return str(weft.partition_report(self.model))
 
     def close(self) -> None:
         import weft.torch as weft

@@ -39,8 +39,8 @@ def main() -> None:
         print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")
     if not losses[-1] < 0.5 * losses[0]:
         raise SystemExit("the loss did not fall")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # after the model is gone, which holds the group

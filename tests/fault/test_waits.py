@@ -34,7 +34,8 @@ def run(body: str, wait: float = 60, partitions: int = 1, before: str = "") -> C
 
 
 def first_line(done: Completed) -> str:
-    return done.stderr.splitlines()[0] if done.stderr else ""
+    """The first one of the report; what the log has said before is none of it."""
+    return next((line for line in done.stderr.splitlines() if line.startswith("weft: ")), "")
 
 
 LEFT = {

@@ -85,6 +85,9 @@ class HookLane:
         self._hook = hook
         self._find = find
 
+    def forget(self) -> None:
+        """What a hook keeps is its own."""
+
     def in_place(self, size_bytes: int) -> None:
         """A hook takes flat tensors."""
 

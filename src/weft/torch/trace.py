@@ -101,7 +101,11 @@ def trace(
                 break
     best = typical(passes, kinds)
     # a clock does not see the threads in which a GPU's backward pass runs
-    uncounted = clock is not None and not any(backward_s for _, backward_s, *_ in best.values())
+    uncounted = (
+        device.type == "cuda"
+        and clock is not None
+        and not any(backward_s for _, backward_s, *_ in best.values())
+    )
     for record in tracer.everything:  # who was not called may hold a parameter all the same
         record.forward_s, record.backward_s, *halves_s = best[id(record)]
         if not (tracer.went_backward and numbers_nodes) or uncounted:
