@@ -224,10 +224,6 @@ def _intercept_scripted() -> None:
     kind.__call__ = call  # type: ignore[method-assign]
 
 
-class NoGraphError(UsageError, RuntimeError):
-    """PyTorch's own error, with what to do."""
-
-
 OUTSIDE = (
     "if that is what a step returned, it has no graph; the backward pass belongs into the function that @weft.step "
     "decorates: model.backward(loss)"
@@ -249,7 +245,7 @@ def _intercept_backward() -> None:
                 original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             except RuntimeError as error:
                 if "does not require grad" in str(error) and state.is_initialized() and state.session().steps:
-                    raise NoGraphError(f"{error}: {OUTSIDE}") from None
+                    raise RuntimeError(f"{error}: {OUTSIDE}") from None
                 raise
             return
         scales = {model.loss_scale() for model in models}
