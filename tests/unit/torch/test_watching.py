@@ -156,6 +156,6 @@ def test_backward_outside_of_a_step_says_where_it_belongs(session):
 
     loss = step(model, torch.ones(4, 2)).reduce_mean()
     with pytest.raises(
-        UsageError, match=r"into the function that @weft.step decorates: model.backward\(loss\)"
+        RuntimeError, match=r"into the function that @weft.step decorates: model.backward\(loss\)"
     ):
         loss.backward()
