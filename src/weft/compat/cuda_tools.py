@@ -27,6 +27,7 @@ REFUSED = {
     "CUDAGraph": _GRAPHS, "graph": _GRAPHS, "graph_pool_handle": _GRAPHS, "MemPool": _ALLOCATORS,
     "use_mem_pool": _ALLOCATORS, "CUDAPluggableAllocator": _ALLOCATORS, "change_current_allocator": _ALLOCATORS,
     "caching_allocator_alloc": _ALLOCATORS, "caching_allocator_delete": _ALLOCATORS,
+    "GreenContext": "a part of a GPU: leave it out",
     "get_stream_from_external": "a stream of another library, which is not there: leave it out",
 }  # fmt: skip
 """What needs a GPU, by name; with the rest of the sentence that says so."""
@@ -67,9 +68,13 @@ def install(constant: Callable[..., Any]) -> None:
 
 
 def _put(module: Any, name: str, value: Any) -> None:
-    """Only names that this version of PyTorch has."""
-    if hasattr(module, name):
-        setattr(module, name, value)
+    """Only names that this version of PyTorch has. Its compiler looks at what some of them wrap."""
+    original = getattr(module, name, None)
+    if original is None:
+        return
+    if not isinstance(value, type):
+        value.__wrapped__ = getattr(original, "__wrapped__", original)
+    setattr(module, name, value)
 
 
 def _refusal(name: str, what: str) -> UsageError:
