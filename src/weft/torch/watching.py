@@ -94,13 +94,15 @@ def progress(iterable: Iterable[_Item] | None = None, *, total: int | None = Non
 
 def _through(session: state.Session | None, iterable: Iterable[_Item]) -> Iterator[_Item]:
     """Items; where no step is called meanwhile, each counts as one."""
-    for item in iterable:
-        before = None if session is None else session.steps
-        yield item
-        if session is not None and session.progress is not None and session.steps == before:
-            session.progress.step()
-    if session is not None and session.progress is not None:
-        session.progress.close()
+    try:
+        for item in iterable:
+            before = None if session is None else session.steps
+            yield item
+            if session is not None and session.progress is not None and session.steps == before:
+                session.progress.step()
+    finally:  # a loop may be left early
+        if session is not None and session.progress is not None:
+            session.progress.close()
 
 
 class Log:

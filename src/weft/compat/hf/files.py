@@ -70,19 +70,30 @@ def read(trainer: Any, folder: str) -> bool:
             f"{folder}: the model has the adapters {adapter}, {', '.join(others)}: resume with one"
         )
     found = importlib.import_module("peft.utils.save_and_load").load_peft_weights(folder, device="cpu")
-    names = {
-        name.replace(f".{adapter}.", ".", 1): name
-        for name in trainer.model.state_dict()
-        if f".{adapter}." in name
-    }
+    own = {name for name in trainer.model.state_dict() if f".{adapter}." in name}
+    names = {_in_a_file(name, adapter): name for name in own}
+    names |= {
+        name: name for name in trainer.model.state_dict() if name in found
+    }  # embeddings may be with them
     unknown = sorted(name for name in found if name not in names)
+    missing = sorted(name for name, inside in names.items() if inside in own and name not in found)
     if unknown:
         raise CheckpointError(
             f"{Path(folder, there[0])} has {unknown[0]} and {len(unknown) - 1} others that are no part of the adapter "
             f"{adapter}: resume with the adapter that was saved"
         )
+    if missing:
+        raise CheckpointError(
+            f"{Path(folder, there[0])} lacks {missing[0]} and {len(missing) - 1} others of the adapter {adapter}: "
+            "resume with the adapter that was saved"
+        )
     model.load_state_dict({names[name]: value for name, value in found.items()}, strict=False)
     return True
+
+
+def _in_a_file(name: str, adapter: str) -> str:
+    """The name that PEFT gives a tensor of an adapter in a file; modules that are trained whole have the model's."""
+    return name.replace(f".modules_to_save.{adapter}.", ".", 1).replace(f".{adapter}.", ".", 1)
 
 
 def _write_random_states_once(cls: Any) -> None:

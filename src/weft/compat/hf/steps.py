@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,6 +23,7 @@ IGNORED = -100
 """The label of a token that no loss counts, everywhere in the library."""
 
 _here = threading.local()
+log = logging.getLogger("weft")
 
 
 def install(trainer: Any) -> None:
@@ -31,6 +33,7 @@ def install(trainer: Any) -> None:
     trainer.is_sagemaker_mp_enabled = lambda: split() and not getattr(_here, "inside", False)
     options.install(trainer)
     files.install(trainer)
+    _count_once(cls)
     _wrap_for_steps(trainer, cls, makes_optimizer=hasattr(cls, "_prepare_for_training"))
 
 
@@ -58,18 +61,30 @@ def _wrap_for_steps(trainer: ModuleType, cls: Any, makes_optimizer: bool) -> Non
                 bucket_cap_mb=self.args.ddp_bucket_cap_mb,
                 broadcast_buffers=self.args.ddp_broadcast_buffers,
             )
-        if not isinstance(self.__dict__.get("training_step"), functools.partial):
-            if self.accelerator.mixed_precision not in (None, "no"):
-                self.accelerator.prepare_model(wrapped, device_placement=False, evaluation_mode=True)
+        if self.accelerator.mixed_precision not in (None, "no") and "forward" not in vars(wrapped):
+            self.accelerator.prepare_model(wrapped, device_placement=False, evaluation_mode=True)
+        if "training_step" not in vars(self):
             made = _Steps(self)
             session().progress = None  # the Trainer has its own
-            self.training_step = functools.partial(made.train)
-            self.prediction_step = functools.partial(made.predict)
+            self.training_step, self.prediction_step = made.train, made.predict
         if makes_optimizer and training and not isinstance(self.optimizer, DistributedOptimizer):
             self.create_optimizer()
         return wrapped
 
     cls._wrap_model = wrap_model
+
+
+def _count_once(cls: Any) -> None:
+    """In a microbatch of an evaluation the items are its part of the batch's, which have been counted over replicas."""
+    count = getattr(cls, "_get_num_items_in_batch", None)
+    if count is None:
+        return
+
+    @functools.wraps(count)
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _here.items[0] if inside() and _here.items else count(self, *args, **kwargs)
+
+    cls._get_num_items_in_batch = counted
 
 
 class _Steps:
@@ -80,6 +95,8 @@ class _Steps:
 
         self.trainer = trainer
         self.concat = importlib.import_module("transformers.trainer_pt_utils").nested_concat
+        self.own_loss = not type(trainer).compute_loss.__module__.startswith(("transformers.", "trl."))
+        self.ratios: set[float] = set()
         self.shifted = bool(getattr(trainer, "_loss_shifts_labels", _is_causal(trainer)))
         train, predict = (MethodType(each, trainer) for each in (_train_microbatch, _predict_microbatch))
         self._train = step(train, non_split_inputs=["items"], allow_uneven=True, weight=self._count)
@@ -123,13 +140,29 @@ class _Steps:
             if isinstance(labels, torch.Tensor) and self.shifted and labels.dim() > 1:
                 labels = labels[..., 1:]
         if isinstance(labels, torch.Tensor) and not labels.is_floating_point():
-            return float((labels != IGNORED).sum())
+            counted = float((labels != IGNORED).sum())
+            if self.own_loss:
+                self._warn(counted / max(1, len(labels)))
+            return counted
         return float(next((len(each) for each in _tensors(inputs) if each.dim()), 1))
+
+    def _warn(self, ratio: float) -> None:
+        """Once: the script's own loss may be a mean over something else than the labels that count."""
+        self.ratios.add(ratio)
+        if len(self.ratios) == 2:
+            log.warning(
+                "%s.compute_loss is the script's own, and sentences have other numbers of labels that count: "
+                "microbatches weigh by these. A loss that is a mean over something else, samples say, is not that of "
+                "the whole batch: divide sums by num_items_in_batch, or set microbatches=1",
+                type(self.trainer).__name__,
+            )  # fmt: skip
 
     def _whole(self, tree: Any) -> Any:
         """The batch's tensors, from those of its microbatches; shorter ones are padded as the Trainer pads."""
         from weft.torch import StepOutput
 
+        if isinstance(tree, StepOutput) and not tree.outputs[0].dim():
+            return tree.reduce_mean()
         if isinstance(tree, StepOutput):
             return functools.reduce(functools.partial(self.concat, padding_index=IGNORED), tree.outputs)
         if isinstance(tree, dict):
@@ -151,19 +184,21 @@ def _predict_microbatch(
     trainer: Any, model: Any, inputs: Any, items: Any, loss_only: bool, ignored: Any, **kwargs: Any
 ) -> Any:
     """The step of evaluation."""
-    part = _part_of(items)
-    with _inside(), _returning(trainer, "_get_num_items_in_batch", lambda *a: part):
+    with _inside(_part_of(items)):
         return type(trainer).prediction_step(trainer, model, inputs, loss_only, ignored, **kwargs)
 
 
 @contextmanager
-def _inside() -> Iterator[None]:
-    """Inside, this thread runs a microbatch, for which the Trainer's ordinary code is right."""
-    _here.inside = True
+def _inside(*items: Any) -> Iterator[None]:
+    """Inside, this thread runs a microbatch, for which the Trainer's ordinary code is right; ``items``: what it counts.
+
+    Microbatches have a thread each, and take turns: what one sets in the Trainer the others would see.
+    """
+    _here.inside, _here.items = True, items
     try:
         yield
     finally:
-        _here.inside = False
+        _here.inside, _here.items = False, ()
 
 
 def inside() -> bool:
@@ -181,19 +216,6 @@ def _part_of(items: Any) -> Any:
 
     part = share()
     return items if items is None or part is None else items * part
-
-
-@contextmanager
-def _returning(thing: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Inside, the method of this one object is this function; nothing happens if it has no such method."""
-    if not hasattr(type(thing), name):
-        yield
-        return
-    setattr(thing, name, function)
-    try:
-        yield
-    finally:
-        thing.__dict__.pop(name, None)
 
 
 def _is_causal(trainer: Any) -> bool:
