@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.launching import SOURCE, run_ranks
+from weft.compat.hf import steps
 from weft.compat.hf.options import refuse
 from weft.errors import ConfigError
 
@@ -145,3 +148,50 @@ def test_accelerate_counts_replicas_and_one_rank_is_the_main_one(tmp_path):
     done = run_ranks(4, script, [], QUIET, timeout=200, launcher="weft").check()
     lines = sorted(line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT" in line)
     assert lines == [f"[{rank}, {rank == 0}, 2, {rank // 2}, 3.0, 1.5, [1.0, 2.0]]" for rank in range(4)]
+
+
+def test_an_adapter_with_a_module_that_is_trained_whole_goes_on_where_it_was(tmp_path):
+    pytest.importorskip("peft")
+    one = alone("hf_adapter.py", str(tmp_path / "one"))
+    assert len(one) == 4
+    for result in split(2, "hf_adapter.py", str(tmp_path / "two")):
+        assert equal(one, result, 2e-4), (one, result)
+    for result in split(2, "hf_adapter.py", str(tmp_path / "again"), str(tmp_path / "two" / "checkpoint-2")):
+        assert equal(one, result, 2e-4), (one, result)
+
+
+def test_each_microbatch_of_an_evaluation_has_its_own_items():
+    class Trainer:
+        def _get_num_items_in_batch(self, samples, device):
+            return "counted"
+
+    steps._count_once(Trainer)
+    trainer, both, seen = Trainer(), threading.Barrier(2, timeout=30), {}
+
+    def microbatch(items):
+        with steps._inside(items):
+            both.wait()  # both have begun
+            seen[items] = trainer._get_num_items_in_batch([], None)
+            both.wait()
+
+    threads = [threading.Thread(target=microbatch, args=[items]) for items in (3, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {3: 3, 5: 5} and trainer._get_num_items_in_batch([], None) == "counted"
+
+
+def test_a_loss_of_the_scripts_own_over_other_numbers_of_labels_is_told(caplog):
+    class Own(transformers.Trainer):
+        def __init__(self):
+            self.model = object()
+
+        def compute_loss(self, *args, **kwargs):
+            raise AssertionError
+
+    made = steps._Steps(Own())
+    for labels in ([[1, 2], [3, 4]], [[1, -100], [3, 4]], [[1, -100], [-100, 4]]):
+        made._count(None, {"labels": torch.tensor(labels)})
+    (record,) = caplog.records
+    assert "Own.compute_loss is the script's own" in record.getMessage()
