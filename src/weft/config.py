@@ -183,7 +183,7 @@ def resolve(
     argument: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     world_size: int | None = None,
-    options: bool = False,
+    options: Mapping[str, str] | None = None,
 ) -> Settings:
     """The settings of a job from all their sources.
 
@@ -192,7 +192,7 @@ def resolve(
         environ: The environment; its `WEFT_CONFIG` (JSON text, or the path of a JSON file) wins over the
             argument key by key, and its `WEFT_SET` (JSON text) over both.
         world_size: How many processes the job has, if known; the partitions must divide it.
-        options: Errors name the options of the command line that the variables were made from.
+        options: By the variables that options of the command line have become, these: errors name them.
 
     >>> resolve({"partitions": 2}, {"WEFT_CONFIG": '{"partitions": 4}'}).partitions
     4
@@ -206,9 +206,8 @@ def resolve(
         ("WEFT_CONFIG", _from_text("WEFT_CONFIG", environ.get("WEFT_CONFIG", ""), faults)),
         ("WEFT_SET", _from_text("WEFT_SET", environ.get("WEFT_SET", ""), faults, may_be_path=False)),
     )
-    written_as = {"WEFT_CONFIG": "--config", "WEFT_SET": "--set"} if options else {}
     for origin, source in sources:
-        origin = written_as.get(origin, origin)
+        origin = (options or {}).get(origin, origin)
         for name, value in _canonical(source, origin, faults).items():
             values[name], origins[name] = value, origin
     faults += _value_faults(values, origins)

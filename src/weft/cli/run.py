@@ -37,6 +37,9 @@ examples:
 """
 
 
+_OPTIONS = {"WEFT_CONFIG": "--config", "WEFT_SET": "--set"}
+
+
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "run",
@@ -115,8 +118,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     if options.ranks < 1:
         raise LaunchError(f"-n is {options.ranks}: it must be at least 1, for example -n 2")
-    environ = {**os.environ, **_variables(options.variables), **_settings(options)}
-    settings = config.resolve(None, environ, options.ranks, options="WEFT_SET" not in os.environ)
+    given = _settings(options)
+    environ = {**os.environ, **_variables(options.variables), **given}
+    settings = config.resolve(None, environ, options.ranks, {name: _OPTIONS[name] for name in given})
     added = _compatible(options, environ, settings.partitions)
     environ |= added
     if options.engine == "mpirun":

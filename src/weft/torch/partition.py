@@ -77,7 +77,7 @@ def partition_models(
         give_back()
         session.streams.numpy = session.streams.numpy or plan.numpy
         model.finish_partition(plan)
-        if plan.optimize:
+        if session.settings.optimize == "auto" and plan.optimize or plan.optimize == "memory":
             session.settings = replace_fields(
                 session.settings,
                 optimize=plan.optimize,  # type: ignore[arg-type]
