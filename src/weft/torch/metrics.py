@@ -15,24 +15,23 @@ from typing import Any
 from torch import Tensor
 
 from weft.imported import when_imported
-from weft.torch import state
 
 
 @functools.cache
-def count_replicas_once() -> None:
-    """From now on, in this process, and also if torchmetrics is imported later."""
+def count_replicas_once(present: Callable[[], Any]) -> None:
+    """From now on, in this process, and also if torchmetrics is imported later; ``present()``: the session, if any."""
     for name in ("torchmetrics.utilities.distributed", "torchmetrics.metric"):
-        when_imported(name, _replace)
+        when_imported(name, functools.partial(_replace, present))
 
 
-def _replace(module: ModuleType) -> None:
+def _replace(present: Callable[[], Any], module: ModuleType) -> None:
     original: Callable[..., list[Tensor]] = module.gather_all_tensors
     if hasattr(original, "__wrapped__"):
         return  # the module has taken it from one where it was replaced
 
     @functools.wraps(original)
     def gather_all_tensors(result: Tensor, group: Any = None) -> list[Tensor]:
-        session = state.session() if group is None and state.is_initialized() else None
+        session = present() if group is None else None
         if session is None or session.mesh.pp == 1:
             return original(result, group)
         if session.mesh.size("dp") == 1:

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from weft.errors import PlacementError
+from weft.torch.tree import Piece, Tree
 
 MARK = "_weft_partition"
 _contexts = threading.local()
@@ -87,3 +88,68 @@ def wishes(root: nn.Module, default: int, partitions: int) -> dict[str, int]:
             '"partitions" or choose another index'
         )
     return found
+
+
+def manual(
+    tree: Tree, root: nn.Module, default: int, partitions: int
+) -> tuple[set[str], list[Piece], list[int]]:
+    """The units and places that the user's wishes give: as large as a wish reaches."""
+    wished = wishes(root, default, partitions)
+    modules = {id(module): name for name, module in root.named_modules()}
+
+    def inside(name: str) -> set[int]:
+        module = tree.records[name].module
+        return {
+            wished[modules[id(child)]]
+            for child in module.modules()
+            if next(child.parameters(recurse=False), None) is not None
+            or next(child.buffers(recurse=False), None) is not None
+        }
+
+    opened = {
+        name
+        for name in tree.records
+        if len(inside(name)) > 1 or (tree.must_open(name) and tree.openable(name))
+    }
+    refused = [name or "the model" for name in sorted(opened) if not tree.openable(name)]
+    if refused:
+        raise PlacementError(
+            f"{', '.join(refused)} cannot be split over partitions: it is compiled, calls its modules in a "
+            "torch.autograd.Function, has nested tensors (torch.nested) in its own code, or passes objects between its "
+            "modules that cannot be sent. Put it on one partition as a whole"
+        )
+    pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
+    places = [min(inside(piece.name) or {wished[piece.name]}) for piece in pieces]
+    _check_tied(pieces, places, tree)
+    _check_together(pieces, places, tree)
+    return opened, pieces, places
+
+
+def _check_together(pieces: list[Piece], places: list[int], tree: Tree) -> None:
+    """What an autograd function calls must lie on one partition, where it runs."""
+    for function, names in tree.trace.together:
+        at = {
+            place
+            for piece, place in zip(pieces, places, strict=True)
+            if any(part.name in names for part in tree.subtree(piece.name))
+        }
+        if len(at) > 1:
+            raise PlacementError(
+                f"the torch.autograd.Function {function} calls modules of the partitions "
+                f"{', '.join(map(str, sorted(at)))}: {', '.join(sorted(names))}. Put them on the same partition"
+            )
+
+
+def _check_tied(pieces: list[Piece], places: list[int], tree: Tree) -> None:
+    holders: dict[int, tuple[str, int]] = {}
+    faults = []
+    for piece, at in zip(pieces, places, strict=True):
+        for number in piece.module_parameters():
+            name, other = holders.setdefault(number, (piece.name, at))
+            if other != at:
+                faults.append(
+                    f"{name} (partition {other}) and {piece.name} (partition {at}) share the parameter "
+                    f"{tree.parameter_names[number]}"
+                )
+    if faults:
+        raise PlacementError("; ".join(faults) + ": put modules that share a parameter on the same partition")

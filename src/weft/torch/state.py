@@ -31,6 +31,7 @@ from weft.runtime.microbatch import Microbatch, present
 from weft.runtime.monitor import Limits, Monitor
 from weft.topology.mesh import Mesh
 from weft.torch import products, recording, scratch
+from weft.torch.metrics import count_replicas_once
 from weft.torch.pipeline import Pipeline
 from weft.torch.random_state import Streams, mix
 from weft.transport.rings import Rings
@@ -202,11 +203,10 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     if _session is not None:
         _change(_session, settings)
         return
-    from weft.torch.metrics import count_replicas_once  # they are built on sessions
-    from weft.torch.self_check import check
+    from weft.torch.self_check import check  # it runs what is built on sessions
 
     check(place.rank == 0)
-    count_replicas_once()
+    count_replicas_once(_present)
     keep_log_visible()
     keep_memory(os.environ)  # before there are more threads
     timeout = timeout_of(settings)
@@ -230,6 +230,10 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     _session.progress = wanted(place.rank, os.environ)
     monitor.note("")
     atexit.register(_leave)
+
+
+def _present() -> Session | None:
+    return _session
 
 
 def timeout_of(settings: Settings) -> timedelta:

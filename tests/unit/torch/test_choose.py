@@ -15,7 +15,8 @@ from weft.errors import PlacementError
 from weft.simulate import FREE
 from weft.torch.automatic import placed
 from weft.torch.choose import Choice, choose, graph_of, turned
-from weft.torch.partition import Plan, PlannedUnit, manual
+from weft.torch.partition import Plan, PlannedUnit
+from weft.torch.placement import manual
 from weft.torch.tree import Tree
 
 TIME = 10e-3
