@@ -13,7 +13,6 @@ from typing import Any
 
 import accelerate  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import torch
-import torch.distributed as dist
 from accelerate.state import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
     AcceleratorState,
     PartialState,
@@ -21,6 +20,7 @@ from accelerate.state import (  # type: ignore[import-not-found,import-untyped,u
 from accelerate.utils import DistributedType  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor, nn
 
+from weft.compat.hf.ranks import gathered, reduced
 from weft.errors import UsageError
 from weft.integrations.alike import draw_alike
 from weft.torch import objects, ranks, state
@@ -99,7 +99,7 @@ class Accelerator(accelerate.Accelerator):
 
     def gather(self, tensor: Any) -> Any:
         """What all copies of the model have, one after another along dim 0."""
-        return tensor if ranks.dp_size() == 1 else replace(tensor, _gathered)
+        return tensor if ranks.dp_size() == 1 else gathered(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         plain = replace(input_data, lambda _: None, attributes=False)  # type: ignore[arg-type,return-value]
@@ -113,7 +113,7 @@ class Accelerator(accelerate.Accelerator):
         """The sum over the copies of the model, or "mean"; "none" gives what was there."""
         if reduction == "none" or ranks.dp_size() == 1:
             return replace(tensor, lambda each: each * scale)
-        return replace(tensor, lambda each: _reduced(each, reduction == "mean") * scale)
+        return reduced(tensor, reduction == "mean", scale)
 
     def save_state(self, *args: Any, **kwargs: Any) -> Any:
         """Every rank calls it, and has random states of its own in it."""
@@ -123,21 +123,6 @@ class Accelerator(accelerate.Accelerator):
     def load_state(self, *args: Any, **kwargs: Any) -> Any:
         with _numbered_by_rank():
             return super().load_state(*args, **kwargs)
-
-
-def _gathered(tensor: Tensor) -> Tensor:
-    parts = objects.allgather(
-        tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach(), objects.DP_GROUP
-    )
-    return torch.cat([part.to(tensor.device) for part in parts])
-
-
-def _reduced(tensor: Tensor, mean: bool) -> Tensor:
-    session = state.session()
-    total = tensor.detach().to("cpu", copy=True)
-    with session.doing("Accelerator.reduce()"):
-        dist.all_reduce(total, group=session.group("dp"))
-    return (total / ranks.dp_size() if mean else total).to(tensor.device)
 
 
 def _has_values(tree: Any) -> bool:

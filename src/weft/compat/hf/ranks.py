@@ -66,7 +66,7 @@ def install(accelerator: ModuleType) -> None:
     def reduce_replicas(self: Any, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         if not state.initialized or _dp_size() == 1 or reduction not in ("sum", "mean"):
             return reduce(self, tensor, reduction, scale)
-        return _reduced(tensor, scale if reduction == "sum" else scale / _dp_size())
+        return reduced(tensor, reduction == "mean", scale)
 
     cls.gather, cls.gather_for_metrics, cls.unwrap_model = gather_replicas, gather_for_metrics, unwrap_model
     cls.reduce = reduce_replicas
@@ -110,26 +110,27 @@ def _local_rank() -> int:
     return local_rank()
 
 
-def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """That tensor of every replica."""
-    from weft.compat.later import later
-
-    found = later("allgather")(tensor, later("CommGroup").DP_GROUP)
-    return [part.to(tensor.device) for part in found]
-
-
-def _reduced(tree: Any, scale: float) -> Any:
-    """The sum over all replicas, times ``scale``, in a structure of the same form."""
-    from weft.torch.structure import replace
-
-    return replace(tree, lambda tensor: torch.stack(_parts(tensor)).sum(0) * scale)
-
-
 def gathered(tree: Any) -> Any:
-    """The tensors of all replicas after one another along dim 0, in a structure of the same form."""
+    """The tensors of all replicas after one another along dim 0, in a structure of the same form; a number is a row."""
+    from weft.torch import objects
     from weft.torch.structure import replace
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cat(_parts(tensor.reshape(1) if tensor.dim() == 0 else tensor))
+        own = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
+        return torch.cat([part.to(tensor.device) for part in objects.allgather(own, objects.DP_GROUP)])
+
+    return replace(tree, one)
+
+
+def reduced(tree: Any, mean: bool, scale: float) -> Any:
+    """The sum over all replicas, or their mean, times ``scale``, in a structure of the same form."""
+    from weft.torch.state import session
+    from weft.torch.structure import replace
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        total = tensor.detach().to("cpu", copy=True)
+        with session().doing("Accelerator.reduce()"):
+            torch.distributed.all_reduce(total, group=session().group("dp"))
+        return (total / _dp_size() if mean else total).to(tensor.device) * scale
 
     return replace(tree, one)
