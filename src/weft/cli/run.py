@@ -16,7 +16,7 @@ from weft import config
 from weft.cli.machine import count
 from weft.compat import launch_environ
 from weft.compat.container import container_environ, folders
-from weft.compat.enable import ALLOW_PICKLE
+from weft.compat.variables import ALLOW_PICKLE
 from weft.errors import LaunchError
 from weft.foreign import shown_path, shown_text, translated
 from weft.launch import mpirun

@@ -17,20 +17,12 @@ from types import ModuleType
 from typing import Any
 
 from weft.compat.refused import refuse_lonely_mpi
+from weft.compat.variables import DEFAULTS, DEVICE, FRAMEWORK, OPEN_MPI, PARAMETERS
 from weft.errors import ConfigError, FormatError
 from weft.foreign import MOST_RANKS, parse_json, shown_text, whole
 from weft.imported import when_imported
 
 FOLDER = Path(__file__).parent / "path"
-DEVICE = "WEFT_DEVICE"
-"""Variable: ``cpu`` means that a script's CUDA calls mean the CPU; ``cuda`` that they never do; else as it is here."""
-ALLOW_PICKLE = "WEFT_ALLOW_PICKLE"
-"""Variable: ``1`` means that pickled objects of checkpoints may be read, which can run any code."""
-OPEN_MPI = "OMPI_COMM_WORLD_{}"
-DEFAULTS = "WEFT_SMDISTRIBUTED_DEFAULTS"
-"""Variable: set if ``SM_HP_MP_PARAMETERS`` was made by weft, so that the script's own settings win over it."""
-PARAMETERS = "SM_HP_MP_PARAMETERS"
-FRAMEWORK = "SM_FRAMEWORK_PARAMS"
 
 _enabled = False
 
@@ -70,11 +62,12 @@ def open_mpi_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _torch_is_there(torch: ModuleType) -> None:
-    from weft.compat import cuda_is_cpu, plain_data, smddp
+    from weft.compat import plain_data, smddp
+    from weft.compat.cuda import is_cpu
 
     wanted = os.environ.get(DEVICE, "")
     if wanted == "cpu" or (wanted != "cuda" and not torch.cuda.is_available()):
-        cuda_is_cpu.install(pretend=wanted == "cpu")
+        is_cpu.install(pretend=wanted == "cpu")
     smddp.install()
     plain_data.allow()
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from weft.compat.enable import DEFAULTS, PARAMETERS
+from weft.compat.variables import DEFAULTS, PARAMETERS
 from weft.config import Settings
 from weft.errors import ConfigError, FormatError
 from weft.foreign import parse_json, read_text, shown, shown_text

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from weft.compat.enable import ALLOW_PICKLE
+from weft.compat.variables import ALLOW_PICKLE
 from weft.errors import CheckpointError
 from weft.torch import load as weft_load
 from weft.torch import rank

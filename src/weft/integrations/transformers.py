@@ -11,10 +11,10 @@ import os
 import sys
 from typing import Any
 
-from weft.compat.enable import DEFAULTS, FRAMEWORK, PARAMETERS
 from weft.compat.enable import enable as enable_names
 from weft.compat.hf.ranks import gathered
 from weft.compat.session import state
+from weft.compat.variables import DEFAULTS, FRAMEWORK, PARAMETERS
 from weft.launch.discovery import discover
 
 _READ_AT_IMPORT = ("transformers.training_args", "transformers.trainer_pt_utils", "transformers.trainer")

@@ -10,17 +10,10 @@ import sys
 import pytest
 
 from tests.launching import SOURCE
-from weft.compat.enable import (
-    DEFAULTS,
-    FOLDER,
-    FRAMEWORK,
-    PARAMETERS,
-    launch_environ,
-    mp_parameters,
-    open_mpi_environ,
-)
+from weft.compat.enable import FOLDER, launch_environ, mp_parameters, open_mpi_environ
 from weft.compat.loss_scale import LossScale
 from weft.compat.parameters import read
+from weft.compat.variables import DEFAULTS, FRAMEWORK, PARAMETERS
 from weft.errors import ConfigError, UsageError
 
 

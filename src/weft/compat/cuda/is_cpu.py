@@ -6,7 +6,7 @@
     torch.cuda.amp.autocast, torch.autocast("cuda")                   autocast on the CPU, in bfloat16 unless told
     DistributedDataParallel(..., device_ids=[0])                      without device_ids
 
-Other names of ``torch.cuda`` are in ``cuda_names`` and ``cuda_tools``, those of ``torch.distributed`` in
+Other names of ``torch.cuda`` are in ``names`` and ``tools``, those of ``torch.distributed`` in
 ``nccl_is_gloo``. Functions are replaced in ``torch`` after weft has taken them for
 itself, so what happens inside of a step is as always.
 """
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from weft.compat import cuda_names, cuda_tools, nccl_is_gloo, sync_batch_norm
+from weft.compat.cuda import names, nccl_is_gloo, sync_batch_norm, tools
 from weft.torch.private import constructors, scripted_as
 from weft.torch.rules import STANDS_FOR
 
@@ -54,8 +54,8 @@ def install(pretend: bool = False) -> None:
         setattr(torch.cuda, name, _constant(name))
     for name in _ZERO:
         setattr(torch.cuda, name, _constant(name, 0))
-    cuda_names.install(_constant, pretend)
-    cuda_tools.install(_constant)
+    names.install(_constant, pretend)
+    tools.install(_constant)
     nccl_is_gloo.install(pretend)
     sync_batch_norm.install()
     for name in ("range_push", "range_pop", "mark"):

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import weft
 from weft.foreign import whole
 from weft.torch.rules import STANDS_FOR
 
@@ -40,7 +41,7 @@ _LIBRARIES = tuple(
         os.path.realpath(sysconfig.get_path(name)) + os.sep
         for name in ("stdlib", "platstdlib", "purelib", "platlib")
     }
-    | {os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep}
+    | {os.path.dirname(os.path.realpath(weft.__file__)) + os.sep}
 )
 
 

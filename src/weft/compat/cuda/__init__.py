@@ -1,0 +1,1 @@
+"""Calls for CUDA on a machine without it."""

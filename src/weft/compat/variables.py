@@ -1,0 +1,11 @@
+"""The environment variables by which a launch and its processes agree on the names of smdistributed."""
+
+DEVICE = "WEFT_DEVICE"
+"""``cpu`` means that a script's CUDA calls mean the CPU; ``cuda`` that they never do; else as it is here."""
+ALLOW_PICKLE = "WEFT_ALLOW_PICKLE"
+"""``1`` means that pickled objects of checkpoints may be read, which can run any code."""
+OPEN_MPI = "OMPI_COMM_WORLD_{}"
+DEFAULTS = "WEFT_SMDISTRIBUTED_DEFAULTS"
+"""Set if ``SM_HP_MP_PARAMETERS`` was made by weft, so that the script's own settings win over it."""
+PARAMETERS = "SM_HP_MP_PARAMETERS"
+FRAMEWORK = "SM_FRAMEWORK_PARAMS"
