@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.launching import FOREIGN
-from weft.launch.local import rank_environ
+from weft.launch.environ import rank_environ
 from weft.runtime.heartbeat import Page
 
 

@@ -21,7 +21,8 @@ from weft.errors import LaunchError
 from weft.foreign import shown_path, shown_text, translated
 from weft.launch import mpirun
 from weft.launch.discovery import TOKEN
-from weft.launch.local import RANK_DEFAULTS, Job, run
+from weft.launch.environ import RANK_DEFAULTS
+from weft.launch.local import Job, run
 from weft.launch.rank import FILE, MODULE
 from weft.runtime.monitor import Limits
 from weft.watch import progress

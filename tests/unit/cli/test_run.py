@@ -12,7 +12,8 @@ import pytest
 from weft.cli import run
 from weft.cli.main import main
 from weft.launch.discovery import discover
-from weft.launch.local import Job, free_port, master_environ, rank_environ
+from weft.launch.environ import free_port, master_environ, rank_environ
+from weft.launch.local import Job
 from weft.launch.rank import FILE, MODULE
 
 

@@ -1,0 +1,66 @@
+"""What a rank that `weft run` starts finds in its environment, as torchrun's ranks do."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from weft.errors import LaunchError
+from weft.launch.discovery import MASTER
+
+LOOPBACK = "127.0.0.1"
+_KEPT_MEMORY = str(1 << 30)
+RANK_DEFAULTS = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": _KEPT_MEMORY,
+    "MALLOC_TRIM_THRESHOLD_": _KEPT_MEMORY,
+    "PYTHONUNBUFFERED": "1",
+}
+"""Variables that every rank has, unless they are set."""
+
+
+def rank_environ(environ: Mapping[str, str], rank: int, ranks: int, cores: int) -> dict[str, str]:
+    """The variables of one rank.
+
+    Threads share the cores. glibc keeps freed memory: giving large tensors back to the system and
+    taking them again costs several percent of a step. See ``weft.runtime.allocator``.
+    """
+    defaults = {"OMP_NUM_THREADS": str(max(1, cores // ranks)), **RANK_DEFAULTS}
+    own = {
+        "RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank, "GROUP_RANK": 0,
+        "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "ROLE_WORLD_SIZE": ranks, "GROUP_WORLD_SIZE": 1,
+        "ROLE_NAME": "default",
+    }  # fmt: skip
+    return {**defaults, **environ, **{name: str(value) for name, value in own.items()}}
+
+
+def master_environ(port: int) -> dict[str, str]:
+    """The variables by which PyTorch's ``env://`` finds rank 0, which holds the store: there is no agent that does.
+
+    Lightning takes a process for one of several by the name of the run.
+    """
+    return {
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+        MASTER: f"{LOOPBACK}:{port}",
+        "TORCHELASTIC_RUN_ID": "weft",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def free_port() -> tuple[socket.socket, dict[str, str]]:
+    """A port for rank 0, and the variables that name it.
+
+    The socket has the port without listening there. Until it is closed nobody gets that port by chance, but rank 0,
+    which asks for it and lets addresses be used again, as PyTorch's store does, gets it.
+    """
+    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind((LOOPBACK, 0))
+    except OSError as error:
+        held.close()
+        raise LaunchError(f"there is no free port on {LOOPBACK} for rank 0: {error}") from error
+    return held, master_environ(held.getsockname()[1])
