@@ -81,6 +81,12 @@ def run_items(
     }
 
 
+def start_apart(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> warm.Job:
+    """Starts a job each of whose ranks is told that it has a host of its own."""
+    at = next(at for at, given in enumerate(arguments) if given.endswith(".py"))
+    return warm.start([*arguments[:at], str(FOLDER / "apart.py"), *arguments[at:]], env, cwd)
+
+
 def command(script: str, items: Sequence[str], ranks: int, partitions: int) -> list[str]:
     """The arguments of `weft` that start a worker of this folder."""
     return ["run", "-n", str(ranks), str(FOLDER / script), "--partitions", str(partitions), *items]

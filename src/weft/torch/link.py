@@ -21,6 +21,7 @@ from torch import Tensor
 from weft.errors import TransportError
 from weft.torch import state
 from weft.torch.packing import Packed, unpack
+from weft.transport.tags import OBJECTS
 from weft.transport.torch_dist import to_bytes
 
 SEND, BROADCAST, ALLGATHER, BARRIER, READY, REFUSED = range(6)
@@ -31,7 +32,6 @@ MAX_PARTS = 1 << 20
 SMALL = 1 << 16
 """Parts of fewer bytes travel in the body."""
 
-_TAG = 0x0B7EC7
 _abandoned: list[Any] = []
 """Headers of calls that failed; their memory may still be read until the process ends."""
 _MAGIC = 0x77656F62
@@ -121,12 +121,12 @@ class Link:
         header = torch.zeros(_HEADER, dtype=torch.uint8)
         header[:_TEXT_AT] = torch.tensor([_MAGIC, *told]).view(torch.uint8)
         header[_TEXT_AT : _TEXT_AT + len(content)] = _bytes(content)
-        self._sending.append((dist.isend(header, peer, group=self._group, tag=_TAG), header))
+        self._sending.append((dist.isend(header, peer, group=self._group, tag=OBJECTS), header))
 
     def expect(self, peer: int) -> tuple[Any, Tensor]:
         """A receive for the peer's next header."""
         header = torch.empty(_HEADER, dtype=torch.uint8)
-        return dist.irecv(header, peer, group=self._group, tag=_TAG), header
+        return dist.irecv(header, peer, group=self._group, tag=OBJECTS), header
 
     def heard(self, expected: tuple[Any, Tensor]) -> tuple[Told, str]:
         """That header and its text, when it is there."""
@@ -151,7 +151,7 @@ class Link:
     def send(self, peer: int, packed: Packed) -> None:
         """The object itself, to a rank that is ready for it."""
         for content in (body_of(packed), *(blob for blob in packed.blobs if blob.numel() >= SMALL)):
-            dist.send(content, peer, group=self._group, tag=_TAG)
+            dist.send(content, peer, group=self._group, tag=OBJECTS)
 
     def receive(self, peer: int, told: Told, allow_pickle: bool) -> Any:
         """What :meth:`send` sends; never more than was told."""
@@ -163,7 +163,7 @@ class Link:
 
     def _take(self, peer: int, size: int) -> Tensor:
         content = torch.empty(size, dtype=torch.uint8)
-        dist.recv(content, peer, group=self._group, tag=_TAG)
+        dist.recv(content, peer, group=self._group, tag=OBJECTS)
         return content
 
 

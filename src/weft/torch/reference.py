@@ -31,6 +31,7 @@ from weft.torch.structure import replace
 from weft.torch.unit import UnitCall, unit_call
 from weft.torch.untouched import ParameterWrites, untouched
 from weft.torch.within import current_scale
+from weft.transport.tags import BORROWED
 
 log = logging.getLogger("weft")
 
@@ -74,10 +75,10 @@ def borrowed(session: Session, models: Sequence[Any]) -> dict[int, Tensor]:
                 continue
             if rank == owner:
                 content = tensor.detach().cpu().contiguous()
-                dist.send(content.view(-1).view(torch.uint8), peers[0], group=group)
+                dist.send(content.view(-1).view(torch.uint8), peers[0], group=group, tag=BORROWED)
             elif rank == 0:
                 content = torch.empty(tensor.shape, dtype=tensor.dtype)
-                dist.recv(content.view(-1).view(torch.uint8), peers[owner], group=group)
+                dist.recv(content.view(-1).view(torch.uint8), peers[owner], group=group, tag=BORROWED)
                 found[id(tensor)] = content.to(session.device)
     return found
 

@@ -7,9 +7,7 @@ from typing import Any
 import torch
 
 from weft.transport.posted import Posted
-
-AHEAD, ASKED = 1, 2
-"""Tags: of payloads whose receive is posted ahead, of those that the receiver asks for."""
+from weft.transport.tags import AHEAD, ASKED
 
 
 class Payloads:

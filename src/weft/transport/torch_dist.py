@@ -35,9 +35,10 @@ import torch.distributed as dist
 
 from weft.errors import PeerError, TransportError
 from weft.transport.channel import ABORT, Key, Mailbox, Message
-from weft.transport.payloads import AHEAD, ASKED, Payloads
+from weft.transport.payloads import Payloads
 from weft.transport.posted import Posted
 from weft.transport.rings import Rings
+from weft.transport.tags import AHEAD, ASKED, HEADERS
 
 HEADER_BYTES = 512
 MAGIC = 0x77656674
@@ -54,8 +55,6 @@ sender has beside its device, in host memory: that stays there."""
 WITHOUT_END = timedelta(days=365)
 """Who waits for a header waits for nobody: there may be none for as long as the script does other things. A rank that
 needs a message waits in the mailbox, for ``wait_timeout``."""
-IN_HEADERS = 0
-"""The tag of headers; payloads have others."""
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
     torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fn,
@@ -145,7 +144,7 @@ class TorchChannel:
         pipe = self._pipes.get(peer)
         if pipe is None:
             content = _bytes_of(header)
-            return [(self._group.send([content], peer, IN_HEADERS), content)]
+            return [(self._group.send([content], peer, HEADERS), content)]
         if self._late[peer] or not pipe.write(header):  # behind those that wait for room already
             self._late[peer] += 1
             return [(Late(self, peer, header), None)]
@@ -223,7 +222,7 @@ class TorchChannel:
         pipe = self._pipes.get(peer)
         if pipe is None:
             content = torch.empty(HEADER_BYTES, dtype=torch.uint8)
-            self._group.recv([content], peer, IN_HEADERS).wait(WITHOUT_END)
+            self._group.recv([content], peer, HEADERS).wait(WITHOUT_END)
             return to_bytes(content)
         header = pipe.read(HEADER_BYTES)
         if len(header) < HEADER_BYTES:

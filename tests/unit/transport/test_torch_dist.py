@@ -14,13 +14,11 @@ from weft.errors import TransportError
 from weft.transport.channel import TELL, VALUE, Key, Message
 from weft.transport.payloads import Payloads
 from weft.transport.posted import POSTED_BYTES, Posted
+from weft.transport.tags import AHEAD, ASKED, HEADERS
 from weft.transport.torch_dist import (
-    AHEAD,
-    ASKED,
     DIMS,
     DTYPES,
     HEADER_BYTES,
-    IN_HEADERS,
     INLINE_BYTES,
     TorchChannel,
     dense,
@@ -52,7 +50,7 @@ class Wire:
     """A process group of two whose messages lie in a queue for each tag."""
 
     def __init__(self) -> None:
-        self.queues: dict[int, deque[Tensor]] = {IN_HEADERS: deque(), AHEAD: deque(), ASKED: deque()}
+        self.queues: dict[int, deque[Tensor]] = {HEADERS: deque(), AHEAD: deque(), ASKED: deque()}
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> Done:
         self.queues[tag].append(tensors[0].clone())
