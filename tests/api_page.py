@@ -117,7 +117,7 @@ def find(module: str, name: str) -> Definition | None:
         if isinstance(node, Definition) and node.name == name:
             return node
         if isinstance(node, ast.Assign) and ast.unparse(node) == f"{name} = placement.{name}":
-            return find("weft.torch.placement", name)
+            return find("weft.torch.split.by_hand", name)
         if isinstance(node, ast.ImportFrom) and node.module and name in [alias.name for alias in node.names]:
             below = ROOT / "src" / Path(*node.module.split("."), name).with_suffix(".py")
             return None if below.exists() else find(node.module, name)

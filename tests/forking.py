@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.launching import FOREIGN
 from weft.launch.environ import rank_environ
-from weft.runtime.heartbeat import Page
+from weft.watch.heartbeat import Page
 
 
 def preload() -> None:

@@ -9,19 +9,19 @@ from dataclasses import replace
 from typing import Any
 
 from weft import schedule
-from weft.partition.auto import Found, Option, search
+from weft.plan.auto import Found, Option, search
+from weft.plan.chosen import ahead
 from weft.simulate import FREE
-from weft.torch import state
-from weft.torch.automatic import links_of, placed
-from weft.torch.collective import agree_on
-from weft.torch.intercept import install
-from weft.torch.measured_link import company, measure_link
+from weft.torch.execution.entry_points import install
 from weft.torch.model import DistributedModel
-from weft.torch.partition import _trace
-from weft.torch.planned import ahead
-from weft.torch.slicing import prepare
+from weft.torch.session import current
+from weft.torch.session.collectives import agree_on
+from weft.torch.split.automatic import links_of, placed
+from weft.torch.split.link_speed import company, measure_link
+from weft.torch.split.partition_models import _trace
+from weft.torch.split.unit_tree import Tree
 from weft.torch.step import Step
-from weft.torch.tree import Tree
+from weft.torch.tensors.mini_batch import prepare
 
 
 def predictions(
@@ -31,7 +31,7 @@ def predictions(
 
     `model` is one that no step has split yet, `step(model, *inputs)` would train it.
     """
-    session = state.session()
+    session = current.session()
     settings = session.settings
     install()
     batch = prepare(step.function, (model, *inputs), {}, step.cut, settings.microbatches)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tests.launching import Running, processes_left, started
 from weft.checkpoint.find import faults, in_order
-from weft.runtime.process import is_alive
+from weft.watch.process import is_alive
 
 JOB = Path(__file__).parent / "workers" / "anywhere.py"
 PROMISED_S = 3.0

@@ -86,15 +86,13 @@ def test_a_collective_of_the_script_ends_after_wait_timeout():
 def test_ranks_that_use_no_pipeline_for_long_lose_nothing():
     """What waits for messages between steps waits for nobody, however long that is."""
     body = "step(model, torch.ones(2, 4))\ntime.sleep(15)\nstep(model, torch.ones(2, 4))\nprint('both')\n"
-    done = run(
-        body, 8, 2, before="import weft.torch.state as state\nstate.rings_of = lambda *_: None\n"
-    ).check()
+    done = run(body, 8, 2, before="import weft.torch.join as join\njoin.rings_of = lambda *_: None\n").check()
     assert "both" in done.stdout
 
 
 def test_ranks_that_wait_for_each_other_at_the_end_are_judged():
     body = """
-from weft.runtime.monitor import Monitor
+from weft.watch.monitor import Monitor
 Monitor._wait_for_all = lambda self: (self._board.enter(2), time.sleep(60))  # State.FINISHING, for ever
 """
     done = run(body, 5)

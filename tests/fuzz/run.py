@@ -232,7 +232,7 @@ def serve_rank(requests: IO[str], answers: IO[str], change: str, wait_s: float) 
         answers.flush()
         if word not in (EQUAL, DIFFERS, INVALID):
             with contextlib.suppress(BaseException):
-                import weft.torch.state as state
+                import weft.torch.session.current as state
 
                 if word and state.is_initialized() and state.session().pipeline is not None:
                     state.session().pipeline.channel.abort(text)  # type: ignore[union-attr]
@@ -241,7 +241,7 @@ def serve_rank(requests: IO[str], answers: IO[str], change: str, wait_s: float) 
 
 def clock_that_counts() -> None:
     """Costs in traces are counts of what was done, so that splits repeat."""
-    from weft.torch.tracer import Tracer
+    from weft.torch.trace.tracer import Tracer
 
     ticks = [0.0]
 

@@ -28,8 +28,9 @@ from tests.parity.zoo import CASES
 from tests.parity.zoo.case import STEPS, Batch, Case
 from weft import schedule
 from weft.config import PIPELINES
-from weft.partition.auto import Option
-from weft.torch import automatic, deferred
+from weft.plan.auto import Option
+from weft.torch.backward import weight_gradients
+from weft.torch.split import automatic
 
 MICROBATCHES = 8
 BUCKET_MIB = 0.01  # several buckets for each of the small models
@@ -133,5 +134,5 @@ def run_item(item: str, partitions: int) -> tuple[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    deferred.FUSED_BYTES = 0  # so that gradients of these small weights are added up in one call, too
+    weight_gradients.FUSED_BYTES = 0  # so that gradients of these small weights are added up in one call, too
     work(arguments(ITEMS), run_item)

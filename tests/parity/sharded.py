@@ -23,10 +23,10 @@ import weft.torch as weft
 from tests.parity.compare import TOLERANCE, Comparison
 from tests.parity.shares import WIDTH, Block
 from tests.parity.together import told
-from weft.compat import interface as smp
+from weft.compat.modelparallel import interface as smp
 from weft.errors import ConfigError, UsageError
 from weft.torch.activation_checkpointing import set_activation_checkpointing
-from weft.torch.sharded import blocks, is_sharded, share_of, whole
+from weft.torch.replicas.fsdp import blocks, is_sharded, share_of, whole
 
 CHECKS: dict[str, Callable[[], None]] = {}
 STEPS, ROWS, WORDS, CLIP = 3, 16, 11, 0.05

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from tests.parity.together import told
-from weft.compat.optimizers import FusedLAMB
+from weft.compat.modelparallel.optimizers import FusedLAMB
 from weft.errors import UsageError
 
 CHECKS: dict[str, Callable[[], None]] = {}
@@ -233,7 +233,7 @@ def states_go_to_jobs_with_and_without_shares() -> None:
 
 @check
 def masters_are_shared_too() -> None:
-    from weft.compat import interface as smp
+    from weft.compat.modelparallel import interface as smp
 
     records = []
     for shared in (False, True):

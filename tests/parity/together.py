@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import weft.torch as weft
 from tests.parity.compare import TOLERANCE, Comparison, copies, gradients
 from weft.errors import DivergenceError, TransportError, UsageError
-from weft.torch import state
+from weft.torch.session import current
 
 CHECKS: dict[str, Callable[[], None]] = {}
 BIG = 40_000
@@ -344,7 +344,7 @@ def data_is_shuffled_once_and_divided() -> None:
     sampler.set_epoch(1)
     parts = weft.allgather(list(sampler))
     for rank, part in enumerate(parts):
-        same = state.session().mesh.position("dp", rank) == weft.dp_rank()
+        same = current.session().mesh.position("dp", rank) == weft.dp_rank()
         assert (part == parts[weft.rank()]) == same
     replicas = {tuple(part) for part in parts}
     assert sorted(number for part in replicas for number in part) == data

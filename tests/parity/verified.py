@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
 from weft.errors import PeerError, VerifyError
-from weft.torch.unit import unit_call
+from weft.torch.execution.unit_call import unit_call
 
 WIDTH = 8
 ROWS = 16

@@ -31,8 +31,40 @@ CORE = (
     ("plan",),
     ("report",),
 )
-EFFECTS = (("transport",), ("reduce",), ("runtime",), ("profiler",), ("launch",), ("checkpoint",), ("watch",))
+EFFECTS = (("transport",), ("reduce",), ("watch",), ("runtime",), ("profiler",), ("launch",), ("checkpoint",))
 FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), ("__main__",))
+
+ROOMS = (
+    ("pytorch",), ("tensors",), ("calls", "output"), ("session",),
+    ("amp", "backward", "delayed_parameters", "watching"), ("replicas",), ("clip", "data_parallel"), ("optimizer",),
+    ("execution",), ("activation_checkpointing", "communication", "placed", "trace"), ("model", "verify"),
+    ("checkpoint", "join", "split"), ("example_graph", "step"), ("graph_file",),
+)  # fmt: skip
+"""The rooms and files of `weft.torch`, from the ground: each may use what stands before it."""
+MAY_USE = {
+    "pytorch": {"errors", "transport"},
+    "tensors": {"errors", "foreign", "transport"},
+    "calls": {"errors"},
+    "session": {
+        "checkpoint", "config", "errors", "launch", "profiler", "reduce", "runtime", "topology", "transport", "watch",
+    },
+    "backward": {"errors"},
+    "replicas": {"errors", "imported", "reduce", "runtime", "transport"},
+    "execution": {"errors", "runtime", "transport"},
+    "communication": {"errors", "transport"},
+    "trace": {"errors", "graph", "runtime"},
+    "placed": {"errors", "foreign", "partition", "report"},
+    "verify": {"errors", "runtime", "schedule", "transport"},
+    "split": {
+        "config", "errors", "foreign", "graph", "partition", "plan", "report", "runtime", "schedule", "simulate",
+        "timeline", "topology", "transport", "units",
+    },
+    "checkpoint": {"checkpoint", "document", "errors", "foreign"},
+}  # fmt: skip
+"""What each room of `weft.torch` may use of the rest of weft."""
+MOST_FILES = 13
+FORMER = {"weft.partition.auto", "weft.partition.explain", "weft.partition.stages"}
+"""Former names of modules, which scripts may import; they stand above what they name."""
 
 LEVEL = {name: level for level, names in enumerate(CORE + EFFECTS + FRONTENDS) for name in names}
 PURE = {name for names in CORE for name in names}
@@ -82,7 +114,43 @@ def test_imports_go_upwards(module):
         if imported.split(".")[0] != "weft" or not layer_of(imported) or layer_of(imported) == here:
             continue
         there = layer_of(imported)
+        if module in FORMER:
+            continue
         assert here and LEVEL[there] < LEVEL[here], f"{module} may not use {imported}: {there} stands below"
+
+
+def room_of(module: str) -> str:
+    """`weft.torch.session.groups` is of the room `session`; empty for what is not of `weft.torch`."""
+    return module.split(".")[2] if module.startswith("weft.torch.") else ""
+
+
+HEIGHT = {name: level for level, names in enumerate(ROOMS) for name in names}
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if room_of(name)])
+def test_rooms_use_what_stands_before_them(module):
+    here = room_of(module)
+    for imported in imports(MODULES[module]):
+        there = room_of(imported)
+        if there and there != here:
+            assert HEIGHT[there] < HEIGHT[here], (
+                f"{module} may not use {imported}: {there} stands after {here}"
+            )
+        elif not there and layer_of(imported) and here in MAY_USE and imported.startswith("weft."):
+            assert layer_of(imported) in MAY_USE[here], f"{module} may not use {imported}"
+
+
+def test_folders_are_small():
+    sizes = {folder: len([*folder.glob("*.py")]) for folder in {path.parent for path in FILES}}
+    assert {str(folder): size for folder, size in sizes.items() if size > MOST_FILES} == {}
+
+
+def test_no_file_uses_itself_in_a_circle():
+    arrows = {name: imports(path) & MODULES.keys() - {name} for name, path in MODULES.items()}
+    done: set[str] = set()
+    while ready := {name for name, used in arrows.items() if name not in done and used <= done}:
+        done |= ready
+    assert arrows.keys() - done == set(), "these files use each other in circles, or use such files"
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if layer_of(name) in PURE | {""}])

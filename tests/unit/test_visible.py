@@ -8,9 +8,9 @@ import pytest
 
 from weft.report.svg import text
 from weft.report.text import table
-from weft.runtime.failure import Failure
-from weft.runtime.heartbeat import Page, Sign
 from weft.visible import LINES, keep_log_visible, visible
+from weft.watch.failure import Failure
+from weft.watch.heartbeat import Page, Sign
 
 WRITTEN = {
     "a\x1b[2J": "a\\x1b[2J",

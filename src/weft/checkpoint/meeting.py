@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weft.errors import StallError, UsageError
-from weft.runtime.heartbeat import Sign, State
+from weft.watch.heartbeat import Sign, State
 
 _PAUSE_S = 0.02
 _LOOK_S = 0.5

@@ -12,7 +12,7 @@ from weft.cli.machine import count, each, size_faults
 from weft.errors import ConfigError
 from weft.foreign import shown_text
 from weft.partition import ALGORITHMS, LAYOUTS, Device, Placement, Problem, in_flight, place
-from weft.partition.stages import refined, step_s
+from weft.plan.stages import refined, step_s
 from weft.report.text import PlacementRow, placement_table, table
 from weft.simulate import FREE, Links
 from weft.topology.cluster import Link

@@ -15,7 +15,7 @@ from typing import Any
 from weft import config
 from weft.cli.machine import count
 from weft.compat import launch_environ
-from weft.compat.container import container_environ, folders
+from weft.compat.modelparallel.container import container_environ, folders
 from weft.compat.variables import ALLOW_PICKLE
 from weft.errors import LaunchError
 from weft.foreign import shown_path, shown_text, translated
@@ -24,8 +24,8 @@ from weft.launch.discovery import TOKEN
 from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.local import Job, run
 from weft.launch.rank import FILE, MODULE
-from weft.runtime.monitor import Limits
 from weft.watch import progress
+from weft.watch.monitor import Limits
 
 _EXAMPLES = """\
 examples:

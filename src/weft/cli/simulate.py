@@ -15,9 +15,9 @@ from weft.cli.machine import count, each, links, size_faults
 from weft.errors import ConfigError, PlacementError
 from weft.foreign import read_text
 from weft.graph import Graph
-from weft.partition.auto import Found, Option, options, search, simulation
-from weft.partition.explain import explain
-from weft.partition.stages import Placer, choices
+from weft.plan.auto import Found, Option, options, search, simulation
+from weft.plan.explain import explain
+from weft.plan.stages import Placer, choices
 from weft.report.page import Entry, page
 from weft.report.picture import timeline_png, timeline_svg
 from weft.report.text import table

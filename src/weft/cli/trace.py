@@ -82,7 +82,7 @@ def _traced(options: argparse.Namespace) -> Graph:
     if not colon or function.endswith(".py"):
         path, function = options.script, "example"
     try:
-        from weft.torch.graph_file import load_example, traced_graph
+        from weft.torch.example_graph import load_example, traced_graph
     except ImportError as error:
         raise UsageError(f"weft trace needs PyTorch, which cannot be imported: {error}") from None
     return traced_graph(load_example(Path(path), function), options.microbatches, options.units)

@@ -94,7 +94,7 @@ def refusal(name: str, settings: Settings | None) -> str:
         return "schedule_file names none"
     if settings is None or name in ("file", "auto", "list"):
         return ""
-    from weft.torch.planned import schedule_for
+    from weft.plan.chosen import schedule_for
 
     try:
         schedule_for(replace(settings, pipeline=name), None, settings.microbatches)

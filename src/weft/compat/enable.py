@@ -62,8 +62,9 @@ def open_mpi_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _torch_is_there(torch: ModuleType) -> None:
-    from weft.compat import plain_data, smddp
+    from weft.compat import plain_data
     from weft.compat.cuda import is_cpu
+    from weft.compat.dataparallel import smddp
 
     wanted = os.environ.get(DEVICE, "")
     if wanted == "cpu" or (wanted != "cuda" and not torch.cuda.is_available()):

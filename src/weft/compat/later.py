@@ -8,10 +8,10 @@ from typing import Any
 PLACES = {
     **dict.fromkeys(
         ("CommGroup", "RankType", "allgather", "barrier", "broadcast", "dp_barrier", "mp_barrier", "recv_from", "send"),
-        "weft.torch.objects",
+        "weft.torch.communication.objects",
     ),
     "save": "weft.torch",
-    **dict.fromkeys(("load", "resume_from_checkpoint", "save_checkpoint"), "weft.compat.resuming"),
+    **dict.fromkeys(("load", "resume_from_checkpoint", "save_checkpoint"), "weft.compat.modelparallel.resuming"),
     "GradScaler": "weft.torch.amp",
 }  # fmt: skip
 """Where a name is."""

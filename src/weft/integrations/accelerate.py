@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from weft.compat.hf.ranks import gathered, reduced
 from weft.errors import UsageError
 from weft.integrations.alike import draw_alike
-from weft.torch import objects, ranks, state
+from weft.torch.communication import objects
+from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.model import DistributedModel
 from weft.torch.optimizer import DistributedOptimizer
-from weft.torch.structure import replace
-from weft.torch.within import in_microbatch
+from weft.torch.session import current, ranks
+from weft.torch.tensors.nested import replace
 
 _RANKS = (
     "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_SIZE",
@@ -52,7 +53,7 @@ class Accelerator(accelerate.Accelerator):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        session = state.session()
+        session = current.session()
         asked = [name for name in _PLUGINS if kwargs.get(name) is not None]
         if asked:
             raise UsageError(
@@ -87,7 +88,7 @@ class Accelerator(accelerate.Accelerator):
         return super().prepare(*args, **kwargs)
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        if not (state.session().tracing or in_microbatch()):
+        if not (current.session().tracing or in_microbatch()):
             super().backward(loss, **kwargs)
             return
         models = [model for model in self._models if isinstance(model, DistributedModel)]
@@ -160,7 +161,7 @@ def _either(ours: Any, theirs: Any) -> Any:
     """`ours` while accelerate counts replicas."""
 
     def call(self: Any) -> Any:
-        counts = state.is_initialized() and PartialState._shared_state.get("_weft")
+        counts = current.is_initialized() and PartialState._shared_state.get("_weft")
         return ours() if counts else theirs(self)
 
     return call

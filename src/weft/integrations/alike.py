@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from weft.torch import objects
+from weft.torch.communication import objects
 
 
 def draw_alike(group: objects.CommGroup) -> None:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from weft.errors import UsageError
 from weft.integrations.alike import draw_alike
 from weft.integrations.lightning_ranks import Ranks, Together, fabric, wrapped
-from weft.torch import objects, ranks, state
+from weft.torch.communication import objects
+from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.model import DistributedModel
-from weft.torch.within import in_microbatch
+from weft.torch.session import current, ranks
 
 
 class WeftStrategy(Together, fabric.strategies.ParallelStrategy):
@@ -83,7 +84,7 @@ class WeftStrategy(Together, fabric.strategies.ParallelStrategy):
                 f"fabric.backward(loss) does not know which of {len(self._models)} models: fabric.backward(loss, "
                 "model=model)"
             )
-        if ranks.pp_size() > 1 and not (state.session().tracing or in_microbatch()):
+        if ranks.pp_size() > 1 and not (current.session().tracing or in_microbatch()):
             raise UsageError(
                 "the model is split: call it, and fabric.backward(), in a function decorated with @weft.step"
             )
@@ -96,5 +97,5 @@ class WeftStrategy(Together, fabric.strategies.ParallelStrategy):
 
     def teardown(self) -> None:
         """The models stay split."""
-        if state.is_initialized():
+        if current.is_initialized():
             super().teardown()

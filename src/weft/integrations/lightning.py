@@ -19,12 +19,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from weft.errors import UsageError
+from weft.integrations import whole
 from weft.integrations.alike import draw_alike
 from weft.integrations.lightning_module import Inside
 from weft.integrations.lightning_ranks import Ranks, Together, pl, wrapped
-from weft.integrations.whole import Record, Whole, current, refuse_uncut
-from weft.torch import changes, convert_sync_batchnorm, objects, ranks, state
+from weft.integrations.whole import Record, Whole, refuse_uncut
+from weft.torch import convert_sync_batchnorm
+from weft.torch.communication import objects
 from weft.torch.model import DistributedModel
+from weft.torch.placed import changes
+from weft.torch.session import current, ranks
 from weft.torch.step import Step, step
 
 _NO_OPTIMIZER = ("LBFGS",)
@@ -60,7 +64,7 @@ class WeftStrategy(Together, pl.strategies.ParallelStrategy):
     @property
     def is_distributed(self) -> bool:
         """Whether data are shared out, and logged values added up: over the copies of the model."""
-        return state.is_initialized() and ranks.dp_size() > 1
+        return current.is_initialized() and ranks.dp_size() > 1
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
@@ -82,7 +86,7 @@ class WeftStrategy(Together, pl.strategies.ParallelStrategy):
                 f"{type(module).__name__}.backward() is overridden, but a split model's backward pass is weft's: leave "
                 "it out, and change gradients in on_after_backward()"
             )
-        known = [each for each in state.session().models if each.get_module() is module]
+        known = [each for each in current.session().models if each.get_module() is module]
         if known:
             (self.split,) = known
         else:
@@ -234,7 +238,7 @@ class WeftStrategy(Together, pl.strategies.ParallelStrategy):
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """In a microbatch of manual optimization its backward pass; else the step has gone backward already."""
         assert self.split is not None and self._inside is not None
-        if current() is not None:
+        if whole.current() is not None:
             self._inside.going_backward(closure_loss)
             self.split.backward(closure_loss, *args, **kwargs)
             return closure_loss.detach()
@@ -242,7 +246,7 @@ class WeftStrategy(Together, pl.strategies.ParallelStrategy):
         if self.lightning_module.automatic_optimization:
             self.add_gradients()
         else:
-            changes.look(state.session())  # the module may have frozen parameters since the last one
+            changes.look(current.session())  # the module may have frozen parameters since the last one
             self.split.backward(loss, *args, **kwargs)
         return self.precision_plugin.post_backward(loss, self.lightning_module)
 
@@ -258,7 +262,7 @@ class WeftStrategy(Together, pl.strategies.ParallelStrategy):
         return self.lightning_module.state_dict() if self.split is None else self.split.state_dict()
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        known = [each for each in state.session().models if each.get_module() is self.lightning_module]
+        known = [each for each in current.session().models if each.get_module() is self.lightning_module]
         (known[0] if known else self.lightning_module).load_state_dict(
             checkpoint["state_dict"], strict=strict
         )

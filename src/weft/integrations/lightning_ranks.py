@@ -14,8 +14,10 @@ from torch import Tensor
 from weft.errors import UsageError
 from weft.foreign import MOST_RANKS, whole
 from weft.launch.discovery import discover
-from weft.torch import objects, ranks, state
+from weft.torch import join
+from weft.torch.communication import objects
 from weft.torch.optimizer import DistributedOptimizer
+from weft.torch.session import current, ranks
 
 
 def _library() -> Any:
@@ -75,7 +77,7 @@ class Ranks(_environments.ClusterEnvironment):
         return
 
     def local_rank(self) -> int:
-        return ranks.local_rank() if state.is_initialized() else discover(os.environ).local_rank
+        return ranks.local_rank() if current.is_initialized() else discover(os.environ).local_rank
 
     def node_rank(self) -> int:
         return whole(os.environ.get("GROUP_RANK", ""), MOST_RANKS) or 0
@@ -90,8 +92,8 @@ class Together:
 
     @property
     def root_device(self) -> torch.device:
-        if state.is_initialized():
-            return state.session().device
+        if current.is_initialized():
+            return current.session().device
         devices = self.parallel_devices or [torch.device("cpu")]
         return devices[self.cluster_environment.local_rank() % len(devices)]
 
@@ -108,8 +110,11 @@ class Together:
                 f"WeftStrategy cannot train with precision={getattr(precision, 'precision', precision)!r}: choose one "
                 f"of {', '.join(PRECISIONS)}"
             )
-        state.init(self.settings)
-        device, wanted = state.session().device.type, (self.parallel_devices or [torch.device("cpu")])[0].type
+        join.init(self.settings)
+        device, wanted = (
+            current.session().device.type,
+            (self.parallel_devices or [torch.device("cpu")])[0].type,
+        )
         if device != wanted:
             raise UsageError(
                 f"accelerator= is for {wanted}, but weft runs this rank on {device}: start it with weft run --device "
@@ -117,11 +122,11 @@ class Together:
             )
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        if state.is_initialized():
+        if current.is_initialized():
             objects.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        if not state.is_initialized() or ranks.size() == 1:
+        if not current.is_initialized() or ranks.size() == 1:
             return obj
         if ranks.rank() != src:
             return objects.recv_from(src)
@@ -137,8 +142,8 @@ class Together:
         result = tensor.to(
             "cpu", torch.float32 if mean and not tensor.is_floating_point() else None, copy=True
         )
-        with state.session().doing("a value that the Trainer adds up"):
-            dist.all_reduce(result, how, group=state.session().group("dp"))
+        with current.session().doing("a value that the Trainer adds up"):
+            dist.all_reduce(result, how, group=current.session().group("dp"))
         return (result / ranks.dp_size() if mean else result).to(tensor.device)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.compat.enable import enable as enable_names
 from weft.compat.hf.ranks import gathered
-from weft.compat.session import state
+from weft.compat.modelparallel.session import state
 from weft.compat.variables import DEFAULTS, FRAMEWORK, PARAMETERS
 from weft.launch.discovery import discover
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from weft.errors import UsageError
 from weft.torch.output import StepOutput
-from weft.torch.slicing import named_tensors
-from weft.torch.structure import replace, tensors_in
+from weft.torch.tensors.mini_batch import named_tensors
+from weft.torch.tensors.nested import replace, tensors_in
 
 _running = threading.local()
 

@@ -19,8 +19,8 @@ from torch.distributed import PrefixStore, TCPStore
 
 from weft.errors import LaunchError
 from weft.launch.discovery import Place
-from weft.runtime.heartbeat import Page
 from weft.transport.private_c10d import default_store
+from weft.watch.heartbeat import Page
 
 
 class Box(ABC):

@@ -6,9 +6,9 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.runtime.failure import Failure, root_cause
-from weft.runtime.heartbeat import Sign, State
-from weft.runtime.judge import Verdict, leaving_text
+from weft.watch.failure import Failure, root_cause
+from weft.watch.heartbeat import Sign, State
+from weft.watch.judge import Verdict, leaving_text
 
 
 @dataclass(frozen=True)

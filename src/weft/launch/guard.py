@@ -1,6 +1,6 @@
 """A process beside the launcher that ends what is left of a job, however the launcher went.
 
-Ranks die with their launcher (`weft.runtime.process.die_with_parent`), but what they started does not: it belongs to
+Ranks die with their launcher (`weft.watch.process.die_with_parent`), but what they started does not: it belongs to
 nobody then. So the launcher forks a guard before the first rank, and holds the only writing end of a pipe to it. The
 end of that pipe is the end of the launcher. The guard then kills the ranks' process groups, and every process whose
 environment carries the job's mark: also one that has left the group, as a daemon does.

@@ -24,12 +24,12 @@ from weft.launch.discovery import SHARED_FD
 from weft.launch.environ import free_port, rank_environ
 from weft.launch.guard import MARK, Guard
 from weft.launch.output import Lines, Sink, Streams
-from weft.runtime import early
-from weft.runtime.board import read_reports
-from weft.runtime.heartbeat import Page, Sign, State
-from weft.runtime.judge import Judge, Verdict
-from weft.runtime.monitor import Limits
-from weft.runtime.process import die_with_parent, host_name, is_stopped, stack_signal
+from weft.watch import early
+from weft.watch.board import read_reports
+from weft.watch.heartbeat import Page, Sign, State
+from weft.watch.judge import Judge, Verdict
+from weft.watch.monitor import Limits
+from weft.watch.process import die_with_parent, host_name, is_stopped, stack_signal
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 0.3

@@ -26,7 +26,7 @@ def main() -> None:
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd() if as_module else os.path.dirname(os.path.realpath(script)))
     from weft.launch.mpirun import torchrun_environ
-    from weft.runtime import early
+    from weft.watch import early
 
     os.environ |= torchrun_environ(os.environ)
     early.report_uncaught()

@@ -38,10 +38,10 @@ from weft.foreign import translated
 from weft.launch.boxes import AgentBox, Box, FileBox, PageBox, ScriptBox
 from weft.launch.discovery import Place
 from weft.launch.store import KEPT, Address, JobStore, Server, listen
-from weft.runtime.heartbeat import Page
-from weft.runtime.monitor import Limits, Monitor
-from weft.runtime.process import die_with_parent, is_alive
 from weft.transport.private_c10d import default_store
+from weft.watch.heartbeat import Page
+from weft.watch.monitor import Limits, Monitor
+from weft.watch.process import die_with_parent, is_alive
 
 log = logging.getLogger("weft")
 

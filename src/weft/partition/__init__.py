@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from weft.errors import PlacementError
-from weft.partition.chunks import chunked
-from weft.partition.exact import exact
+from weft.partition.chain.chunks import chunked
+from weft.partition.chain.exact import exact
 from weft.partition.placement import Load, Placement, step_ms
 from weft.partition.problem import LAYOUTS, Device, Problem, in_flight
 from weft.partition.refine import refine

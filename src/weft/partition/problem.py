@@ -17,8 +17,8 @@ from functools import cached_property
 
 from weft.errors import PlacementError
 from weft.graph.model import Graph
+from weft.partition.chain.links import Chain, make_links
 from weft.partition.cost import COPIES, cost_shares
-from weft.partition.links import Chain, make_links
 
 LAYOUTS = ("looped", "v")
 

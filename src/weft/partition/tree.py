@@ -27,8 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weft.errors import PlacementError
-from weft.partition.chain import split
-from weft.partition.exact import Counted
+from weft.partition.chain.chain import split
+from weft.partition.chain.exact import Counted
 from weft.partition.placement import Placement
 from weft.partition.problem import Problem
 

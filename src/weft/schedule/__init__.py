@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from weft.errors import ScheduleError
 from weft.schedule.action import Action, in_flight
 from weft.schedule.file import from_csv, to_csv
-from weft.schedule.greedy import ListCost, greedy
-from weft.schedule.interleaved import interleaved
-from weft.schedule.looped import looped
-from weft.schedule.looped_bfs import looped_bfs
+from weft.schedule.generators.greedy import ListCost, greedy
+from weft.schedule.generators.interleaved import interleaved
+from weft.schedule.generators.looped import looped
+from weft.schedule.generators.looped_bfs import looped_bfs
+from weft.schedule.generators.simple import simple
+from weft.schedule.generators.v_half import v_half
+from weft.schedule.generators.v_min import v_min
+from weft.schedule.generators.zb_h1 import zb_h1
+from weft.schedule.generators.zb_v import zb_v
 from weft.schedule.schedule import Schedule
-from weft.schedule.simple import simple
-from weft.schedule.v_half import v_half
-from weft.schedule.v_min import v_min
-from weft.schedule.zb_h1 import zb_h1
-from weft.schedule.zb_v import zb_v
 
 __all__ = [
     "CHUNKS",

@@ -1,153 +1,86 @@
 """weft for PyTorch. ``import weft.torch as weft`` is how scripts use it."""
 
-from __future__ import annotations
+from types import ModuleType as _Module
 
-from weft.torch import amp, placement
-from weft.torch.batch_norm import SyncBatchNorm, convert_sync_batchnorm
-from weft.torch.checkpoint import finish_checkpoint, resume_from_checkpoint, save_checkpoint
-from weft.torch.data_check import check_batch, check_loader
-from weft.torch.delayed import delay_param_initialization
-from weft.torch.exports import export_checkpoint, read_model
-from weft.torch.files import load, save
-from weft.torch.large_batch import (
-    WarmUp,
-    correct_momentum,
-    decay_groups,
-    global_batch_weight,
-    scale_lr,
-    shared_sampler,
-)
-from weft.torch.model import DistributedModel
-from weft.torch.norms import clip_grad_norm_
-from weft.torch.objects import (
-    DP_GROUP,
-    MP_GROUP,
-    PP_GROUP,
-    RDP_GROUP,
-    TP_GROUP,
-    WORLD,
-    CommGroup,
-    RankType,
-    allgather,
-    barrier,
-    broadcast,
-    dp_barrier,
-    mp_barrier,
-    recv_from,
-    send,
-)
-from weft.torch.optimizer import DistributedOptimizer
-from weft.torch.output import StepOutput
-from weft.torch.placement import set_partition
-from weft.torch.ranks import (
-    dp_rank,
-    dp_size,
-    get_dp_group,
-    get_dp_process_group,
-    get_mp_group,
-    get_mp_process_group,
-    get_pp_group,
-    get_pp_process_group,
-    get_rdp_group,
-    get_rdp_process_group,
-    get_tp_group,
-    get_tp_process_group,
-    get_world_group,
-    get_world_process_group,
-    local_rank,
-    local_size,
-    mp_rank,
-    mp_size,
-    pp_rank,
-    pp_size,
-    rank,
-    rdp_rank,
-    rdp_size,
-    size,
-    tp_rank,
-    tp_size,
-)
-from weft.torch.reports import partition_report, recorded_timeline
-from weft.torch.state import init, is_initialized, is_tracing, shutdown
-from weft.torch.step import step
-from weft.torch.watching import log, progress
+from weft.torch import amp as amp
+from weft.torch.checkpoint.export import export_checkpoint as export_checkpoint
+from weft.torch.checkpoint.export import read_model as read_model
+from weft.torch.checkpoint.rank_files import load as load
+from weft.torch.checkpoint.rank_files import save as save
+from weft.torch.checkpoint.resume import resume_from_checkpoint as resume_from_checkpoint
+from weft.torch.checkpoint.save import finish_checkpoint as finish_checkpoint
+from weft.torch.checkpoint.save import save_checkpoint as save_checkpoint
+from weft.torch.clip import clip_grad_norm_ as clip_grad_norm_
+from weft.torch.communication.objects import DP_GROUP as DP_GROUP
+from weft.torch.communication.objects import MP_GROUP as MP_GROUP
+from weft.torch.communication.objects import PP_GROUP as PP_GROUP
+from weft.torch.communication.objects import RDP_GROUP as RDP_GROUP
+from weft.torch.communication.objects import TP_GROUP as TP_GROUP
+from weft.torch.communication.objects import WORLD as WORLD
+from weft.torch.communication.objects import CommGroup as CommGroup
+from weft.torch.communication.objects import RankType as RankType
+from weft.torch.communication.objects import allgather as allgather
+from weft.torch.communication.objects import barrier as barrier
+from weft.torch.communication.objects import broadcast as broadcast
+from weft.torch.communication.objects import dp_barrier as dp_barrier
+from weft.torch.communication.objects import mp_barrier as mp_barrier
+from weft.torch.communication.objects import recv_from as recv_from
+from weft.torch.communication.objects import send as send
+from weft.torch.delayed_parameters import delay_param_initialization as delay_param_initialization
+from weft.torch.join import init as init
+from weft.torch.join import shutdown as shutdown
+from weft.torch.model import DistributedModel as DistributedModel
+from weft.torch.optimizer import DistributedOptimizer as DistributedOptimizer
+from weft.torch.output import StepOutput as StepOutput
+from weft.torch.replicas.data_check import check_batch as check_batch
+from weft.torch.replicas.data_check import check_loader as check_loader
+from weft.torch.replicas.large_batch import WarmUp as WarmUp
+from weft.torch.replicas.large_batch import correct_momentum as correct_momentum
+from weft.torch.replicas.large_batch import decay_groups as decay_groups
+from weft.torch.replicas.large_batch import global_batch_weight as global_batch_weight
+from weft.torch.replicas.large_batch import scale_lr as scale_lr
+from weft.torch.replicas.large_batch import shared_sampler as shared_sampler
+from weft.torch.replicas.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
+from weft.torch.replicas.sync_batch_norm import convert_sync_batchnorm as convert_sync_batchnorm
+from weft.torch.session.current import is_initialized as is_initialized
+from weft.torch.session.current import is_tracing as is_tracing
+from weft.torch.session.ranks import dp_rank as dp_rank
+from weft.torch.session.ranks import dp_size as dp_size
+from weft.torch.session.ranks import get_dp_group as get_dp_group
+from weft.torch.session.ranks import get_dp_process_group as get_dp_process_group
+from weft.torch.session.ranks import get_mp_group as get_mp_group
+from weft.torch.session.ranks import get_mp_process_group as get_mp_process_group
+from weft.torch.session.ranks import get_pp_group as get_pp_group
+from weft.torch.session.ranks import get_pp_process_group as get_pp_process_group
+from weft.torch.session.ranks import get_rdp_group as get_rdp_group
+from weft.torch.session.ranks import get_rdp_process_group as get_rdp_process_group
+from weft.torch.session.ranks import get_tp_group as get_tp_group
+from weft.torch.session.ranks import get_tp_process_group as get_tp_process_group
+from weft.torch.session.ranks import get_world_group as get_world_group
+from weft.torch.session.ranks import get_world_process_group as get_world_process_group
+from weft.torch.session.ranks import local_rank as local_rank
+from weft.torch.session.ranks import local_size as local_size
+from weft.torch.session.ranks import mp_rank as mp_rank
+from weft.torch.session.ranks import mp_size as mp_size
+from weft.torch.session.ranks import pp_rank as pp_rank
+from weft.torch.session.ranks import pp_size as pp_size
+from weft.torch.session.ranks import rank as rank
+from weft.torch.session.ranks import rdp_rank as rdp_rank
+from weft.torch.session.ranks import rdp_size as rdp_size
+from weft.torch.session.ranks import size as size
+from weft.torch.session.ranks import tp_rank as tp_rank
+from weft.torch.session.ranks import tp_size as tp_size
+from weft.torch.split.by_hand import partition as partition
+from weft.torch.split.by_hand import set_partition as set_partition
+from weft.torch.split.report import partition_report as partition_report
+from weft.torch.split.report import recorded_timeline as recorded_timeline
+from weft.torch.step import step as step
+from weft.torch.watching import log as log
+from weft.torch.watching import progress as progress
 
-partition = placement.partition  # after the imports, one of which binds the submodule of this name
-
-__all__ = [
-    "CommGroup",
-    "DP_GROUP",
-    "DistributedModel",
-    "DistributedOptimizer",
-    "MP_GROUP",
-    "PP_GROUP",
-    "RDP_GROUP",
-    "RankType",
-    "StepOutput",
-    "SyncBatchNorm",
-    "TP_GROUP",
-    "WORLD",
-    "WarmUp",
-    "allgather",
-    "amp",
-    "barrier",
-    "broadcast",
-    "check_batch",
-    "check_loader",
-    "clip_grad_norm_",
-    "convert_sync_batchnorm",
-    "correct_momentum",
-    "decay_groups",
-    "delay_param_initialization",
-    "dp_barrier",
-    "dp_rank",
-    "dp_size",
-    "export_checkpoint",
-    "finish_checkpoint",
-    "get_dp_group",
-    "get_dp_process_group",
-    "get_mp_group",
-    "get_mp_process_group",
-    "get_pp_group",
-    "get_pp_process_group",
-    "get_rdp_group",
-    "get_rdp_process_group",
-    "get_tp_group",
-    "get_tp_process_group",
-    "get_world_group",
-    "get_world_process_group",
-    "global_batch_weight",
-    "init",
-    "is_initialized",
-    "is_tracing",
-    "load",
-    "local_rank",
-    "log",
-    "local_size",
-    "mp_barrier",
-    "mp_rank",
-    "mp_size",
-    "partition",
-    "partition_report",
-    "pp_rank",
-    "pp_size",
-    "progress",
-    "rank",
-    "rdp_rank",
-    "rdp_size",
-    "read_model",
-    "recorded_timeline",
-    "recv_from",
-    "scale_lr",
-    "send",
-    "resume_from_checkpoint",
-    "save",
-    "save_checkpoint",
-    "set_partition",
-    "shared_sampler",
-    "shutdown",
-    "size",
-    "step",
-    "tp_rank",
-    "tp_size",
+__all__ = [  # pyright: ignore
+    name
+    for name, thing in vars().copy().items()
+    if name[0] != "_" and (name == "amp" or not isinstance(thing, _Module))
 ]
+"""Every name above; rooms and files of this package are no names of it."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from weft.torch import state
+from weft.torch.session import current
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -27,7 +27,7 @@ class GradScaler(torch.amp.GradScaler):
     """
 
     def __init__(self, device: str | None = None, *args: Any, **kwargs: Any) -> None:
-        super().__init__(device or state.session().device.type, *args, **kwargs)
+        super().__init__(device or current.session().device.type, *args, **kwargs)
 
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
@@ -35,7 +35,7 @@ class GradScaler(torch.amp.GradScaler):
         """Where PyTorch looks for overflows, for ``unscale_`` and ``step`` alike: what all ranks found."""
         found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         found = found or {found_inf.device: found_inf}  # a rank without gradients must answer too
-        session = state.session()
+        session = current.session()
         group = session.group("world")
         if group is not None:
             anywhere = torch.stack([flag.cpu() for flag in found.values()]).amax()

@@ -15,24 +15,24 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
-from weft.torch import changes, state
-from weft.torch.changes import Outline
-from weft.torch.collective import gather_tensors
-from weft.torch.comm_hook import HookLane
-from weft.torch.delayed import has_delayed, materialise
-from weft.torch.glue import running
-from weft.torch.gradients import paired
-from weft.torch.graphs import root_gradient, run_autograd
-from weft.torch.plan import apply
-from weft.torch.private import has_backward_hooks
-from weft.torch.recording import recorded_backward
-from weft.torch.reducer import Reducer, ReducerOptions
-from weft.torch.replicas import joined, make_reducer, synchronise
-from weft.torch.sharded import is_sharded, like, shard, whole
-from weft.torch.state_names import fitting
-from weft.torch.structure import replace
-from weft.torch.tracer import Tracer
-from weft.torch.within import begin_backward, going_back, share
+from weft.torch.backward.autograd import root_gradient, run_autograd
+from weft.torch.delayed_parameters import has_delayed, materialise
+from weft.torch.execution.glue import running
+from weft.torch.execution.gradients import paired
+from weft.torch.execution.thread_settings import begin_backward, going_back, rehearsal, share
+from weft.torch.placed import changes
+from weft.torch.placed.apply import apply
+from weft.torch.placed.changes import Outline
+from weft.torch.pytorch.private import has_backward_hooks
+from weft.torch.replicas.comm_hook import HookLane
+from weft.torch.replicas.fsdp import is_sharded, like, shard, whole
+from weft.torch.replicas.reducer import Reducer, ReducerOptions
+from weft.torch.replicas.steps import joined, make_reducer, synchronise
+from weft.torch.session import current
+from weft.torch.session.collectives import gather_tensors
+from weft.torch.session.recording import recorded_backward
+from weft.torch.tensors.nested import replace
+from weft.torch.tensors.state_names import fitting
 
 
 def _on(device: torch.device, tensor: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class DistributedModel(nn.Module):
         **other: Any,
     ) -> None:
         super().__init__()
-        session = state.session()
+        session = current.session()
         self._options = ReducerOptions(
             25.0 if bucket_cap_mb is None else bucket_cap_mb, overlapping_allreduce, gradient_as_bucket_view,
             backward_passes_per_step, broadcast_buffers,
@@ -109,7 +109,7 @@ class DistributedModel(nn.Module):
                 "copy.deepcopy does not work for a model whose parameters are shared by replicas, or not made yet: "
                 "copy its state_dict()"
             )
-        session, options = state.session(), self._options
+        session, options = current.session(), self._options
         new = DistributedModel(
             copy.deepcopy(self.module, memo),
             self.trace_device,
@@ -136,7 +136,7 @@ class DistributedModel(nn.Module):
 
     def _split(self, plan: Any) -> None:
         """Take the plan of the model that this one is a copy of."""
-        session = state.session()
+        session = current.session()
         apply(self.module, plan, session)
         session.known_models[max(session.known_models, default=-1) + 1] = self
         self.finish_partition(plan)
@@ -144,8 +144,8 @@ class DistributedModel(nn.Module):
     # --- running --------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        session = state.session()
-        if session.pipeline is not None and running() is None and Tracer.current is None:
+        session = current.session()
+        if session.pipeline is not None and running() is None and rehearsal() is None:
             raise UsageError(
                 "the model is split over partitions: call it inside a function decorated with @weft.step"
             )
@@ -177,10 +177,11 @@ class DistributedModel(nn.Module):
             return
         several, given = paired(tensors, grad_tensors)
         grads = [root_gradient(tensor, grad, scale) for tensor, grad in zip(several, given, strict=True)]
-        if Tracer.current is not None:
-            Tracer.current.backward(several, grads, retain_graph)
+        rehearsing = rehearsal()
+        if rehearsing is not None:
+            rehearsing.backward(several, grads, retain_graph)
         else:
-            with recorded_backward(state.session()), going_back():
+            with recorded_backward(current.session()), going_back():
                 run_autograd(several, grads, keep=retain_graph)
 
     def loss_scale(self) -> float:
@@ -209,7 +210,7 @@ class DistributedModel(nn.Module):
         self.owners = {} if plan is None else plan.owners(self.module)
         if self.optimizer is not None:
             self.optimizer.forget_remote()
-        session = state.session()
+        session = current.session()
         with session.doing("the first weights of replicas"):
             synchronise(session, self)
             if session.settings.sharded_data_parallel_degree > 1:
@@ -266,7 +267,7 @@ class DistributedModel(nn.Module):
 
     def is_local(self, name: str) -> bool:
         """Whether the parameter or buffer of that name in the wrapped module lives on this rank."""
-        pipeline = state.session().pipeline
+        pipeline = current.session().pipeline
         return pipeline is None or self.owners.get(name, pipeline.rank) == pipeline.rank
 
     def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -294,7 +295,7 @@ class DistributedModel(nn.Module):
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Name and module of what runs on this rank: its units with all they contain, and opened modules."""
         self.need_partition("local_named_modules()")
-        remote = () if self.plan is None else tuple(self.plan.elsewhere(state.session().position("pp")))
+        remote = () if self.plan is None else tuple(self.plan.elsewhere(current.session().position("pp")))
         for name, module in self.module.named_modules():
             if not any(not unit or name == unit or name.startswith(f"{unit}.") for unit in remote):
                 yield f"module.{name}" if name else "module", module
@@ -322,13 +323,13 @@ class DistributedModel(nn.Module):
         if not enable:
             yield
             return
-        settings = state.session().settings
+        settings = current.session().settings
         if settings.shard_optimizer_state or settings.sharded_data_parallel_degree > 1:
             raise UsageError(
                 "join() does not fit shard_optimizer_state and sharded_data_parallel_degree, because every replica is "
                 "needed to the end: give all replicas the same number of batches"
             )
-        with joined(state.session(), self, divide_by_initial_world_size):
+        with joined(current.session(), self, divide_by_initial_world_size):
             yield
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
@@ -363,7 +364,7 @@ class DistributedModel(nn.Module):
 
         ``gather_to_rank0``: only the pipeline's first rank gets it, the others an empty dict.
         """
-        session = state.session()
+        session = current.session()
         content = self._whole_state(*args, **kwargs)
         if self.sharded and gather_to_rank0 and session.rank != 0:
             return {}
@@ -388,7 +389,7 @@ class DistributedModel(nn.Module):
         content = self.module.state_dict(*args, **kwargs)
         if not self.sharded:
             return content
-        with state.session().doing("state_dict()"):
+        with current.session().doing("state_dict()"):
             return {name: whole(value) if is_sharded(value) else value for name, value in content.items()}
 
     def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -396,7 +397,7 @@ class DistributedModel(nn.Module):
         self.need_partition("local_state_dict()")
         content = self._whole_state(*args, **kwargs)
         local = {f"module.{name}": value for name, value in content.items() if self.is_local(name)}
-        local["_smp_is_partial"] = state.session().pipeline is not None
+        local["_smp_is_partial"] = current.session().pipeline is not None
         return local
 
     def load_state_dict(

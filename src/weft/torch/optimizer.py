@@ -13,13 +13,13 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from weft.errors import UsageError
-from weft.torch import state
-from weft.torch.collective import gather_tensors
-from weft.torch.norms import is_local
-from weft.torch.recording import recorded
-from weft.torch.reducer import without_gradients
-from weft.torch.sharded import is_sharded, like, whole
-from weft.torch.shares import Shares, by_parameter, tensors_and_plain
+from weft.torch.clip import is_local
+from weft.torch.replicas.fsdp import is_sharded, like, whole
+from weft.torch.replicas.reducer import without_gradients
+from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_and_plain
+from weft.torch.session import current
+from weft.torch.session.collectives import gather_tensors
+from weft.torch.session.recording import recorded
 
 SHARE = "_weft_share"
 """Beside a replica's own part of a shared state: which replica's, of how many."""
@@ -53,7 +53,7 @@ class DistributedOptimizer(Optimizer):
             raise UsageError(
                 f"DistributedOptimizer wraps a torch.optim optimizer, once; it got a {type(optimizer).__qualname__}"
             )
-        if any(model.sharded for model in state.session().models) and not all(
+        if any(model.sharded for model in current.session().models) and not all(
             is_sharded(p) for group in optimizer.param_groups for p in group["params"]
         ):
             raise UsageError(
@@ -63,7 +63,7 @@ class DistributedOptimizer(Optimizer):
         self.optimizer = optimizer
         _wrapped.add(optimizer)
         self._shares: Shares | None = None
-        for model in state.session().models:
+        for model in current.session().models:
             model.optimizer = self
 
     def __getattr__(self, name: str) -> Any:
@@ -104,7 +104,7 @@ class DistributedOptimizer(Optimizer):
     @property
     def shares(self) -> Shares | None:
         """Which replica updates what, with ``shard_optimizer_state``; None before the partition."""
-        session = state.session()
+        session = current.session()
         if self._shares is None:
             if not session.settings.shard_optimizer_state or session.mesh.rdp == 1:
                 return None
@@ -133,7 +133,7 @@ class DistributedOptimizer(Optimizer):
 
         ``closure``: called once, before the update, to compute the gradients; what it gives is returned.
         """
-        session = state.session()
+        session = current.session()
         session.check_outside("the optimizer's step()")
         if closure is not None:
             if isinstance(self.optimizer, LBFGS):
@@ -165,7 +165,7 @@ class DistributedOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget this rank's gradients."""
-        state.session().check_outside("the optimizer's zero_grad()")
+        current.session().check_outside("the optimizer's zero_grad()")
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -190,7 +190,7 @@ class DistributedOptimizer(Optimizer):
         of this rank alone, and a key that says whose they are.
         """
         content = self._with_states("rdp" if self.shares is not None and gather_if_shard else None)
-        content["_smp_is_partial"] = state.session().pipeline is not None
+        content["_smp_is_partial"] = current.session().pipeline is not None
         if self.shares is not None and not gather_if_shard:
             content[SHARE] = [self.shares.replica, self.shares.replicas]
         return content
@@ -198,7 +198,7 @@ class DistributedOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The whole state, as a plain ``torch.optim`` optimizer would have it; collective over the pipeline, and over
         all ranks if replicas share states."""
-        session = state.session()
+        session = current.session()
         return self._with_states(
             "world" if self.shares is not None else None if session.pipeline is None else "pp"
         )
@@ -219,7 +219,7 @@ class DistributedOptimizer(Optimizer):
 
     def _gathered(self, entries: dict[Any, dict[str, Any]], axis: str | None) -> dict[Any, dict[str, Any]]:
         """States by parameter, from all ranks along an axis; those of this rank without one."""
-        session = state.session()
+        session = current.session()
         if any(model.sharded for model in session.models):
             with session.doing("the optimizer's state_dict()"):
                 return {n: {key: whole(v) for key, v in entry.items()} for n, entry in entries.items()}
@@ -234,7 +234,7 @@ class DistributedOptimizer(Optimizer):
         """Take this rank's part of a whole state (or its own partial one); before or after the partition."""
         content = dict(state_dict)
         content.pop("_smp_is_partial", None)
-        session = state.session()
+        session = current.session()
         share, here = content.pop(SHARE, None), [session.position("rdp"), session.mesh.rdp]
         if share is not None and (list(share) != here or not session.settings.shard_optimizer_state):
             raise UsageError(
@@ -256,9 +256,9 @@ def warn_of_plain_optimizers() -> None:
     seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not state.is_initialized():
+        if not current.is_initialized():
             return
-        session = state.session()
+        session = current.session()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if session.in_step:
             own = {id(parameter) for model in session.models for parameter in model.parameters()}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import UsageError
-from weft.torch.structure import attributes_of, rebuild_dataclass, rebuild_dict, rebuild_sequence
+from weft.torch.tensors.nested import attributes_of, rebuild_dataclass, rebuild_dict, rebuild_sequence
 
 
 class NoTensorError(UsageError, AttributeError, TypeError):

@@ -12,28 +12,32 @@ from typing import Any
 import torch
 
 from weft.errors import PeerError, SplitError, UsageError
+from weft.plan.chosen import ahead, schedule_for
 from weft.runtime.executor import Order
 from weft.runtime.microbatch import Microbatch
-from weft.torch import changes, state, verify, watching
-from weft.torch.agreement import StepCheck, compare_start, describe_call, described_inputs
-from weft.torch.batch_norm import warn_of_few_samples
-from weft.torch.diverging import CallCheck
-from weft.torch.first_inputs import from_first
-from weft.torch.glue import Glue
-from weft.torch.intercept import install
+from weft.torch import watching
+from weft.torch.execution.entry_points import install
+from weft.torch.execution.first_rank_inputs import from_first
+from weft.torch.execution.glue import Glue
+from weft.torch.execution.program import Program
+from weft.torch.execution.step_results import Returned
+from weft.torch.execution.thread_settings import current_scale, in_microbatch, trains
 from weft.torch.model import DistributedModel
 from weft.torch.output import collect
-from weft.torch.padding import shares_of
-from weft.torch.partition import partition_models
-from weft.torch.planned import ahead, schedule_for
-from weft.torch.program import Program
-from weft.torch.random_state import mix
-from weft.torch.recording import recorded, recorded_forward
-from weft.torch.replicas import begin_step, finish_step
-from weft.torch.returned import Returned
-from weft.torch.slicing import Cut, MiniBatch, prepare
-from weft.torch.structure import replace
-from weft.torch.within import current_scale, in_microbatch, trains
+from weft.torch.placed import changes
+from weft.torch.replicas.steps import begin_step, finish_step
+from weft.torch.replicas.sync_batch_norm import warn_of_few_samples
+from weft.torch.session import current
+from weft.torch.session.differing_calls import CallCheck
+from weft.torch.session.divergence import StepCheck, compare_start, describe_call, described_inputs
+from weft.torch.session.random_streams import mix
+from weft.torch.session.recording import recorded, recorded_forward
+from weft.torch.session.session import Session
+from weft.torch.split.partition_models import partition_models
+from weft.torch.tensors.microbatch_weights import shares_of
+from weft.torch.tensors.mini_batch import Cut, MiniBatch, prepare
+from weft.torch.tensors.nested import replace
+from weft.torch.verify import compare
 
 
 class Step:
@@ -54,7 +58,7 @@ class Step:
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        session = state.session()
+        session = current.session()
         if session.tracing or in_microbatch():
             raise UsageError(f"{self.function.__name__}: a step cannot call another step")
         batch = prepare(self.function, args, kwargs, self.cut, session.settings.microbatches)
@@ -67,7 +71,7 @@ class Step:
                 model.move(session.device)
             name = self.function.__qualname__
             compare_start(session, pending, describe_call(name, batch, True), described_inputs(name, batch))
-            session.unproved = verify.reason_against(session, pending)
+            session.unproved = compare.reason_against(session, pending)
             partition_models(session, pending, self.function, batch, counted=self.weight is not None)
         if self.weight is not None:
             batch = self._weighed(session, batch)
@@ -76,7 +80,7 @@ class Step:
         changes.look(session)
         for model in session.models:
             warn_of_few_samples(session, model, batch)
-        proof = verify.begin(session, pending, self.function, batch)
+        proof = compare.begin(session, pending, self.function, batch)
         if session.device.type == "cpu":
             session.growth.look()
             session.huge_pages.look()
@@ -92,19 +96,19 @@ class Step:
         self._ran = True
         for model in session.models:
             model.run_step_hooks()
-        verify.end(session)
+        compare.end(session)
         collected = collect(*results)
         if self._trains:
             watching.after_step(session, batch.size, collected)
         return collected
 
-    def _evaluates(self, session: state.Session) -> bool:
+    def _evaluates(self, session: Session) -> bool:
         """Whether this call has no backward pass, as far as that can be told before it runs."""
         if self._trains or not torch.is_grad_enabled():
             return not torch.is_grad_enabled()
         return self._ran or not any(model.training for model in session.models)
 
-    def _weighed(self, session: state.Session, batch: MiniBatch) -> MiniBatch:
+    def _weighed(self, session: Session, batch: MiniBatch) -> MiniBatch:
         """The batch with what the step's ``weight`` says; where the first rank's inputs count it says so there."""
         assert self.weight is not None
         if any(not model.averages for model in session.models):
@@ -116,7 +120,7 @@ class Step:
             return batch
         return replace_fields(batch, shares=shares_of(self.weight, batch))
 
-    def _alone(self, session: state.Session, batch: MiniBatch) -> list[Any]:
+    def _alone(self, session: Session, batch: MiniBatch) -> list[Any]:
         """One partition: plain accumulation over microbatches."""
         results = []
         for index in range(batch.microbatches):
@@ -128,7 +132,7 @@ class Step:
         return results
 
     def _pipelined(
-        self, session: state.Session, batch: MiniBatch, proof: verify.Proof | None
+        self, session: Session, batch: MiniBatch, proof: compare.Proof | None
     ) -> tuple[list[Any], list[float]]:
         """What the microbatches return, and what they weigh."""
         assert session.executor is not None and session.pipeline is not None
@@ -207,7 +211,7 @@ class Step:
         return results, batch.weights()
 
     def _microbatch(
-        self, session: state.Session, batch: MiniBatch, microbatch: Microbatch, context: ThreadContext,
+        self, session: Session, batch: MiniBatch, microbatch: Microbatch, context: ThreadContext,
         drew: list[bool], order: Order, returned: Returned,
     ) -> Any:  # fmt: skip
         assert session.pipeline is not None
@@ -234,7 +238,7 @@ class Step:
         program.close()
         return result
 
-    def _order(self, session: state.Session, microbatches: int) -> Order:
+    def _order(self, session: Session, microbatches: int) -> Order:
         settings, chosen = session.settings, session.chosen
         revisited = any(model.plan is not None and model.plan.revisits for model in session.models)
         key = (settings, chosen, microbatches, revisited)

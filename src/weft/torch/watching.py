@@ -16,8 +16,9 @@ from weft.errors import UsageError
 from weft.foreign import shown
 from weft.runtime.allocator import resident_bytes
 from weft.timeline import Span
-from weft.torch import state
 from weft.torch.output import StepOutput
+from weft.torch.session import current
+from weft.torch.session.session import Session
 from weft.watch.progress import VARIABLE, Ranks, on_stderr
 from weft.watch.values import ValueFile
 
@@ -25,7 +26,7 @@ _Item = TypeVar("_Item")
 _log = logging.getLogger("weft")
 
 
-def after_step(session: state.Session, samples: int | None, results: Any) -> None:
+def after_step(session: Session, samples: int | None, results: Any) -> None:
     """Show how a step of training was: each rank to the others, the first one to people."""
     if session.executor is not None:
         session.monitor.measure(_idle(session.executor.spans), _memory_bytes(session))
@@ -43,13 +44,13 @@ def _idle(spans: Sequence[Span]) -> float:
     return max(0.0, 1.0 - sum(span.end_s - span.start_s for span in spans) / took_s) if took_s else 0.0
 
 
-def _memory_bytes(session: state.Session) -> int:
+def _memory_bytes(session: Session) -> int:
     if session.device.type == "cuda":
         return torch.cuda.max_memory_allocated(session.device)
     return resident_bytes()
 
 
-def _ranks(session: state.Session) -> Ranks:
+def _ranks(session: Session) -> Ranks:
     """What the ranks of the first pipeline show."""
     if session.executor is None:
         return Ranks((), _memory_bytes(session))
@@ -83,7 +84,7 @@ def progress(iterable: Iterable[_Item] | None = None, *, total: int | None = Non
     """
     if iterable is not None and total is None and isinstance(iterable, Sized):
         total = len(iterable)
-    session = state.session() if state.is_initialized() else None
+    session = current.session() if current.is_initialized() else None
     if session is not None and session.rank == 0:
         if session.progress is None and VARIABLE not in os.environ:
             session.progress = on_stderr("terminal" if sys.stderr.isatty() else "plain")
@@ -92,7 +93,7 @@ def progress(iterable: Iterable[_Item] | None = None, *, total: int | None = Non
     return () if iterable is None else _through(session, iterable)
 
 
-def _through(session: state.Session | None, iterable: Iterable[_Item]) -> Iterator[_Item]:
+def _through(session: Session | None, iterable: Iterable[_Item]) -> Iterator[_Item]:
     """Items; where no step is called meanwhile, each counts as one."""
     try:
         for item in iterable:
@@ -145,7 +146,7 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
     Raises:
         UsageError: A value is none of these, or the folder cannot be written to.
     """
-    session = state.session()
+    session = current.session()
     plain = {str(name): _plain(str(name), value) for name, value in values.items()}
     if session.rank:
         return

@@ -1,4 +1,6 @@
-"""PyTorch's private names for process groups: everything that weft uses of them. The others: ``weft.torch.private``.
+"""PyTorch's private names for process groups: all that weft uses of them.
+
+The others: ``weft.torch.pytorch.private``.
 
 A private name may be gone, or mean something else, in the next release. So each one is looked up here, once, with what
 it is for and what weft does where it is missing.

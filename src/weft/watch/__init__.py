@@ -1,1 +1,1 @@
-"""What people see of a running job."""
+"""A job under watch: what each rank shows of itself, who holds the others up, and what people see of it."""

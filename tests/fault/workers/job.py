@@ -23,8 +23,8 @@ from datetime import timedelta
 from weft.errors import DivergenceError
 from weft.launch.discovery import Place, discover
 from weft.launch.startup import agree
-from weft.runtime.heartbeat import Page, State
-from weft.runtime.monitor import Limits, Monitor
+from weft.watch.heartbeat import Page, State
+from weft.watch.monitor import Limits, Monitor
 
 
 def raise_error() -> None:

@@ -26,7 +26,7 @@ from torch import nn
 import weft.torch as weft
 from tests.forking import Forked
 from weft.checkpoint.find import faults, look, saves
-from weft.torch import checkpoint, full
+from weft.torch.checkpoint import save, whole_file
 
 PHASES = (
     "stage", "mkdir", "write", "flush", "checksum", "report", "barrier", "index", "folder", "rename", "parent",
@@ -76,7 +76,7 @@ def work(folder: Path, rank: int, number: int, ready: int, victim: int, phase: s
         if repeat == 0:
             weft.finish_checkpoint()
             if rank == victim:
-                checkpoint.reached = killer(phase)
+                save.reached = killer(phase)
                 os.write(ready, b"x")
 
 
@@ -176,14 +176,14 @@ def strike_full(folder: Path, phase: str) -> None:
         weft.save_checkpoint(root, "b", False, model=model, user_content=phase)
         with torch.no_grad():
             model.module.weight.fill_(7.0)
-        checkpoint.reached = killer(phase)
+        save.reached = killer(phase)
         weft.save_checkpoint(root, "b", False, model=model, user_content=phase)
 
     job = Forked(1, work, folder / "output")
     assert job.wait(WAIT_S) == {0: -signal.SIGKILL}, job.text()
     job.close()
     for tag in ("a", "b"):
-        assert full.faults(root, tag) == [], phase
+        assert whole_file.faults(root, tag) == [], phase
         assert set(torch.load(root / tag, weights_only=True)) == {"weight", "bias"}
 
 

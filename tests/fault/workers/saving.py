@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import weft.torch as weft
-from weft.torch import checkpoint
+from weft.torch.checkpoint import save
 
 
 def main() -> None:
@@ -38,14 +38,14 @@ def main() -> None:
     step(model, torch.randn(4, 4))
     weft.save_checkpoint(folder, "good", model=model, user_content=1)
     if what in ("last", "leave"):
-        checkpoint.reached = full_disk
+        save.reached = full_disk
         weft.save_checkpoint(folder, "bad", model=model, asynchronous=True)
         if what == "leave":
             weft.shutdown()
         return
     if what == "kill":
         if weft.rank() == 1:
-            checkpoint.reached = killer("flush")
+            save.reached = killer("flush")
         weft.save_checkpoint(folder, "bad", model=model)
     if weft.rank() == 0:
         print("fault at", time.monotonic(), flush=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
-from weft.torch import state
+from weft.torch.session import current
 from weft.transport.channel import SHAPES, TELL, Message
 
 from .. import models
@@ -137,7 +137,7 @@ def each_signature_is_watched_once() -> None:
     """Microbatches that wait in turn at one part: the others' random numbers are not taken for its own."""
     numpy.random.rand()
     model = placed(seeded(models.Chain), {f"blocks.{number}": number % 2 for number in range(4)})
-    channel = state.session().pipeline.channel
+    channel = current.session().pipeline.channel
     told: list[int] = []
     send = channel.send
 
@@ -169,7 +169,7 @@ def every_rank_tells_what_it_runs() -> None:
             return torch.tanh(self.b(torch.tanh(self.a(x))))
 
     model = placed(seeded(Net), {"a": 0, "b": 1})
-    pipeline = state.session().pipeline
+    pipeline = current.session().pipeline
     before = set(pipeline.told)
     squares(model, equal_rows())
     mine = sorted(str(key[0]) for key in pipeline.told - before if "tanh" in str(key[0]))

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
-from weft.torch import offload
-from weft.torch import pipeline as pipelines
 from weft.torch.activation_checkpointing import set_activation_checkpointing
-from weft.torch.state import session
+from weft.torch.backward import offload
+from weft.torch.session import pipeline as pipelines
+from weft.torch.session.current import session
 
 from .harness import WIDTH, check, same_as_alone, seeded, start, vectors
 

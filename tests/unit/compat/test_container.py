@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from weft.compat.container import container_environ, folders
+from weft.compat.modelparallel.container import container_environ, folders
 
 
 def test_what_is_set_stays_and_no_data_is_invented(tmp_path, monkeypatch):

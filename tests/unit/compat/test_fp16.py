@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import weft.torch as weft
-from weft.compat.model import DistributedModel
-from weft.compat.optimizer import DistributedOptimizer
-from weft.compat.session import init
+from weft.compat.modelparallel.model import DistributedModel
+from weft.compat.modelparallel.optimizer import DistributedOptimizer
+from weft.compat.modelparallel.session import init
 from weft.errors import CheckpointError, UsageError
 from weft.torch.optimizer import MASTERS, SCALE
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.launching import SOURCE
 from weft.compat.enable import FOLDER, launch_environ, mp_parameters, open_mpi_environ
-from weft.compat.loss_scale import LossScale
-from weft.compat.parameters import read
+from weft.compat.modelparallel.loss_scale import LossScale
+from weft.compat.modelparallel.parameters import read
 from weft.compat.variables import DEFAULTS, FRAMEWORK, PARAMETERS
 from weft.errors import ConfigError, UsageError
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from weft.launch.culprit import End, blame, is_failure, judged, only_victims, victims_text
-from weft.runtime.failure import Failure
-from weft.runtime.heartbeat import Sign, State
-from weft.runtime.judge import Verdict
+from weft.watch.failure import Failure
+from weft.watch.heartbeat import Sign, State
+from weft.watch.judge import Verdict
 
 RUNNING = Sign(State.RUNNING, pid=1, step=3, phase="forward", notes=1)
 SIGNS = {0: RUNNING, 1: RUNNING}

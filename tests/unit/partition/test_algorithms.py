@@ -12,7 +12,7 @@ from tests.unit.partition.oracle import exhaustive, integer_program, legal, prob
 from weft.errors import PlacementError
 from weft.graph import Graph, Tensor, Unit, read_profile
 from weft.partition import ALGORITHMS, Device, Placement, Problem, in_flight, place
-from weft.partition import search as search_module
+from weft.partition.chain import search as search_module
 
 PROFILES = Path(__file__).parents[2] / "data" / "profiles"
 

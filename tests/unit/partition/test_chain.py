@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import PlacementError
-from weft.partition import search
-from weft.partition.chain import split
+from weft.partition.chain import search
+from weft.partition.chain.chain import split
 
 
 def legal(placement, partitions, groups, fixed):

@@ -14,8 +14,8 @@ from tests.unit.schedule.cases import Case, any_case, numbered
 from tests.unit.schedule.clock import by_kind, run
 from weft.errors import ScheduleError
 from weft.schedule import CHUNKS, ListCost, Schedule, in_flight, make
+from weft.schedule.generators.looped import group
 from weft.schedule.legal import check
-from weft.schedule.looped import group
 from weft.schedule.schedule import loop, vee
 from weft.schedule.transfers import with_transfers
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from weft.torch.random_state import Streams
-from weft.torch.records import Trace
-from weft.torch.trace import trace
-from weft.torch.tracer import Tracer
+from weft.torch.execution.thread_settings import rehearsal
+from weft.torch.session.random_streams import Streams
+from weft.torch.trace.record import Trace
+from weft.torch.trace.trace import trace
 
 CPU = torch.device("cpu")
 WIDTH = 8
@@ -101,7 +101,7 @@ def traced(net: nn.Module, rows: int = 4, backward: bool = True, split: bool = F
     def run() -> None:
         loss = net(x).sum()
         if backward:
-            assert Tracer.current is not None
-            Tracer.current.backward([loss], [torch.ones_like(loss)])
+            assert rehearsal() is not None
+            rehearsal().backward([loss], [torch.ones_like(loss)])
 
     return trace(net, run, CPU, Streams(CPU), split=split)

@@ -304,7 +304,7 @@ RETURNED = """
 import torch
 from torch import nn
 import weft.torch as weft
-from weft.torch import state
+from weft.torch.session import current
 from weft.transport.channel import OUTPUT
 
 weft.init({"partitions": 3, "microbatches": 4, "auto_partition": False, "default_partition": 0})

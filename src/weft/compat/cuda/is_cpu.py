@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from weft.compat.cuda import names, nccl_is_gloo, sync_batch_norm, tools
-from weft.torch.private import constructors, scripted_as
-from weft.torch.rules import STANDS_FOR
+from weft.torch.pytorch.private import constructors, scripted_as
+from weft.torch.pytorch.torch_functions import STANDS_FOR
 
 CPU = torch.device("cpu")
 _Device = torch.device

@@ -28,7 +28,7 @@ from torch import Tensor
 
 import weft
 from weft.foreign import whole
-from weft.torch.rules import STANDS_FOR
+from weft.torch.pytorch.torch_functions import STANDS_FOR
 
 CAPABILITY = (7, 0)
 """A V100's, the first with fp16 units: no script refuses it, and none expects bfloat16 or TF32 of it."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from weft.compat.cuda.names import asked_by_script
-from weft.compat.smddp import register
+from weft.compat.dataparallel.smddp import register
 from weft.launch.rendezvous import let_go
 
 BACKEND = "weft"

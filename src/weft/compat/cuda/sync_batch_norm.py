@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from weft.torch import state
-from weft.torch.batch_norm import BatchNorm, convert_sync_batchnorm
-from weft.torch.batch_norm import SyncBatchNorm as WeftSyncBatchNorm
+from weft.torch.replicas.sync_batch_norm import BatchNorm, convert_sync_batchnorm
+from weft.torch.replicas.sync_batch_norm import SyncBatchNorm as WeftSyncBatchNorm
+from weft.torch.session import current
 
 
 class SyncBatchNorm(WeftSyncBatchNorm):
@@ -46,7 +46,7 @@ class SyncBatchNorm(WeftSyncBatchNorm):
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
         """Replace every BatchNorm in ``module``, which is returned, or its replacement if it is one itself."""
-        if state.is_initialized():
+        if current.is_initialized():
             return convert_sync_batchnorm(module)
         result = module
         if isinstance(module, BatchNorm) and not isinstance(module, WeftSyncBatchNorm):

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from weft.compat.later import later
-from weft.compat.session import state
+from weft.compat.modelparallel.session import state
 from weft.errors import CheckpointError
 
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 WHOLE = (
     "pytorch_model.bin", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin.index.json",
 )  # fmt: skip
-"""The first one stands for all, see ``weft.compat.resuming``."""
+"""The first one stands for all, see ``weft.compat.modelparallel.resuming``."""
 
 
 def install(trainer: ModuleType) -> None:
@@ -102,7 +102,7 @@ def _write_random_states_once(cls: Any) -> None:
 
     @functools.wraps(save)
     def save_rng_state(self: Any, output_dir: str) -> None:
-        from weft.torch.ranks import pp_rank
+        from weft.torch.session.ranks import pp_rank
 
         if not state.initialized or pp_rank() == 0:
             save(self, output_dir)

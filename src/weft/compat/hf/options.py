@@ -7,7 +7,7 @@ import logging
 from types import ModuleType
 from typing import Any
 
-from weft.compat.session import state
+from weft.compat.modelparallel.session import state
 from weft.errors import ConfigError
 
 log = logging.getLogger("weft")
@@ -59,7 +59,7 @@ def arguments(module: ModuleType) -> None:
     def devices(self: Any) -> Any:
         if not (self.use_cpu and module.is_sagemaker_mp_enabled() and state.initialized):
             return found(self)
-        from weft.torch.state import session
+        from weft.torch.session.current import session
 
         if session().device.type != "cpu":
             raise ConfigError(
@@ -105,7 +105,7 @@ def refuse(args: Any) -> None:
 
 def choose_microbatches() -> None:
     """Where nobody says how many microbatches there are, as many as let the partitions overlap."""
-    from weft.torch.state import session
+    from weft.torch.session.current import session
 
     partitions = session().settings.partitions
     if partitions > 1 and not state.is_given("microbatches"):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from weft.compat.hf import steps
-from weft.compat.session import state
+from weft.compat.modelparallel.session import state
 
 
 def install(accelerator: ModuleType) -> None:
@@ -87,33 +87,33 @@ def _module_of(model: Any) -> Any:
 
 
 def _dp_size() -> int:
-    from weft.torch.ranks import dp_size
+    from weft.torch.session.ranks import dp_size
 
     return dp_size()
 
 
 def _dp_rank() -> int:
-    from weft.torch.ranks import dp_rank
+    from weft.torch.session.ranks import dp_rank
 
     return dp_rank()
 
 
 def _rank() -> int:
-    from weft.torch.ranks import rank
+    from weft.torch.session.ranks import rank
 
     return rank()
 
 
 def _local_rank() -> int:
-    from weft.torch.ranks import local_rank
+    from weft.torch.session.ranks import local_rank
 
     return local_rank()
 
 
 def gathered(tree: Any) -> Any:
     """The tensors of all replicas after one another along dim 0, in a structure of the same form; a number is a row."""
-    from weft.torch import objects
-    from weft.torch.structure import replace
+    from weft.torch.communication import objects
+    from weft.torch.tensors.nested import replace
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
         own = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
@@ -124,8 +124,8 @@ def gathered(tree: Any) -> Any:
 
 def reduced(tree: Any, mean: bool, scale: float) -> Any:
     """The sum over all replicas, or their mean, times ``scale``, in a structure of the same form."""
-    from weft.torch.state import session
-    from weft.torch.structure import replace
+    from weft.torch.session.current import session
+    from weft.torch.tensors.nested import replace
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
         total = tensor.detach().to("cpu", copy=True)

@@ -17,7 +17,7 @@ from types import MethodType, ModuleType
 from typing import Any
 
 from weft.compat.hf import files, options
-from weft.compat.session import state
+from weft.compat.modelparallel.session import state
 
 IGNORED = -100
 """The label of a token that no loss counts, everywhere in the library."""
@@ -48,9 +48,9 @@ def _wrap_for_steps(trainer: ModuleType, cls: Any, makes_optimizer: bool) -> Non
     def wrap_model(self: Any, model: Any, training: bool = True, *args: Any, **kwargs: Any) -> Any:
         if not state.initialized or not trainer.is_sagemaker_mp_enabled():
             return wrap(self, model, training, *args, **kwargs)
-        from weft.compat.model import DistributedModel
-        from weft.compat.optimizer import DistributedOptimizer
-        from weft.torch.state import session
+        from weft.compat.modelparallel.model import DistributedModel
+        from weft.compat.modelparallel.optimizer import DistributedOptimizer
+        from weft.torch.session.current import session
 
         if isinstance(model, DistributedModel):
             wrapped = model
@@ -175,7 +175,7 @@ class _Steps:
 
 
 def _train_microbatch(trainer: Any, model: Any, inputs: Any, items: Any) -> Any:
-    """The step of training; a method of the Trainer, so that what it counts is noted, see ``weft.torch.kept``."""
+    """The step of training; a method of the Trainer, so that what it counts is noted, see ``kept_state``."""
     with _inside():
         return type(trainer).training_step(trainer, model, inputs, _part_of(items))
 
@@ -212,7 +212,7 @@ def _part_of(items: Any) -> Any:
     A loss that is a sum over items, divided by them, is then the mean over the microbatch's, and so is one that does
     not look at them: both are put together by weight.
     """
-    from weft.torch.within import share
+    from weft.torch.execution.thread_settings import share
 
     part = share()
     return items if items is None or part is None else items * part

@@ -10,7 +10,7 @@ from weft.torch.data_parallel.ddp import DistributedDataParallel
 from weft.torch.data_parallel.hooks import hook
 from weft.torch.data_parallel.ranks import is_available, is_initialized, local_rank, local_size, rank, size
 from weft.torch.data_parallel.rendezvous import find_ranks
-from weft.torch.large_batch import (
+from weft.torch.replicas.large_batch import (
     WarmUp,
     correct_momentum,
     decay_groups,

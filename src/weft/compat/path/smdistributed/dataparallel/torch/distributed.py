@@ -1,6 +1,6 @@
 """The older style: ``import smdistributed.dataparallel.torch.distributed as dist``."""
 
-from weft.compat.data_parallel import (
+from weft.compat.dataparallel.data_parallel import (
     ReduceOp,
     all_gather,
     all_reduce,

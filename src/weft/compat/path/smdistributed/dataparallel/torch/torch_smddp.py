@@ -1,5 +1,5 @@
 """Importing this registers the backend ``smddp``."""
 
-from weft.compat.smddp import register
+from weft.compat.dataparallel.smddp import register
 
 register()

@@ -11,8 +11,8 @@ from smdistributed.modelparallel.torch import optimizers as optimizers
 from smdistributed.modelparallel.torch import patches as patches
 from smdistributed.modelparallel.torch import state_mod as state_mod
 from smdistributed.modelparallel.torch import utils as utils
-from weft.compat.interface import *  # noqa: F403
 from weft.compat.later import PLACES, later
+from weft.compat.modelparallel.interface import *  # noqa: F403
 from weft.compat.refused import refuse_unknown
 
 _GROUPS = ("WORLD", "MP_GROUP", "DP_GROUP", "TP_GROUP", "PP_GROUP", "RDP_GROUP")

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from weft.compat.interface import (
+from weft.compat.later import later
+from weft.compat.modelparallel.interface import (
     dp_rank,
     dp_size,
     local_rank,
@@ -18,7 +19,6 @@ from weft.compat.interface import (
     tp_rank,
     tp_size,
 )
-from weft.compat.later import later
 from weft.compat.refused import refuse_unknown
 
 __all__ = [

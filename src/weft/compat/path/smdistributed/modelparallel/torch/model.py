@@ -1,5 +1,5 @@
 """``smp.model.DistributedModel``, for ``isinstance``."""
 
-from weft.compat.model import DistributedModel
+from weft.compat.modelparallel.model import DistributedModel
 
 __all__ = ["DistributedModel"]

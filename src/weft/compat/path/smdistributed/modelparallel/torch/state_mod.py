@@ -1,5 +1,5 @@
 """``smp.state`` where some scripts import it from."""
 
-from weft.compat.session import state
+from weft.compat.modelparallel.session import state
 
 __all__ = ["state"]

@@ -1,5 +1,5 @@
 """The older style's ``DistributedDataParallel``."""
 
-from weft.compat.data_parallel import DistributedDataParallel
+from weft.compat.dataparallel.data_parallel import DistributedDataParallel
 
 __all__ = ["DistributedDataParallel"]

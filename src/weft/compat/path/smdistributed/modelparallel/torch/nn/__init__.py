@@ -1,8 +1,8 @@
 """``smp.nn``: layers."""
 
 from smdistributed.modelparallel.torch.nn import huggingface as huggingface
-from weft.compat.layers import FlashAttentionLayer, FusedLayerNorm
-from weft.compat.tensor_parallel import (
+from weft.compat.modelparallel.layers import FlashAttentionLayer, FusedLayerNorm
+from weft.compat.modelparallel.tensor_parallel import (
     DistributedAttentionLayer,
     DistributedEmbedding,
     DistributedLinear,

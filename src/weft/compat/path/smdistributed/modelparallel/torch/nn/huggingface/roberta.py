@@ -1,6 +1,6 @@
 """Translations for roberta: with nothing split they change nothing."""
 
-from weft.compat.tensor_parallel import no_hooks, same_state_dict
+from weft.compat.modelparallel.tensor_parallel import no_hooks, same_state_dict
 
 translate_state_dict_to_hf_roberta = same_state_dict
 translate_hf_state_dict_to_smdistributed_roberta = same_state_dict

@@ -1,0 +1,1 @@
+"""The names of ``smdistributed.dataparallel``, on ``weft.torch.data_parallel``."""

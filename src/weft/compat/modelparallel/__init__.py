@@ -1,0 +1,1 @@
+"""The names of ``smdistributed.modelparallel.torch``, on ``weft.torch``."""

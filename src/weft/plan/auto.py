@@ -1,0 +1,382 @@
+"""Which split and which schedule take the least time: the choice `auto`.
+
+Every option is a schedule with its numbers. For each the units are placed on its stages, the step is
+simulated, and what does not fit the memory falls out:
+
+    option  ->  rank of each stage  ->  placement, cost of each stage  ->  actions  ->  step time, peak memory
+
+What is minimised is the step, not the largest stage. The units are placed once for each layout of stages,
+for the least time. Where an option does not fit the memory that way, they are placed for it alone, if the caller
+knows how (`within`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from weft import schedule
+from weft.errors import PlacementError, ScheduleError
+from weft.schedule import Schedule
+from weft.simulate import Edge, Links, Simulation, StageCost, as_run, simulate
+from weft.units import format_bytes
+
+VISIT = 0.02
+"""What each stage more on a rank must gain of the step: visits of stages cost more than a trace sees (measured; see
+`docs/decisions/0063-simulated-as-run.md`)."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A schedule that could be chosen.
+
+    Attributes:
+        schedule: Its name, as `weft.schedule.make` takes it.
+        chunks: How many stages a rank has, where that is free.
+        active: How many microbatches a rank may hold, where that is free.
+        recompute: Whether activations are computed anew in the backward pass instead of kept.
+        like: For "list": the schedule whose stages it takes, or "v": a V whose turn is one stage (see `turn`).
+        splits: For "list": whether backward passes may be I and W.
+        text: For "file": the CSV text.
+    """
+
+    schedule: str
+    chunks: int | None = None
+    active: int | None = None
+    recompute: bool = False
+    like: str | None = None
+    splits: bool = False
+    text: str | None = None
+
+    def __str__(self) -> str:
+        parts = [self.schedule if self.like is None else f"{self.schedule} on {self.like}"]
+        parts += [f"{self.chunks} chunks"] if self.chunks is not None else []
+        parts += [f"{self.active} active"] if self.active is not None else []
+        parts += ["I and W"] if self.splits else []
+        parts += ["recompute"] if self.recompute else []
+        return ", ".join(parts)
+
+    def layout(self, ranks: int) -> tuple[int, ...]:
+        """The rank of each stage."""
+        if self.text is not None:
+            return schedule.from_csv(self.text).rank_of_stage
+        if self.like == "v":
+            return (*range(ranks), *range(ranks - 2, -1, -1))
+        return schedule.make(self.like or self.schedule, ranks, 1, chunks=self.chunks).rank_of_stage
+
+    def actions(
+        self,
+        ranks: int,
+        microbatches: int,
+        stages: Sequence[StageCost],
+        links: Links,
+        activation_bytes: Sequence[int] | None,
+        rank_of_stage: Sequence[int] = (),
+    ) -> Schedule:
+        """The action lists, for stages that cost so much and what each rank may keep of activations.
+
+        `rank_of_stage` is for "list", which takes any stages; those of `layout` if not given.
+        """
+        if self.like is None:
+            return self.pattern(ranks, microbatches)
+        layout = tuple(rank_of_stage) or self.layout(ranks)
+        costs = [
+            schedule.ListCost(
+                rank=rank,
+                forward_s=stage.forward_s,
+                backward_s=stage.input_s if self.splits else stage.backward_s,
+                weight_s=stage.weight_s if self.splits else None,
+                activation_bytes=max(stage.activation_bytes, stage.weight_bytes * self.splits),
+                transfer_s=_transfer_s(links, rank, after, stage),
+                whole_s=stage.backward_s if self.splits else None,
+            )
+            for rank, after, stage in zip(layout, (*layout[1:], layout[-1]), stages, strict=True)
+        ]
+        return schedule.make("list", ranks, microbatches, costs=costs, memory_bytes=activation_bytes)
+
+    def pattern(self, ranks: int, microbatches: int) -> Schedule:
+        """The action lists of a schedule that does not depend on costs."""
+        return schedule.make(
+            self.schedule, ranks, microbatches, active=self.active, chunks=self.chunks, text=self.text
+        )
+
+
+def _transfer_s(links: Links, rank: int, after: int, stage: StageCost) -> float:
+    """What a stage's result takes to the rank of the next stage."""
+    if rank == after:
+        return 0.0
+    return 2 * links.overhead_s + links.between(rank, after).transfer_s(stage.forward_bytes)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Units on stages.
+
+    Attributes:
+        stages: What each stage costs.
+        edges: Tensors that skip stages.
+        placement: Whatever the caller wants to have back.
+        rank_of_stage: The rank of each stage, where it is not what was asked for: units that must lie together
+            bring every microbatch back to a rank. Only "list" takes such stages.
+    """
+
+    stages: tuple[StageCost, ...]
+    edges: tuple[Edge, ...] = ()
+    placement: Any = None
+    rank_of_stage: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of an option. `fault` says why it fell out; then the numbers may be missing."""
+
+    option: Option
+    placed: Placed | None = None
+    schedule: Schedule | None = None
+    step_s: float = 0.0
+    bubble: float = 0.0
+    peak_bytes: tuple[int, ...] = ()
+    fault: str = ""
+
+
+Place = Callable[[Sequence[int]], Placed]
+"""From the rank of each stage to the units on the stages; raises `PlacementError` where that cannot be."""
+
+Within = Callable[[Option], Placed]
+"""The units on the stages of an option, so that it fits the memory; raises `PlacementError` where it cannot."""
+
+
+def options(ranks: int, microbatches: int) -> list[Option]:
+    """All that is tried for so many ranks and microbatches."""
+    found = [Option("interleaved"), Option("zb_h1"), Option("simple")]
+    found += [Option(name, chunks=chunks) for name in ("looped", "looped_bfs") for chunks in (2, 3, 4)]
+    found += [Option("zb_v"), Option("v_half"), Option("v_min")]
+    found += [
+        Option("list", like=like, chunks=chunks, splits=splits)
+        for like, chunks in (("interleaved", None), ("v", None), ("looped", 2))
+        for splits in (False, True)
+        if like != "v" or ranks > 1
+    ]
+    found += [
+        Option(name, active=active)
+        for name in ("interleaved", "zb_h1")
+        for active in _fewer(ranks, microbatches)
+    ]
+    return found + [replace(option, recompute=True) for option in found]
+
+
+def _fewer(ranks: int, microbatches: int) -> list[int]:
+    """Limits on active microbatches: halves of what the first rank holds, down to 1.
+
+    >>> _fewer(8, 32), _fewer(8, 3), _fewer(1, 4)
+    ([4, 2, 1], [1], [])
+    """
+    held = min(ranks, microbatches)
+    return [held >> shift for shift in range(1, held.bit_length())]
+
+
+def search(
+    ranks: int,
+    microbatches: int,
+    place: Place,
+    links: Links,
+    *,
+    memory_bytes: Sequence[int] | None = None,
+    tried: Sequence[Option] | None = None,
+    copies: int = 4,
+    within: Within | None = None,
+    ahead: int | None = 0,
+) -> list[Found]:
+    """Every option, the best first (see `merit`), those that fell out last.
+
+    Steps that agree in nine digits count as equal; then the one that needs least memory is best.
+
+    Args:
+        ranks: How many ranks there are.
+        microbatches: How many microbatches make the step.
+        place: Puts the units on stages.
+        links: How tensors go from rank to rank.
+        memory_bytes: What each rank may take; any amount if not given.
+        tried: The options; all that `options` names if not given.
+        copies: How often parameters count in the memory.
+        within: Puts the units on the stages of an option that does not fit the memory otherwise.
+        ahead: How many more microbatches than its list a rank may hold, started while it would wait; None: never
+            more than at that point of the list.
+
+    Raises:
+        ScheduleError: If `memory_bytes` is not one number a rank.
+        PlacementError: If `place` gives another number of stages than it was asked for.
+    """
+    if memory_bytes is not None and len(memory_bytes) != ranks:
+        raise ScheduleError(f"memory_bytes has {len(memory_bytes)} numbers, but there are {ranks} ranks")
+    placed: dict[tuple[int, ...], Placed | str] = {}
+    evaluate = _Evaluation(ranks, microbatches, links, memory_bytes, copies, ahead)
+    found = []
+    for option in tried if tried is not None else options(ranks, microbatches):
+        try:
+            layout = option.layout(ranks)
+        except ScheduleError as error:
+            found.append(Found(option, fault=_line(error)))
+            continue
+        if layout not in placed:
+            placed[layout] = _placed(place, layout)
+        one = evaluate.choice(option, layout, placed[layout])
+        if one.fault and one.placed is not None and memory_bytes is not None and within is not None:
+            other = evaluate.choice(option, layout, _placed(within, option))
+            one = one if other.placed is None else other
+        found.append(one)
+    return sorted(found, key=merit)
+
+
+def merit(found: Found) -> tuple[bool, float, int, bool]:
+    """How choices compare: the smaller the better. Each stage more on a rank must gain `VISIT` of the step."""
+    made = found.schedule
+    more = len(made.rank_of_stage) / len(made.ranks) - 1 if made is not None else 0.0
+    step_s = float(f"{found.step_s * (1 + VISIT * more):.9g}")
+    return bool(found.fault), step_s, sum(found.peak_bytes), found.option.recompute
+
+
+T = TypeVar("T")
+
+
+def _placed(place: Callable[[T], Placed], where: T) -> Placed | str:
+    """Units on stages, or why that cannot be."""
+    try:
+        return place(where)
+    except PlacementError as error:
+        return _line(error)
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error's text."""
+    return str(error).partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """What all options are measured by."""
+
+    ranks: int
+    microbatches: int
+    links: Links
+    memory_bytes: Sequence[int] | None
+    copies: int
+    ahead: int | None
+
+    def choice(self, option: Option, layout: tuple[int, ...], placed: Placed | str) -> Found:
+        """What becomes of an option whose units are placed so."""
+        if isinstance(placed, str):
+            return Found(option, fault=placed)
+        asked, layout = layout, placed.rank_of_stage or layout
+        if len(placed.stages) != len(layout):
+            raise PlacementError(
+                f"the placement has {len(placed.stages)} stages, but {option} on {self.ranks} ranks has {len(layout)}"
+            )
+        if layout != asked and option.like is None:
+            return Found(option, placed, fault=f"{_comes_back(layout, asked)}: only list takes such stages")
+        stages = recomputed(placed.stages, placed.edges) if option.recompute else placed.stages
+        fault = self._fault(self._least(option, layout, stages)) if option.like is not None else ""
+        if fault:
+            return Found(option, placed, fault=fault)
+        try:
+            made = option.actions(
+                self.ranks, self.microbatches, stages, self.links, self._left(layout, stages), layout
+            )
+        except ScheduleError as error:
+            return Found(option, placed, fault=_line(error))
+        if _splits(made) and any(one.backward_s and not one.input_s + one.weight_s for one in placed.stages):
+            return Found(option, placed, fault="what I and W take by themselves is not known")
+        step = as_weft_runs(made, stages, self.links, placed.edges, self.copies, self.ahead)
+        return Found(
+            option, placed, made, step.step_s, step.bubble, step.peak_bytes, self._fault(step.peak_bytes)
+        )
+
+    def _fault(self, peak_bytes: Sequence[int]) -> str:
+        """Which rank has too little memory, if one has."""
+        for rank, (needed, limit) in enumerate(zip(peak_bytes, self.memory_bytes or (), strict=False)):
+            if needed > limit:
+                return f"rank {rank} needs {format_bytes(needed)}, it has {format_bytes(limit)}"
+        return ""
+
+    def _least(self, option: Option, layout: Sequence[int], stages: Sequence[StageCost]) -> list[int]:
+        """What each rank needs for "list" to run a single microbatch."""
+        needed = self._beside(layout, stages)
+        for rank, stage in zip(layout, stages, strict=True):
+            needed[rank] += max(stage.activation_bytes, stage.weight_bytes * option.splits)
+        return needed
+
+    def _left(self, layout: Sequence[int], stages: Sequence[StageCost]) -> list[int] | None:
+        """What parameters, and what is computed anew, leave for activations."""
+        if self.memory_bytes is None:
+            return None
+        taken = self._beside(layout, stages)
+        return [max(0, size - own) for size, own in zip(self.memory_bytes, taken, strict=True)]
+
+    def _beside(self, layout: Sequence[int], stages: Sequence[StageCost]) -> list[int]:
+        """What each rank takes beside activations that are kept."""
+        parameters, transient = [0] * self.ranks, [0] * self.ranks
+        for rank, stage in zip(layout, stages, strict=True):
+            parameters[rank] += self.copies * stage.parameter_bytes
+            transient[rank] = max(transient[rank], stage.transient_bytes)
+        return [own + extra for own, extra in zip(parameters, transient, strict=True)]
+
+
+def _splits(made: Schedule) -> bool:
+    return any(action.kind == "W" for actions in made.ranks for action in actions)
+
+
+def _comes_back(layout: Sequence[int], asked: Sequence[int]) -> str:
+    """Which rank microbatches come back to, where that was not asked for."""
+    pairs = itertools.zip_longest(layout, asked)
+    at, rank = next((stage, rank) for stage, (rank, wanted) in enumerate(pairs) if rank != wanted)
+    return f"units that must lie together bring microbatches back to rank {rank} after stage {at - 1}"
+
+
+def simulation(found: Found, links: Links, copies: int = 4, ahead: int | None = 0) -> Simulation:
+    """The step of a choice, as `search` simulated it; it must have a schedule."""
+    assert found.placed is not None and found.schedule is not None
+    placed = found.placed
+    stages = recomputed(placed.stages, placed.edges) if found.option.recompute else placed.stages
+    return as_weft_runs(found.schedule, stages, links, placed.edges, copies, ahead)
+
+
+def as_weft_runs(
+    made: Schedule,
+    stages: Sequence[StageCost],
+    links: Links,
+    edges: Sequence[Edge] = (),
+    copies: int = 4,
+    ahead: int | None = 0,
+) -> Simulation:
+    """A step in which ranks do not wait while they can run what comes later in their lists.
+
+    What is given, and the errors, are those of `weft.simulate.as_run` and `simulate`.
+    """
+    order = as_run(made.ranks, made.rank_of_stage, stages, links, edges=edges, ahead=ahead)
+    return simulate(order, made.rank_of_stage, stages, links, edges=edges, copies=copies)
+
+
+def recomputed(stages: Sequence[StageCost], edges: Sequence[Edge] = ()) -> tuple[StageCost, ...]:
+    """The stages if each keeps only its inputs and computes its forward pass anew before its backward pass.
+
+    The inputs of the first stage are the mini-batch, which is there anyhow. While B or I runs, all
+    activations of the stage are there, for one microbatch.
+
+    >>> recomputed([StageCost(1.0, 2.0, activation_bytes=90)])[0].backward_s
+    3.0
+    """
+    inputs = [0, *(stage.forward_bytes for stage in stages[:-1])]
+    for _, target, size in edges:
+        inputs[target] += size
+    return tuple(
+        replace(
+            stage,
+            backward_s=stage.backward_s + stage.forward_s,
+            input_s=stage.input_s + stage.forward_s,
+            activation_bytes=min(stage.activation_bytes, size),
+            transient_bytes=max(stage.activation_bytes - size, stage.transient_bytes),
+        )
+        for stage, size in zip(stages, inputs, strict=True)
+    )

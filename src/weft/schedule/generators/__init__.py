@@ -1,0 +1,1 @@
+"""One schedule a file: numbers of ranks, stages and microbatches in, one list of actions a rank out."""

@@ -1,0 +1,100 @@
+"""Autograd's graphs: running backward through them, and finding what is in them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from weft.errors import UsageError
+from weft.torch.pytorch.private import capture, run_engine
+from weft.torch.tensors.nested import replace
+
+_has_gpu = functools.cache(torch.cuda.is_available)
+
+
+def run_autograd(
+    roots: Sequence[Any], grads: Sequence[Tensor], inputs: tuple[GradientEdge, ...] = (), keep: bool = False
+) -> None:
+    """The backward pass, on this thread, which knows its microbatch.
+
+    For a GPU autograd would take a thread of its own, the same for all microbatches.
+
+    ``roots``: tensors or gradient edges; ``grads``: their gradients, of their shapes; ``inputs``: what it has to reach,
+    everything if empty; ``keep``: the graph is not freed.
+    """
+    if not roots:
+        return
+    with torch.autograd.set_multithreading_enabled(False) if _has_gpu() else nullcontext():
+        run_engine(roots, grads, inputs, keep)
+
+
+def captured(
+    roots: Sequence[Any], grads: Sequence[Tensor], inputs: Sequence[GradientEdge]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of ``inputs``, without their graph; nothing is freed, and no ``.grad`` changes."""
+    with torch.autograd.set_multithreading_enabled(False) if _has_gpu() else nullcontext():
+        return capture(roots, grads, inputs)
+
+
+def graph_nodes(tensors: Sequence[Tensor], but: Collection[Any] = ()) -> list[Any]:
+    """Every node of the graph that ``tensors`` were computed by; not ``but`` these, and what is behind them alone."""
+    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    found: dict[Any, None] = {}
+    while waiting:
+        node = waiting.pop()
+        if node not in found and node not in but:
+            found[node] = None
+            waiting.extend(following for following, _ in node.next_functions if following is not None)
+    return list(found)
+
+
+def root_gradient(tensor: Tensor, grad: Tensor | None, scale: float) -> Tensor:
+    """The gradient that the backward pass starts with at ``tensor``: ``scale`` times ``grad`` (1 for a scalar)."""
+    if not tensor.requires_grad:
+        raise UsageError("backward() got a tensor that needs no gradient: nothing it was computed from does")
+    if grad is None:
+        if tensor.numel() != 1:
+            raise UsageError(
+                f"backward() got a tensor of shape {list(tensor.shape)}; give a scalar (reduce it with .mean() or "
+                ".sum()) or its gradient as grad_tensors"
+            )
+        return torch.full_like(tensor, scale)
+    if grad.shape != tensor.shape:
+        raise UsageError(
+            f"backward() got a gradient of shape {list(grad.shape)} for a tensor of shape {list(tensor.shape)}"
+        )
+    return grad * scale if scale != 1.0 else grad
+
+
+def leaf_of(node: Any) -> Tensor | None:
+    """The leaf whose gradient a node adds up, if it does that."""
+    found: Tensor | None = getattr(node, "variable", None)
+    return found
+
+
+def parameters_of(tensors: Sequence[Tensor], but: Collection[Any] = ()) -> list[nn.Parameter]:
+    """The trainable parameters that are none of a model's among ``tensors`` and what these were computed from."""
+    leaves = [*tensors, *(leaf_of(node) for node in graph_nodes(tensors, but))]
+    outside = (one for one in leaves if getattr(one, "_weft_owner", None) is None)
+    return [one for one in outside if isinstance(one, nn.Parameter)]
+
+
+def check_outside(name: str, result: Any, tensors: Sequence[Tensor]) -> None:
+    """Refuse what a call on one rank has made of a trainable tensor that is none of the model's and no argument: that
+    rank alone would have its gradient."""
+    made: list[Tensor] = []
+    replace(result, lambda tensor: made.append(tensor) or tensor, attributes=False)  # type: ignore[func-returns-value]
+    if not torch.is_grad_enabled():  # nothing has been made of any
+        made, tensors = [tensor for tensor in made if isinstance(tensor, nn.Parameter)], ()
+    for found in parameters_of(made, {tensor.grad_fn for tensor in tensors}):
+        raise UsageError(
+            f"{name} uses a trainable parameter of shape {list(found.shape)} which is none of the model's, so that "
+            "other ranks would not know its gradient: make it a parameter of the module that is wrapped, or hand it to "
+            "the module as an argument"
+        )

@@ -1,0 +1,287 @@
+"""Attributes of modules that a step writes: whose they are while microbatches are in flight together.
+
+    written before they are read     each microbatch has its own; they change with its turn, as random states do
+    read before they are written     what one microbatch leaves the next one finds: a unit that has them to itself sees
+                                     microbatches in order, as with buffers; elsewhere they are refused
+
+A unit gets those that the code around it has set as it gets its arguments, and gradients go back the same way.
+Which is which is seen in the trace, where reading and writing of attributes is noted. Counters (whole numbers) stay as
+they are, for in whatever order microbatches add to them, the sum is the same; so does what is made where it is missing,
+and only then. The value of a counter is that of one process as long as no microbatch has waited for another rank, so
+it may be used before the first module with parameters is called. What each microbatch leaves as it was is its own, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from weft.errors import PlacementError
+from weft.torch.calls.call_signature import hollow
+from weft.torch.pytorch.private import SLOT, has_memory, storage_key, tables_of, version
+from weft.torch.tensors.nested import replace, tensors_in
+
+_ABSENT = object()
+_COUNTERS = (int, str, type(None))
+"""What may be read before it is written, by modules of several ranks too: counters, flags, names."""
+
+
+@dataclass
+class Attribute:
+    """One that was written. ``carried``: it was looked for before; ``users``: the modules whose code used it.
+
+    ``counter``: it is a whole number, a text or None; ``lazy``: it is made where it is missing, and stays then.
+    ``restored``: such a one was at the end what it had been; ``valued``: its value was used, and not only added to;
+    ``late``: so it was after other modules had been called; ``held``: the memory of the tensors in it, and how often
+    each had been written by then.
+    """
+
+    module: str
+    name: str
+    carried: bool
+    counter: bool
+    lazy: bool
+    users: set[str] = field(default_factory=set)
+    restored: bool = False
+    valued: bool = False
+    late: bool = False
+    held: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether a unit that has it to itself must see the microbatches in order."""
+        return self.carried and not self.restored and (self.valued or not self.counter)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether each microbatch has one for itself, if no unit has it."""
+        return not self.carried or self.restored
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all microbatches may use the one that there is, in whatever order."""
+        return self.lazy or (self.counter and not self.late)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.module, self.name
+
+    def inside(self, unit: str) -> bool:
+        """Whether nothing but the unit uses it."""
+        users = (self.module, *self.users)
+        return not unit or all(user == unit or user.startswith(f"{unit}.") for user in users)
+
+
+@contextmanager
+def noted(root: nn.Module, user: Callable[[], str]) -> Iterator[list[Attribute]]:
+    """Note which attributes of the modules in ``root`` are written inside; the list is filled at the end.
+
+    ``user``: the module whose code runs. Not for models with compiled modules: the compiler would see the notes.
+    """
+    found: list[Attribute] = []
+    modules = {id(module): module for module in root.modules()}
+    names = {id(module): name for name, module in root.named_modules()}
+    notes: dict[tuple[int, str], _Notes] = {}
+    called = [0]
+
+    def note(module: nn.Module, name: str, what: str, value: Any) -> None:
+        key = id(module), name
+        if key[0] in names:
+            if key not in notes:
+                notes[key] = _Notes(what, value)
+            notes[key].add(what, value, user(), called[0])
+
+    def get(module: nn.Module, name: str) -> Any:
+        try:
+            value = object.__getattribute__(module, name)
+        except AttributeError:
+            note(module, name, "missing", _ABSENT)
+            raise
+        if name[:2] != "__":  # what its class has is its own only from the first writing on
+            note(
+                module,
+                name,
+                "read" if name in object.__getattribute__(module, "__dict__") else "missing",
+                value,
+            )
+        return value
+
+    def put(module: nn.Module, name: str, value: Any) -> None:
+        original(module, name, value)
+        if id(module) in names and not isinstance(value, (nn.Parameter, nn.Module)):
+            note(module, name, "write", value)
+
+    def look(module: nn.Module, given: Any, result: Any) -> None:
+        called[0] += any(True for _ in module.parameters())
+
+    original = nn.Module.__setattr__
+    nn.Module.__setattr__ = put  # type: ignore[method-assign,assignment]
+    nn.Module.__getattribute__ = get  # type: ignore[method-assign,assignment]
+    handle = register_module_forward_hook(look)
+    try:
+        yield found
+    finally:
+        handle.remove()
+        nn.Module.__setattr__ = original  # type: ignore[method-assign]
+        del nn.Module.__getattribute__
+        for (number, name), noted in notes.items():
+            tables = tables_of(modules[number])
+            if noted.written and name != SLOT and not any(name in table for table in tables):
+                found.append(noted.attribute(names[number], name))
+
+
+class _Notes:
+    """What became of one attribute. One that is only read to be written at once is not used for its value."""
+
+    def __init__(self, first: str, value: Any) -> None:
+        self.first, self.value = first, value
+        self.before, self.users = value, set[str]()
+        self.written = False
+        self._reads: list[int] = []
+        """For each use of its value, how many modules had been called; the last one may be for a writing."""
+        self._before_writing = False
+        self._held: dict[int, int] = {}
+
+    def add(self, what: str, value: Any, user: str, called: int) -> None:
+        self.users.add(user)
+        if what != "write":
+            self._reads.append(called)
+        else:
+            if self._before_writing and self._reads[-1] == called:
+                self._reads.pop()
+            self.written, self.value = True, value
+            self._held = {storage_key(one): version(one) for one in tensors_in(value) if has_memory(one)}
+        self._before_writing = what != "write"
+
+    def attribute(self, module: str, name: str) -> Attribute:
+        """Of all that was noted."""
+        carried, counter = self.first != "write", isinstance(self.value, _COUNTERS)
+        restored = carried and counter and type(self.before) is type(self.value) and self.before == self.value
+        lazy = self.first == "missing"
+        return Attribute(
+            module,
+            name,
+            carried,
+            counter,
+            lazy,
+            self.users,
+            restored,
+            bool(self._reads),
+            any(self._reads),
+            self._held,
+        )
+
+
+def own(attributes: Sequence[Attribute], units: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Module and name of those that each microbatch has for itself.
+
+    Raises:
+        PlacementError: One is carried from microbatch to microbatch, and no unit has it to itself.
+    """
+    shared = [each for each in attributes if not any(each.inside(unit) for unit in units)]
+    faults = [each for each in shared if not (each.is_own or each.is_shared)]
+    if faults:
+        listed = ", ".join(f"{each.module}.{each.name}".lstrip(".") for each in faults)
+        raise PlacementError(
+            f"a step reads {listed} before it writes it, so that each microbatch goes on from what the one before has "
+            "left, but several partitions run microbatches at the same time. Keep what uses the attribute in one "
+            "piece: weft.set_partition(module, index), or make it a buffer of a module that is. A whole number may be "
+            "used before the first module is called"
+        )
+    return tuple(each.place for each in shared if each.is_own)
+
+
+class Given:
+    """The attributes inside of a unit that others set, for one call of it."""
+
+    def __init__(self, spots: Sequence[tuple[dict[str, Any], str]]) -> None:
+        self._spots = [spot for spot in spots if isinstance(spot[0].get(spot[1]), Tensor)]
+        self.tensors = [attributes[name] for attributes, name in self._spots]
+
+    @contextmanager
+    def replaced(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Inside, the attributes are ``tensors``, which this rank has; what is written instead stays."""
+        for (attributes, name), tensor in zip(self._spots, tensors, strict=True):
+            attributes[name] = tensor
+        try:
+            yield
+        finally:
+            for (attributes, name), tensor, before in zip(self._spots, tensors, self.tensors, strict=True):
+                if attributes.get(name) is tensor:
+                    attributes[name] = before
+
+
+class Own:
+    """The attributes that each microbatch has for itself, on this rank: taken out and put back with its turn. So is
+    whether parameters need gradients, where the step says that itself."""
+
+    def __init__(self) -> None:
+        self._spots: list[tuple[dict[str, Any], str]] = []
+        self._trained: list[nn.Parameter] = []
+        self.first: list[Any] = []
+        """What they were when the step began: microbatches begin with that."""
+        self._left: list[tuple[int, Any]] = []
+        """What the last microbatch that wrote them has left, and its index."""
+
+    def __bool__(self) -> bool:
+        return bool(self._spots or self._trained)
+
+    def add(self, module: nn.Module, name: str) -> None:
+        """From now on ``module.name`` is each microbatch's own."""
+        self._spots.append((vars(module), name))
+
+    def add_trained(self, parameter: nn.Parameter) -> None:
+        """From now on it is each microbatch's own whether the parameter needs a gradient."""
+        self._trained.append(parameter)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.first = self.take()
+        self._left = [(-1, value) for value in self.first]
+
+    def leave(self, index: int, rank: int) -> None:
+        """A microbatch has ended on this ``rank``."""
+        for number, value in enumerate(self.take()):
+            if value is not self.first[number] and index > self._left[number][0]:
+                self._left[number] = index, replace(value, lambda one: as_left(one, rank), attributes=False)
+
+    def end(self) -> None:
+        """The step is over: they are as one process leaves them."""
+        self.put([value for _, value in self._left])
+        self.first, self._left = [], []
+
+    def take(self) -> list[Any]:
+        """What they are now."""
+        values = [attributes.get(name, _ABSENT) for attributes, name in self._spots]
+        return values + [parameter.requires_grad for parameter in self._trained]
+
+    def put(self, values: Sequence[Any]) -> None:
+        """Let them be what :meth:`take` gave."""
+        for (attributes, name), value in zip(self._spots, values, strict=False):
+            if value is _ABSENT:
+                attributes.pop(name, None)
+            else:
+                attributes[name] = value
+        for parameter, needed in zip(self._trained, values[len(self._spots) :], strict=True):
+            parameter.requires_grad = needed
+
+
+def as_left(tensor: Tensor, rank: int) -> Tensor:
+    """A tensor that an attribute holds when a step is over, on ``rank``: what it has become by writing in place, and
+    no data where another rank alone has that."""
+    value = tensor._weft_value  # type: ignore[attr-defined]
+    if value is None:
+        return tensor
+    left: Tensor = value.data(tensor)
+    if value.owner != rank and left.device.type != "meta":
+        left = hollow(left)
+    left._weft_value = value  # type: ignore[attr-defined]
+    return left
+
+
+__all__ = ["Attribute", "Given", "Own", "as_left", "noted", "own"]

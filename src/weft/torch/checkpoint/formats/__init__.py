@@ -1,0 +1,1 @@
+"""Files that others wrote: what is in them is looked at before it is believed."""

@@ -1,0 +1,360 @@
+"""What one rank stores in a checkpoint, by names that do not depend on the split, and how it takes its part back.
+
+model/<name>                    parameters and buffers, names as in the wrapped module
+optimizer/<name>/<key>          the optimizer's tensors for the parameter <name>; under the key fp32_master the copy
+                                of the parameter that it steps on, if it has one
+ranks/<rank>/...                random states, and the states of `also`
+user/...                        tensors of the user's content
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import CheckpointError, UsageError
+from weft.foreign import translated
+from weft.torch.model import DistributedModel
+from weft.torch.optimizer import MASTERS, DistributedOptimizer
+from weft.torch.replicas.fsdp import like, whole
+from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, mix
+from weft.torch.session.session import Session
+from weft.torch.tensors.content import Decoder, Encoder
+
+Reader = Callable[[str], Tensor]
+
+
+class Tensors(Protocol):
+    """Where the saved tensors are: each can be looked at before the first one is put into the model."""
+
+    def read(self, name: str) -> Tensor: ...
+    def check(self, name: str) -> None: ...
+
+
+@dataclass
+class Part:
+    """Tensors by path, and JSON by section."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    content: dict[str, Any] = field(default_factory=dict)
+
+
+def named_state(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
+    """A module's tensors by their first name, further names of the same tensors, and states that are no tensors."""
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    objects: dict[str, Any] = {}
+    first: dict[int, str] = {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            objects[name] = value
+        elif id(value) in first:
+            aliases[name] = first[id(value)]
+        else:
+            first[id(value)] = name
+            tensors[name] = value
+    return tensors, aliases, objects
+
+
+def state_names(model: DistributedModel | None) -> set[str]:
+    """All names of a model's tensors, tied ones too."""
+    if model is None:
+        return set()
+    tensors, aliases, _ = named_state(model.module)
+    return {*tensors, *aliases}
+
+
+def owner_of(model: DistributedModel, name: str) -> int:
+    """The partition that stores a tensor or a module's extra state: its owner, else the first."""
+    if name in model.owners:
+        return model.owners[name]
+    above = name.rpartition(".")[0]
+    return next((at for other, at in model.owners.items() if above and other.startswith(f"{above}.")), 0)
+
+
+def position(session: Session) -> int:
+    return 0 if session.pipeline is None else session.pipeline.rank
+
+
+def add_model(part: Part, session: Session, model: DistributedModel) -> None:
+    """This rank's parameters and buffers; collective over the replicas if they share parameters."""
+    here = position(session)
+    tensors, aliases, objects = named_state(model.module)
+    mine = {name: value for name, value in tensors.items() if owner_of(model, name) == here}
+    part.tensors |= {f"model/{name}": whole(value) for name, value in mine.items()}
+    encoder = Encoder(part.tensors, f"extra-{session.rank}")
+    extra = {
+        name: encoder.encode(value, f"the extra state {name}")
+        for name, value in objects.items()
+        if owner_of(model, name) == here
+    }
+    part.content["extra"] = extra
+    if here == 0:
+        plan = None if model.plan is None else model.plan.to_json()
+        part.content["model"] = {"class": type(model.module).__qualname__, "aliases": aliases, "plan": plan}
+
+
+def inner(optimizer: Any) -> torch.optim.Optimizer:
+    """The torch optimizer behind one of weft's."""
+    found: torch.optim.Optimizer = (
+        optimizer.optimizer if isinstance(optimizer, DistributedOptimizer) else optimizer
+    )
+    return found
+
+
+def parameter_names(model: DistributedModel, optimizer: Any) -> list[list[str]]:
+    """The names of an optimizer's parameters, by group."""
+    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    groups = inner(optimizer).param_groups
+    flat = iter(
+        optimizer.weights()
+        if isinstance(optimizer, DistributedOptimizer)
+        else [p for group in groups for p in group["params"]]
+    )
+    found = [[names.get(id(next(flat)), "") for _ in group["params"]] for group in groups]
+    unknown = sum(name == "" for group in found for name in group)
+    if unknown:
+        raise UsageError(
+            f"{unknown} parameters of the optimizer are not the model's: build it from model.parameters()"
+        )
+    return found
+
+
+def add_optimizer(part: Part, session: Session, model: DistributedModel, optimizer: Any) -> None:
+    """The optimizer's state for this rank's parameters, by their names; the groups, on the first partition."""
+    groups = parameter_names(model, optimizer)
+    flat = [name for group in groups for name in group]
+    wrapped = isinstance(optimizer, DistributedOptimizer)
+    state_dict, more = optimizer.own_state() if wrapped else (optimizer.state_dict(), None)
+    here = position(session)
+    encoder = Encoder(part.tensors, f"optimizer-{session.rank}")
+    values: dict[str, Any] = {}
+    for number, entry in state_dict["state"].items():
+        name = flat[number]
+        if owner_of(model, name) != here:
+            continue
+        values[name] = {}
+        for key, value in entry.items():
+            if isinstance(value, Tensor):
+                part.tensors[f"optimizer/{name}/{key}"] = whole(value)
+            else:
+                values[name][key] = encoder.encode(value, f"the optimizer's {key} of {name}")
+    part.content["optimizer_values"] = values
+    if here == 0 and session.position("rdp") == 0:
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in state_dict["param_groups"]]
+        part.content["optimizer"] = {
+            "class": type(inner(optimizer)).__qualname__,
+            "more": encoder.encode(more, "the loss scale"),
+            "groups": [
+                {"params": names, "values": encoder.encode(group, "the optimizer's settings")}
+                for names, group in zip(groups, settings, strict=True)
+            ],
+        }
+
+
+def add_rank(part: Part, session: Session, also: Mapping[str, Any], allow_pickle: bool) -> None:
+    """What belongs to this rank alone: random states, and the states of the objects in ``also``."""
+    encoder = Encoder(part.tensors, f"ranks/{session.rank}", allow_pickle)
+    which = TORCH | PYTHON | (NUMPY if "numpy.random" in sys.modules else 0)
+    states = [encoder.encode(state, "the random state") for state in session.streams.capture(which)]
+    objects = {name: encoder.encode(value.state_dict(), f"also[{name!r}]") for name, value in also.items()}
+    part.content["rank"] = {
+        "pp": position(session),
+        "rdp": session.position("rdp"),
+        "random": states,
+        "also": objects,
+    }
+
+
+# --- taking it back -------------------------------------------------------------------------------------------
+
+
+def check_model(model: DistributedModel, saved: Mapping[str, tuple[int, ...]], strict: bool) -> list[str]:
+    """Names and shapes that do not fit. ``saved``: shapes by name, with the further names of tied tensors."""
+    tensors, aliases, _ = named_state(model.module)
+    wanted = {name: tuple(value.shape) for name, value in tensors.items()}
+    found = [
+        f"{name} has the shape {list(saved[name])}, the model needs {list(shape)}"
+        for name, shape in wanted.items()
+        if name in saved and saved[name] != shape
+    ]
+    if strict:
+        absent = [
+            name
+            for name in wanted
+            if name not in saved and not any(a in saved for a, first in aliases.items() if first == name)
+        ]
+        found += [f"{name} is missing" for name in absent]
+        found += [
+            f"{name} is not part of the model" for name in saved if name not in wanted and name not in aliases
+        ]
+    return found
+
+
+def local_targets(session: Session, model: DistributedModel) -> Iterator[tuple[list[str], Tensor]]:
+    """The tensors that this rank holds, each with all its names, the first one first."""
+    tensors, aliases, _ = named_state(model.module)
+    for name, value in tensors.items():
+        if model.is_local(name):
+            yield [name, *(alias for alias, first in aliases.items() if first == name)], value
+
+
+def load_model(session: Session, model: DistributedModel, names: Mapping[str, Any], saved: Tensors) -> None:
+    """Fill this rank's tensors, one after the other, once all of them are known to be whole."""
+    found = [
+        (name, target)
+        for known, target in local_targets(session, model)
+        if (name := next((name for name in known if name in names), None)) is not None
+    ]
+    for name, _ in found:
+        saved.check(name)
+    with torch.no_grad():
+        for name, target in found:
+            target.copy_(like(saved.read(name), target))
+    if model.optimizer is not None:
+        model.optimizer.forget_masters()
+    torch.clear_autocast_cache()  # the tracing of a step inside of autocast has left casts of the former values
+
+
+def load_extra(session: Session, model: DistributedModel, extra: Mapping[str, Any]) -> None:
+    """Give modules of this rank the extra state that they saved."""
+    for name, value in extra.items():
+        if owner_of(model, name) == position(session):
+            model.module.get_submodule(name.rpartition(".")[0]).set_extra_state(value)
+
+
+def check_optimizer(model: DistributedModel, optimizer: Any, saved: Mapping[str, Any]) -> list[str]:
+    """What of a saved optimizer does not fit the script's."""
+    mine = type(inner(optimizer)).__qualname__
+    if saved["class"] != mine:
+        return [f"the optimizer was a {saved['class']}, the script has a {mine}"]
+    groups = parameter_names(model, optimizer)
+    theirs = [group["params"] for group in saved["groups"]]
+    if len(groups) != len(theirs):
+        return [f"the optimizer had {len(theirs)} groups of parameters, the script's has {len(groups)}"]
+    return [
+        f"group {number} of the optimizer had other parameters: "
+        + ", ".join(sorted(set(mine_here) ^ set(theirs_here))[:5])
+        + " (with load_optimizer=False it begins anew)"
+        for number, (mine_here, theirs_here) in enumerate(zip(groups, theirs, strict=True))
+        if set(mine_here) != set(theirs_here)
+    ]
+
+
+def load_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> None:
+    """The groups' settings, such as the learning rate; at once, as schedulers look at them before the first step."""
+    for group, content in zip(inner(optimizer).param_groups, groups, strict=True):
+        group.update(content)
+
+
+def optimizer_state(
+    model: DistributedModel, optimizer: Any, keys: Mapping[str, Mapping[str, str]], values: Mapping[str, Any],
+    read: Reader,
+) -> dict[str, Any]:  # fmt: skip
+    """The state of this rank's parameters. ``keys``: for each parameter the paths of its tensors, by their names."""
+    flat = [name for group in parameter_names(model, optimizer) for name in group]
+    content = inner(optimizer).state_dict()
+    content["state"] = {}
+    mine = optimizer.mine() if isinstance(optimizer, DistributedOptimizer) else [True] * len(flat)
+    for number, name in enumerate(flat):
+        if mine[number] and model.is_local(name) and (name in keys or name in values):
+            weight = model.module.get_parameter(name)
+            entry = {key: like(read(path), weight) for key, path in keys.get(name, {}).items()}
+            content["state"][number] = {**entry, **values.get(name, {})}
+    return content
+
+
+def try_state(optimizer: Any, content: Mapping[str, Any]) -> None:
+    """:class:`CheckpointError` if the optimizer does not take a state; it has its own again either way."""
+    taking, before = inner(optimizer), inner(optimizer).state_dict()
+    try:
+        with translated(_REFUSED, CheckpointError):
+            state = {
+                n: {k: v for k, v in entry.items() if k != MASTERS} for n, entry in content["state"].items()
+            }
+            state = {number: entry for number, entry in state.items() if entry}
+            taking.load_state_dict({"state": state, "param_groups": content["param_groups"]})
+    finally:
+        taking.load_state_dict(before)
+
+
+_REFUSED = "the optimizer does not take the state that was saved"
+
+
+def load_optimizer(optimizer: Any, content: dict[str, Any], more: Any) -> None:
+    """Take back what :func:`optimizer_state` gave. ``more``: what else the optimizer saved."""
+    with translated(_REFUSED, CheckpointError):
+        if isinstance(optimizer, DistributedOptimizer):
+            optimizer.load_own_state(content, more)
+        else:
+            optimizer.load_state_dict(content)
+
+
+def rank_content(session: Session, ranks: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
+    """What the rank at this place of the mesh had stored, or the one that comes next to it; and whether it was this
+    very place's."""
+    here, replica = position(session), session.position("rdp")
+    by_place = {(content["pp"], content["rdp"]): content for content in ranks.values()}
+    for place in ((here, replica), (0, replica)):
+        if place in by_place:
+            return by_place[place], True
+    return by_place.get((here, 0), by_place.get((0, 0))), False
+
+
+def random_states(session: Session, saved: Any, decoder: Decoder) -> list[Any]:
+    """The saved random states as this rank can take them; any error if it cannot."""
+    states: list[Any] = [decoder.decode(state) for state in saved]
+    if states[0] is not None:
+        present = session.streams.capture(TORCH)[0]  # another number of generators where the devices differ
+        states[0] = [*states[0], *present[len(states[0]) :]][: len(present)]
+    if states[2] is not None and "numpy.random" not in sys.modules:
+        states[2] = None
+    session.streams.check(states)
+    return states
+
+
+def load_random(session: Session, states: list[Any], exact: bool) -> None:
+    """The random states; a copy of the pipeline that was not there before gets a stream of its own."""
+    session.streams.restore(states)
+    if not exact:
+        session.streams.seed(mix(session.streams.draw(), session.position("rdp")))
+
+
+def load_also(also: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Give objects their states; if one refuses its own, all have again what they had."""
+    before: dict[str, Any] = {}
+    for name, target in also.items():
+        before[name] = copy.deepcopy(target.state_dict())
+        try:
+            with translated(f"also[{name!r}] does not take the state that was saved", CheckpointError):
+                target.load_state_dict(states[name])
+        except CheckpointError:
+            for other, state in before.items():
+                with suppress(Exception):  # the one that refused may refuse this too
+                    also[other].load_state_dict(state)
+            raise
+
+
+def check_also(also: Mapping[str, Any], saved: Mapping[str, Any] | None) -> list[str]:
+    """Objects in ``also`` of which the checkpoint has no state."""
+    there = {} if saved is None else saved
+    return [f"also[{name!r}] was not saved" for name in also if name not in there]
+
+
+def need_states(also: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """``also``, if all in it have ``state_dict`` and ``load_state_dict``."""
+    bad = [
+        f"also[{name!r}] is a {type(value).__qualname__}"
+        for name, value in (also or {}).items()
+        if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict"))
+    ]
+    if bad:
+        raise UsageError(f"{'; '.join(bad)}: objects in also need state_dict() and load_state_dict()")
+    return also or {}

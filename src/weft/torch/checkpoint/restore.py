@@ -1,0 +1,351 @@
+"""Finding a checkpoint that is whole, together; and giving each rank its part of it once the model is split."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from weft.checkpoint.find import Found, faults, in_order, look, ownership, saves
+from weft.checkpoint.index import Index
+from weft.errors import CheckpointError, UsageError, WeftError
+from weft.foreign import translated
+from weft.torch.checkpoint import named_state
+from weft.torch.checkpoint.saving import Saves, meet
+from weft.torch.checkpoint.tensor_files import ShardReader
+from weft.torch.optimizer import MASTERS
+from weft.torch.placed.plan import Plan
+from weft.torch.session.collectives import broadcast_text, gather_texts
+from weft.torch.session.session import Session
+from weft.torch.tensors.content import Decoder
+from weft.torch.tensors.state_names import fitting
+
+log = logging.getLogger("weft")
+APART = (
+    "record", "checked", "inputs", "verify", "verify_report", "heartbeat_timeout", "wait_timeout",
+    "shard_optimizer_state", "offload_activations", "sharded_data_parallel_degree",
+)  # fmt: skip
+"""Settings on which no split depends."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the script wants back from a checkpoint."""
+
+    model: Any
+    optimizer: Any
+    also: Mapping[str, Any]
+    strict: bool
+    random_states: bool
+    allow_pickle: bool | str
+    states: bool = True
+    """Whether the optimizer's states come back, or only its 32-bit masters and the loss scale."""
+
+
+def come_together(session: Session, call: str, tag: str | None) -> None:
+    """Every rank has made the same call; else :class:`UsageError` that names those that did not."""
+    if session.place.world_size == 1:
+        return
+    session.monitor.note("checkpoint", session.steps)
+    try:
+        meeting = Saves.of(session).meeting(f"{call}(tag={tag!r})", everybody=True)
+        meet(meeting, {"call": call, "tag": tag or ""})
+        meeting.part()
+    finally:
+        session.monitor.note("", session.steps)
+
+
+def agree(session: Session, faults_here: list[str]) -> list[str]:
+    """The faults that any rank found, on every rank."""
+    with session.doing("resume_from_checkpoint()"):
+        texts = gather_texts(json.dumps(faults_here), session.group("world"))
+    return list(dict.fromkeys(fault for text in texts for fault in json.loads(text)))
+
+
+def told_by_first(session: Session, make: Callable[[], Any]) -> Any:
+    """What ``make`` gives on rank 0, on every rank; its error likewise."""
+    said: dict[str, Any] = {}
+    if session.rank == 0:
+        try:
+            remedy = f"let this user (id {os.geteuid()}) read there"
+            with translated("the checkpoints cannot be looked through", CheckpointError, remedy):
+                said = {"value": make()}
+        except WeftError as error:
+            said = {"error": str(error)}
+    with session.doing("resume_from_checkpoint()"):
+        said = json.loads(broadcast_text(json.dumps(said), 0, session.group("world")))
+    if "error" in said:
+        raise CheckpointError(said["error"])
+    return said["value"]
+
+
+def choose(session: Session, root: Path, tag: str | None, level: str) -> Found:
+    """The save to resume from: the first that is whole, the same on every rank.
+
+    With a tag only that tag's saves count; if they are not whole, the error offers the newest one that is.
+    """
+
+    def candidates() -> list[list[Any]]:
+        if not root.is_dir():
+            raise CheckpointError(f"{root} is no folder, so there is no checkpoint to resume from")
+        warning = ownership(root)
+        if warning:
+            log.warning("%s", warning)
+        first = in_order(root, tag)
+        rest = [save for save in saves(root) if tag is not None and save.tag != tag]
+        return [[save.folder.name, save.tag] for save in [*first, *rest]]
+
+    bad: list[str] = []
+    names = told_by_first(session, candidates)
+    for name, its_tag in names:
+        save = look(root / name)
+        wrong = agree(session, _faults_here(session, save, level))
+        if not wrong and (tag is None or its_tag == tag):
+            if bad and session.rank == 0:
+                log.warning(
+                    "resuming from %s, because newer checkpoints are not whole: %s", name, "; ".join(bad)
+                )
+            elif session.rank == 0:
+                log.info("resuming from %s", save.folder)
+            return save
+        if not wrong:
+            offer = (
+                f"The newest one that is whole is {its_tag!r}: resume_from_checkpoint(path, tag={its_tag!r})"
+            )
+            raise CheckpointError(f"{_none(root, tag, bad)}. {offer}")
+        bad += wrong
+    raise CheckpointError(f"{_none(root, tag, bad)}. There is no other one that is whole in {root}")
+
+
+def _faults_here(session: Session, save: Found, level: str) -> list[str]:
+    """The faults of a save that this rank finds, its share of the bytes compared."""
+    if save.index is None:
+        return [save.fault]
+    try:
+        return faults(save.folder, save.index, level, (session.rank, session.place.world_size))
+    except OSError as error:  # the others must hear of it
+        return [f"{save.folder} cannot be read by rank {session.rank}: {error}"]
+
+
+def _none(root: Path, tag: str | None, bad: list[str]) -> str:
+    if bad:
+        return "the checkpoint cannot be used: " + "; ".join(bad)
+    return f"{root} has no checkpoint" + (f" with the tag {tag!r}" if tag is not None else "")
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """All of a checkpoint but its tensors, read and checked: what is left to do is to put it in place.
+
+    ``means``: for each name in the checkpoint the model's; ``keys``: by parameter, the paths of its tensors in the
+    optimizer's state; ``exact``: whether the random states are those of this very place in the mesh.
+    """
+
+    user: Any
+    also: Mapping[str, Any]
+    random: list[Any] | None
+    exact: bool
+    means: Mapping[str, str]
+    aliases: Mapping[str, str]
+    extra: Mapping[str, Any]
+    optimizer: bool
+    groups: Sequence[Mapping[str, Any]]
+    values: Mapping[str, Mapping[str, Any]]
+    more: Any
+    keys: Mapping[str, Mapping[str, str]]
+    plan: Plan | None
+
+
+def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
+    """Check that a save fits the script, take back what can be taken now, and the rest once the model is split.
+
+    Nothing is changed before everything but the tensors was read, and on every rank. ``level``: how the save was
+    verified. The user's content.
+    """
+    index = save.index
+    assert index is not None
+    if "model" not in index.content:
+        wanted = replace(wanted, model=None, optimizer=None)
+    reader = ShardReader(save.folder, index, verified=level == "full")
+    decoded, wrong, damage = None, [], []
+    try:
+        with translated(f"{save.folder} holds what weft did not write", CheckpointError, "do not use it"):
+            wrong = _misfits(session, index, wanted)
+            decoded = None if wrong else _decode(session, reader, wanted)
+    except CheckpointError as error:
+        damage = [str(error)]
+    damage = agree(session, damage)
+    if damage:
+        raise CheckpointError("; ".join(damage))
+    wrong = agree(session, wrong)
+    if wrong:
+        raise UsageError(f"{save.folder} does not fit this script: {'; '.join(wrong)}")
+    assert decoded is not None
+    named_state.load_also(wanted.also, decoded.also)
+    if wanted.optimizer is not None and wanted.states and decoded.optimizer:
+        named_state.load_groups(wanted.optimizer, decoded.groups)
+    if wanted.model is not None:
+        if decoded.plan is not None:
+            wanted.model.resumed_plan = decoded.plan
+        land_with(wanted.model, lambda: _land(session, reader, wanted, decoded))
+    if decoded.random is not None:
+        named_state.load_random(session, decoded.random, decoded.exact)
+    return decoded.user
+
+
+def _misfits(session: Session, index: Index, wanted: Wanted) -> list[str]:
+    """Where a save does not fit the script."""
+    content, saved = index.content, model_names(index)
+    means = fitting(saved, named_state.state_names(wanted.model))
+    wrong: list[str] = []
+    if wanted.model is not None:
+        names = {means[name]: shape for name, shape in saved.items()}
+        wrong += named_state.check_model(wanted.model, names, wanted.strict)
+        if wanted.optimizer is not None and "optimizer" in content:
+            wrong += named_state.check_optimizer(
+                wanted.model, wanted.optimizer, _renamed(content["optimizer"], means)
+            )
+    mine, _ = named_state.rank_content(session, content["ranks"])
+    return wrong + named_state.check_also(wanted.also, None if mine is None else mine["also"])
+
+
+def _decode(session: Session, reader: ShardReader, wanted: Wanted) -> _Decoded:
+    """Everything but the tensors; any error if it is not as weft writes it."""
+    content, saved = reader.index.content, model_names(reader.index)
+    decoder = Decoder(reader.read, wanted.allow_pickle)
+    means = fitting(saved, named_state.state_names(wanted.model))
+    mine, exact = named_state.rank_content(session, content["ranks"])
+    random = None if mine is None or not wanted.random_states else mine["random"]
+    has_optimizer = wanted.optimizer is not None and "optimizer" in content
+    optimizer = content["optimizer"] if has_optimizer else {"groups": []}
+    return _Decoded(
+        user=decoder.decode(content.get("user")),
+        also={} if mine is None else {name: decoder.decode(mine["also"][name]) for name in wanted.also},
+        random=None if random is None else named_state.random_states(session, random, decoder),
+        exact=exact,
+        means=means,
+        aliases=_aliases(reader.index),
+        extra={} if wanted.model is None else _dict_of(decoder, content["extra"]),
+        optimizer=has_optimizer,
+        groups=[_dict_of(decoder, group["values"]) for group in optimizer["groups"]],
+        values={
+            means.get(name, name): _dict_of(decoder, value)
+            for name, value in (
+                content["optimizer_values"] if has_optimizer and wanted.states else {}
+            ).items()
+        },
+        more=decoder.decode(optimizer.get("more")),
+        keys=_optimizer_keys(reader.index, means, wanted.states),
+        plan=None if wanted.model is None else _same_plan(session, wanted.model, content, saved.keys()),
+    )
+
+
+def _dict_of(decoder: Decoder, saved: Any) -> dict[str, Any]:
+    value = decoder.decode(saved)
+    if not isinstance(value, dict):
+        raise ValueError(f"a {type(value).__name__} stands in the place of a dict")
+    return value
+
+
+def _optimizer_keys(index: Index, means: Mapping[str, str], states: bool) -> dict[str, dict[str, str]]:
+    keys: dict[str, dict[str, str]] = {}
+    for path in index.tensors:
+        if path.startswith("optimizer/"):
+            name, _, key = path.removeprefix("optimizer/").rpartition("/")
+            if states or key == MASTERS:
+                keys.setdefault(means.get(name, name), {})[key] = path
+    return keys
+
+
+def _renamed(saved: Mapping[str, Any], means: Mapping[str, str]) -> dict[str, Any]:
+    """What was saved of an optimizer, with the model's names for its parameters."""
+    groups = [
+        {**group, "params": [means.get(name, name) for name in group["params"]]} for group in saved["groups"]
+    ]
+    return {**saved, "groups": groups}
+
+
+def land_with(model: Any, land: Callable[[], None]) -> None:
+    """Run ``land`` now if the model is split already, else right after the split."""
+    if model.partitioned:
+        land()
+    else:
+        model.register_post_partition_hook(lambda *_: land())
+
+
+def model_names(index: Index) -> dict[str, tuple[int, ...]]:
+    """The model's tensors in a save, further names of tied ones too: their shapes."""
+    names = {
+        path.removeprefix("model/"): entry.shape
+        for path, entry in index.tensors.items()
+        if path.startswith("model/")
+    }
+    return names | {alias: names[first] for alias, first in _aliases(index).items()}
+
+
+def _aliases(index: Index) -> Mapping[str, str]:
+    """Further names of tied tensors, and the first one of each."""
+    found: Mapping[str, str] = index.content.get("model", {}).get("aliases", {})
+    return found
+
+
+def _same_plan(
+    session: Session, model: Any, content: Mapping[str, Any], saved: Collection[str]
+) -> Plan | None:
+    """The split of the checkpoint, if it is to be this job's too: its settings ask for the same kind of split, and the
+    model has the tensors that were saved, neither more nor fewer."""
+    text = content.get("model", {}).get("plan")
+    before = {name: value for name, value in content["settings"].items() if name not in APART}
+    same = before == split_settings(session) and saved == named_state.state_names(model)
+    if text is None or model.partitioned or not same or not session.settings.auto_partition:
+        return None
+    plan = Plan.from_json(text)
+    plan.check(session.settings.partitions)
+    here = {name for name, _ in model.module.named_modules()}
+    return plan if all(unit.name in here for unit in plan.units) else None
+
+
+def split_settings(session: Session) -> dict[str, Any]:
+    """The settings on which a split depends."""
+    kept = json.loads(session.settings.to_json())
+    return {name: value for name, value in kept.items() if name not in APART}
+
+
+class _Model:
+    """The tensors of a checkpoint by the names that the model has for them."""
+
+    def __init__(self, reader: ShardReader, decoded: _Decoded) -> None:
+        self._reader = reader
+        self._aliases = decoded.aliases
+        self.given = {name: saved for saved, name in decoded.means.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._reader.read(self._path(name))
+
+    def check(self, name: str) -> None:
+        self._reader.check(self._path(name))
+
+    def _path(self, name: str) -> str:
+        saved = self.given[name]
+        return f"model/{self._aliases.get(saved, saved)}"
+
+
+def _land(session: Session, reader: ShardReader, wanted: Wanted, decoded: _Decoded) -> None:
+    model, state = _Model(reader, decoded), None
+    if wanted.optimizer is not None and decoded.optimizer:  # read first: what is altered changes nothing then
+        state = named_state.optimizer_state(
+            wanted.model, wanted.optimizer, decoded.keys, decoded.values, reader.read
+        )
+        named_state.try_state(wanted.optimizer, state)
+    named_state.load_model(session, wanted.model, model.given, model)
+    named_state.load_extra(session, wanted.model, decoded.extra)
+    if state is not None:
+        named_state.load_optimizer(wanted.optimizer, state, decoded.more)
+    log.info("rank %d read %d bytes of %s", session.rank, reader.bytes_read, reader.folder)
+    reader.close()

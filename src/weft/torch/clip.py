@@ -1,0 +1,143 @@
+"""Norms of gradients that lie on several ranks, and what clips them.
+
+``torch.nn.utils.clip_grad_norm_`` and ``get_total_norm`` mean the whole model: each rank has a part of its gradients,
+and a rank that clipped by the norm of its own part would scale them by a factor of its own, in silence. Whether ranks
+have to talk follows from the owners of what is given alone, so it is the same on every rank that is given the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from weft.torch.calls.stand_ins import StandIn, elsewhere
+from weft.torch.replicas.fsdp import whole
+from weft.torch.session import current
+from weft.torch.session.session import Session
+
+
+class _Torch:
+    """PyTorch's own."""
+
+    total_norm = staticmethod(torch.nn.utils.get_total_norm)
+    clip_grad_norm_ = staticmethod(torch.nn.utils.clip_grad_norm_)
+
+
+def is_local(parameter: Tensor) -> bool:
+    """Whether this rank owns a parameter (every rank does before the partition)."""
+    owner = parameter._weft_owner  # type: ignore[attr-defined]
+    pipeline = current.session().pipeline
+    return owner is None or pipeline is None or owner == pipeline.rank
+
+
+def clip_grad_norm_(
+    model: nn.Module | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """Scale gradients so that their norm over all ranks of the pipeline is at most ``max_norm``.
+
+    Returns the norm before, the same on every rank; collective over the pipeline. A shared parameter counts once: it
+    has one owner. As in ``torch.nn.utils.clip_grad_norm_``, gradients are multiplied by
+    ``min(1, max_norm / (norm + 1e-6))``.
+    """
+    parameters = model.parameters() if isinstance(model, nn.Module) else model
+    given = list({id(p): p for p in parameters if is_local(p)}.values())
+    session = current.session()
+    axis = None if session.pipeline is None else "pp"
+    first = axis is None or session.position("pp") == 0
+    counted = [p for p in given if first or p._weft_owner is not None]  # type: ignore[attr-defined]
+    return clip_along(axis, given, max_norm, norm_type, error_if_nonfinite, counted)
+
+
+def clip_along(
+    axis: str | None, parameters: Sequence[Tensor], max_norm: float, norm_type: float = 2.0,
+    error_if_nonfinite: bool = False, counted: Sequence[Tensor] | None = None,
+) -> Tensor:  # fmt: skip
+    """As :func:`clip_grad_norm_`, for gradients of which each rank along an axis of the mesh has others.
+
+    ``counted``: those that count here, where others are on every rank alike; all of them, if not given.
+    """
+    parameters = [p for p in parameters if p.grad is not None]
+    grads = [p.grad for p in (parameters if counted is None else counted) if p.grad is not None]
+    total = norm_along(axis, grads, norm_type, "clip_grad_norm_()")
+    if error_if_nonfinite and not torch.isfinite(total):
+        raise RuntimeError(
+            f"the norm of the gradients over all ranks is {total.item()}, so they cannot be clipped"
+        )
+    if parameters:
+        assert parameters[0].grad is not None
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total.to(parameters[0].grad.device))
+    return total
+
+
+def norm_along(axis: str | None, grads: Sequence[Tensor], norm_type: float, what: str) -> Tensor:
+    """The norm of gradients of which each rank along an axis of the mesh has others; collective over these."""
+    session, norm_type = current.session(), float(norm_type)
+    local = whole(_Torch.total_norm(grads, norm_type)) if grads else torch.zeros(())
+    if axis is None:
+        return local
+    shared = local.detach().double().cpu()
+    with session.doing(what):
+        if norm_type == float("inf"):
+            dist.all_reduce(shared, dist.ReduceOp.MAX, group=session.group(axis))
+        else:
+            shared = shared**norm_type
+            dist.all_reduce(shared, group=session.group(axis))
+            shared = shared ** (1.0 / norm_type)
+    return shared.to(local.dtype if grads else torch.float32)
+
+
+# --- PyTorch's own functions ----------------------------------------------------------------------------------
+
+
+@functools.wraps(_Torch.clip_grad_norm_)
+def _clip(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Any:
+    """``torch.nn.utils.clip_grad_norm_``; those of one rank alone are clipped there, and the norm is not elsewhere."""
+    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    owners = {getattr(parameter, "_weft_owner", None) for parameter in given} - {None}
+    if len(owners) > 1:
+        return clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite)
+    norm = _Torch.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
+    remote = next((parameter for parameter in given if isinstance(parameter, StandIn)), None)
+    return norm if remote is None else elsewhere(norm, remote, "the norm of the gradient of")
+
+
+@functools.wraps(_Torch.total_norm)
+def _norm(
+    tensors: Tensor | Iterable[Tensor],
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """``torch.nn.utils.get_total_norm``; of a split model's gradients it is that of all ranks."""
+    given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    session = current.session() if current.is_initialized() else None
+    if session is None or session.pipeline is None or not _are_gradients(session, given):
+        return _Torch.total_norm(given, norm_type, error_if_nonfinite, foreach)
+    total = norm_along("pp", given, norm_type, "get_total_norm()")
+    if error_if_nonfinite and not torch.isfinite(total):
+        raise RuntimeError(f"the norm over all ranks is {total.item()}")
+    return total.to(given[0].device) if given else total
+
+
+def _are_gradients(session: Session, given: Sequence[Tensor]) -> bool:
+    """Whether tensors are this rank's gradients of a split model; a rank that owns none of them has an empty list."""
+    own = {id(p.grad) for model in session.models if model.plan is not None for p in model.local_parameters()}
+    return any(model.plan is not None for model in session.models) and all(id(each) in own for each in given)
+
+
+REPLACED = ((_Torch.clip_grad_norm_, _clip), (_Torch.total_norm, _norm))
+"""Functions of PyTorch, and what stands in their place."""

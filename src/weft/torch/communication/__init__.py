@@ -1,0 +1,1 @@
+"""Python objects and tensors between ranks, between steps."""

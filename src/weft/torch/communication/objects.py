@@ -1,0 +1,266 @@
+"""Objects and tensors between ranks, between steps: ``send``, ``recv_from``, ``broadcast``, ``allgather``, ``barrier``.
+
+    send       sender    --send, sizes-->        receiver      checks the call and the sizes
+                         <--ready--
+                         --the object-->
+    allgather  everybody --allgather, group-->   first rank of the group, which tells the same to everybody
+    barrier              <--ready--              when it has heard of all; then the group's own collectives
+
+A rank that calls something else than the one it meets is an error on both at once, see ``link``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from weft.errors import DivergenceError, TransportError, UsageError
+from weft.torch.communication import handshake
+from weft.torch.communication.handshake import CALLS, READY, REFUSED, Link, Told, told_of
+from weft.torch.execution.thread_settings import in_microbatch
+from weft.torch.optimizer import is_local
+from weft.torch.session import current
+from weft.torch.session.session import Session
+from weft.torch.tensors.packing import Packed, pack, unpack
+
+MAX_BYTES = 1 << 32
+"""What a receiver takes of one object, unless it is told otherwise: 4 GiB."""
+
+
+class CommGroup(enum.Enum):
+    """A group of ranks along an axis of the mesh: that of the calling rank."""
+
+    WORLD = "world"
+    MP_GROUP = "mp"
+    DP_GROUP = "dp"
+    TP_GROUP = "tp"
+    PP_GROUP = "pp"
+    RDP_GROUP = "rdp"
+
+
+class RankType(enum.Enum):
+    """What a rank's number counts: all ranks, or the positions in the calling rank's group of an axis."""
+
+    WORLD_RANK = "world"
+    MP_RANK = "mp"
+    DP_RANK = "dp"
+    TP_RANK = "tp"
+    PP_RANK = "pp"
+    RDP_RANK = "rdp"
+
+
+WORLD, MP_GROUP, DP_GROUP, TP_GROUP, PP_GROUP, RDP_GROUP = CommGroup
+_AXES = [group.value for group in CommGroup]
+_READY = Told(READY, 0)
+_EXCESS = 1
+_Kind = TypeVar("_Kind", CommGroup, RankType)
+
+
+def send(
+    obj: Any, dest_rank: int, rank_type: RankType = RankType.WORLD_RANK, *, allow_pickle: bool = False
+) -> None:
+    """Send an object to one rank, which calls :func:`recv_from`; returns when that rank has taken it.
+
+    JSON's values, tuples, sets, bytes, tensors, NumPy arrays and dataclasses travel, nested up to 100 levels; tensors
+    without their graph. Anything else needs ``allow_pickle`` on both sides. Two ranks that send to each other at the
+    same time are an error: one must receive first.
+
+    Raises :class:`TransportError` for an object that cannot travel, with its path and type, before anything is sent,
+    and for one that the receiver does not take; :class:`DivergenceError` if the other rank calls something else.
+    """
+    session = _between_steps("send")
+    peer = _rank_of(session, dest_rank, rank_type, "dest_rank")
+    packed = _pack(obj, allow_pickle)
+    with session.doing(f"send() to rank {peer}"):
+        _deliver(session, [peer], packed, handshake.SEND, "world")
+
+
+def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD, *, allow_pickle: bool = False) -> None:
+    """Send an object to all other ranks of a group. Only the sender calls it; the others call :func:`recv_from`.
+
+    Objects and errors as in :func:`send`.
+    """
+    session = _between_steps("broadcast")
+    axis = _member(group, CommGroup, "group").value
+    packed = _pack(obj, allow_pickle)
+    others = [rank for rank in session.peers(axis) if rank != session.rank]
+    with session.doing(f"broadcast() to {group.name}"):
+        _deliver(session, others, packed, handshake.BROADCAST, axis)
+
+
+def recv_from(
+    src_rank: int,
+    rank_type: RankType = RankType.WORLD_RANK,
+    *,
+    allow_pickle: bool = False,
+    max_bytes: int = MAX_BYTES,
+) -> Any:
+    """The object that another rank sends with :func:`send` or :func:`broadcast`; waits for it.
+
+    Tensors that were on the sender's GPU arrive on this rank's device, all others on the CPU; none has a graph.
+    ``max_bytes``: tensors and arrays of more bytes are refused before they are sent.
+
+    Raises :class:`TransportError` for what is refused and :class:`DivergenceError` if the other rank calls something
+    else; the other rank gets the same.
+    """
+    session = _between_steps("recv_from")
+    peer = _rank_of(session, src_rank, rank_type, "src_rank")
+    with session.doing(f"recv_from() rank {peer}"):
+        line = Link(session)
+        told, _ = line.heard(line.expect(peer))
+        if told.call not in (handshake.SEND, handshake.BROADCAST):
+            waiting = [peer] if told.call in (handshake.ALLGATHER, handshake.BARRIER) else []
+            _refuse(line, waiting, _differ(session.rank, "recv_from()", peer, told), DivergenceError)
+        excess = told.excess(max_bytes, allow_pickle)
+        if excess:
+            text = f"rank {session.rank} does not take the object of rank {peer}: {excess}"
+            _refuse(line, [peer], text, TransportError)
+        line.tell(peer, _READY)
+        return line.receive(peer, told, allow_pickle)
+
+
+def allgather(
+    obj: Any, group: CommGroup = CommGroup.WORLD, *, allow_pickle: bool = False, max_bytes: int = MAX_BYTES
+) -> list[Any]:
+    """Every rank's object, in the order of the group's ranks; every rank of the group calls it.
+
+    ``max_bytes``: how many bytes of tensors and arrays one rank may give. Objects and errors as in :func:`send`.
+    """
+    session = _between_steps("allgather")
+    axis = _member(group, CommGroup, "group").value
+    packed = _pack(obj, allow_pickle)
+    ranks = session.peers(axis)
+    if len(ranks) == 1:
+        return [unpack(packed.text, packed.blobs, session.device, allow_pickle)]
+    with session.doing(f"allgather() over {group.name}"):
+        _meet(session, handshake.ALLGATHER, axis)
+        return handshake.exchange(packed, session.group(axis), ranks, session.device, max_bytes, allow_pickle)
+
+
+def barrier(group: CommGroup = CommGroup.WORLD) -> None:
+    """Wait until every rank of a group has come here."""
+    session = _between_steps("barrier")
+    axis = _member(group, CommGroup, "group").value
+    with session.doing(f"barrier() of {group.name}"):
+        _meet(session, handshake.BARRIER, axis)
+
+
+def dp_barrier() -> None:
+    """:func:`barrier` for the ranks with the same partition."""
+    barrier(CommGroup.DP_GROUP)
+
+
+def mp_barrier() -> None:
+    """:func:`barrier` for the ranks that hold one copy of the model."""
+    barrier(CommGroup.MP_GROUP)
+
+
+def _between_steps(name: str) -> Session:
+    session = current.session()
+    if session.tracing or in_microbatch():
+        raise UsageError(f"{name}() was called inside a weft.step function: call it before or after the step")
+    return session
+
+
+def _pack(obj: Any, allow_pickle: bool) -> Packed:
+    return pack(obj, allow_pickle, lambda tensor: not is_local(tensor))
+
+
+def _member(value: object, kind: type[_Kind], name: str) -> _Kind:
+    if not isinstance(value, kind):
+        names = ", ".join(str(member) for member in kind)
+        shown = str(value) if isinstance(value, enum.Enum) else repr(value)
+        raise UsageError(f"{name} is {shown}, it must be one of {names}")
+    return value
+
+
+def _rank_of(session: Session, number: int, rank_type: RankType, name: str) -> int:
+    """The global rank of a position in one of this rank's groups."""
+    ranks = session.peers(_member(rank_type, RankType, "rank_type").value)
+    if not isinstance(number, int) or not 0 <= number < len(ranks):
+        raise UsageError(f"{name} is {number!r}, but {rank_type.name} counts from 0 to {len(ranks) - 1}")
+    if ranks[number] == session.rank:
+        raise UsageError(f"{name} {number} ({rank_type.name}) is this rank itself: use the object as it is")
+    return ranks[number]
+
+
+def _deliver(session: Session, peers: Sequence[int], packed: Packed, call: int, axis: str) -> None:
+    """Offer an object to ranks, and send it to each as soon as that one is ready."""
+    if not peers:
+        return
+    line = Link(session)
+    mine = told_of(call, _AXES.index(axis), packed)
+    answers = []
+    for peer in peers:
+        answers.append((peer, line.expect(peer)))
+        line.tell(peer, mine)
+    for peer, answer in answers:
+        _accept(session, line, answer, peer, mine, _READY)
+        line.send(peer, packed)
+    line.flush()
+
+
+def _accept(session: Session, line: Link, answer: Any, peer: int, mine: Told, wanted: Told) -> None:
+    """An answer that is not the wanted one is an error. ``mine`` is what this rank told."""
+    told, text = line.heard(answer)
+    if told.call == REFUSED:
+        raise (TransportError if told.axis == _EXCESS else DivergenceError)(text)
+    if told[:2] != wanted[:2]:
+        raise DivergenceError(_differ(session.rank, _call_text(mine), peer, told))
+
+
+def _meet(session: Session, call: int, axis: str) -> None:
+    """All ranks of a group make the same call: each tells the first one, which answers when it has heard of all."""
+    first, *others = session.peers(axis)
+    if not others:
+        return
+    line = Link(session)
+    mine = Told(call, _AXES.index(axis))
+    if session.rank != first:
+        answer = line.expect(first)
+        line.tell(first, mine)
+        _accept(session, line, answer, first, mine, mine)
+        _accept(session, line, line.expect(first), first, mine, _READY)
+        line.flush()
+        return
+    answers = [line.expect(peer) for peer in others]
+    for peer in others:
+        line.tell(peer, mine)
+    heard: list[int] = []
+    for peer, answer in zip(others, answers, strict=True):
+        try:
+            _accept(session, line, answer, peer, mine, mine)
+        except DivergenceError as error:
+            _refuse(line, heard, str(error), DivergenceError)
+        heard.append(peer)
+    line.flush()
+    for peer in others:
+        line.tell(peer, _READY)
+    line.flush()
+
+
+def _refuse(line: Link, peers: Sequence[int], text: str, kind: type[Exception]) -> None:
+    """The same error here and on ranks that wait for an answer."""
+    reason = Told(REFUSED, _EXCESS if kind is TransportError else 0)
+    line.forget()
+    for peer in peers:
+        line.tell(peer, reason, text)
+    line.flush()
+    raise kind(text)
+
+
+def _call_text(told: Told) -> str:
+    grouped = told.call in (
+        handshake.ALLGATHER,
+        handshake.BARRIER,
+        handshake.BROADCAST,
+    ) and 0 <= told.axis < len(_AXES)
+    return f"{CALLS[told.call]}({list(CommGroup)[told.axis].name if grouped else ''})"
+
+
+def _differ(rank: int, call: str, peer: int, told: Told) -> str:
+    return (
+        f"rank {rank} is in {call} and meets rank {peer} in {_call_text(told)}: a send or broadcast meets a recv_from, "
+        "allgather and barrier are called by the whole group, all in the same order"
+    )

@@ -1,0 +1,194 @@
+"""Models too big for one process: parameters that come into being only where they belong.
+
+Inside :func:`delay_param_initialization` large tensors are made on the meta device, without memory, and every
+operation that would give them a value (``normal_``, ``kaiming_uniform_``, a copy into a row) is written down. After the
+partition each rank replays what concerns its own part. Each operation draws its random numbers from a seed of its own,
+so the values depend on the seed at construction, but neither on the split nor on what other ranks replay; they
+are not those that the same seed gives without the delay. Small tensors (up to ``SMALL`` elements) are made as usual.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from weft.errors import UsageError
+from weft.torch.pytorch.private import TorchDispatchMode, arguments_of, results_of, storage_key
+from weft.torch.session.random_streams import TORCH, Streams, mix
+from weft.torch.tensors.nested import replace
+
+SMALL = 16384
+_FACTORIES = frozenset(
+    getattr(torch, name)
+    for name in (
+        "empty",
+        "zeros",
+        "ones",
+        "full",
+        "rand",
+        "randn",
+        "randint",
+        "empty_strided",
+        "normal",
+        "eye",
+    )
+)
+_LOG = "_weft_recipes"
+_active = threading.local()
+
+
+class Recipes:
+    """What was done to tensors without memory, by their storage."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.entries: list[tuple[Any, Any, Any]] = []
+        self.by_storage: dict[int, list[int]] = {}
+        self.storages: list[Any] = []
+
+    def add(self, func: Any, args: Any, kwargs: Any, touched: list[Tensor]) -> None:
+        self.entries.append((func, args, kwargs))
+        for tensor in touched:
+            storage = tensor.untyped_storage()
+            if storage_key(tensor) not in self.by_storage:
+                self.storages.append(storage)
+            self.by_storage.setdefault(storage_key(tensor), []).append(len(self.entries) - 1)
+
+    def materialise(self, tensor: Tensor, device: torch.device, streams: Streams) -> Tensor:
+        """The values of a tensor without memory, on ``device``."""
+        made: dict[int, Tensor] = {}
+        self._make(storage_key(tensor), made, streams)
+        root = made[storage_key(tensor)]
+        return root.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).to(device)
+
+    def _make(self, storage: int, made: dict[int, Tensor], streams: Streams) -> None:
+        def real(tensor: Tensor) -> Tensor:
+            if tensor.device.type != "meta":
+                return tensor
+            key = storage_key(tensor)
+            if key not in made and key != storage:
+                self._make(key, made, streams)
+            return made[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+        for number in self.by_storage.get(storage, ()):
+            func, args, kwargs = self.entries[number]
+            kwargs = {**kwargs, "device": torch.device("cpu")} if "device" in kwargs else kwargs
+            with torch.no_grad(), streams.own(mix(self.seed, number), TORCH):
+                new_args, new_kwargs = replace((args, kwargs), real, attributes=False)
+                result = func(*new_args, **new_kwargs)
+            if storage not in made:
+                made[storage] = result[0] if isinstance(result, (list, tuple)) else result
+        if storage not in made:
+            raise UsageError(
+                "a parameter on the meta device has no recorded values: build the model inside "
+                "weft.delay_param_initialization(), not under torch.device('meta')"
+            )
+
+
+class _Record(TorchDispatchMode):
+    """Writes down what makes or changes tensors without memory; views need no entry."""
+
+    def __init__(self, recipes: Recipes) -> None:
+        super().__init__()
+        self.recipes = recipes
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        written = [
+            value
+            for value, argument in [
+                *zip(args, arguments_of(func), strict=False),
+                *((kwargs[a.name], a) for a in arguments_of(func) if a.name in kwargs),
+            ]
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor)
+        ]
+        if written:
+            touched = [tensor for tensor in written if tensor.device.type == "meta"]
+        elif any(returned.alias_info is not None for returned in results_of(func)):
+            touched = []
+        else:
+            outputs = result if isinstance(result, (list, tuple)) else (result,)
+            touched = [t for t in outputs[:1] if isinstance(t, Tensor) and t.device.type == "meta"]
+        if touched:
+            self.recipes.add(func, args, kwargs, touched)
+        return result
+
+
+class _Large(TorchFunctionMode):
+    """Makes large tensors on the meta device, unless they ask for a device themselves."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _FACTORIES and kwargs.get("device") is None and kwargs.get("out") is None:
+            before = torch.get_rng_state()
+            made = func(*args, **{**kwargs, "device": "meta"})
+            if made.numel() > SMALL:
+                return made
+            torch.set_rng_state(before)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
+    """Modules built inside take no memory until the partition; then each rank makes its own part only.
+
+    ``enabled=False`` does nothing, so that a flag of the script can decide.
+    """
+    if not enabled:
+        yield
+        return
+    seed = int(torch.empty((), dtype=torch.int64).random_().item())
+    recipes = Recipes(seed)
+    original = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        original(module, name, param)
+        if param is not None and param.device.type == "meta":
+            module.__dict__.setdefault(_LOG, recipes)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
+    try:
+        with _Large(), _Record(recipes):
+            yield
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
+def has_delayed(root: nn.Module) -> bool:
+    """Whether any parameter or buffer of the model waits to be made."""
+    return any(t.device.type == "meta" for t in (*root.parameters(), *root.buffers()))
+
+
+def materialise(root: nn.Module, keep: Callable[[str], bool], device: torch.device, streams: Streams) -> None:
+    """Make the parameters and buffers for whose name ``keep`` holds; the others get no memory.
+
+    The parameter objects stay the same, so that optimizers built from them still fit.
+    """
+    recipes = [module.__dict__[_LOG] for module in root.modules() if _LOG in module.__dict__]
+    named = {id(t): (name, t) for name, t in [*root.named_parameters(), *root.named_buffers()]}
+    for name, tensor in named.values():
+        if tensor.device.type != "meta":
+            continue
+        if isinstance(tensor, nn.Parameter) and not keep(name):
+            new = torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+        else:
+            key = storage_key(tensor)
+            holder = next((found for found in recipes if key in found.by_storage), Recipes(0))
+            new = holder.materialise(tensor, device, streams)
+        if isinstance(tensor, nn.Parameter):
+            torch.utils.swap_tensors(tensor, nn.Parameter(new, requires_grad=tensor.requires_grad))
+        else:
+            torch.utils.swap_tensors(tensor, new.clone())
+    for module in root.modules():
+        module.__dict__.pop(_LOG, None)

@@ -1,0 +1,276 @@
+"""Entry points of PyTorch that no torch-function mode sees: activation checkpoints, custom autograd functions and
+functions of ``torch.jit.script``.
+
+In glue, a checkpoint cannot run its function again later, because what it calls may live on other ranks. So inside a
+checkpoint glue runs as usual, and every *unit* called in it is checkpointed by the rank that runs it.
+``torch.autograd.Function`` or a scripted function in glue is an operation like any other: it runs where its newest
+argument is.
+
+Outside of glue they are what they were. See ``docs/decisions/0004-intercepted-entry-points.md``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import MethodType, ModuleType
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as checkpoints
+
+from weft.errors import UsageError
+from weft.torch.backward.autograd import root_gradient
+from weft.torch.clip import REPLACED
+from weft.torch.execution.glue import running
+from weft.torch.execution.gradients import paired
+from weft.torch.execution.program import Program
+from weft.torch.execution.thread_settings import between, going_back, rehearsal
+from weft.torch.optimizer import warn_of_plain_optimizers
+from weft.torch.pytorch.private import CHECKPOINT, CHECKPOINT_GENERATOR, FUNCTION, REENTRANT, SCRIPTED, refuse
+from weft.torch.replicas.sync_batch_norm import counted
+from weft.torch.session import current
+
+_installed = False
+_seen = {"checkpoints": 0}
+
+
+def install() -> None:
+    """Put the interceptions in place, once for the process."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    _intercept_checkpoints()
+    _intercept_functions()
+    _intercept_scripted()
+    _intercept_backward()
+    for old, new in REPLACED:
+        _replace_everywhere(old, new)
+    warn_of_plain_optimizers()
+
+
+def checkpoints_seen() -> int:
+    """How many activation checkpoints have run outside of glue: their functions may run again."""
+    return _seen["checkpoints"]
+
+
+@contextmanager
+def checkpointing(program: Program) -> Iterator[None]:
+    """Units that are called inside are checkpointed."""
+    before, program.checkpointing = program.checkpointing, True
+    try:
+        yield
+    finally:
+        program.checkpointing = before
+
+
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that an activation checkpoint runs again: BatchNorm has counted the batch already."""
+
+    @functools.wraps(function)
+    def again(*args: Any, **kwargs: Any) -> Any:
+        outlines = (
+            [m.outline for m in current.session().models if m.outline] if current.is_initialized() else []
+        )
+        with counted([module for outline in outlines for module in outline.normalisers]):
+            return function(*args, **kwargs)
+
+    return again
+
+
+class Again:
+    """A function that runs first as it is, and then as :func:`once` has it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._ran = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        function = once(self._function) if self._ran else self._function
+        self._ran = True
+        return function(*args, **kwargs)
+
+
+def _generator(original: Callable[..., Iterator[None]]) -> Callable[..., Iterator[None]]:
+    """What PyTorch runs a checkpointed function inside of, except in glue."""
+
+    @functools.wraps(original)
+    def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
+        glue = running()
+        if glue is None:
+            _seen["checkpoints"] += 1
+            if args:
+                args = (once(args[0]), *args[1:])
+            yield from original(*args, **kwargs)
+            return
+        refuse(CHECKPOINT)
+        with checkpointing(glue.program):
+            yield
+
+    return generator
+
+
+def _intercept_checkpoints() -> None:
+    if CHECKPOINT_GENERATOR is not None:
+        name = CHECKPOINT_GENERATOR.rpartition(".")[2]
+        setattr(checkpoints, name, _generator(getattr(checkpoints, name)))
+    else:
+        replace_checkpoint()
+
+    class Reentrant(checkpoints.CheckpointFunction):
+        """``CheckpointFunction``, except in glue; in both, only arguments make that a result needs a gradient."""
+
+        @classmethod
+        def apply(cls, function: Any, preserve_rng_state: bool, *args: Any) -> Any:
+            glue = running()
+            if glue is None:
+                _seen["checkpoints"] += 1
+                return checkpoints_function.apply(Again(function), preserve_rng_state, *args)
+            refuse(REENTRANT)
+            needed = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+            with checkpointing(glue.program), nullcontext() if needed else torch.no_grad():
+                return function(*args)
+
+    checkpoints_function = checkpoints.CheckpointFunction
+    checkpoints.CheckpointFunction = Reentrant  # type: ignore[misc]
+
+
+def replace_checkpoint() -> None:
+    """Intercept the public function, where what it is made of cannot be; who holds it in another way keeps it."""
+    _replace_everywhere(checkpoints.checkpoint, _checkpoint(checkpoints.checkpoint))
+
+
+def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch's ``checkpoint``, except in glue."""
+    own = set(inspect.signature(original).parameters) - {"function", "args", "kwargs"}
+
+    @functools.wraps(original)
+    def checkpoint(function: Any = None, *args: Any, **kwargs: Any) -> Any:
+        glue = running()
+        if glue is None or function is None:
+            _seen["checkpoints"] += 1
+            return original(function and Again(function), *args, **kwargs)
+        refuse(CHECKPOINT)
+        with checkpointing(glue.program):
+            return function(*args, **{name: value for name, value in kwargs.items() if name not in own})
+
+    checkpoint.__module__ = __name__
+    return checkpoint
+
+
+def _replace_everywhere(old: Any, new: Any) -> None:
+    """Let every module of the process that has ``old`` under some name have ``new``."""
+    for module in list(sys.modules.values()):
+        names = vars(module) if isinstance(module, ModuleType) else {}
+        for name in [name for name, value in list(names.items()) if value is old]:
+            setattr(module, name, new)
+
+
+class Bound:
+    """A method with its object, as glue's functions are: hashable, with a name."""
+
+    def __init__(self, method: Callable[..., Any], module: str, name: str) -> None:
+        self._method = method
+        self.__name__ = method.__name__
+        self.__module__ = module
+        self.__qualname__ = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._method(*args, **kwargs)
+
+
+def _intercept_functions() -> None:
+    kind = torch.autograd.Function
+    of = inspect.getattr_static(kind, "apply").__get__  # a classmethod, in Python or (since 2.14) in C
+
+    @functools.cache
+    def bound(cls: type) -> Bound:
+        return Bound(of(None, cls), cls.__module__, f"{cls.__qualname__}.apply")
+
+    @functools.wraps(of(None, kind))
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        glue = running()
+        if glue is None:
+            # PyTorch's own functions call what they are given as it comes, an activation checkpoint above all
+            tracer = None if cls.__module__.startswith("torch.") else rehearsal()
+            with (
+                nullcontext() if tracer is None else tracer.inside_function(cls.__qualname__, (args, kwargs))
+            ):
+                return of(None, cls)(*args, **kwargs)
+        refuse(FUNCTION)
+        return glue.call(bound(cls), args, kwargs)
+
+    kind.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
+
+
+def _intercept_scripted() -> None:
+    kind = torch.jit.ScriptFunction
+    original = kind.__call__
+
+    @functools.cache
+    def bound(function: Any) -> Bound:
+        return Bound(MethodType(original, function), "torch.jit", function.qualified_name)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        glue = running()
+        if glue is None:
+            return original(self, *args, **kwargs)
+        refuse(SCRIPTED)
+        return glue.call(bound(self), args, kwargs)
+
+    kind.__call__ = call  # type: ignore[method-assign]
+
+
+OUTSIDE = (
+    "if that is what a step returned, it has no graph; the backward pass belongs into the function that @weft.step "
+    "decorates: model.backward(loss)"
+)
+
+
+def _intercept_backward() -> None:
+    """``torch.autograd.backward(losses)``, and ``loss.backward()``, which ends there, are the model's ``backward``."""
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def backward(
+        tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
+        grad_variables: Any = None, inputs: Any = None,
+    ) -> None:  # fmt: skip
+        models = current.session().models if between() else []
+        if not models:
+            try:
+                original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+            except RuntimeError as error:
+                if (
+                    "does not require grad" in str(error)
+                    and current.is_initialized()
+                    and current.session().steps
+                ):
+                    raise RuntimeError(f"{error}: {OUTSIDE}") from None
+                raise
+            return
+        scales = {model.loss_scale() for model in models}
+        if len(scales) > 1:
+            raise UsageError(
+                "loss.backward() in a step: the models weigh losses differently, so call backward of the one that "
+                "computed it: model.backward(loss)"
+            )
+        given = grad_tensors if grad_variables is None else grad_variables
+        if running() is not None or rehearsal() is not None:
+            if create_graph or inputs is not None:
+                raise UsageError(
+                    "inside a step that is split, backward() takes no create_graph and no inputs: "
+                    "torch.autograd.grad gives the gradients of chosen tensors"
+                )
+            models[0].backward(tensors, given, bool(retain_graph))
+            return
+        several, grads = paired(tensors, given)  # one partition: all that autograd can
+        scaled = [root_gradient(each, grad, *scales) for each, grad in zip(several, grads, strict=True)]
+        with going_back():
+            original(several, scaled, retain_graph, create_graph, inputs=inputs)
+
+    torch.autograd.backward = backward

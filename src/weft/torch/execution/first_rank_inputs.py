@@ -1,0 +1,63 @@
+"""Inputs of the step that only the first rank of a pipeline has.
+
+Some scripts load data on that rank only and feed empty tensors elsewhere, or batches of their own. Then the arguments
+of the step (labels, too) and what else the model is called with are the first rank's, with a place there: the other
+ranks hear the shapes, and get the data where they need it, like that of any other tensor.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from torch import Tensor, nn
+
+from weft.errors import DivergenceError
+from weft.torch.calls.call_signature import empty_of
+from weft.torch.execution.program import Program
+from weft.torch.tensors.nested import describe_tensor, replace
+from weft.transport.channel import SHAPES, Message
+
+
+def from_first(program: Program, inputs: Any) -> Any:
+    """``inputs`` with those tensors that have no place yet as values of the pipeline's first rank; parameters stay.
+
+    What the other ranks have in their place is not looked at; raises :class:`DivergenceError` if they have another
+    number of tensors.
+    """
+    key = program.tape.key(SHAPES, program.next_call(("the model with the inputs of the first rank",)))
+
+    def is_fresh(tensor: Tensor) -> bool:
+        return program.value_of(tensor) is None and not isinstance(tensor, nn.Parameter)
+
+    fresh: list[Tensor] = []  # a tensor that is given twice may be two elsewhere, so it counts twice
+
+    def note(tensor: Tensor) -> Tensor:
+        if is_fresh(tensor):
+            fresh.append(tensor)
+        return tensor
+
+    replace(inputs, note, attributes=False)
+    if program.rank == 0:
+        made = [tensor.view_as(tensor) for tensor in fresh]
+        text = json.dumps([describe_tensor(tensor) for tensor in made])
+        for peer in program.pipeline.others():
+            program.pipeline.channel.send(peer, Message(key, text=text))
+    else:
+        message = program.microbatch.receive(0, key, "the shapes of the model's inputs")
+        described = json.loads(message.text or "[]")
+        if len(described) != len(fresh):
+            raise DivergenceError(
+                f"the step or the model was called with {len(fresh)} tensors on partition {program.rank}, but with "
+                f"{len(described)} on partition 0: pass the same arguments everywhere, empty tensors where there is no "
+                "data"
+            )
+        made = [empty_of(description) for description in described]
+    for tensor in made:
+        tensor._weft_value = program.new_value(0, None)  # type: ignore[attr-defined]
+    following = iter(made)
+
+    def put(tensor: Tensor) -> Tensor:
+        return next(following) if is_fresh(tensor) else tensor
+
+    return replace(inputs, put, attributes=False)

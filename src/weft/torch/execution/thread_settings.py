@@ -1,0 +1,111 @@
+"""What this thread is at: a microbatch of a step, or its backward pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from weft.errors import SplitError
+from weft.torch.execution.glue import running
+from weft.torch.session import current
+
+_scale = threading.local()
+
+
+class Rehearsal(Protocol):
+    """A step that one rank runs by itself, to measure it. It takes the backward passes of the step's code.
+
+    ``going_back``: one of them runs. ``outside_modules``: what runs is the code of the step, not of a module.
+    """
+
+    going_back: bool
+
+    @property
+    def outside_modules(self) -> bool: ...
+
+    def backward(self, tensors: list[Tensor], grads: list[Tensor], keep: bool = False) -> None: ...
+
+    def inside_function(self, name: str, given: Any) -> AbstractContextManager[None]: ...
+
+
+_rehearsal: Rehearsal | None = None
+
+
+def rehearse(by: Rehearsal | None) -> None:
+    """From now on the step is rehearsed; not any more, if ``None``."""
+    global _rehearsal
+    _rehearsal = by
+
+
+def rehearsal() -> Rehearsal | None:
+    """The rehearsal that goes on in this process, if one does."""
+    return _rehearsal
+
+
+@contextmanager
+def current_scale(weight: float, fault: str = "") -> Iterator[None]:
+    """Inside, a microbatch that weighs so much in the mini-batch runs on this thread.
+
+    ``fault``: why it must not have a backward pass."""
+    before = getattr(_scale, "weight", None)
+    _scale.weight, _scale.trains = weight, False
+    try:
+        with no_training(fault):
+            yield
+    finally:
+        _scale.weight = before
+
+
+@contextmanager
+def no_training(fault: str) -> Iterator[None]:
+    """Inside, a backward pass raises :class:`SplitError` with this text, if there is one."""
+    _scale.fault = fault
+    try:
+        yield
+    finally:
+        _scale.fault = ""
+
+
+def begin_backward() -> None:
+    """A backward pass begins on this thread; see :func:`no_training`."""
+    _scale.trains = True
+    if getattr(_scale, "fault", ""):
+        raise SplitError(_scale.fault)
+
+
+def trains() -> bool:
+    """Whether the microbatch of this thread has had a backward pass."""
+    return getattr(_scale, "trains", False)
+
+
+def share() -> float | None:
+    """What the microbatch that runs on this thread has of the mini-batch's samples; None outside of a step."""
+    return getattr(_scale, "weight", None)
+
+
+def in_microbatch() -> bool:
+    """Whether a step runs on this thread."""
+    return share() is not None
+
+
+@contextmanager
+def going_back() -> Iterator[None]:
+    """Inside, a backward pass runs on this thread."""
+    _scale.back = True
+    try:
+        yield
+    finally:
+        _scale.back = False
+
+
+def between() -> bool:
+    """Whether code of a step runs on this thread, and neither a backward pass nor, as far as one can tell, a unit."""
+    if _rehearsal is not None:
+        return _rehearsal.outside_modules and not _rehearsal.going_back
+    return running() is not None or (
+        in_microbatch() and current.session().pipeline is None and not getattr(_scale, "back", False)
+    )

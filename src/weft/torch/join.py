@@ -1,0 +1,219 @@
+"""``init`` and ``shutdown``: a process joins its job, and leaves it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import weft
+from weft.config import Settings, resolve
+from weft.errors import ConfigError
+from weft.launch import rendezvous
+from weft.launch.discovery import discover
+from weft.launch.startup import agree
+from weft.runtime.allocator import keep_memory
+from weft.runtime.executor import Executor, Hooks
+from weft.runtime.microbatch import Microbatch
+from weft.topology.mesh import Mesh
+from weft.torch.backward import matrix_products
+from weft.torch.replicas.metrics import count_replicas_once
+from weft.torch.session import current, recording, scratch_memory
+from weft.torch.session.groups import choose_device, direct_groups, have_own_gpus, make_groups, rings_of
+from weft.torch.session.pipeline import Pipeline
+from weft.torch.session.random_streams import Streams, mix
+from weft.torch.session.session import JUDGE_S, Session, timeout_of
+from weft.torch.verify.self_check import check
+from weft.transport.torch_dist import TorchChannel
+from weft.visible import keep_log_visible
+from weft.watch.monitor import Limits
+from weft.watch.progress import wanted
+
+
+def init(config: Mapping[str, Any] | None = None) -> None:
+    """Join the job. Every rank calls this first, with the same settings.
+
+    ``config``: settings by name, see ``docs/settings.md``; those of the launch (``WEFT_CONFIG``, ``weft run
+    --config`` and ``--set``) win over it. Calling it again replaces the settings (not ``partitions``).
+
+    Raises :class:`ConfigError` for settings that are wrong, on every rank, and :class:`DivergenceError` on
+    every rank when they were started with different ones; nothing has been changed then.
+    """
+    place = rendezvous.locate(discover(os.environ))
+    settings = resolve(config, os.environ, place.world_size)
+    if current.is_initialized():
+        _change(current.session(), settings)
+        return
+    check(place.rank == 0)
+    count_replicas_once(current.present)
+    keep_log_visible()
+    keep_memory(os.environ)  # before there are more threads
+    timeout = timeout_of(settings)
+    limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
+    patience = timedelta(seconds=limits.start + JUDGE_S)
+    place, store, monitor = rendezvous.enter(place, limits, patience)
+    agree(store, place, described(settings), patience)
+    recorder = recording.open_recorder(settings, place)
+    device = choose_device(place)
+    if place.world_size > 1:
+        rendezvous.init_process_group(place, store, "gloo", timeout)
+    mesh = Mesh(place.world_size, settings.partitions, placement=settings.placement_strategy)
+    groups = make_groups(mesh, place.rank, timeout)
+    session = Session(settings, place, mesh, device, groups, Streams(device), monitor)
+    session.store = store
+    session.nccl = (
+        device.type == "cuda" and dist.is_nccl_available() and have_own_gpus(device, session.group("world"))
+    )
+    current.enter(session)
+    if settings.partitions > 1:
+        _connect(session)
+    recording.start(session, recorder)
+    matrix_products.use(quicker=not settings.deterministic)
+    session.progress = wanted(place.rank, os.environ)
+    monitor.note("")
+    atexit.register(_leave)
+
+
+def described(settings: Settings) -> dict[str, str]:
+    """What every rank must have been started with alike."""
+    return {
+        "settings": settings.to_json(),
+        "the version of weft": weft.__version__,
+        "the version of torch": torch.__version__,
+        "the version of Python": ".".join(map(str, sys.version_info[:2])),
+        "the kind of device": "cuda" if torch.cuda.is_available() else "cpu",
+        "the script": os.path.basename(sys.argv[0]) if sys.argv else "",
+    }
+
+
+def _change(session: Session, settings: Settings) -> None:
+    """A repeated ``init``: new settings for the same mesh."""
+    old = session.settings
+    if (settings.partitions, settings.placement_strategy) != (old.partitions, old.placement_strategy):
+        raise ConfigError(
+            f"weft is initialised with {old.partitions} partitions ({old.placement_strategy}); a repeated init cannot "
+            f"make that {settings.partitions} ({settings.placement_strategy}): call weft.shutdown() before it"
+        )
+    if settings.record != old.record:
+        recording.stop(session)
+        recording.start(session, recording.open_recorder(settings, session.place))
+    if settings.optimize == "auto" and session.models and any(model.partitioned for model in session.models):
+        settings = replace(
+            settings, optimize=old.optimize, memory_weight=old.memory_weight
+        )  # decided, see room
+    session.settings = settings
+    matrix_products.use(quicker=not settings.deterministic)
+    session.chosen = session.watch = None
+    if session.executor is not None:
+        session.executor.wait_timeout_s = settings.wait_timeout + JUDGE_S
+
+
+def _connect(session: Session) -> None:
+    """The pipeline's channel and executor."""
+    direct = (
+        direct_groups(session.mesh, session.rank, session.device, session.timeout) if session.nccl else {}
+    )
+    group = session.group("pp")
+    channel = TorchChannel(group, session.device, direct, rings=rings_of(group, session.device))
+    session.pipeline = Pipeline(
+        session.position("pp"), session.mesh.pp, session.device, channel, session.streams,
+        replicas=session.mesh.rdp,
+    )  # fmt: skip
+    monitor = session.monitor
+    peers, replicas = session.peers("pp"), session.peers("rdp")
+
+    def rank_of(peer: int) -> int:
+        return peers[peer] if peer >= 0 else replicas[-1 - peer]
+
+    hooks = Hooks(
+        resume=lambda m: _resume(session, m),
+        note=lambda phase, microbatch, peer: monitor.note(
+            phase, session.steps, microbatch, None, None if peer is None else rank_of(peer)
+        ),
+        locate=monitor.locate,
+    )
+    if session.device.type == "cpu":
+        hooks.leave = scratch_memory.giver()
+    session.pipeline.note = monitor.note
+    session.executor = Executor(
+        channel.mailbox, session.position("pp"), session.settings.wait_timeout + JUDGE_S, hooks
+    )
+
+
+def _resume(session: Session, microbatch: Microbatch) -> None:
+    """Bring in a microbatch's own random states, unless they are there still; those of the one before it are kept."""
+    streams, before = session.streams, session.drawing
+    if before is microbatch:
+        return
+    own = None if session.pipeline is None else session.pipeline.own
+    if before is not None and not before.done:
+        before.kept = streams.capture()
+    if own and before is not None:
+        before.held = own.take()
+    if own:
+        own.put(own.first if microbatch.held is None else microbatch.held)
+        microbatch.held = None
+    session.drawing = microbatch
+    if microbatch.kept is None:
+        streams.seed(mix(session.seed, microbatch.index))
+    else:
+        streams.restore(microbatch.kept)
+
+
+def shutdown() -> None:
+    """Leave the job together with all other ranks; also done at the end of the script."""
+    if current.is_initialized():
+        _finish_saving(current.session())
+    atexit.unregister(_leave)
+    _leave()
+
+
+def _finish_saving(session: Session) -> None:
+    """Wait for an asynchronous save; its error is raised."""
+    if session.saves is not None and session.saves.pending is not None:
+        with session.doing("the last save"):
+            try:
+                session.saves.finish()
+            except Exception as error:
+                session.monitor.locate(error)
+                raise
+
+
+def _leave() -> None:
+    leaving = current.present()
+    if leaving is None:
+        return
+    try:
+        _finish_saving(leaving)
+    except Exception as error:  # the script has ended, so nobody else can make the job fail
+        leaving.monitor.end_with(error)
+    current.leave()
+    for shown in (leaving.progress, leaving.values):
+        if shown is not None:
+            shown.close()
+    pipeline = None if leaving.pipeline is None else leaving.pipeline.channel
+    channels = [channel for channel in (pipeline, leaving.replicas) if channel is not None]
+    if leaving.saves is not None:
+        leaving.saves.close()
+    if not leaving.broken:
+        leaving.monitor.note("wait", leaving.steps, None, "weft.shutdown")
+        for channel in channels:
+            channel.flush()
+        leaving.monitor.note("", leaving.steps)
+    if leaving.executor is not None:
+        leaving.executor.close()
+    recording.stop(leaving)
+    together = leaving.monitor.finish()
+    for channel in channels:
+        channel.close()
+    for channel in channels if together else ():
+        channel.join()
+    atexit.unregister(rendezvous.shutdown)
+    rendezvous.shutdown(leaving.monitor)

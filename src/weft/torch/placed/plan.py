@@ -1,0 +1,130 @@
+"""The plan of a split model, and what it makes of the model on a rank: one that holds only its own part."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from weft.foreign import shown
+from weft.partition.cost import COPIES
+from weft.report.placement import ModelPlacement
+from weft.report.text import PlacementRow
+from weft.torch.execution.unit_call import FLOATING
+
+
+def is_below(name: str, module: str) -> bool:
+    """Whether a name lies in a module; the model itself has none."""
+    return name.startswith(f"{module}." if module else "")
+
+
+@dataclass(frozen=True)
+class PlannedUnit:
+    """One row of the plan. ``partition`` is FLOATING for a module without state; ``writes`` is how often a microbatch
+    calls it if it writes its buffers, else 0; ``stage`` says which one, where partitions have several; ``traced``: the
+    trace has called it."""
+
+    name: str
+    partition: int
+    parameters: int = 0
+    parameter_bytes: int = 0
+    activation_bytes: int = 0
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    cost: float = 0.0
+    writes: int = 0
+    stage: int | None = None
+    traced: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where a model's parts go. ``parameters``: those of opened modules; ``buffers``: those that the model writes;
+    ``serial``: a microbatch begins when the one before has ended; ``toggled``: parameters of which the step says
+    whether they need gradients; ``optimize`` and ``memory_weight``: the settings as they were decided, empty in older
+    checkpoints' plans; ``in_flight``: how many microbatches a rank may hold; ``by_hand``: the script
+    has placed the units."""
+
+    units: tuple[PlannedUnit, ...]
+    parameters: dict[str, int]
+    buffers: dict[str, int]
+    numpy: bool
+    chosen: dict[str, Any] | None = None
+    attributes: tuple[tuple[str, str], ...] = ()
+    serial: bool = False
+    toggled: tuple[str, ...] = ()
+    optimize: str = ""
+    memory_weight: float = 0.0
+    in_flight: int = 1
+    by_hand: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        content = json.loads(text)
+        content["units"] = tuple(PlannedUnit(**unit) for unit in content["units"])
+        content["attributes"] = tuple(map(tuple, content.get("attributes", ())))
+        content["toggled"] = tuple(content.get("toggled", ()))
+        return cls(**content)
+
+    def check(self, partitions: int) -> None:
+        """:class:`ValueError` if it is no plan for so many partitions; for one that comes from a file."""
+        places = [unit.partition for unit in self.units if unit.partition != FLOATING]
+        for at in (*places, *self.parameters.values(), *self.buffers.values()):
+            if type(at) is not int or not 0 <= at < partitions:
+                raise ValueError(f"a unit of its plan is on the partition {shown(at)} of {partitions}")
+        if not all(type(unit.name) is str and type(unit.writes) is int for unit in self.units):
+            raise ValueError("a unit of its plan has no name")
+
+    @property
+    def revisits(self) -> bool:
+        """Whether a microbatch comes back to a stage that it has left."""
+        visits = [unit.stage for unit in self.units if unit.partition != FLOATING]
+        stages = [at for at, before in zip(visits, [None, *visits], strict=False) if at != before]
+        return len(stages) > len(set(stages))
+
+    def elsewhere(self, partition: int) -> list[str]:
+        """The units of other partitions."""
+        return [unit.name for unit in self.units if unit.partition not in (partition, FLOATING)]
+
+    def owners(self, root: nn.Module) -> dict[str, int]:
+        """The partition of every parameter, of the units' buffers and of those that the model writes, by every name."""
+        found: dict[str, int] = {}
+        by_id: dict[int, int] = {}
+        places = {unit.name: unit.partition for unit in self.units if unit.partition != FLOATING}
+        named = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
+        for name, tensor in named:
+            at = {**self.parameters, **self.buffers}.get(name)
+            above = name
+            while at is None and above:
+                above = above.rpartition(".")[0]
+                at = places.get(above)
+            if at is not None:
+                found[name] = by_id.setdefault(id(tensor), at)
+        for name, tensor in named:
+            if name not in found and id(tensor) in by_id:
+                found[name] = by_id[id(tensor)]
+        return found
+
+    def changing_buffers(self, owners: dict[str, int]) -> set[str]:
+        """Those that are written by the model: only their owner knows what they hold."""
+        writers = [unit.name for unit in self.units if unit.writes and unit.partition != FLOATING]
+        return {
+            name for name in owners if name in self.buffers or any(is_below(name, unit) for unit in writers)
+        }
+
+    def placement(self, partitions: int, microbatches: int) -> ModelPlacement:
+        """Where the units lie, for people."""
+        rows = [
+            PlacementRow(
+                u.name, u.partition, u.parameters, u.parameter_bytes, u.forward_ms, u.backward_ms,
+                COPIES * u.parameter_bytes + self.in_flight * u.activation_bytes,
+            )
+            for u in self.units
+            if u.partition != FLOATING
+        ]  # fmt: skip
+        return ModelPlacement(tuple(rows), partitions, "" if self.by_hand else self.optimize, microbatches)

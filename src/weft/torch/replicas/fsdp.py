@@ -1,0 +1,91 @@
+"""Sharded data parallelism: replicas share parameters, gradients and optimizer states, on PyTorch's FSDP2.
+
+``torch.distributed.fsdp.fully_shard`` does the work. With a degree below the number of replicas, each *sharding group*
+of that many replicas holds the model once, and gradients are averaged over the groups too (a mesh with two dims).
+Outside of a forward and backward pass a parameter is a ``DTensor``; what leaves weft (states, checkpoints) is whole and
+plain. See ``docs/decisions/0051-sharded-parameters-on-fsdp2.md``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from weft.torch.replicas.steps import backend_of, new_group
+from weft.torch.session.session import Session
+
+
+def shard(session: Session, module: nn.Module) -> None:
+    """From now on this rank keeps its share of every parameter of ``module``; collective over the replicas."""
+    mesh = _mesh(session)
+    for block in blocks(module):
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+
+
+def _mesh(session: Session) -> DeviceMesh:
+    """The replicas as a grid: sharding groups of neighbours in its rows."""
+    ranks, degree = session.peers("rdp"), session.settings.sharded_data_parallel_degree
+    grid = torch.tensor(ranks).view(-1, degree)
+    at = session.position("rdp")
+    backend, device = backend_of(session), session.device.type
+    row = new_group(session, tuple(grid[at // degree].tolist()), backend)
+    if degree == len(ranks):
+        return DeviceMesh.from_group(row, device, mesh_dim_names=("shard",))
+    column = new_group(session, tuple(grid[:, at % degree].tolist()), backend)
+    return DeviceMesh.from_group([column, row], device, mesh=grid, mesh_dim_names=("replicate", "shard"))
+
+
+def blocks(module: nn.Module) -> list[nn.Module]:
+    """The parts whose parameters are gathered at a time: layers of a kind in a row, that is those elements of an
+    ``nn.ModuleList`` or ``nn.Sequential`` whose class occurs there more than once. Not those that share a parameter
+    with the rest of the model. What is in none of them is gathered for the whole model.
+    """
+    holders = Counter(id(p) for part in module.modules() for p in part.parameters(recurse=False))
+    found: list[nn.Module] = []
+    for part in module.modules():
+        if not isinstance(part, (nn.ModuleList, nn.Sequential)) or any(
+            part in block.modules() for block in found
+        ):
+            continue
+        kinds = Counter(type(child) for child in part)
+        for child in dict.fromkeys(part):
+            inside = Counter(id(p) for below in child.modules() for p in below.parameters(recurse=False))
+            alone = all(holders[key] == count for key, count in inside.items())
+            if (
+                inside
+                and alone
+                and kinds[type(child)] > 1
+                and not isinstance(child, (nn.ModuleList, nn.ModuleDict))
+            ):
+                found.append(child)
+    return found
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether this rank has a share of a tensor only."""
+    return isinstance(tensor, DTensor)
+
+
+def share_of(value: Tensor) -> Tensor:
+    """This rank's share of a tensor, or all of it."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def whole(value: Tensor) -> Tensor:
+    """All of a tensor; collective over the replicas if they share it."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def like(value: Tensor, target: Tensor) -> Tensor:
+    """``value``, which every replica has whole, shared as ``target`` is."""
+    if not isinstance(target, DTensor) or isinstance(value, DTensor) or value.shape != target.shape:
+        return value
+    moved = value.to(target.device)
+    return distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None)

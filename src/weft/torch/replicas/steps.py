@@ -1,0 +1,119 @@
+"""Copies of a model on different data: started alike, their gradients averaged, their steps counted together."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from weft.reduce.choice import choose
+from weft.reduce.compression import make
+from weft.reduce.lane import Lane
+from weft.torch.replicas.reducer import Reducer, ReducerOptions
+from weft.torch.replicas.replica_agreement import Votes
+from weft.torch.session.recording import recorded
+from weft.torch.session.session import Session
+
+
+def synchronise(
+    session: Session,
+    model: Any,
+    replica: int = 0,
+    parameters: bool = True,
+    only: Container[int] | None = None,
+) -> None:
+    """Parameters (if wanted) and buffers of one replica, on every replica. ``only``: those with these ids."""
+    if session.mesh.rdp == 1:
+        return
+    group = session.group("rdp")
+    source = session.peers("rdp")[replica]
+    with torch.no_grad():
+        named = [*(model.module.named_parameters() if parameters else ()), *model.module.named_buffers()]
+        for name, tensor in named:
+            if model.is_local(name) and (only is None or id(tensor) in only):
+                content = tensor.detach().cpu().contiguous()
+                dist.broadcast(content, source, group=group)
+                tensor.copy_(content)
+
+
+def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reducer | None:
+    """What averages the gradients of ``model``; ``None`` if there is one replica, or if FSDP2 does it. Collective over
+    the replicas."""
+    if session.mesh.rdp == 1 or model.sharded:
+        return None
+    ranks = session.peers("rdp")
+    on_gpus, own_gpus = session.device.type == "cuda", session.nccl
+    settings = session.settings
+    compression = make(settings.compression) if settings.compression else None
+    group = new_group(session, ranks, backend_of(session))
+    # A compression has a thread, whose messages must not meet those of this one in the same group.
+    beside = new_group(session, ranks, "gloo") if own_gpus or compression else group
+    device = session.device if own_gpus else torch.device("cpu")
+    algorithm = "direct" if on_gpus and not own_gpus else settings.all_reduce
+    if settings.deterministic and algorithm == "auto":  # it measures
+        algorithm = "direct"
+    compressed = compression is not None
+    collective = choose(group, algorithm, device=device, compressed=compressed, timeout=session.timeout)
+    known = weakref.ref(model)
+
+    def buffers() -> Sequence[Tensor]:
+        present = known()
+        return () if present is None else list(present.local_buffers())
+
+    options = replace(options, outside=session.pipeline is None, fixed=settings.deterministic)
+    lane = Lane(collective, compression)
+    named = list(model.local_named_parameters())
+    own = beside if compression else group
+    announced = partial(session.doing, "the gradients")
+    reducer = Reducer(named, lane, own, Votes(beside), options, buffers, announced)
+    weakref.finalize(reducer, lane.close).atexit = False
+    return reducer
+
+
+def backend_of(session: Session) -> str:
+    """NCCL where each rank has a GPU of its own, else gloo."""
+    return "nccl" if session.nccl else "gloo"
+
+
+def new_group(session: Session, ranks: tuple[int, ...], backend: str) -> Any:
+    """A group for the reducer alone, so that its sums never mix with those of a script."""
+    return dist.new_group(ranks, session.timeout, backend, use_local_synchronization=True)
+
+
+def begin_step(session: Session, microbatches: int) -> None:
+    """Gradients of a step arrive from now on."""
+    for model in session.models:
+        if model.reducer is not None:
+            model.reducer.divide_by_all = model.divide_by_all
+            model.reducer.begin(microbatches)
+
+
+def finish_step(session: Session) -> None:
+    """When this returns, all replicas have the averages."""
+    if session.mesh.rdp == 1:
+        return
+    with session.doing("the gradients"), recorded(session, "reduce"):
+        for model in session.models:
+            if model.reducer is not None:
+                model.reducer.finish()
+            elif model.sharded and model.broadcasts_buffers:
+                synchronise(session, model, parameters=False)
+
+
+@contextmanager
+def joined(session: Session, model: Any, divide_by_initial_world_size: bool) -> Iterator[None]:
+    """See ``DistributedModel.join``."""
+    model.divide_by_all = divide_by_initial_world_size
+    yield  # an error inside must not be met by waiting for the others
+    model.need_partition("join()")
+    if model.reducer is not None:
+        with session.doing("join()"):
+            synchronise(session, model, model.reducer.shadow())
+    model.divide_by_all = True

@@ -1,0 +1,241 @@
+"""Ranks that run different models, steps or inputs are told so, instead of waiting for each other.
+
+Before the partition all ranks compare their model, and the ranks of a pipeline their step and its arguments. From then
+on every rank tells its peers at the beginning of a step what it was called with; they look at it when they have
+nothing else to do, so that it costs no time, and before they could wait for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from weft.errors import DivergenceError, StallError
+from weft.launch.startup import first_difference
+from weft.torch.session.collectives import gather_texts
+from weft.torch.session.session import Session
+from weft.torch.tensors.mini_batch import MiniBatch, named_tensors
+from weft.transport.channel import BEGIN, Channel, Key, Message
+from weft.transport.torch_dist import to_bytes
+
+log = logging.getLogger("weft")
+
+ADVICE = (
+    ". The ranks of one pipeline must read the same batches: seed, shuffle and shard the data by weft.dp_rank(), not "
+    "by weft.rank()"
+)
+
+
+SAMPLES = 64
+"""So many values of each tensor are compared in every step."""
+
+
+def describe_model(module: nn.Module) -> str:
+    """Class, parameters and buffers of a model, as JSON."""
+    content = {"class": type(module).__qualname__}
+    for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        for name, tensor in named:
+            content[f"{kind} {name}"] = describe_tensor(tensor)
+    return json.dumps(content)
+
+
+def describe_tensor(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype)[6:]}{list(tensor.shape)}"
+
+
+def describe_call(name: str, batch: MiniBatch, values: bool, changes: Sequence[str] = ()) -> str:
+    """The step and its tensor arguments, as JSON, with a digest of some of what is in them; with ``values`` of all.
+    ``changes``: of the model, since it was split."""
+    content: dict[str, Any] = {"step": name}
+    if changes:
+        content["the changes of the model"] = [len(changes), *changes[-3:]]
+    for argument, value in [*zip(batch.names, batch.args, strict=True), *batch.kwargs.items()]:
+        for path, tensor in named_tensors(value, argument):
+            content[path] = describe_tensor(tensor)
+            if values and tensor.device.type != "meta":
+                content[f"the values in {path}"] = digest_of(tensor)
+            elif tensor.device.type == "cpu" and tensor.numel() and tensor.is_contiguous():
+                some = tensor.detach().view(-1)[:: -(-tensor.numel() // SAMPLES)]
+                content[f"some values in {path}"] = digest_of(some)
+    return json.dumps(content)
+
+
+def digest_of(tensor: Tensor) -> str:
+    """The same short text for the same values."""
+    content = tensor.detach().cpu().contiguous().view(-1)
+    return hashlib.blake2b(to_bytes(content), digest_size=6).hexdigest()
+
+
+def described_inputs(name: str, batch: MiniBatch, changes: Sequence[str] = ()) -> str:
+    """The step, how many samples it has, and its arguments that are no tensors: what ranks must agree on if only the
+    first one's tensors count."""
+    content: dict[str, Any] = {"step": name, "samples": batch.size}
+    for argument, value in [*zip(batch.names, batch.args, strict=True), *batch.kwargs.items()]:
+        content.update(_plain_values(value, argument))
+    content["the changes of the model"] = [len(changes), *changes[-3:]]
+    return json.dumps(content)
+
+
+def _plain_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (bool, int, float, str)):
+        yield path, str(value)
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _plain_values(item, f"{path}[{number}]")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _plain_values(item, f"{path}[{key!r}]")
+
+
+def compare_start(session: Session, models: list[Any], call: str, outline: str) -> None:
+    """All ranks have the same models, those of a pipeline the same call; else :class:`DivergenceError` everywhere.
+
+    ``outline``: what of the call they have in common even if only the inputs of the pipeline's first rank count. Notes
+    in the session whether that is so.
+    """
+    compare_models(session, models, "world")
+    wanted = session.settings.inputs
+    if wanted == "any":
+        with session.doing("the comparison of inputs"):
+            calls = gather_texts(call, session.group("mp"))
+        session.first_inputs = len(set(calls)) > 1
+        if session.first_inputs and session.position("pp") == 0:
+            log.info("the ranks of a pipeline have different inputs: the step gets those of the first rank")
+    else:
+        session.first_inputs = wanted == "first"
+    _compare(session, {"input": outline if session.first_inputs else call}, "mp")
+
+
+def compare_models(session: Session, models: list[Any], axis: str) -> None:
+    """The ranks along an axis of the mesh have the same models; else :class:`DivergenceError` on all of them."""
+    shown = {f"model {number}": describe_model(model.module) for number, model in enumerate(models)}
+    _compare(session, shown, axis)
+
+
+def _compare(session: Session, shown: dict[str, str], axis: str) -> None:
+    ranks = session.peers(axis)
+    with session.doing("the comparison of models and inputs"):
+        texts = gather_texts(json.dumps(shown), session.group(axis))
+    difference = first_difference({rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)})
+    if difference:
+        difference = difference.replace("the ranks were started differently", "the ranks differ")
+        raise DivergenceError(difference + (ADVICE if "input" in shown else ""))
+
+
+def from_first_rank(session: Session, model: Any) -> None:
+    """What the model's tensors hold that differ between ranks becomes what they hold on the first one: scripts without
+    a seed, or that load weights on one rank only. Collective over all ranks."""
+    tensors = {
+        name: tensor
+        for name, tensor in tensors_of(model.module)
+        if tensor.layout == torch.strided and tensor.device.type != "meta"
+    }
+    own = {name: digest_of(tensor) + describe_tensor(tensor) for name, tensor in tensors.items()}
+    with session.doing("the initial weights"):
+        texts = gather_texts(json.dumps(own), session.group("world"))
+        known = [json.loads(text) for text in texts]
+        differing = [name for name in known[0] if any(each.get(name) != known[0][name] for each in known)]
+        for name in differing:
+            if not all(each.get(name, "")[12:] == known[0][name][12:] for each in known):
+                raise DivergenceError(
+                    f"{name} of the model has another shape or dtype on some ranks: build the same model everywhere"
+                )
+            content = tensors[name].detach().cpu().contiguous()
+            dist.broadcast(
+                content.view(-1).view(torch.uint8), session.peers("world")[0], session.group("world")
+            )
+            tensors[name].detach().copy_(content)
+    if differing:
+        if model.optimizer is not None:
+            model.optimizer.forget_masters()
+        if session.rank == 0:
+            log.info(
+                "%d of %d tensors of the model differ between ranks (%s, ...): those of the first rank count",
+                len(differing), len(tensors), differing[0],
+            )  # fmt: skip
+
+
+def tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, buffers and plain attributes of a module and those in it, each once."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+    for name, inner in module.named_modules():
+        for key, value in vars(inner).items():
+            if isinstance(value, Tensor):
+                yield f"{name}.{key}".lstrip("."), value
+
+
+@dataclass
+class StepCheck:
+    """What the peers said that they were called with in this step, and what the first one told, which all use."""
+
+    channel: Channel
+    ranks: tuple[int, ...]
+    me: int
+    step: int
+    call: str
+    timeout_s: float
+    waiting: list[int] = field(default_factory=list)
+
+    def begin(self, own: Any) -> Any:
+        """Tell the peers what this rank was called with; what the pipeline's first rank gave for ``own`` (JSON).
+
+        The others wait for it: they could not run before the first rank has begun anyway.
+        """
+        self.waiting = [peer for peer in range(len(self.ranks)) if peer != self.me]
+        text = json.dumps([own, self.call])
+        for peer in self.waiting:
+            self.channel.send(peer, Message(self.key, text=text))
+        if self.me == 0:
+            return own
+        message = self._first_message()
+        self.waiting.remove(0)
+        theirs, call = json.loads(message.text or "")
+        self._compare(0, call)
+        return theirs
+
+    @property
+    def key(self) -> Key:
+        return Key(BEGIN, self.step, 0, 0)
+
+    def _first_message(self) -> Message:
+        mailbox = self.channel.mailbox
+        started = time.monotonic()
+        while True:
+            seen = mailbox.arrivals
+            message = mailbox.take(0, self.key)
+            if message is not None:
+                return message
+            if mailbox.failure is not None:
+                raise mailbox.failure
+            if time.monotonic() - started > self.timeout_s:
+                raise StallError(
+                    f"rank {self.ranks[self.me]} began step {self.step}, but rank {self.ranks[0]} did not for "
+                    f"{self.timeout_s:g} s: does it call the step less often, or wait in a collective of its own?"
+                )
+            mailbox.wait(seen, 1.0)
+
+    def look(self) -> None:
+        """Compare with what has arrived; :class:`DivergenceError` names the first difference."""
+        for peer in list(self.waiting):
+            message = self.channel.mailbox.take(peer, self.key)
+            if message is not None:
+                self.waiting.remove(peer)
+                self._compare(peer, json.loads(message.text or "")[1])
+
+    def _compare(self, peer: int, call: str) -> None:
+        if call == self.call:
+            return
+        mine, other = self.ranks[self.me], self.ranks[peer]
+        pair = dict(sorted({mine: {"input": self.call}, other: {"input": call}}.items()))
+        difference = first_difference(pair).partition(": ")[2]
+        raise DivergenceError(f"in step {self.step} the ranks were called differently: {difference}{ADVICE}")

@@ -1,0 +1,78 @@
+"""Groups of ranks, by their axes on the mesh, and the device of a rank."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.launch.discovery import Place
+from weft.reduce.exchange import gather_rows
+from weft.topology.mesh import Mesh
+from weft.torch.session.random_streams import mix
+from weft.transport.rings import Rings
+
+
+def rings_of(group: Any, device: torch.device) -> Rings | None:
+    """Memory for sends between the CPU ranks of a group that share a host; every rank of the group calls this."""
+    return Rings.connect(group) if device.type == "cpu" else None
+
+
+def choose_device(place: Place) -> torch.device:
+    """CUDA device ``local_rank`` where there are GPUs (shared when there are fewer than ranks), else the CPU."""
+    if torch.cuda.is_available() and torch.cuda.device_count():
+        device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")
+
+
+def default_takes_host_tensors() -> bool:
+    """Whether the default group can be weft's group of all ranks: a script may have made one for GPUs only."""
+    return "gloo" in dist.get_backend()
+
+
+def make_groups(mesh: Mesh, rank: int, timeout: timedelta) -> dict[tuple[int, ...], Any]:
+    """The gloo groups of ``rank``; every rank takes part in making all of them.
+
+    One for all axes with the same ranks, and none for a rank alone: each keeps a thread that never sleeps for long.
+    """
+    if mesh.world_size == 1:
+        return {}
+    axes = ("pp", "tp", "rdp", "dp", "mp", *(() if default_takes_host_tensors() else ("world",)))
+    wanted = dict.fromkeys(ranks for axis in axes for ranks in mesh.groups(axis))
+    made = {ranks: dist.new_group(ranks, timeout, "gloo") for ranks in wanted if len(ranks) > 1}
+    return {ranks: group for ranks, group in made.items() if rank in ranks}
+
+
+def gpu_of(device: torch.device) -> str:
+    """A name for a GPU that no other one has, whatever number it has for a process."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def have_own_gpus(device: torch.device, group: Any) -> bool:
+    """Whether no two ranks of the group share a GPU; every rank calls this. ``None``: a process by itself."""
+    if group is None:
+        return True
+    own = torch.tensor([mix(gpu_of(device))])
+    return len(set(gather_rows(own, group).view(-1).tolist())) == dist.get_world_size(group)
+
+
+def direct_groups(
+    mesh: Mesh, rank: int, device: torch.device, timeout: timedelta
+) -> dict[tuple[int, int], Any]:
+    """NCCL groups by (sender, receiver) position in this rank's pipeline, one for each direction of each pair.
+
+    Every rank calls this. NCCL refuses ranks that share a GPU: their tensors go through host memory.
+    """
+    direct: dict[tuple[int, int], Any] = {}
+    for ranks in mesh.groups("pp"):
+        for sender, receiver in itertools.permutations(ranks, 2):
+            pair = sorted((sender, receiver))
+            group = dist.new_group(pair, timeout, "nccl", device_id=device)
+            if rank in (sender, receiver):
+                direct[ranks.index(sender), ranks.index(receiver)] = group
+    return direct

@@ -1,0 +1,277 @@
+"""`auto`: the schedule and the split that take the least simulated step, from what the trace has measured.
+
+After some steps the prediction is compared with what they took. Then the search runs once more, with the times of
+the real stages, over the schedules that the present placement can run, and a better one takes over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from weft import schedule
+from weft.config import Settings
+from weft.errors import ConfigError, FormatError, PlacementError
+from weft.foreign import read_text
+from weft.plan.auto import Found, Option, Placed, as_weft_runs, options, search
+from weft.plan.chosen import Chosen, ahead, schedule_for
+from weft.plan.explain import explain
+from weft.plan.late import PARTS
+from weft.plan.turn import EFFORT, best_turn, tries
+from weft.schedule.legal import check
+from weft.simulate import Links, StageCost
+from weft.timeline import Span
+from weft.torch.session.collectives import agree_on, gather_texts
+from weft.torch.session.session import Session
+from weft.torch.split.link_speed import MeasuredLink
+from weft.torch.split.open_modules import CALL_S, MICROBATCH_S, Choice, choose, turned
+from weft.torch.split.unit_tree import Tree
+
+log = logging.getLogger("weft")
+
+TURN = Option("list", like="v")
+MEMORY_WEIGHT = 0.8
+"""Of a split that must fit a memory limit."""
+STEPS = 20
+"""After so many steps the prediction is compared with them."""
+BETTER = 0.95
+"""Another schedule takes over if its step is predicted to take less than this of the present one's."""
+
+
+def choose_automatically(
+    tree: Tree, settings: Settings, link: MeasuredLink, memory_bytes: float | None
+) -> tuple[Chosen, Choice]:
+    """The best schedule, and the placement on its stages; of those that need too much memory if none fits it.
+
+    Raises:
+        PlacementError: If the units cannot be placed on the stages of any schedule.
+    """
+    links = links_of(tree, link)
+
+    place = functools.partial(placed, tree, settings, links)
+    by_memory = dataclasses.replace(settings, memory_weight=MEMORY_WEIGHT)
+    if settings.pipeline == "file":
+        return _from_file(settings, place, links)
+    limits = None if memory_bytes is None else [int(memory_bytes)] * settings.partitions
+    look = functools.partial(
+        search,
+        settings.partitions,
+        settings.microbatches,
+        place,
+        links,
+        tried=sensible(settings, limits is not None),
+        within=lambda option: placed(tree, by_memory, links, option.layout(settings.partitions)),
+        ahead=ahead(settings),
+    )
+    found = look(memory_bytes=limits)
+    fault = found[0].fault
+    if all(one.schedule is None for one in found):  # "list" makes none that it cannot run
+        found = look()
+    best = next((one for one in found if one.schedule is not None), None)
+    if best is None or best.placed is None:
+        raise PlacementError(f"no schedule can run: {found[0].fault}")
+    if fault:
+        log.warning("no schedule fits the memory (%s): %s runs, which may take more", fault, best.option)
+    return Chosen.of(best, links, explain(found)), best.placed.placement
+
+
+def _from_file(
+    settings: Settings, place: Callable[[Sequence[int]], Placed], links: Links
+) -> tuple[Chosen, Choice]:
+    """The schedule that the user wrote, and the placement on its stages."""
+    try:
+        text = read_text(settings.schedule_file)
+    except FormatError as error:
+        raise ConfigError(
+            f"schedule_file: {error}: write the path of a CSV file that the first rank can read"
+        ) from error
+    made = schedule.make("file", settings.partitions, settings.microbatches, text=text)
+    check(made)
+    placed = place(made.rank_of_stage)
+    step = as_weft_runs(made, placed.stages, links, ahead=ahead(settings))
+    found = Found(Option("file"), placed, made, step.step_s, step.bubble, step.peak_bytes)
+    return Chosen.of(found, links, explain([found])), placed.placement
+
+
+def sensible(settings: Settings, limited: bool) -> list[Option]:
+    """The options that may help: without a memory limit there is nothing to save."""
+    tried = options(settings.partitions, settings.microbatches)
+    if settings.pipeline == "list":
+        tried = [option for option in tried if option.schedule == "list"]
+    return tried if limited else [o for o in tried if not o.recompute and o.active is None]
+
+
+def links_of(tree: Tree, link: MeasuredLink) -> Links:
+    """The measured link between all ranks, for tensors as they flow between this model's units."""
+    sizes = [piece.output_bytes for piece in tree.pieces(set()) if not piece.floating]
+    return link.links(median(sizes) if sizes else 0.0)
+
+
+def placed(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
+    """The units on stages with these ranks."""
+    ranks = settings.partitions
+    if settings.pipeline == "interleaved" and ahead(settings) and settings.microbatches > 1:
+        return _shifted(tree, settings, links, layout)
+    if ranks == 1 or tuple(layout) != TURN.layout(ranks):
+        return as_placed(choose(tree, settings, layout), layout)
+    few = tries(ranks, settings.microbatches)
+    found = [as_placed(choice, layout) for choice in turned(tree, settings, layout, few)]
+    halves = any(piece.input_s or piece.weight_s for one in found for piece in one.placement.pieces)
+    return best_turn(found, ranks, settings.microbatches, links, halves)
+
+
+def _shifted(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
+    """One stage a rank, the first ones larger than the last by what makes the simulated step the shortest.
+
+    What crosses counts, too. Loads are even where simulating all placements is more than `EFFORT`, and where units that
+    share a parameter send microbatches back: the last rank does not end first then.
+    """
+    made = schedule_for(settings, None, settings.microbatches)
+    most = (1.0 - settings.memory_weight) / settings.microbatches
+    even = as_placed(choose(tree, settings, layout), layout)
+    if _goes_back(even) or (1 + len(PARTS)) * sum(map(len, made.ranks)) > EFFORT:
+        return even
+
+    def step_s(one: Placed) -> float:
+        step = as_weft_runs(made, one.stages, links, ahead=ahead(settings))
+        return step.step_s + settings.microbatches * one.placement.crossing_s
+
+    shifted = (as_placed(choose(tree, settings, layout, part * most), layout) for part in PARTS)
+    return min((even, *(one for one in shifted if not _goes_back(one))), key=step_s)
+
+
+def _goes_back(one: Placed) -> bool:
+    return any(before > after for before, after in pairwise(one.placement.stages))
+
+
+def as_placed(choice: Choice, layout: Sequence[int]) -> Placed:
+    """The choice with what its stages cost."""
+    return Placed(stage_costs(choice, len(layout)), placement=choice)
+
+
+def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:
+    """What the pieces of each stage cost together, with what a microbatch costs there and following all calls."""
+    costs = []
+    follow_s = MICROBATCH_S + CALL_S * choice.calls * len({*choice.partitions}) / stages
+    for stage in range(stages):
+        pieces = [piece for piece, at in zip(choice.pieces, choice.stages, strict=True) if at == stage]
+        size = pieces[-1].output_bytes if pieces else 0
+        parameters = {number: p for piece in pieces for number, p in piece.parameters.items()}
+        saved = sum(piece.saved_bytes for piece in pieces)
+        costs.append(
+            StageCost(
+                forward_s=sum(piece.forward_s for piece in pieces) + follow_s,
+                backward_s=sum(piece.backward_s for piece in pieces),
+                input_s=sum(piece.input_s for piece in pieces),
+                weight_s=sum(piece.weight_s for piece in pieces),
+                forward_bytes=size,
+                backward_bytes=size,
+                activation_bytes=saved,
+                weight_bytes=saved // 2,
+                parameter_bytes=sum(p.numel() * p.element_size() for p in parameters.values()),
+            )
+        )
+    return tuple(costs)
+
+
+class Watch:
+    """Compares steps with the prediction; see the module."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[float, dict[str, float]]] = []
+        self.done = False
+
+    def add(self, session: Session, step_s: float, microbatches: int) -> None:
+        """After each step, on every rank. The same step is the last one everywhere."""
+        assert session.chosen is not None and session.executor is not None
+        spans = session.executor.spans
+        if self.done or microbatches != session.chosen.schedule.microbatches:
+            return
+        if not any(span.kind in ("B", "I") for span in spans):
+            return
+        self.steps.append((step_s, stage_times(spans)))
+        if len(self.steps) > STEPS:
+            self.done = True
+            compare(session, self.steps[1:])
+
+
+def stage_times(spans: Sequence[Span]) -> dict[str, float]:
+    """Seconds of one microbatch by stage and kind, as `0F`, over those that ran it."""
+    took_s: dict[str, float] = {}
+    which: dict[str, set[int]] = {}
+    for span in spans:
+        key = f"{span.stage}{span.kind}"
+        took_s[key] = took_s.get(key, 0.0) + span.end_s - span.start_s
+        which.setdefault(key, set()).add(span.microbatch)
+    return {key: took_s[key] / len(which[key]) for key in took_s}
+
+
+def compare(session: Session, steps: list[tuple[float, dict[str, float]]]) -> None:
+    """Tell how good the prediction was; collective over all ranks."""
+    own = {
+        "step_s": median(step_s for step_s, _ in steps),
+        "times": {key: median(times.get(key, 0.0) for _, times in steps) for key in steps[0][1]},
+    }
+    with session.doing("the comparison of step times"):
+        texts = gather_texts(json.dumps(own), session.group("pp"))
+    answer = agree_on(session, lambda: _answer(session, [json.loads(text) for text in texts]))
+    if answer.strip():
+        session.chosen = Chosen.from_json(answer)
+
+
+def _answer(session: Session, found: list[dict[str, Any]]) -> str:
+    """The new choice as JSON; empty to stay. On the rank that decides."""
+    chosen, settings = session.chosen, session.settings
+    assert chosen is not None
+    measured_s = max(one["step_s"] for one in found)
+    log.info(
+        "auto: %s was predicted to take %.1f ms a step, it takes %.1f ms (%+.1f %%)",
+        chosen.option, chosen.step_s * 1e3, measured_s * 1e3, 100 * (chosen.step_s / measured_s - 1),
+    )  # fmt: skip
+    times = {key: value for one in found for key, value in one["times"].items()}
+    stages = tuple(corrected(stage, number, times) for number, stage in enumerate(chosen.stages))
+    layout = chosen.schedule.rank_of_stage
+    tried = [option for option in sensible(settings, False) if option.layout(settings.partitions) == layout]
+    if settings.pipeline == "file":
+        return ""
+    again = search(
+        settings.partitions,
+        settings.microbatches,
+        lambda _: Placed(stages),
+        chosen.links,
+        tried=tried,
+        ahead=ahead(settings),
+    )
+    present = next(one for one in again if one.option == dataclasses.replace(chosen.option, recompute=False))
+    if chosen.option.recompute or again[0].step_s > BETTER * present.step_s:
+        return ""
+    better = Chosen.of(again[0], chosen.links, explain(again))
+    log.info(
+        "auto: with the measured times %s takes %.1f ms, %s %.1f ms: that runs from now on",
+        chosen.option, present.step_s * 1e3, better.option, better.step_s * 1e3,
+    )  # fmt: skip
+    return better.to_json()
+
+
+def corrected(stage: StageCost, number: int, times: dict[str, float]) -> StageCost:
+    """The costs with measured times; those of the kinds that did not run keep their proportion."""
+    backward = {"B": stage.backward_s, "I": stage.input_s, "W": stage.weight_s}
+    ran = [kind for kind in backward if f"{number}{kind}" in times]
+    expected_s = sum(backward[kind] for kind in ran)
+    scale = sum(times[f"{number}{kind}"] for kind in ran) / expected_s if expected_s else 1.0
+    backward_s, input_s, weight_s = (
+        times.get(f"{number}{kind}", scale * took_s) for kind, took_s in backward.items()
+    )
+    return dataclasses.replace(
+        stage,
+        forward_s=times.get(f"{number}F", stage.forward_s),
+        backward_s=backward_s,
+        input_s=input_s,
+        weight_s=weight_s,
+    )

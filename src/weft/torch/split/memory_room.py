@@ -1,0 +1,72 @@
+"""Whether a split by time fits the ranks' memory: what ``optimize`` means where nobody has said it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from weft.config import Settings
+from weft.errors import FormatError
+from weft.foreign import read_text, whole
+from weft.partition.cost import memory_bytes
+from weft.plan.chosen import ahead
+from weft.torch.session.session import Session
+from weft.torch.split.open_modules import graph_of
+from weft.torch.split.unit_tree import Piece
+
+ROOM = 0.7
+"""A rank's part may take so much of its memory; the rest is for the libraries and what a step takes for moments."""
+BY_MEMORY = 0.8
+_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def limit_bytes(session: Session) -> float | None:
+    """What a rank may take, if the setting or the GPU says it."""
+    if session.settings.memory_limit:
+        return session.settings.memory_limit * 2**30
+    if session.device.type == "cuda":
+        return float(torch.cuda.get_device_properties(session.device).total_memory)
+    return None
+
+
+def device_bytes(session: Session) -> float:
+    """What a rank has: the setting's, its GPU's, or its part of the host's (of the control group's) memory."""
+    limited = limit_bytes(session)
+    if limited is not None:
+        return limited
+    host = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with suppress(FormatError):  # there is no group
+        limit = whole(read_text(_LIMIT).strip())  # or no limit: "max"
+        host = host if limit is None else min(host, float(limit))
+    return host / session.place.local_size
+
+
+def in_flight(settings: Settings) -> int:
+    """How many microbatches a rank may hold at once."""
+    more = ahead(settings)
+    if settings.pipeline != "interleaved" or more is None:
+        return settings.microbatches
+    return min(settings.microbatches, settings.active_microbatches + more)
+
+
+def fits(pieces: Sequence[Piece], partitions: Sequence[int], settings: Settings, available: float) -> bool:
+    """Whether every partition's parameters, gradients, optimizer states and activations leave room."""
+    taken = [0] * settings.partitions
+    for unit, at in zip(graph_of(list(pieces)), partitions, strict=True):
+        taken[at] += memory_bytes(unit, in_flight(settings))
+    return max(taken) <= ROOM * available
+
+
+def decided(settings: Settings, optimize: str) -> Settings:
+    """The settings with that for ``optimize`` where they leave it open."""
+    if settings.optimize != "auto":
+        return settings
+    weight = settings.memory_weight
+    if optimize == "memory" and settings.pipeline not in ("auto", "list"):
+        weight = BY_MEMORY
+    return replace(settings, optimize=optimize, memory_weight=weight)  # type: ignore[arg-type]

@@ -1,0 +1,347 @@
+"""From a model to a plan, and from a plan to a rank that holds only its own part.
+
+One rank traces and decides; the plan travels as JSON; every rank applies it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace as replace_fields
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.config import Settings
+from weft.errors import PlacementError, UsageError
+from weft.plan.chosen import MEASURED, Chosen, layout
+from weft.runtime.allocator import give_back
+from weft.simulate import FREE
+from weft.torch.calls.attributes import own
+from weft.torch.delayed_parameters import has_delayed
+from weft.torch.execution.thread_settings import no_training
+from weft.torch.execution.unit_call import FLOATING
+from weft.torch.model import DistributedModel
+from weft.torch.placed.apply import apply
+from weft.torch.placed.plan import Plan, PlannedUnit, is_below
+from weft.torch.session.collectives import agree_on
+from weft.torch.session.divergence import from_first_rank
+from weft.torch.session.session import Session
+from weft.torch.split.automatic import Watch, choose_automatically, placed
+from weft.torch.split.by_hand import manual
+from weft.torch.split.link_speed import MeasuredLink, company, measure_link
+from weft.torch.split.memory_room import decided, device_bytes, fits, in_flight, limit_bytes
+from weft.torch.split.open_modules import Choice, graph_of, piece_costs
+from weft.torch.split.unit_tree import Piece, Tree
+from weft.torch.tensors.microbatch_weights import Padding
+from weft.torch.tensors.mini_batch import MiniBatch
+from weft.torch.tensors.nested import replace
+from weft.torch.trace.estimated_times import Clock, on_meta
+from weft.torch.trace.kept_state import Kept, copied, handed_over, homes_of
+from weft.torch.trace.record import Trace
+from weft.torch.trace.side_effects import untouched
+from weft.torch.trace.trace import trace
+from weft.units import format_bytes
+
+log = logging.getLogger("weft")
+
+
+def partition_models(
+    session: Session,
+    models: list[DistributedModel],
+    function: Callable[..., Any],
+    batch: MiniBatch,
+    counted: bool = False,
+) -> None:
+    """Trace, decide and apply for every model that has no partition yet; collective over all ranks.
+
+    ``counted``: the step says itself what its microbatches weigh.
+
+    All are traced before any is split, because the step may call each of them.
+    """
+    plans = []
+    link = measure_link(session) if session.settings.pipeline in MEASURED and session.chosen is None else None
+    for model in models:
+        with nullcontext() if link is None else company(session):
+            text = agree_on(
+                session, functools.partial(_plan_text, session, model, function, batch, link, counted)
+            )
+        plans.append(Plan.from_json(text))
+        if plans[-1].chosen is not None:
+            session.chosen, session.watch = Chosen.from_record(plans[-1].chosen), Watch()
+    for model, plan in zip(models, plans, strict=True):
+        from_first_rank(session, model)
+        apply(model.module, plan, session)
+        give_back()
+        session.streams.numpy = session.streams.numpy or plan.numpy
+        model.finish_partition(plan)
+        if session.settings.optimize == "auto" and plan.optimize or plan.optimize == "memory":
+            session.settings = replace_fields(
+                session.settings,
+                optimize=plan.optimize,  # type: ignore[arg-type]
+                memory_weight=plan.memory_weight,
+            )
+        if session.rank == 0:
+            placement = plan.placement(session.settings.partitions, session.settings.microbatches)
+            log.info("Partition assignments:\n%s", placement.tables())
+            for warning in placement.warnings:
+                log.warning("%s", warning)
+
+
+def _plan_text(
+    session: Session,
+    model: DistributedModel,
+    function: Callable[..., Any],
+    batch: MiniBatch,
+    link: MeasuredLink | None,
+    counted: bool,
+) -> str:
+    if model.resumed_plan is not None:  # that of the checkpoint
+        return str(model.resumed_plan.to_json())
+    return make_plan(session, model, function, batch, link, counted).to_json()
+
+
+def make_plan(
+    session: Session,
+    model: DistributedModel,
+    function: Callable[..., Any],
+    batch: MiniBatch,
+    link: MeasuredLink | None = None,
+    counted: bool = True,
+) -> Plan:
+    """Trace the step and place the model's units; on the rank that decides. ``link``: measured, for `auto`."""
+    traced = _trace(session, model, function, batch, counted)
+    if not any(record.calls for record in traced.records.values()):
+        raise UsageError(
+            "the step never called the model: call it inside the function that @weft.step decorates"
+        )
+    tree = Tree(model.module, traced)
+    for name, reason in traced.whole.items():
+        if tree.children[name]:
+            log.warning("%s %s", name or f"the model ({type(model.module).__name__})", reason)
+    for name in filter(tree.stuck, traced.leaking & tree.records.keys()):
+        log.warning(
+            "%s leaves tensors behind by another way than its result (an attribute, a list), and cannot be opened, "
+            "because it is compiled or has backward hooks. So what calls it stays on one partition as a whole", name,
+        )  # fmt: skip
+    settings, found, chosen = _decide(session, model, tree, link)
+    _check_buffers(tree, set(found.opened))
+    costs = piece_costs(found.pieces, settings)
+    plan = _plan(tree, traced, set(found.opened), found.pieces, found.stages, found.partitions, costs)
+    if settings.deterministic and not plan.serial and _mixes(plan, found):
+        log.info(
+            "deterministic: a partition is visited twice, or two stages use one weight, so that sums would follow "
+            "the arrival of messages: each microbatch waits for the one before"
+        )
+        plan = replace_fields(plan, serial=True)
+    return replace_fields(
+        plan, chosen=None if chosen is None else chosen.to_record(), optimize=settings.optimize,
+        memory_weight=settings.memory_weight, in_flight=in_flight(settings), by_hand=not settings.auto_partition,
+    )  # fmt: skip
+
+
+def _mixes(plan: Plan, found: Choice) -> bool:
+    """Whether gradients of one parameter come from several places of a microbatch, so that those of two meet."""
+    stages: dict[int, set[int]] = {}
+    for piece, stage in zip(found.pieces, found.stages, strict=True):
+        for number in piece.module_parameters():
+            stages.setdefault(number, set()).add(stage)
+    return plan.revisits or any(len(where) > 1 for where in stages.values())
+
+
+def _decide(
+    session: Session, model: DistributedModel, tree: Tree, link: MeasuredLink | None
+) -> tuple[Settings, Choice, Chosen | None]:
+    """The placement, for ``auto`` with its schedule, and the settings with what ``optimize`` is.
+
+    Time comes first; memory only where ranks have too little of it.
+    """
+    settings = decided(session.settings, "speed")
+    found, chosen = _place(session, settings, model, tree, link)
+    available = device_bytes(session)
+    if session.settings.optimize == "auto" and not fits(found.pieces, found.partitions, settings, available):
+        settings = decided(session.settings, "memory")
+        log.info(
+            'a split by time alone leaves less than 30 % of %s on a rank: optimize is "memory"',
+            format_bytes(available),
+        )
+        found, chosen = _place(session, settings, model, tree, link)
+    return settings, found, chosen
+
+
+def _place(
+    session: Session, settings: Settings, model: DistributedModel, tree: Tree, link: MeasuredLink | None
+) -> tuple[Choice, Chosen | None]:
+    if not settings.auto_partition:
+        opened, pieces, partitions = manual(
+            tree, model.module, settings.default_partition, settings.partitions
+        )
+        return Choice(frozenset(opened), pieces, partitions, partitions, [], 0.0), None
+    if settings.pipeline in MEASURED and session.chosen is None:
+        chosen, choice = choose_automatically(tree, settings, link or MeasuredLink(), limit_bytes(session))
+        log.info("%s:\n%s", settings.pipeline, chosen.reasons)
+        return choice, chosen
+    links = FREE if session.chosen is None else session.chosen.links
+    return placed(tree, settings, links, layout(settings, session.chosen)).placement, None
+
+
+def _check_buffers(tree: Tree, opened: set[str]) -> None:
+    """Modules that are split must not replace their buffers: each rank would see that in another order."""
+    split = {record.name for record in tree.glue(tree.pieces(opened))}
+    faults = [name for name in sorted(tree.trace.replaced_buffers) if name.rpartition(".")[0] in split]
+    if faults:
+        raise PlacementError(
+            f"a module that is split over partitions replaces its buffer {', '.join(faults)} in its own code, and its "
+            "microbatches would see each other's half-way: put the module on one partition as a whole, or write into "
+            "the buffer in place"
+        )
+
+
+def _trace(
+    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, counted: bool
+) -> Trace:
+    """A measured trace, or an estimated one for a model whose parameters are still to be made."""
+    delayed = has_delayed(model.module)
+    args, kwargs = replace(batch.slice(0), copied, attributes=False)
+    if delayed:
+        args, kwargs = replace((args, kwargs), on_meta_device, attributes=False)
+    kept = Kept(homes_of(function, model.module))
+    padding = Padding()
+    padding.done = counted or delayed
+
+    def run() -> None:
+        given, named = replace((args, kwargs), handed_over, attributes=False)
+        with nullcontext() if padding.done else padding, no_training(batch.fault):
+            function(*given, **named)
+
+    session.monitor.note("trace", session.steps + 1)
+    session.tracing = True
+    with ExitStack() as stack:
+        for other in session.models:
+            if other is not model and not other.partitioned:
+                stack.enter_context(untouched(other.module, session.streams))
+        try:
+            with on_meta(model.module) if delayed else nullcontext():
+                for thing in (function, args, kwargs, *(other.module for other in session.models)):
+                    kept.note(thing)
+                traced = _traced(session, model.module, run, kept, delayed)
+        except BaseException as error:
+            session.monitor.locate(error)
+            raise
+        finally:
+            session.tracing = False
+    padding.warn(batch)
+    return traced
+
+
+def on_meta_device(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without data."""
+    return tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
+
+
+def _traced(session: Session, root: nn.Module, run: Callable[[], Any], kept: Kept, delayed: bool) -> Trace:
+    if not delayed and session.settings.deterministic:
+        with Clock() as clock:
+            return trace(root, run, session.device, session.streams, clock, kept=kept)
+    if not delayed:
+        split = session.settings.pipeline in MEASURED
+        return trace(root, run, session.device, session.streams, split=split, kept=kept)
+    with Clock() as clock:
+        try:
+            return trace(root, run, torch.device("meta"), session.streams, clock, kept=kept)
+        except (NotImplementedError, RuntimeError) as error:
+            raise UsageError(
+                f"the step cannot be traced without data, because something in it reads a tensor's value: {error}. "
+                "Build the model without weft.delay_param_initialization(), or leave such code out of the first step "
+                "(weft.is_tracing() tells)"
+            ) from error
+
+
+def _plan(
+    tree: Tree,
+    traced: Trace,
+    opened: set[str],
+    pieces: list[Piece],
+    stages: list[int],
+    partitions: list[int],
+    costs: list[float],
+) -> Plan:
+    units = [
+        PlannedUnit(
+            unit.name, at, unit.parameters, unit.parameter_bytes, unit.activation_bytes,
+            round(unit.forward_ms, 4), round(unit.backward_ms, 4), round(cost, 5), _writes(traced, unit.name), stage,
+            traced.records[unit.name].calls > 0,
+        )
+        for unit, stage, at, cost in zip(graph_of(pieces).units, stages, partitions, costs, strict=True)
+    ]  # fmt: skip
+    floating = [piece for piece in tree.pieces(opened) if piece.floating]
+    units += [
+        PlannedUnit(piece.name, FLOATING, traced=traced.records[piece.name].calls > 0) for piece in floating
+    ]
+    where = {piece.name: at for piece, at in zip(pieces, partitions, strict=True)}
+    names = tree.parameter_names
+    parameters = {names[id(p)]: where[piece.name] for p, piece in tree.glue_parameters(pieces)}
+    if not pieces:  # the model's own code does everything
+        parameters = dict.fromkeys(names.values(), 0)
+    attributes = own(traced.attributes, [unit.name for unit in units])
+    return Plan(
+        tuple(units), parameters, _written(tree, traced, where, pieces), traced.numpy, attributes=attributes,
+        toggled=tuple(sorted(traced.toggled)),
+        serial=_serial(traced, [unit.name for unit in units]),
+    )  # fmt: skip
+
+
+def _serial(traced: Trace, units: Sequence[str]) -> bool:
+    """Whether microbatches must not overlap, because one would see what another writes into parameters and buffers.
+
+    The backward pass may need a parameter as it was, or code outside of its unit writes or reads it. Buffers of no unit
+    are looked after by ``pipeline.SharedBuffer``.
+    """
+
+    def has_to_itself(name: str) -> bool:
+        """Whether one unit has it, and nothing else uses it."""
+        users = traced.users.get(name, set())
+        for unit in units:
+            if is_below(name, unit):
+                return all(user is not None and (user == unit or is_below(user, unit)) for user in users)
+        return False
+
+    found = [name for name, kept in traced.written_parameters.items() if kept or not has_to_itself(name)]
+    found += [
+        name
+        for name in sorted(traced.written_buffers)
+        if any(is_below(name, unit) for unit in units) and not has_to_itself(name)
+    ]
+    if found:
+        log.warning(
+            "the forward pass writes into %s, which other microbatches would see too early: each microbatch waits for "
+            "the one before, as in one process, and partitions do not work at the same time. If it is no weight, let "
+            "it be a buffer of the module that writes and uses it", ", ".join(found),
+        )  # fmt: skip
+    return bool(found)
+
+
+def _writes(traced: Trace, name: str) -> int:
+    """How often a microbatch calls the unit, if it leaves something to the next one: buffers, attributes."""
+    written = traced.written_buffers | traced.replaced_buffers | traced.written_parameters.keys()
+    keeps = any(is_below(buffer, name) for buffer in written) or any(
+        each.in_order and each.inside(name) for each in traced.attributes
+    )
+    return traced.records[name].calls if keeps else 0
+
+
+def _written(tree: Tree, traced: Trace, where: dict[str, int], pieces: list[Piece]) -> dict[str, int]:
+    """The partition of each buffer that the model writes: its unit's, else that of the unit before its module."""
+    buffers = {}
+    for buffer in sorted(traced.written_buffers):
+        name = buffer
+        while name and name not in where:
+            name = name.rpartition(".")[0]
+        if name in where:
+            buffers[buffer] = where[name]
+        else:
+            buffers[buffer] = where[pieces[0].name] if pieces else 0
+    return buffers

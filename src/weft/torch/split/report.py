@@ -1,0 +1,51 @@
+"""What happened, for people: the partition's table, the timeline of the last step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.errors import UsageError
+from weft.report.placement import ModelPlacement, PartitionReport
+from weft.timeline import Timeline
+from weft.torch.session import current
+from weft.torch.session.collectives import gather_texts
+
+
+def partition_report(model: Any = None) -> PartitionReport:
+    """Where everything lies: ``print`` it for tables of units and of partitions, with warnings where they are uneven.
+
+    ``to_dict()`` gives plain values, and a notebook shows it by itself. ``model``: which one, if there are several.
+
+    Raises :class:`UsageError` before the first step, which makes the partition.
+    """
+    session = current.session()
+    models = [model] if model is not None else [m for m in session.models if m.partitioned]
+    if not models:
+        raise UsageError("there is no partition yet: the first step makes it")
+    settings = session.settings
+    return PartitionReport(
+        tuple(
+            ModelPlacement((), 1)
+            if m.plan is None
+            else m.plan.placement(settings.partitions, settings.microbatches)
+            for m in models
+        ),
+        "" if session.chosen is None else session.chosen.reasons,
+    )
+
+
+def recorded_timeline() -> Timeline:
+    """What each rank of the pipeline ran when in the last step; collective over the pipeline, times in seconds.
+
+    Spans carry the pipeline rank. The clock is the host's, so spans of ranks on one host line up.
+    """
+    session = current.session()
+    if session.executor is None:
+        return Timeline([])
+    own = Timeline(session.executor.spans)
+    merged = Timeline([])
+    with session.doing("recorded_timeline()"):
+        texts = gather_texts(own.to_json(), session.group("pp"))
+    for text in texts:
+        merged = merged.merged(Timeline.from_json(text))
+    return merged.shifted(-merged.start_s)

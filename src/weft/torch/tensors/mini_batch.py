@@ -1,0 +1,216 @@
+"""Cutting a mini-batch into microbatches.
+
+Every tensor among the step's arguments is cut along dim 0 (or along the dim that ``input_split_axes`` gives for its
+argument), inside lists, tuples, dicts and dataclasses too. Modules, optimizers and anything else without tensors go
+whole to each microbatch, as do the arguments named in ``non_split_inputs``.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import UserDict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from weft.errors import SplitError
+from weft.torch.tensors.nested import attributes_of, rebuild_dataclass, rebuild_dict, rebuild_sequence
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the arguments of one step function are cut. ``uneven``: sizes may differ by one."""
+
+    whole: Collection[str] = ()
+    axes: Mapping[str, int] = field(default_factory=dict)
+    uneven: bool = False
+
+
+def argument_names(function: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
+    """The name of each positional argument, as the decorated signature has it."""
+    names: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [parameter.name] * (len(args) - len(names))
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return names[: len(args)] + ["?"] * (len(args) - len(names))
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """The arguments of a step, ready to be cut. ``size``: samples, or ``None`` when nothing is cut. ``fault``: why
+    nothing may be trained on it, if so. ``shares``: what each microbatch weighs, if not by its samples."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: list[str]
+    cut: Cut
+    microbatches: int
+    size: int | None
+    fault: str = ""
+    shares: tuple[float, ...] | None = None
+
+    def bounds(self, microbatch: int) -> tuple[int, int]:
+        """First and one past the last sample of a microbatch."""
+        size, count = self.size or 0, self.microbatches
+        return microbatch * size // count, (microbatch + 1) * size // count
+
+    def weight(self, microbatch: int) -> float:
+        """What the microbatch weighs in the whole: its share of the samples, or what the step says."""
+        if self.shares is not None:
+            return self.shares[microbatch]
+        if not self.size:
+            return 1.0 / self.microbatches
+        start, stop = self.bounds(microbatch)
+        return (stop - start) / self.size
+
+    def weights(self) -> list[float]:
+        """Of all microbatches."""
+        return [self.weight(index) for index in range(self.microbatches)]
+
+    def slice(self, microbatch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments for one microbatch; tensors are views."""
+        args = tuple(
+            self._one(name, arg, microbatch) for name, arg in zip(self.names, self.args, strict=True)
+        )
+        return args, {name: self._one(name, arg, microbatch) for name, arg in self.kwargs.items()}
+
+    def _one(self, name: str, argument: Any, microbatch: int) -> Any:
+        if name in self.cut.whole:
+            return argument
+        axis = self.cut.axes.get(name, 0)
+        start, stop = self.bounds(microbatch)
+        if type(argument) is Tensor and not hasattr(argument, "smp_slice"):
+            return _part(argument, axis, start, stop)
+        if _is_whole(argument):
+            return argument
+        return _cut(argument, lambda t: _part(t, axis, start, stop), self.microbatches, microbatch, axis)
+
+
+def _part(tensor: Tensor, axis: int, start: int, stop: int) -> Tensor:
+    """A microbatch's part of a tensor: a view, whose writes are counted by themselves.
+
+    Microbatches are in flight together: what one writes into its own part must not make autograd refuse another's.
+    """
+    return (tensor if tensor.requires_grad else tensor.data).narrow(axis, start, stop - start)
+
+
+def _is_whole(argument: Any) -> bool:
+    return argument is None or isinstance(argument, (nn.Module, Optimizer, str, int, float, nn.Parameter))
+
+
+def _cut(tree: Any, narrow: Callable[[Tensor], Tensor], count: int, microbatch: int, axis: int) -> Any:
+    """``tree`` with its tensors narrowed; the same object where nothing was cut."""
+
+    def cut(item: Any) -> Any:
+        return _cut(item, narrow, count, microbatch, axis)
+
+    if hasattr(tree, "smp_slice"):
+        return tree.smp_slice(count, microbatch, axis)
+    if isinstance(tree, Tensor):
+        return tree if isinstance(tree, nn.Parameter) else narrow(tree)
+    if isinstance(tree, UserDict):
+        data = cut(tree.data)
+        new = tree if data is tree.data else copy.copy(tree)
+        new.data = data
+        return new
+    if isinstance(tree, (list, tuple, set, frozenset)):
+        items = [(item, cut(item)) for item in tree]
+        if all(new is old for old, new in items):
+            return tree
+        return rebuild_sequence(type(tree), [new for _, new in items])
+    if isinstance(tree, dict):
+        values = {key: cut(item) for key, item in tree.items()}
+        return tree if _same(values, tree) else rebuild_dict(type(tree), values, tree)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        old = attributes_of(tree)
+        values = {name: cut(item) for name, item in old.items()}
+        return tree if _same(values, old) else rebuild_dataclass(type(tree), values)
+    return tree
+
+
+def _same(values: Mapping[Any, Any], old: Mapping[Any, Any]) -> bool:
+    return all(values[key] is item for key, item in old.items())
+
+
+def prepare(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], cut: Cut, microbatches: int
+) -> MiniBatch:
+    """Check the arguments of a step and make them ready to be cut.
+
+    A size that ``microbatches`` does not divide is cut as evenly as possible, few samples one by one.
+    Raises :class:`SplitError`, naming every tensor at fault, when tensors differ in size along the dim they are cut, or
+    there are no samples.
+    """
+    names = argument_names(function, args)
+    sizes: list[tuple[str, int, tuple[int, ...]]] = []
+    faults: list[str] = []
+    for name, argument in [*zip(names, args, strict=True), *kwargs.items()]:
+        if name in cut.whole or _is_whole(argument):
+            continue
+        axis = cut.axes.get(name, 0)
+        for path, tensor in named_tensors(argument, name):
+            if not -tensor.dim() <= axis < tensor.dim():
+                faults.append(
+                    f"{path} has the shape {list(tensor.shape)} and so no dim {axis} to cut: if every microbatch "
+                    f'needs it whole, write @weft.step(non_split_inputs=["{name}"])'
+                )
+            else:
+                sizes.append((path, tensor.shape[axis], tuple(tensor.shape)))
+    unknown = [name for name in [*cut.whole, *cut.axes] if name not in inspect.signature(function).parameters]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
+        faults.append(f"{function.__name__} has no argument {', '.join(unknown)}, which weft.step names")
+    size = sizes[0][1] if sizes else None
+    faults += _different(sizes)
+    if not faults and size == 0:
+        faults.append(f"{sizes[0][0]} has no samples: leave the step out for an empty batch")
+    if faults:
+        raise SplitError("\n".join(faults))
+    fault = "" if size is None or cut.uneven else _indivisible(sizes[0][0], size, microbatches)
+    return MiniBatch(args, kwargs, names, cut, min(size or microbatches, microbatches), size, fault)
+
+
+def _different(sizes: list[tuple[str, int, tuple[int, ...]]]) -> list[str]:
+    if len({size for _, size, _ in sizes}) <= 1:
+        return []
+    listed = ", ".join(f"{path} {list(shape)}" for path, _, shape in sizes)
+    path = sizes[-1][0].partition("[")[0].partition(".")[0]
+    return [
+        f"the tensors given to the step do not have the same batch size: {listed}. One that has no batch dim goes "
+        f'whole to every microbatch with @weft.step(non_split_inputs=["{path}"]); one that has it elsewhere is cut '
+        f'along another dim with @weft.step(input_split_axes={{"{path}": 1}})'
+    ]
+
+
+def _indivisible(path: str, size: int, microbatches: int) -> str:
+    if size % microbatches == 0:
+        return ""
+    return (
+        f"{path} has {size} samples, which {microbatches} microbatches do not divide: choose a batch size that is a "
+        f"multiple of {microbatches}; for the last batch of a data loader give it drop_last=True, or cut it as evenly "
+        "as possible with @weft.step(allow_uneven=True)"
+    )
+
+
+def named_tensors(tree: Any, path: str) -> list[tuple[str, Tensor]]:
+    """Tensors that will be cut, with where they are."""
+    if isinstance(tree, nn.Parameter) or hasattr(tree, "smp_slice"):
+        return []
+    if isinstance(tree, Tensor):
+        return [(path, tree)]
+    if isinstance(tree, (list, tuple, set, frozenset)):
+        return [found for i, item in enumerate(tree) for found in named_tensors(item, f"{path}[{i}]")]
+    if isinstance(tree, (dict, UserDict)):
+        return [found for key, item in tree.items() for found in named_tensors(item, f"{path}[{key!r}]")]
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return [
+            found
+            for key, item in attributes_of(tree).items()
+            for found in named_tensors(item, f"{path}.{key}")
+        ]
+    return []

@@ -1,0 +1,28 @@
+"""Whether a tensor has been written since one looked at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from weft.torch.pytorch.private import version
+
+
+def unwritten(tensor: Tensor) -> Callable[[], bool]:
+    """Asked later, whether the tensor has not been written since; by its content where writes do not count."""
+    if tensor.is_inference() and tensor.device.type != "meta" and tensor.layout == torch.strided:
+        content = tensor.clone()
+        return lambda: (
+            content.shape == tensor.shape and bool(((content == tensor) | (content != content)).all())
+        )
+    count = version(tensor)
+    return lambda: version(tensor) == count
+
+
+def is_new(buffer: Tensor, old: Tensor, old_version: int, content: Tensor) -> bool:
+    """Whether a buffer was replaced or written; batch norm's kernels do not count their writes as versions."""
+    if buffer is not old or version(buffer) != old_version:
+        return True
+    return buffer.device.type != "meta" and not torch.equal(buffer, content)

@@ -1,0 +1,43 @@
+"""What the two halves of the backward pass cost, measured: I (for the inputs) and W (for the weights)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from weft.torch.backward.weight_gradients import Task
+from weft.torch.session.random_streams import Streams
+from weft.torch.trace.kept_state import Kept
+from weft.torch.trace.side_effects import untouched
+from weft.torch.trace.tracer import Tracer
+
+
+def measure_halves(
+    tracer: Tracer, run: Callable[[], Any], streams: Streams, kept: Kept | None = None
+) -> dict[int, tuple[float, ...]]:
+    """Run the traced step with weight gradients left for later: the seconds of I and W of each record, by its id.
+
+    Weight gradients belong to the module that holds the parameter. They are computed twice: from its second microbatch
+    on a step adds to those that are there, and that is what counts.
+    """
+    weights = {id(record): 0.0 for record in tracer.everything}
+    tracer.restart(watching=False)
+    tasks: list[Task] = []
+    tracer.tasks = tasks
+    with untouched(tracer.root, streams, None, tracer.writes, kept):
+        with tracer.attached():
+            tracer.set_current(True)
+            try:
+                run()
+            finally:
+                tracer.set_current(False)
+                tracer.tasks = None
+        for task in tasks:
+            task()
+        for task in tasks:
+            start = tracer.now()
+            task()
+            holder = tracer.own.get(id(task.parameter), "").rpartition(".")[0]
+            weights[id(tracer.records[holder])] += tracer.now() - start
+        tracer.give_back()
+    return {id(record): (record.backward_s, weights[id(record)]) for record in tracer.everything}

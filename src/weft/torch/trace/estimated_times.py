@@ -1,0 +1,67 @@
+"""Tracing a model that has no memory: the step runs on the meta device, and a clock counts instead of running.
+
+An operation takes   flops / FLOPS + bytes read and written / BYTES   seconds, by PyTorch's own formulas for
+flops (``torch.utils.flop_counter``). Only ratios between units matter, so the rates are those of one CPU core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import flop_registry
+
+from weft.torch.pytorch.private import TorchDispatchMode, tables_of
+
+FLOPS = 5e10
+BYTES = 1e10
+
+
+class Clock(TorchDispatchMode):
+    """``seconds`` that the operations inside would have taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func.overloadpacket)
+        if formula is not None:
+            self.seconds += formula(*args, **(kwargs or {}), out_val=result) / FLOPS
+        if not func.is_view:
+            outputs = result if isinstance(result, (list, tuple)) else (result,)
+            moved = sum(t.numel() * t.element_size() for t in (*args, *outputs) if isinstance(t, Tensor))
+            self.seconds += moved / BYTES
+        return result
+
+
+@contextmanager
+def on_meta(root: nn.Module) -> Iterator[None]:
+    """All parameters and buffers of the model on the meta device, for as long as this lasts."""
+    kept: list[tuple[dict[str, Any], str, Any]] = []
+    twins: dict[int, Any] = {}
+    for module in root.modules():
+        for table in tables_of(module):
+            for name, tensor in table.items():
+                if tensor is None:
+                    continue
+                kept.append((table, name, tensor))
+                if id(tensor) not in twins:
+                    twin = torch.empty_like(tensor, device="meta")
+                    if isinstance(tensor, nn.Parameter):
+                        twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+                    twins[id(tensor)] = twin
+                table[name] = twins[id(tensor)]
+    try:
+        yield
+    finally:
+        for table, name, tensor in kept:
+            table[name] = tensor

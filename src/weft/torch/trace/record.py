@@ -1,0 +1,124 @@
+"""What a traced step tells: a record of each module, and what is noted while its code runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from weft.torch.calls.attributes import Attribute
+from weft.torch.calls.call_signature import find_hidden
+from weft.torch.pytorch.private import tables_of
+from weft.torch.tensors.nested import fillable_in, items_of
+from weft.torch.trace.operations import Operations
+
+# Set on tensors in the watching pass, a ``Made``.
+Tensor._weft_made = None  # type: ignore[attr-defined]
+
+
+@dataclass
+class Record:
+    """What one module did. Times and bytes are its own, without the modules it called."""
+
+    name: str
+    module: nn.Module
+    order: float = -1
+    calls: int = 0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    input_s: float = 0.0
+    weight_s: float = 0.0
+    saved_bytes: int = 0
+    output_bytes: int = 0
+    operations: int = 0
+    describable: bool = True
+    parameters_used: dict[int, float] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Trace:
+    """The records by name, in order of first call; modules that were not called stand where they are registered.
+
+    ``leaking``: modules out of which tensors get by another way than their result (an attribute, a hook, a list that
+    they are given), so that they must be opened; ``attributes``: those of modules that were written; ``operations``:
+    what ran, and on whose results; ``around``: what the step itself costs, outside of the model; ``numpy``: whether it
+    draws from NumPy's global random state; ``whole``: modules that must not be opened, with the reason;
+    ``together``: such functions, and the modules that they were given and called; ``written_parameters``: those that a
+    forward pass writes, and whether autograd keeps them for the backward pass; ``toggled``: parameters of which the
+    step says whether they need gradients; ``users``: whose own code uses a parameter or buffer; None for the step's."""
+
+    records: dict[str, Record]
+    leaking: set[str]
+    whole: dict[str, str]
+    together: list[tuple[str, set[str]]]
+    written_buffers: set[str]
+    replaced_buffers: set[str]
+    attributes: list[Attribute]
+    operations: Operations
+    around: Record
+    numpy: bool
+    seconds: float
+    written_parameters: dict[str, bool] = field(default_factory=dict)
+    toggled: set[str] = field(default_factory=set)
+    users: dict[str, set[str | None]] = field(default_factory=dict)
+
+
+def has_other_parameters(module: nn.Module, own: Mapping[int, str]) -> bool:
+    """Whether there are parameters in the module that are none of ``own``, by id."""
+    tables = (tables_of(part)[0] for part in module.modules())
+    return any(one is not None and id(one) not in own for table in tables for one in table.values())
+
+
+@dataclass
+class Made:
+    """Of a tensor the module whose code made it, and the modules that returned it. ``placed``: one rank may have it."""
+
+    maker: str
+    returned: set[str] = field(default_factory=set)
+    placed: bool = False
+
+
+class Received:
+    """What a call of a module can use that was made outside of the module."""
+
+    def __init__(self, record: Record, inputs: Any) -> None:
+        self.record = record
+        self._inputs = inputs
+        self._known: set[int] = set()
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether weft hands the tensor to the call: an argument, or an attribute that the code around it has set."""
+        if not self._known:
+            found: list[Tensor] = []
+            find_hidden(self._inputs, found)
+            self._known = {id(one) for one in found}
+        if id(tensor) not in self._known:
+            attributes = (value for module in self.record.module.modules() for value in vars(module).values())
+            self._known.update(id(value) for value in attributes if isinstance(value, Tensor))
+        return id(tensor) in self._known
+
+
+def contents_of(arguments: Any) -> list[Any]:
+    """What the containers and objects among the arguments of a module hold: if it fills one, others see that."""
+    return [thing for item in fillable_in(arguments) for thing in (None, *items_of(item))]
+
+
+@dataclass
+class Running:
+    """An autograd function that runs. ``caller``: the module whose code called it; ``given``: the modules in its
+    arguments, by id; ``called``: the names of those that it called."""
+
+    name: str
+    caller: Record
+    given: set[int]
+    called: set[str] = field(default_factory=set)
+
+
+def contains(outer: str, inner: str, at_top: bool) -> bool:
+    """Whether module ``outer`` is ``inner`` or has it inside; nothing but the step itself is at the top."""
+    if at_top:
+        return False
+    return outer == "" or inner == outer or inner.startswith(f"{outer}.")

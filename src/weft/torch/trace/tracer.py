@@ -1,0 +1,403 @@
+"""What watches and times the modules of a model while a step runs; ``trace`` runs it."""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import UsageError
+from weft.torch.backward.autograd import graph_nodes, leaf_of, run_autograd
+from weft.torch.backward.weight_gradients import Task, take_weights
+from weft.torch.calls.attributes import Attribute
+from weft.torch.execution.thread_settings import rehearse
+from weft.torch.pytorch.private import (
+    LEAF,
+    SLOT,
+    call_of,
+    count_modes,
+    has_memory,
+    is_compiled,
+    next_node_number,
+    number_of,
+    pop_mode,
+    push_mode,
+    storage_key,
+)
+from weft.torch.tensors.nested import Describer, captured_in, modules_in, same_objects
+from weft.torch.trace.estimated_times import Clock
+from weft.torch.trace.operations import Operations
+from weft.torch.trace.record import (
+    Made,
+    Received,
+    Record,
+    Running,
+    contains,
+    contents_of,
+    has_other_parameters,
+)
+from weft.torch.trace.side_effects import ParameterWrites
+
+BY_FUNCTION = (
+    "calls modules in the torch.autograd.Function {}, which may call them in its backward pass too, so it stays on one "
+    "partition as a whole. If the function gets these modules as arguments, only they have to lie together"
+)
+BY_SWAPPING = (
+    "calls {} with other parameters (torch.func.functional_call), so it stays on one partition as a whole. To split "
+    "it, keep that call in a smaller module"
+)
+
+
+class Tracer:
+    """Measures ``root`` while the step runs; :meth:`active` is the tracer that ``backward`` must report to."""
+
+    def __init__(self, root: nn.Module, device: torch.device, clock: Clock | None = None) -> None:
+        self.root = root
+        self.device = device
+        self.clock = clock
+        self.records = {name: Record(name, module) for name, module in root.named_modules()}
+        self.top = Record("", root)
+        self.everything = (*self.records.values(), self.top)
+        self.hidden = inside_compiled(root)
+        """Modules in compiled ones: the compiler must see nothing but them."""
+        self.stack: list[Record] = [self.top]
+        self.received: list[Received] = []
+        """Of each module that runs but the step itself, outermost first."""
+        self.children_s = [0.0]
+        self.events: list[tuple[int, Record]] = []
+        self.calls = 0
+        self.watching = True
+        self.own: dict[int, str] = {id(parameter): name for name, parameter in root.named_parameters()}
+        self.buffers: dict[int, str] = {id(buffer): name for name, buffer in root.named_buffers()}
+        self.users: dict[str, set[str | None]] = {}
+        self.writes = ParameterWrites(root)
+        self.seen_storages = {storage_key(p) for p in root.parameters()}
+        self.saved: list[int] = []
+        """The storages that autograd keeps for the backward pass."""
+        self.went_backward = False
+        self.going_back = False
+        self.reached = 0.0
+        """Up to when the time of the backward pass has been counted."""
+        self.leaking: set[str] = set()
+        self.writings: list[tuple[int, int, Record]] = []
+        """Each writing in place: the memory, how often that had been written then, and the module whose code did it."""
+        self.toggled: set[str] = set()
+        self.whole: dict[str, str] = {}
+        self.swapped = False
+        """Whether a module runs with parameters that are none of its own."""
+        self.together: list[tuple[str, set[str]]] = []
+        self.functions: list[Running] = []
+        self.operations = Operations()
+        self.tasks: list[Task] | None = None
+        self.outside: dict[int, tuple[Tensor, Tensor | None]] = {}
+
+    def restart(self, watching: bool) -> None:
+        """Forget the times of a pass."""
+        self.watching = watching
+        self.events = []
+        self.children_s = [0.0]
+        for record in self.everything:
+            record.calls = 0
+            record.forward_s = record.backward_s = 0.0
+
+    def set_current(self, on: bool) -> None:
+        """Whether ``backward`` reports here."""
+        rehearse(self if on else None)
+
+    def now(self) -> float:
+        if self.clock is not None:
+            return self.clock.seconds
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    @property
+    def outside_modules(self) -> bool:
+        """Whether the step's own code runs."""
+        return self.stack[-1] is self.top
+
+    # --- forward ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        before = {}
+        records = [record for record in self.records.values() if record.name not in self.hidden]
+        for record in records:
+            before[record.name] = record.module.__dict__.get(SLOT)
+            inner = call_of(record.module)
+            record.module.__dict__[SLOT] = self._interceptor(record, inner)
+        try:
+            yield
+        finally:
+            for record in records:
+                if before[record.name] is None:
+                    del record.module.__dict__[SLOT]
+                else:
+                    record.module.__dict__[SLOT] = before[record.name]
+
+    def _interceptor(self, record: Record, inner: Callable[..., Any]) -> Callable[..., Any]:
+        if compiles(record.module):
+            inner = unwatched(inner)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.going_back:
+                return inner(*args, **kwargs)  # an activation checkpoint runs it again
+            if record.order < 0:
+                self.calls += 1
+                record.order = self.calls
+            record.calls += 1
+            if self.stack[-1] is not self.top:
+                self.stack[-1].called.add(record.name)
+            for function in self.functions:
+                if id(record.module) in function.given:
+                    function.called.add(record.name)
+                else:
+                    self.whole[function.caller.name] = BY_FUNCTION.format(function.name)
+            swapped = self.watching and not self.swapped and has_other_parameters(record.module, self.own)
+            if swapped:
+                self._note_swapped(record)
+            self.stack.append(record)
+            self.received.append(Received(record, (args, kwargs)))
+            self.children_s.append(0.0)
+            self.events.append((next_node_number(), record))
+            filled = []
+            if self.watching:
+                filled = contents_of((*args, *kwargs.values()))
+                known = (one._weft_made for one in captured_in((args, kwargs)))  # type: ignore[attr-defined]
+                if any(made is not None and made.placed for made in known):
+                    self.leaking.add(record.name)
+            start = self.now()
+            try:
+                result = inner(*args, **kwargs)
+            finally:
+                took = self.now() - start
+                record.forward_s += took - self.children_s.pop()
+                self.children_s[-1] += took
+                self.stack.pop()
+                self.received.pop()
+                self.swapped &= not swapped
+                self.events.append((next_node_number(), self.stack[-1]))
+            if self.watching:
+                self._look_at(record, result, (args, kwargs))
+                now = contents_of((*args, *kwargs.values()))
+                if len(now) != len(filled) or not same_objects(now, filled):
+                    self.leaking.add(record.name)
+            return result
+
+        return call
+
+    def _note_swapped(self, record: Record) -> None:
+        """A module is called with parameters that are none of its own: all microbatches would see these."""
+        self.swapped = True
+        if self.outside_modules:
+            raise UsageError(
+                f"the step calls {record.name or 'the model'} with other parameters (torch.func.functional_call), "
+                "which microbatches in flight would see of each other: do that in a module of the model, which then "
+                "stays on one partition as a whole"
+            )
+        self.whole[self.stack[-1].name] = BY_SWAPPING.format(record.name)
+
+    @contextmanager
+    def inside_function(self, name: str, arguments: Any) -> Iterator[None]:
+        """While an autograd function runs: modules that it calls may run again in its backward pass."""
+        given = {id(part) for module in modules_in(arguments) for part in module.modules()}
+        self.functions.append(Running(name, self.stack[-1], given))
+        try:
+            yield
+        finally:
+            done = self.functions.pop()
+            self.together.append((done.name, done.called))
+
+    def _look_at(self, record: Record, result: Any, inputs: Any) -> None:
+        describer = Describer(inputs)
+        try:
+            describer.describe(result)
+        except UsageError:
+            record.describable = False
+        record.output_bytes += sum(t.numel() * t.element_size() for t in describer.tensors)
+        for tensor in describer.tensors:
+            if tensor._weft_made is not None:  # type: ignore[attr-defined]
+                tensor._weft_made.returned.add(record.name)  # type: ignore[attr-defined]
+
+    def create(self, result: Any, record: Record, placed: bool) -> None:
+        """A module's own code made or wrote these tensors; ``placed``: of parameters, or of what was made of them."""
+        for tensor in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(tensor, Tensor):
+                if tensor._weft_made is None:  # type: ignore[attr-defined]
+                    tensor._weft_made = Made(record.name)  # type: ignore[attr-defined]
+                tensor._weft_made.placed |= placed  # type: ignore[attr-defined]
+
+    def use(self, tensor: Tensor, record: Record) -> None:
+        """``record``'s own code uses a tensor: the modules around its maker must have returned it."""
+        made = tensor._weft_made  # type: ignore[attr-defined]
+        if made is None:
+            return
+        maker, returned = made.maker, made.returned
+        if made.placed:
+            for received in reversed(self.received):
+                name = received.record.name
+                if contains(name, maker, False):
+                    break
+                if not received.has(tensor):  # a closure, an object of the script's own
+                    self.leaking.add(name)
+        if maker == record.name:
+            return
+        around = self._around(maker, record)
+        if any(name in self.records and self.records[name].calls and name not in returned for name in around):
+            self.leaking.update(name for name in around if name != maker or maker not in returned)
+
+    def find_written_later(self, attributes: Iterable[Attribute]) -> None:
+        """What ``attributes`` hold was written by code outside of their modules: these must be opened to see that."""
+        for each in attributes:
+            for memory, count, record in self.writings:
+                if count > each.held.get(memory, count):
+                    self.leaking.update(name for user in each.users for name in self._around(user, record))
+
+    def _around(self, inner: str, record: Record) -> list[str]:
+        """The module ``inner`` and those around it which do not have the code of ``record`` inside."""
+        around: list[str] = []
+        while not contains(inner, record.name, self.top is record):
+            around.append(inner)
+            if not inner:
+                break
+            inner = inner.rpartition(".")[0]
+        return around
+
+    def save(self, tensor: Tensor) -> Tensor:
+        """autograd keeps ``tensor`` for the backward pass."""
+        pointer = storage_key(tensor) if tensor.layout == torch.strided else 0
+        self.saved.append(pointer)  # no set: a compiler may follow this
+        if pointer not in self.seen_storages:
+            self.seen_storages.add(pointer)
+            self.stack[-1].saved_bytes += tensor.numel() * tensor.element_size()
+        return tensor.detach() if tensor.grad_fn is not None else tensor
+
+    def written_parameters(self) -> dict[str, bool]:
+        """Those that a forward pass wrote, and whether autograd has kept them."""
+        storages = self.writes.written()
+        if not storages:
+            return {}
+        keys = {name: storage_key(parameter) for name, parameter in self.root.named_parameters()}
+        saved = set(self.saved)
+        return {name: key in saved for name, key in keys.items() if key in storages}
+
+    def note_user(self, name: str, record: Record) -> None:
+        """``record``'s own code uses a parameter or buffer; None stands for the step."""
+        self.users.setdefault(name, set()).add(None if record is self.top else record.name)
+
+    def note_writers(self) -> None:
+        """Who writes parameters and buffers uses them, through whatever view."""
+        named = (*self.root.named_parameters(), *self.root.named_buffers())
+        names: dict[int, list[str]] = {}
+        for name, tensor in named:
+            if has_memory(tensor):
+                names.setdefault(storage_key(tensor), []).append(name)
+        for memory, _, record in self.writings:
+            for name in names.get(memory, ()):
+                self.note_user(name, record)
+
+    # --- backward -----------------------------------------------------------------------------------------
+
+    def backward(self, tensors: list[Tensor], grads: list[Tensor], keep: bool = False) -> None:
+        """Run the backward pass and time each node, with what autograd does before it: it adds up gradients.
+
+        ``keep``: the graph is not freed."""
+        begun = self.now()
+        self.went_backward = True
+        places = [at for at, _ in self.events]
+        for node in graph_nodes(tensors):
+            number = number_of(node)
+            if number >= LEAF:
+                self._set_aside(node)  # AccumulateGrad
+                continue
+            at = bisect.bisect_right(places, number) - 1
+            record = self.events[at][1] if at >= 0 else self.top
+            node.register_hook(lambda _, __, record=record: self._went_back(record))
+        self.going_back = True
+        try:
+            then = self._at_once if self.tasks is None else self.tasks.append
+            inputs = () if keep else take_weights(tensors, then, at_once=self.tasks is None)
+            self.reached = self.now()  # what went before belongs to no module
+            run_autograd(tensors, grads, inputs, keep)
+        finally:
+            self.going_back = False
+            self.children_s[0] += self.now() - begun
+
+    def _set_aside(self, node: Any) -> None:
+        """A leaf that is none of the model's (an input, a parameter of the loss) gets its gradient apart."""
+        leaf = leaf_of(node)
+        if leaf is not None and id(leaf) not in self.own and id(leaf) not in self.outside:
+            self.outside[id(leaf)] = leaf, leaf.grad
+            leaf.grad = None
+
+    def give_back(self) -> None:
+        """Leaves that are none of the model's have their own gradients again."""
+        for leaf, grad in self.outside.values():
+            leaf.grad = grad
+        self.outside.clear()
+
+    def accumulated(self, parameter: Tensor) -> None:
+        """A parameter has its gradient, which the trace does not keep.
+
+        From its second microbatch on a step adds gradients up. That takes as long as adding the parameter does.
+        """
+        grad, parameter.grad = parameter.grad, None
+        name = self.own.get(id(parameter), "")
+        if grad is None or grad.layout != torch.strided or grad.dtype != parameter.dtype or not name:
+            return
+        if not self.going_back:  # inside of a forward pass
+            self.reached = self.now()
+        with torch.no_grad():
+            grad.add_(parameter)
+        self._went_back(self.records[name.rpartition(".")[0]])
+
+    def _at_once(self, task: Task) -> None:
+        """Add a weight's gradient to one that is there, as a step does from its second microbatch on."""
+        before = self.now()
+        parameter = task.parameter
+        parameter.grad = parameter.detach().clone()
+        self.reached += self.now() - before
+        task.add()
+        task.drop()
+        parameter.grad = None
+
+    def _went_back(self, record: Record) -> None:
+        """What the backward pass did since the last time was for ``record``."""
+        now = self.now()
+        record.backward_s += now - self.reached
+        self.reached = now
+
+
+def compiles(module: nn.Module) -> bool:
+    """Whether calls of the module run what ``torch.compile`` has made."""
+    return is_compiled(module) or hasattr(module, "_orig_mod")
+
+
+def inside_compiled(root: nn.Module) -> set[str]:
+    """The modules below those that are compiled."""
+    tops = [name for name, module in root.named_modules() if compiles(module)]
+    return {
+        name
+        for name, _ in root.named_modules()
+        for top in tops
+        if name != top and (not top or name.startswith(f"{top}."))
+    }
+
+
+def unwatched(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call, without the modes of the trace, which a compiler would follow."""
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        modes = [pop_mode() for _ in range(count_modes())]
+        try:
+            return call(*args, **kwargs)
+        finally:
+            for mode in reversed(modes):
+                push_mode(mode)
+
+    return inner

@@ -1,0 +1,83 @@
+"""One time for each thing that was measured several times.
+
+Things of one kind are measured more often: each has the smallest time of all. Else blocks that are alike would look
+different where the machine changed its speed between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+from weft.torch.trace.record import Record
+
+Pass = Mapping[Any, tuple[float, ...]]
+"""The times of each thing in one pass over all of them."""
+
+Kinds = Mapping[Any, Any]
+"""The kind of each thing that others are like."""
+NO_KINDS: Kinds = {}
+
+AGREED = 1.08
+"""Passes that take at most this times what the smallest of all passes' times add up to, agree with them."""
+
+
+def typical(passes: Sequence[Pass], kinds: Kinds = NO_KINDS) -> dict[Any, tuple[float, ...]]:
+    """The smallest of each key's times, scaled so that all together are what the passes that agree take, on average;
+    what the shortest pass takes where none agrees.
+
+    >>> typical([{"a": (1.0, 2.0), "b": (3.0, 3.0)}, {"a": (2.0, 1.0), "b": (2.0, 5.0)}])
+    {'a': (1.2857142857142858, 1.2857142857142858), 'b': (2.5714285714285716, 3.8571428571428577)}
+    >>> typical([{"a": (1.0,), "b": (3.0,), "c": (2.0,)}], {"a": "block", "b": "block"})
+    {'a': (1.5,), 'b': (1.5,), 'c': (3.0,)}
+    >>> typical([{"a": (20.0,)}, {"a": (21.0,)}, {"a": (35.0,)}])
+    {'a': (20.5,)}
+    """
+    least = _least(passes, kinds)
+    smallest = _sum(least)
+    sums = [_sum(one) for one in passes]
+    alike = [one for one in sums if one <= AGREED * smallest] or [min(sums)]
+    scale = mean(alike) / smallest if smallest else 1.0
+    return {key: tuple(scale * time_s for time_s in times) for key, times in least.items()}
+
+
+def agree(passes: Sequence[Pass], kinds: Kinds = NO_KINDS) -> bool:
+    """Whether two passes agree with the smallest times: both ran at one speed of the machine from end to end.
+
+    One is not enough: where the speed changed in the middle of it, half of the smallest times may be its own.
+
+    >>> fast, slow, changed = {"a": (1.0,), "b": (1.0,)}, {"a": (1.5,), "b": (1.5,)}, {"a": (1.0,), "b": (1.5,)}
+    >>> agree([slow, slow]), agree([changed, slow]), agree([changed, slow, slow, fast, fast])
+    (True, False, True)
+    """
+    limit = AGREED * _sum(_least(passes, kinds))
+    return sum(_sum(one) <= limit for one in passes) >= 2
+
+
+def kinds_of(records: Iterable[Record]) -> Kinds:
+    """The kind of each record by its id, after the pass that watches: class, sizes, what the module did.
+
+    Modules that were not called are of no kind: one may hold a weight that another module applies.
+    """
+    return {id(record): _kind(record) for record in records if record.calls}
+
+
+def _kind(record: Record) -> Any:
+    own = tuple((name, p.shape, p.dtype) for name, p in record.module.named_parameters(recurse=False))
+    inside = sum(1 for _ in record.module.children())
+    did = (record.calls, record.saved_bytes, record.output_bytes, record.operations)
+    return type(record.module), own, inside, did
+
+
+def _least(passes: Sequence[Pass], kinds: Kinds) -> dict[Any, tuple[float, ...]]:
+    measured: dict[Any, list[tuple[float, ...]]] = {}
+    for one in passes:
+        for key, times in one.items():
+            measured.setdefault(kinds.get(key, key), []).append(times)
+    least = {kind: tuple(map(min, zip(*times, strict=True))) for kind, times in measured.items()}
+    return {key: least[kinds.get(key, key)] for key in passes[0]}
+
+
+def _sum(one: Pass) -> float:
+    return sum(map(sum, one.values()))

@@ -1,0 +1,246 @@
+"""What comes of comparing a split step with one process: how far apart they are, and where they part first.
+
+Two tensors differ if their distance is more than a part of their size, which depends on the precision that the step
+computes in. Sizes far below those of their like do not count: what is zero in exact arithmetic is noise.
+
+    float64 1e-9    float32 1e-4    float16 1e-2    bfloat16 5e-2    ten times as much for gradients: they are sums
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from weft.torch.verify.fingerprint import Fingerprint, apart
+from weft.torch.verify.reference import Reference
+
+LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+LOOSEST = 0.2
+SMALL = 1e-3
+"""A tensor below this part of the largest of its like is compared with that part."""
+LEAST = 1e-6
+"""The same, whatever its like are."""
+
+CAUSES = (
+    "Usual causes: state that weft cannot see (a closure, a global, an object of another library, a file, a random "
+    "generator of one's own) which microbatches share while they are in flight together, or which only one rank has. "
+    "Hand such values from module to module as arguments and results, keep them in attributes or buffers of modules, "
+    "or put the modules that share them on one partition: {advice}. See docs/assumptions.md; "
+    '"verify": "off" trains without this comparison'
+)
+
+
+@dataclass
+class Findings:
+    """``fault``: what differs, where, why and what to do; ``proved``: what is equal; the largest differences, relative;
+    ``gradients`` is None where they were not compared; ``unsteady``: the numbers of returned tensors that differ, but
+    also do when one process runs the same microbatch twice."""
+
+    fault: str = ""
+    proved: str = ""
+    losses: float = 0.0
+    gradients: float | None = None
+    unsteady: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _Comparison:
+    one: Reference
+    split: Reference
+    limit: float
+    places: dict[str, int]
+    found: Findings = field(default_factory=Findings)
+
+
+def compare(one: Reference, split: Reference, precision: torch.dtype, places: dict[str, int]) -> Findings:
+    """``one`` process against the ``split`` step; ``places``: the partition of each unit."""
+    work = _Comparison(one, split, LIMITS.get(precision, LOOSEST), places)
+    fault = _losses(work) or _buffers(work) or _gradients(work)
+    work.found.fault = fault
+    tensors = sum(map(len, one.returned)) + sum(map(len, one.given))
+    parts = [f"the losses of one process ({len(one.returned)} microbatches, {tensors} tensors"]
+    parts[0] += f", largest difference {work.found.losses:.1e})"
+    if work.found.gradients is not None:
+        parts.append(f"its gradients ({len(one.gradients)} parameters, {work.found.gradients:.1e})")
+    if one.buffers:
+        parts.append(f"its {len(one.buffers)} buffers")
+    work.found.proved = " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
+    if one.buffers is None:
+        work.found.proved += " (not its buffers, because activation checkpoints may write them again)"
+    if not tensors and len(parts) == 1:
+        work.found.proved = "nothing to compare: it returns no tensor and has no backward pass"
+    return work.found
+
+
+def relative(one: Fingerprint | None, other: Fingerprint | None, least: float) -> float:
+    """The difference of two tensors as a part of their size, or of ``least``. None is zeros; whole numbers are equal or
+    infinitely different."""
+    if one is None or other is None:
+        there = one or other
+        distance = 0.0 if there is None else there.norm
+        size = distance
+    else:
+        distance, size = apart(one, other), max(one.norm, other.norm)
+        if one.exact:
+            return math.inf if distance else 0.0
+    return distance / max(size, least) if distance else 0.0
+
+
+def _losses(work: _Comparison) -> str:
+    """What the microbatches returned, went backward from, and computed on the way."""
+    fault = ""
+    for index in range(len(work.one.returned)):
+        for what, of_one, of_split in (
+            ("returns", work.one.returned, work.split.returned),
+            ("goes backward from", work.one.given, work.split.given),
+        ):
+            if len(of_one[index]) != len(of_split[index]):
+                return fault or (
+                    f"microbatch {index} {what} {len(of_split[index])} tensors, but in one process "
+                    f"{len(of_one[index])}. {_where(work, index)}"
+                )
+            for number, (a, b) in enumerate(zip(of_one[index], of_split[index], strict=True)):
+                if _rounded(work, a):
+                    continue
+                least = SMALL * _largest(prints[number] for prints in of_one if len(prints) > number)
+                difference = relative(a, b, max(least, LEAST))
+                if difference > work.limit and what == "returns" and _unsteady(work, number):
+                    work.found.unsteady.add(number)
+                    continue
+                work.found.losses = max(work.found.losses, difference)
+                if difference > work.limit and not fault:
+                    fault = (
+                        f"microbatch {index} {what} another tensor than in one process (number {number}, "
+                        f"{_shown(b)} instead of {_shown(a)}, difference {difference:.1e}). {_where(work, index)}"
+                    )
+        if not fault and _parting(work, index, work.limit):
+            fault = f"microbatch {index} computes something else than in one process. {_where(work, index)}"
+    return fault
+
+
+def _rounded(work: _Comparison, one: Fingerprint | None) -> bool:
+    """Whether rounding decides such whole numbers: which of some values is the largest, say."""
+    return one is not None and one.exact and work.limit > LIMITS[torch.float32]
+
+
+def _unsteady(work: _Comparison, number: int) -> bool:
+    """Whether one process returns another tensor, too, when it runs the first microbatch twice: a time, say."""
+    first, again = work.one.returned[0], work.one.again
+    return len(again) == len(first) and relative(first[number], again[number], LEAST) > LEAST
+
+
+def _parting(work: _Comparison, index: int, limit: float) -> tuple[tuple[str, int], bool, str] | None:
+    """The first call of a unit that differs, whether it was given something else already, and the one before it."""
+
+    def differ(some: Sequence[Fingerprint], others: Sequence[Fingerprint]) -> bool:
+        return len(some) != len(others) or any(
+            relative(a, b, LEAST) > limit for a, b in zip(some, others, strict=True) if not _rounded(work, a)
+        )
+
+    before = ""
+    for key, (given, returned) in work.one.units[index].items():
+        seen = work.split.units[index].get(key)
+        if seen is not None and differ(given, seen[0]):
+            return key, True, before
+        if seen is not None and differ(returned, seen[1]):
+            return key, False, before
+        before = key[0] if seen is not None else before
+    return None
+
+
+def _where(work: _Comparison, index: int) -> str:
+    """Where the microbatch parts from one process: units in the order in which it calls them."""
+    found = _parting(work, index, work.limit / 10)
+    if found is None:
+        told = "All modules give the same, so look at the code after them. " if work.one.units[index] else ""
+        return told + CAUSES.format(advice="weft.set_partition(module, index)")
+    (unit, call), already, before = found
+    name = (
+        f"{unit or 'the model'} (partition {work.places.get(unit, 0)}{f', call {call}' if call > 1 else ''})"
+    )
+    if already:
+        told = (
+            f"The first module that differs is {name}: what it is given differs already, so look at the code "
+        )
+        told += f"between {before or 'the start'} and it. "
+    else:
+        told = f"The first module whose output differs is {name}, which is given the same. "
+    return told + CAUSES.format(advice=f"weft.set_partition({unit or 'model'}, index)")
+
+
+def _buffers(work: _Comparison) -> str:
+    for name, value in (work.one.buffers or {}).items():
+        seen = (work.split.buffers or {}).get(name)
+        if seen is None or value is None:
+            continue
+        difference = relative(value, seen, LEAST)
+        if difference > work.limit:
+            return (
+                f"the buffer {name} is another one than in one process after all microbatches ({_shown(seen)} "
+                f"instead of {_shown(value)}, difference {difference:.1e}), though the losses are equal. "
+                + CAUSES.format(advice=f"weft.set_partition({_module(name)}, index)")
+            )
+    return ""
+
+
+def _gradients(work: _Comparison) -> str:
+    if not (work.one.whole and work.split.whole):
+        return ""
+    limit = min(10 * work.limit, LOOSEST)
+    least = SMALL * _largest(work.one.gradients.values())
+    worst, fault = 0.0, ""
+    order = {key[0]: number for number, key in enumerate(work.one.units[0])}
+    apart_by = {
+        name: relative(grad, work.split.gradients.get(name), max(least, LEAST * least))
+        for name, grad in work.one.gradients.items()
+    }
+    wrong = [name for name, difference in apart_by.items() if difference > limit]
+    worst = max(apart_by.values(), default=0.0)
+    if wrong:
+        last = max(wrong, key=lambda name: _place(name, order))
+        fault = (
+            f"the gradient of {last} (over all microbatches) is another one than in one process "
+            f"({_shown(work.split.gradients.get(last))} instead of {_shown(work.one.gradients[last])}, difference "
+            f"{apart_by[last]:.1e}), though the losses are equal; so are those of {len(wrong) - 1} more parameters. On "
+            f"the way back {_module(last)} is the first module that differs. "
+            + CAUSES.format(advice=f"weft.set_partition({_module(last)}, index)")
+        )
+    for (leaf, before, grad), (_, _, seen) in zip(work.one.outside, work.split.outside, strict=True):
+        if before is not None and grad is not None and seen is not None:
+            grad, seen = grad.less(before), seen.less(before)
+        difference = relative(grad, seen, LEAST)
+        worst = max(worst, difference)
+        if difference > limit and not fault:
+            fault = (
+                f"the gradient of a tensor of shape {list(leaf.shape)} that is none of the model's is another one than "
+                f"in one process ({_shown(seen)} instead of {_shown(grad)}, difference {difference:.1e}). "
+                + CAUSES.format(advice="weft.set_partition(module, index)")
+            )
+    work.found.gradients = worst
+    return fault
+
+
+def _place(name: str, order: dict[str, int]) -> int:
+    """When the module around a parameter is first called."""
+    around = [number for unit, number in order.items() if name.startswith(f"{unit}.")]
+    return max(around, default=-1)
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0] or "the model"
+
+
+def _largest(prints: Iterable[Fingerprint | None]) -> float:
+    return max((one.norm for one in prints if one is not None), default=0.0)
+
+
+def _shown(one: Fingerprint | None) -> str:
+    """A number as it is, a tensor by its norm."""
+    if one is None:
+        return "none"
+    if not one.shape:
+        return f"{one.sums[0]:.6g}" if not one.wrong else "a number that is not finite"
+    return f"one of norm {one.norm:.6g}"

@@ -1,0 +1,282 @@
+"""A step as one process runs it: the reference that the first step of a split model is compared with.
+
+Every microbatch runs whole, one after the other, on one rank. Nothing is sent and nothing has a place. What is the same
+as in a split step are the random numbers alone: units, and operations on what units have made, draw from streams of
+their own (see ``random_state``), so what would have a place there is marked here.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from weft.errors import UsageError
+from weft.torch.backward.autograd import graph_nodes, leaf_of, root_gradient, run_autograd
+from weft.torch.calls.call_signature import function_name, scan
+from weft.torch.execution.glue import Glue, running
+from weft.torch.execution.gradients import paired
+from weft.torch.execution.unit_call import FLOATING, UnitCall, with_hooks
+from weft.torch.pytorch import torch_functions
+from weft.torch.pytorch.private import (
+    SLOT,
+    any_autocast,
+    has_backward_hooks,
+    has_forward_hooks,
+    no_torch_function,
+)
+from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, call_seed, mix
+from weft.torch.tensors.nested import has_objects, replace
+from weft.torch.trace.tracer import unwatched
+from weft.torch.verify.fingerprint import Fingerprint, fingerprint, fingerprints
+
+# Set on tensors of a reference run that would have a place in a split step.
+Tensor._weft_placed = False  # type: ignore[attr-defined]
+
+ANOTHER = "the step uses a model that an earlier step has split"
+ALL = TORCH | PYTHON | NUMPY
+CHANCE = (
+    "drop", "rand", "normal", "bernoulli", "multinomial", "uniform", "exponential", "geometric", "cauchy", "poisson",
+    "gumbel", "rrelu", "attention", "fractional", "sample", "lstm", "gru", "rnn",
+)  # fmt: skip
+"""What the names of PyTorch's functions have in them that may draw random numbers. Of others the first call tells."""
+
+
+class Alone:
+    """What one microbatch of the reference does: stands for its ``Program``.
+
+    ``lent``: the ``id`` of what is borrowed of other ranks;
+    ``units``: (name, number of the call) of each call of a unit in order, with the fingerprints of what it was given
+    and of what it returned; ``given``: those of the tensors that backward passes began at; ``whole``: backward passes
+    run, and gradients add up in ``.grad``; ``asked``: whether something looked at what a backward pass does.
+    """
+
+    def __init__(
+        self, streams: Streams, seed: int, index: int, whole: bool, outside: Outside, lent: Collection[int]
+    ) -> None:
+        self.checkpointing = False
+        self.scale = 1.0
+        self.whole = whole
+        self.asked = False
+        self.units: dict[tuple[str, int], tuple[list[Fingerprint], list[Fingerprint]]] = {}
+        self.given: list[Fingerprint | None] = []
+        self.dtypes: set[torch.dtype] = set()
+        self.outside = outside
+        self._lent = lent
+        self._streams = streams
+        self._seed = seed
+        self._index = index
+        self._drawn: dict[str, int] = {}
+        self._calls: dict[str, int] = {}
+
+    def value_of(self, tensor: Tensor) -> Tensor | None:
+        """The tensor if it would have a place."""
+        owner = tensor._weft_owner  # type: ignore[attr-defined]
+        if owner and id(tensor) not in self._lent:
+            raise UsageError(ANOTHER)
+        return tensor if owner is not None or tensor._weft_placed else None  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(ANOTHER)  # a unit of a model that is none of those compared asks for its program
+
+    def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> list[Fingerprint]:
+        """The microbatch, from its arguments to the fingerprints of what it returns."""
+        self._streams.seed(mix(self._seed, self._index))
+        with AloneGlue(self) as glue:
+            result = function(*args, **kwargs)
+            with glue.lifted():
+                return fingerprints(result)
+
+    def drawing(self, name: str, run: Callable[[], Any]) -> tuple[Any, bool]:
+        """The result of ``run``, which draws from a stream of its own, and whether it drew."""
+        streams = self._streams
+        seed = call_seed(self._seed, self._index, name, self._drawn)
+        with streams.own(seed, ALL):
+            result = run()
+            drew = streams.drawn(seed, ALL)
+        if drew:
+            self._drawn[name] = self._drawn.get(name, 0) + 1
+        return result, drew
+
+    def unit(self, label: str, call: UnitCall, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A call of a unit; with nothing intercepted inside."""
+        number = self._calls[label] = self._calls.get(label, 0) + 1
+
+        def run() -> Any:
+            if self.checkpointing and torch.is_grad_enabled() and not has_objects((args, kwargs)):
+                return checkpoint(inner, *args, use_reentrant=False, **kwargs)
+            return inner(*args, **kwargs)
+
+        if any_autocast():
+            self.dtypes |= {
+                torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+            }
+        if call.compiled:
+            inner = unwatched(inner)
+        before = fingerprints((args, kwargs))
+        result = mark(self.drawing(call.name, run)[0], (args, kwargs))
+        if call.owner != FLOATING:
+            self.units[label, number] = before, fingerprints(result)
+        return result
+
+    def backward(self, tensors: Any, grads: Any, keep: bool) -> None:
+        """A backward pass; only noted unless its gradients are wanted."""
+        several, given = paired(tensors, grads)
+        self.given += [fingerprint(tensor) for tensor in several]
+        if not self.whole:
+            return
+        roots = [root_gradient(tensor, grad, self.scale) for tensor, grad in zip(several, given, strict=True)]
+        self.outside.note(several)
+        run_autograd(several, roots, keep=keep)
+
+
+class Outside:
+    """Leaves that are none of the models': their gradients are as they were when the run is over."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[int, tuple[weakref.ref[Tensor], Tensor | None]] = {}
+
+    def note(self, tensors: list[Tensor]) -> None:
+        """A backward pass begins at these."""
+        for node in graph_nodes(tensors):
+            leaf = leaf_of(node)
+            if leaf is None or leaf._weft_owner is not None:  # type: ignore[attr-defined]
+                continue
+            known = self._leaves.get(id(leaf))
+            if known is None or known[0]() is not leaf:
+                self._leaves[id(leaf)] = weakref.ref(leaf), leaf.grad
+                leaf.grad = None if leaf.grad is None else leaf.grad.clone()
+
+    def living(self) -> list[tuple[Tensor, Tensor | None]]:
+        """The leaves that there still are, with the gradients they had."""
+        found = ((known(), grad) for known, grad in self._leaves.values())
+        return [(leaf, grad) for leaf, grad in found if leaf is not None]
+
+    def give_back(self) -> None:
+        for leaf, grad in self.living():
+            leaf.grad = grad
+
+
+class AloneGlue(Glue):
+    """The mode of such a microbatch outside of units: it finds what has a place as :class:`Glue` does."""
+
+    program: Any
+    _calm: set[Any] = set()
+    """Functions that drew nothing when they were first called."""
+
+    def __init__(self, alone: Alone) -> None:
+        super().__init__(alone)  # type: ignore[arg-type]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in torch_functions.GRADIENTS or func is Tensor.register_hook:
+            self.program.asked = True
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def backward(self, tensors: Any, grads: Any, keep: bool, scale: float) -> None:
+        self.program.scale = scale
+        with self.aside():
+            self.program.backward(tensors, grads, keep)
+
+    def from_first(self, inputs: Any) -> Any:
+        """Inputs that only the pipeline's first rank has are values of that rank."""
+        return replace(inputs, lambda tensor: _marked(tensor.view_as(tensor)), attributes=False)
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with self.lifted():
+            placed: list[Any] = []
+            self._find((*args, *kwargs.values()), placed)
+            if placed:
+                return self._operate(func, args, kwargs, placed)
+        return func(*args, **kwargs)
+
+    def _metadata(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    def _operate(self, func: Any, args: Any, kwargs: Any, placed: list[Any]) -> Any:
+        if func in torch_functions.BACKWARD:
+            return self._autograd(func, args, kwargs, placed)
+        if func in torch_functions.READS or func in torch_functions.LIKE:
+            return func(*args, **kwargs)
+        if func is Tensor.__iter__:
+            return iter(self._operate(Tensor.unbind, args, {}, placed))
+        result = self._run(func, functools.partial(func, *args, **kwargs))
+        targets = torch_functions.targets(func, args, kwargs)
+        if not targets:
+            return mark(result, (args, kwargs))
+        for target in targets:
+            if target._weft_owner is None:  # type: ignore[attr-defined]
+                _marked(target)
+        return result
+
+    def _run(self, func: Any, run: Callable[[], Any]) -> Any:
+        if func in self._calm:
+            return run()
+        name = function_name(func)
+        result, drew = self.program.drawing(name, run)
+        if not drew and name.startswith("torch.") and not any(part in name.lower() for part in CHANCE):
+            self._calm.add(func)
+        return result
+
+
+def mark(result: Any, inputs: Any) -> Any:
+    """``result`` with its tensors marked as having a place; one that was given and has none stays as it is."""
+    known: set[int] = set()
+    replace(inputs, lambda tensor: known.add(id(tensor)) or tensor, attributes=False)  # type: ignore[func-returns-value]
+
+    def one(tensor: Tensor) -> Tensor:
+        if tensor._weft_placed or tensor._weft_owner is not None:  # type: ignore[attr-defined]
+            return tensor
+        return _marked(tensor.view_as(tensor) if id(tensor) in known else tensor)
+
+    return replace(result, one, attributes=False)
+
+
+def _marked(tensor: Tensor) -> Tensor:
+    tensor._weft_placed = True  # type: ignore[attr-defined]
+    return tensor
+
+
+class AloneCall:
+    """Stands for a unit's ``UnitCall`` in such a run: every unit runs here."""
+
+    def __init__(self, label: str, call: UnitCall) -> None:
+        self.label = label
+        self.call = call
+        self.module = call.module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(running(), AloneGlue):
+            return self.call.inner(*args, **kwargs)  # in another unit, or again in a backward pass
+        if has_forward_hooks(self.module) and not has_backward_hooks(self.module):
+            return with_hooks(self.module, functools.partial(self._run, self.module.forward), args, kwargs)
+        return self._run(self.call.inner, *args, **kwargs)
+
+    def _run(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        glue = running()
+        assert isinstance(glue, AloneGlue)
+        with no_torch_function():
+            tensors: list[Tensor] = []
+            scan((args, kwargs), [], tensors, tensors)
+            placed = any(glue.program.value_of(tensor) is not None for tensor in tensors)
+        if self.call.owner == FLOATING and not placed:
+            return inner(*args, **kwargs)
+        with glue.lifted():
+            return glue.program.unit(self.label, self.call, inner, args, kwargs)
+
+
+@contextmanager
+def alone_calls(units: Mapping[str, UnitCall]) -> Iterator[None]:
+    """Inside, units run here, whoever owns them."""
+    for label, call in units.items():
+        call.module.__dict__[SLOT] = AloneCall(label, call)
+    try:
+        yield
+    finally:
+        for call in units.values():
+            call.module.__dict__[SLOT] = call

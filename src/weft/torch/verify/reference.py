@@ -1,0 +1,231 @@
+"""The reference run of a step on the rank that decides: all microbatches in one process, without side effects.
+
+Parameters and buffers of other ranks are borrowed from these. What ``untouched`` and ``Kept`` bring back after a trace,
+they bring back here. At most one microbatch's graph lives at a time, and of tensors only fingerprints stay.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from dataclasses import replace as replace_fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from weft.errors import UsageError
+from weft.torch.backward.gradient_hooks import foreign_hooks
+from weft.torch.calls.stand_ins import StandIn, filled
+from weft.torch.execution.entry_points import checkpoints_seen
+from weft.torch.execution.thread_settings import current_scale
+from weft.torch.execution.unit_call import UnitCall, unit_call
+from weft.torch.pytorch.private import has_backward_hooks
+from weft.torch.session.session import Session
+from weft.torch.tensors.mini_batch import MiniBatch
+from weft.torch.tensors.nested import replace
+from weft.torch.trace.kept_state import Kept, copied, homes_of
+from weft.torch.trace.side_effects import ParameterWrites, untouched
+from weft.torch.verify.fingerprint import Fingerprint, fingerprint
+from weft.torch.verify.one_process import Alone, Outside, alone_calls
+from weft.transport.tags import BORROWED
+
+log = logging.getLogger("weft")
+
+Named = dict[str, "Fingerprint | None"]
+
+
+@dataclass
+class Reference:
+    """What one process gives: for each microbatch the fingerprints of what the step returns, of what its backward
+    passes begin at, and of its units' inputs and results in order; gradients (if ``whole``) and buffers at the end.
+
+    ``buffers`` is None where there are activation checkpoints: what they run again may write them once more, in an
+    order of its own.
+    ``outside``: trainable parameters that are none of the model's, with the gradients they had and those that they get.
+    ``again``: what the first microbatch returns when the same process runs it once more.
+    """
+
+    returned: list[list[Fingerprint]] = field(default_factory=list)
+    given: list[list[Fingerprint | None]] = field(default_factory=list)
+    units: list[dict[tuple[str, int], tuple[list[Fingerprint], list[Fingerprint]]]] = field(
+        default_factory=list
+    )
+    gradients: Named = field(default_factory=dict)
+    buffers: Named | None = None
+    outside: list[tuple[Tensor, Fingerprint | None, Fingerprint | None]] = field(default_factory=list)
+    dtypes: set[torch.dtype] = field(default_factory=set)
+    whole: bool = False
+    again: list[Fingerprint] = field(default_factory=list)
+
+
+def borrowed(session: Session, models: Sequence[Any]) -> dict[int, Tensor]:
+    """On the deciding rank, by ``id``, what the parameters and buffers hold that live on other ranks of its pipeline;
+    every rank of the pipeline calls this."""
+    assert session.pipeline is not None
+    peers, group, rank = session.peers("pp"), session.group("pp"), session.pipeline.rank
+    found: dict[int, Tensor] = {}
+    for model in models:
+        for name, tensor in [*model.module.named_parameters(), *model.module.named_buffers()]:
+            owner = model.owners.get(name, 0)
+            if owner == 0 or not tensor.numel():
+                continue
+            if rank == owner:
+                content = tensor.detach().cpu().contiguous()
+                dist.send(content.view(-1).view(torch.uint8), peers[0], group=group, tag=BORROWED)
+            elif rank == 0:
+                content = torch.empty(tensor.shape, dtype=tensor.dtype)
+                dist.recv(content.view(-1).view(torch.uint8), peers[owner], group=group, tag=BORROWED)
+                found[id(tensor)] = content.to(session.device)
+    return found
+
+
+@contextmanager
+def lent(models: Sequence[Any], values: dict[int, Tensor]) -> Iterator[None]:
+    """Inside, parameters and buffers hold these values."""
+    with ExitStack() as stack:
+        for model in models:
+            for tensor in (*model.module.parameters(), *model.module.buffers()):
+                if id(tensor) not in values:
+                    continue
+                if isinstance(tensor, StandIn):
+                    stack.enter_context(filled(tensor, values[id(tensor)]))
+                else:
+                    tensor.detach().copy_(values[id(tensor)])
+        yield
+
+
+def run_alone(
+    session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
+    values: dict[int, Tensor],
+) -> Reference:  # fmt: skip
+    """See the module. Backward passes run if their gradients are wanted, or if the step looks at what they do."""
+    modules = [model.module for model in models]
+    hooks = any(has_backward_hooks(part) for module in modules for part in module.modules())
+    whole = hooks or session.settings.verify == "gradients"
+    again, asked = _run(session, models, function, batch, seed, values, hooks, True)
+    if asked and not hooks:
+        again, _ = _run(session, models, function, batch, seed, values, True, True)
+    whole = whole or asked
+    reference, asked = _run(session, models, function, batch, seed, values, whole, False)
+    if asked and not whole:
+        reference, _ = _run(session, models, function, batch, seed, values, True, False)
+    reference.again = again.returned[0]
+    return reference
+
+
+def _run(
+    session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
+    values: dict[int, Tensor], whole: bool, trial: bool,
+) -> tuple[Reference, bool]:  # fmt: skip
+    """All microbatches, or the first one on ``trial``, and whether the step looked at what backward passes do; then it
+    ends early unless they run."""
+    modules = [model.module for model in models]
+    if whole and any(foreign_hooks(parameter) for module in modules for parameter in module.parameters()):
+        raise UsageError("the script has hooks on gradients that have grown, which would run once more")
+    args, kwargs = replace((batch.args, batch.kwargs), copied, attributes=False)
+    batch = replace_fields(batch, args=args, kwargs=kwargs)
+    reference, outside, asked = Reference(whole=whole), Outside(), False
+    checkpoints = checkpoints_seen()
+    with ExitStack() as stack:
+        stack.enter_context(lent(models, values))
+        kept = Kept({home for module in modules for home in homes_of(function, module)})
+        for thing in (function, args, kwargs, *modules):
+            kept.note(thing)
+        stack.callback(outside.give_back)
+        for number, module in enumerate(modules):
+            stack.enter_context(untouched(module, session.streams, None, kept=None if number else kept))
+        for model in models:
+            if model.reducer is not None:
+                stack.enter_context(model.reducer.suspended())
+        for names, left in session.left or ():
+            names.update(left)
+        for module in modules:
+            writes = ParameterWrites(module)
+            stack.callback(torch.no_grad()(writes.undo))
+            stack.enter_context(writes)
+        stack.enter_context(alone_calls({name: call for name, call, _ in units_of(models)}))
+        for index in range(1 if trial else batch.microbatches):
+            alone = Alone(session.streams, seed, index, whole, outside, values)
+            given, named = batch.slice(index)
+            with current_scale(batch.weight(index)):
+                reference.returned.append(alone.run(function, given, named))
+            del given, named
+            reference.given.append(alone.given)
+            reference.units.append(alone.units)
+            reference.dtypes |= alone.dtypes
+            asked = asked or alone.asked
+            if asked and not whole:
+                return reference, True
+        if whole:
+            reference.gradients = gradients_of(models)
+            reference.outside = [
+                (leaf, of_gradient(grad), of_gradient(leaf.grad))
+                for leaf, grad in outside.living()
+                if isinstance(leaf, nn.Parameter)
+            ]
+        if checkpoints_seen() == checkpoints:
+            reference.buffers = buffers_of(models)
+        if not trial:
+            session.left = left_elsewhere(models)
+    return reference, asked
+
+
+def left_elsewhere(models: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Flags, numbers and texts in the modules of other ranks, as this run leaves them; the next one begins so."""
+    return [
+        (
+            vars(module),
+            {k: v for k, v in vars(module).items() if v is None or isinstance(v, (bool, int, float, str))},
+        )
+        for model in models
+        for unit in model.plan.units
+        if unit.partition > 0
+        for module in model.module.get_submodule(unit.name).modules()
+    ]
+
+
+def units_of(models: Sequence[Any]) -> list[tuple[str, UnitCall, int]]:
+    """The units of all models: names (with the number of the model, if there are several), calls, and partitions."""
+    return [
+        (_full(models, number, unit.name), unit_call(model.module.get_submodule(unit.name)), unit.partition)
+        for number, model in enumerate(models)
+        for unit in model.plan.units
+    ]
+
+
+def gradients_of(models: Sequence[Any], local: bool = False) -> Named:
+    """Fingerprints of the gradients, or of those of this rank's own parameters, by name."""
+    return {
+        name: of_gradient(parameter.grad)
+        for name, parameter in _named(models, "parameters", local)
+        if parameter.requires_grad
+    }
+
+
+def buffers_of(models: Sequence[Any], local: bool = False) -> Named:
+    """Fingerprints of the buffers, or of this rank's own, by name."""
+    return {
+        name: fingerprint(buffer)
+        for name, buffer in _named(models, "buffers", local)
+        if buffer.device.type != "meta"
+    }
+
+
+def of_gradient(grad: Tensor | None) -> Fingerprint | None:
+    """The fingerprint of a gradient, if there is one."""
+    return None if grad is None else fingerprint(grad)
+
+
+def _named(models: Sequence[Any], what: str, local: bool) -> Iterator[tuple[str, Any]]:
+    for number, model in enumerate(models):
+        for name, tensor in getattr(model.module, f"named_{what}")():
+            if not local or model.is_local(name):
+                yield _full(models, number, name), tensor
+
+
+def _full(models: Sequence[Any], number: int, name: str) -> str:
+    return f"{number}.{name}" if len(models) > 1 else name

@@ -1,0 +1,180 @@
+"""What went wrong on a rank, so that the others and the launcher can say it.
+
+A failure of one rank breaks the connections of all others. A rank that only lost its connection is a
+victim: it is not blamed as long as somebody else can be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sysconfig
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import TracebackType
+
+import weft
+from weft.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergenceError,
+    FormatError,
+    PeerError,
+    PlacementError,
+    ScheduleError,
+    SplitError,
+    UsageError,
+    VerifyError,
+)
+from weft.visible import LINES, visible
+from weft.watch.heartbeat import Sign
+from weft.watch.process import host_name
+
+_LOST = re.compile(
+    r"Connection (closed by|reset by|refused)|Broken pipe|pair closure|connection was (closed|aborted)"
+    r"|Socket closed|[Rr]emote process|recvValue failed|sendBytes failed|Timed out waiting",
+)
+_TRACEBACK_BYTES = 20_000
+_SHORT = 4
+"""The own line in a traceback of so many frames is found at once."""
+WHOLE = "WEFT_TRACEBACK"
+"""Variable: set, tracebacks have weft's own frames, too."""
+_SAID = (
+    CheckpointError, ConfigError, DivergenceError, FormatError, PlacementError, ScheduleError, SplitError, UsageError,
+    VerifyError,
+)  # fmt: skip
+"""Errors that say what is wrong with the script, its input or its files."""
+_LIBRARIES = (str(Path(weft.__file__).parent), sysconfig.get_paths()["stdlib"])
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank failed.
+
+    Attributes:
+        kind: The exception's type, or a signal's name, or "exit".
+        text: The exception's message.
+        where: The step, microbatch, phase and module, in words.
+        time: Seconds on the monotonic clock of its host.
+        line: Where the script's own code was at that time; empty if the traceback shows that at once.
+        victim: It only failed because another rank went away.
+        peer: The rank that went away, if the victim knows.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    kind: str
+    text: str
+    traceback: str = ""
+    where: str = ""
+    time: float = 0.0
+    victim: bool = False
+    peer: int | None = None
+    line: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int, sign: Sign) -> Failure:
+        """The failure of this process; `sign` is what it did at that time."""
+        lost = next((cause for cause in chain(error) if is_lost_peer(cause)), None)
+        full = "".join(
+            _own_frames(error) or traceback.format_exception(type(error), error, error.__traceback__)
+        )
+        if len(full) > _TRACEBACK_BYTES:
+            full = f"...\n{full[-_TRACEBACK_BYTES:]}"
+        return cls(
+            rank=rank,
+            host=host_name(),
+            pid=os.getpid(),
+            kind=type(error).__name__,
+            text=visible(str(error).replace("\n", " "))[:2000],
+            traceback=visible(full, LINES),
+            where=sign.where(),
+            time=time.monotonic(),
+            line=visible(own_line(error.__traceback__)),
+            victim=lost is not None,
+            peer=lost.rank if isinstance(lost, PeerError) else sign.peer if lost is not None else None,
+        )
+
+    def headline(self) -> str:
+        """Rank, host, pid, what and where in one line.
+
+        >>> Failure(1, "node7", 42, "ValueError", "no", where="step 3, forward of layers.0").headline()
+        'rank 1 on node7 (pid 42) failed in step 3, forward of layers.0: ValueError: no'
+        """
+        where = f" in {self.where}" if self.where else ""
+        text = f": {self.text.splitlines()[0]}" if self.text else ""
+        return f"rank {self.rank} on {self.host} (pid {self.pid}) failed{where}: {self.kind}{text}"
+
+    def details(self) -> str:
+        """The script's own line, if it is hard to find, and the traceback."""
+        return "\n".join(part for part in (self.line, self.traceback.rstrip()) if part)
+
+    def to_json(self, limit: int = 1 << 20) -> str:
+        """JSON of at most `limit` bytes; the start of the traceback goes first."""
+        values = asdict(self)
+        while len(text := json.dumps(values)) > limit and values["traceback"]:
+            values["traceback"] = values["traceback"][len(values["traceback"]) // 2 + 1 :]
+        return text
+
+    @classmethod
+    def from_json(cls, text: str) -> Failure:
+        values = json.loads(text)
+        failure = cls(**{field.name: values[field.name] for field in fields(cls)})
+        return failure
+
+
+def _own_frames(error: BaseException) -> list[str]:
+    """The traceback without weft's frames, where the message says all; empty where it does not."""
+    alone = error.__cause__ is None and (error.__suppress_context__ or error.__context__ is None)
+    if not isinstance(error, _SAID) or not alone or os.environ.get(WHOLE):
+        return []
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES[0])]
+    if not own or len(own) == len(frames):
+        return []
+    return [
+        "Traceback (most recent call last):\n",
+        *traceback.format_list(own),
+        f"weft's own lines are left out; {WHOLE}=1 shows them\n",
+    ]
+
+
+def own_line(trace: TracebackType | None) -> str:
+    """The innermost line of a long traceback that is neither weft's nor a library's; empty if there is none."""
+    frames = traceback.extract_tb(trace)
+    for frame in reversed(frames if len(frames) > _SHORT else ()):
+        if not frame.filename.startswith(("<", *_LIBRARIES)) and "site-packages" not in frame.filename:
+            line = f": {frame.line}" if frame.line else ""
+            return f"at {frame.filename}, line {frame.lineno}, in {frame.name}{line}"
+    return ""
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception and what caused it, the newest first."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an exception says that another process went away.
+
+    >>> is_lost_peer(RuntimeError("pair.cc:534] Connection closed by peer [127.0.0.1]:4711"))
+    True
+    """
+    if isinstance(error, (PeerError, ConnectionError)):
+        return True
+    return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+
+
+def root_cause(failures: Iterable[Failure]) -> Failure | None:
+    """The earliest failure that is not only a consequence; else the earliest."""
+    return min(failures, key=lambda failure: (failure.victim, failure.time), default=None)

@@ -1,0 +1,134 @@
+"""Who holds a job up, judged from the signs of its ranks. Pure: the clock is handed in.
+
+    frozen    no beat for `heartbeat` seconds: stopped, or its interpreter is locked
+    left      a rank came to its end while another one still waits for it
+    stalled   somebody waits, or all have come to their end, and no rank turned to anything new for `stall` seconds
+
+Time in which the judge itself did not run (the machine slept, its output was blocked) counts for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from weft.watch.heartbeat import Sign, State
+
+LEAVE_SECONDS = 2.0
+"""How long a message of a rank that came to its end may still be on its way."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a job has to end.
+
+    Attributes:
+        kind: frozen, left or stalled.
+        ranks: Who is to blame; the first of them is named first.
+        text: What happened, for people.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    text: str
+
+
+class Judge:
+    """Watches the signs of the ranks; call `observe` a few times in each of the shortest limits.
+
+    Args:
+        sees_all: The signs are those of all ranks. Otherwise nothing is concluded from who is missing.
+    """
+
+    def __init__(self, sees_all: bool = True) -> None:
+        self._sees_all = sees_all
+        self._clock = 0.0
+        self._last: float | None = None
+        self._beats: dict[int, tuple[int, float]] = {}
+        self._notes: dict[int, tuple[tuple[int, State], float]] = {}
+
+    def observe(self, now: float, signs: Mapping[int, Sign]) -> Verdict | None:
+        """The verdict on `signs` as seen `now`, in seconds; None while all is well."""
+        alive = {rank: sign for rank, sign in signs.items() if sign.state is not State.ABSENT}
+        self._advance(now, alive)
+        for rank, sign in alive.items():
+            if self._beats.get(rank, (None, 0.0))[0] != sign.beat:
+                self._beats[rank] = (sign.beat, self._clock)
+            progress = (sign.notes, sign.state)
+            if self._notes.get(rank, (None, 0.0))[0] != progress:
+                self._notes[rank] = (progress, self._clock)
+        running = {rank: sign for rank, sign in alive.items() if sign.state is not State.FINISHED}
+        return self._frozen(running) or self._left(running) or self._stalled(running)
+
+    def _advance(self, now: float, signs: Mapping[int, Sign]) -> None:
+        """The judge's own clock runs at most a quarter of the shortest limit between two looks."""
+        if self._last is not None:
+            limits = [limit for sign in signs.values() for limit in (sign.heartbeat, sign.stall) if limit > 0]
+            self._clock += min(now - self._last, min(limits, default=1.0) / 4)
+        self._last = now
+
+    def _silent(self, rank: int) -> float:
+        return self._clock - self._beats[rank][1]
+
+    def _idle(self, rank: int) -> float:
+        return self._clock - self._notes[rank][1]
+
+    def _frozen(self, signs: Mapping[int, Sign]) -> Verdict | None:
+        frozen = [
+            rank for rank, sign in signs.items() if sign.heartbeat > 0 and self._silent(rank) > sign.heartbeat
+        ]
+        if not frozen:
+            return None
+        frozen.sort(key=self._silent, reverse=True)
+        parts = [
+            f"{sign.who(rank)} is frozen: no heartbeat for {self._silent(rank):.1f} s{sign.last_seen()}"
+            for rank, sign in ((rank, signs[rank]) for rank in frozen)
+        ]
+        return Verdict("frozen", tuple(frozen), "; ".join(parts))
+
+    def _left(self, signs: Mapping[int, Sign]) -> Verdict | None:
+        left = [rank for rank, sign in signs.items() if sign.state is State.FINISHING]
+        rest = [rank for rank, sign in signs.items() if sign.state is State.RUNNING]
+        if not left:
+            return None
+        stuck = [rank for rank in rest if signs[rank].waiting and self._idle(rank) > LEAVE_SECONDS]
+        named = [rank for rank in stuck if signs[rank].peer in left]
+        if not named and not (stuck and len(stuck) == len(rest) and self._sees_all):
+            return None
+        waiter = (named or stuck)[0]
+        gone = signs[waiter].peer if named else left[0]
+        assert gone is not None
+        return Verdict("left", (gone,), leaving_text(gone, signs[gone], {waiter: signs[waiter]}))
+
+    def _stalled(self, signs: Mapping[int, Sign]) -> Verdict | None:
+        rest = {rank: sign for rank, sign in signs.items() if sign.state is State.RUNNING}
+        if not rest:  # they wait for each other's last words
+            rest = {
+                rank: replace(sign, state=State.RUNNING, phase="barrier", module="the job's end")
+                for rank, sign in signs.items()
+            }
+        if not self._sees_all or not any(sign.waiting for sign in rest.values()):
+            return None
+        if not all(0 < sign.stall < self._idle(rank) for rank, sign in rest.items()):
+            return None
+        behind = [rank for rank, sign in rest.items() if not sign.waiting]
+        suspects = behind or sorted(rest, key=lambda rank: rest[rank].step or 0)
+        parts = [
+            f"{rest[rank].who(rank)} in {rest[rank].where() or 'its start'} for {self._idle(rank):.1f} s"
+            for rank in [*suspects, *(rank for rank in rest if rank not in suspects)]
+        ]
+        head = "no rank gets on" if behind else "all ranks wait for each other"
+        return Verdict("stalled", tuple(suspects), f"{head}: {'; '.join(parts)}")
+
+
+def leaving_text(rank: int, sign: Sign, others: Mapping[int, Sign]) -> str:
+    """That a rank came to its end too early.
+
+    >>> leaving_text(1, Sign(step=3), {0: Sign(step=4, phase="receive")})
+    'rank 1 left at step 3 while rank 0 still needs it: step 4, receive'
+    """
+    at = f" at {sign.which_step()}" if sign.step is not None else ""
+    named = [f"rank {other}" for other in others]
+    needs = "still needs it" if len(named) == 1 else "still need it"
+    doing = next((seen.where() for seen in others.values() if seen.where()), "")
+    return f"{sign.who(rank)} left{at} while {' and '.join(named)} {needs}" + (f": {doing}" if doing else "")

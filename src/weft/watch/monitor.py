@@ -1,0 +1,277 @@
+"""One rank under watch: it shows what it does, and no failure of it, or of another rank, goes unheard.
+
+start    its process ends with its launcher; a thread beats; uncaught exceptions are reported
+note     what it does now: half a microsecond, so the executor calls it for each action
+fail     what went wrong, written down before the process ends
+finish   waits for the others at a normal end, so that nobody leaves while somebody still needs it
+leave    the last step: nothing is shared any more
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NoReturn, Protocol
+
+from weft.watch.board import Board, Launched, Stored
+from weft.watch.early import report as report_early
+from weft.watch.failure import Failure, chain, root_cause
+from weft.watch.heartbeat import Page, Sign, State
+from weft.watch.judge import Verdict
+from weft.watch.process import answer_with_stacks, die_with_parent, exit_now
+
+_POLL_SECONDS = 0.005
+_LAST_SECONDS = 2.0
+"""How long rank 0, which holds the store, waits for the others to leave."""
+
+
+class _Place(Protocol):
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def launched(self) -> bool: ...
+    @property
+    def shared_fd(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """After how many seconds a rank counts as frozen, and a job in which a rank waits counts as stalled."""
+
+    heartbeat: float = 30.0
+    stall: float = 600.0
+
+    @property
+    def start(self) -> float:
+        """Seconds after which a job counts as stalled whose ranks have not all come: they may import much first."""
+        return max(self.stall, 300.0)
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two beats."""
+        return min(0.5, self.heartbeat / 6)
+
+
+class Monitor:
+    """See the module. `note` is the slot's own method: calls of it go straight there."""
+
+    def __init__(self, place: _Place, limits: Limits, board: Board) -> None:
+        self._place = place
+        self._limits = limits
+        self._board = board
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._previous_hook: Callable[..., Any] = sys.excepthook
+        self._process = os.getpid()
+        self._judged = False
+        self._store: Any = None
+        self.note: Callable[..., None] = board.slot.note
+        self.measure: Callable[[float, int], None] = board.slot.measure
+
+    @classmethod
+    def start(cls, place: _Place, limits: Limits, store: Any | None = None) -> Monitor:
+        """Puts this process under watch.
+
+        Args:
+            place: Its rank, the number of ranks, and what its launcher shares with it.
+            limits: When a rank counts as frozen or stalled.
+            store: The job's store, through which the ranks watch each other where no `weft run` does.
+        """
+        if place.shared_fd is not None:
+            board: Board = Launched(Page.attach(place.shared_fd), place.rank)
+        elif store is not None and place.world_size > 1:
+            board = Stored(store.clone(), place.rank, place.world_size, limits.interval)
+        else:
+            board = Launched(Page.private(1), 0, reports_itself=True)
+        monitor = cls(place, limits, board)
+        monitor.hold(store)
+        board.slot.open(limits.heartbeat, limits.stall)
+        if place.shared_fd is not None or place.world_size > 1:
+            monitor._attach()
+        return monitor
+
+    def hold(self, store: Any) -> None:
+        """Keeps the store: on rank 0 it ends with its last reference."""
+        self._store = store
+
+    def _attach(self) -> None:
+        if self._place.launched:
+            die_with_parent()
+        answer_with_stacks()
+        sys.excepthook = self._on_exception
+        os.register_at_fork(after_in_child=self._forget)
+        self._thread = threading.Thread(target=self._beat, name="weft-monitor", daemon=True)
+        self._thread.start()
+
+    def _forget(self) -> None:
+        """A forked child is no rank: it must not write into the page that it inherited."""
+        self.note = self.measure = lambda *args, **kwargs: None
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._previous_hook
+
+    def _beat(self) -> None:
+        while True:
+            try:
+                verdict = self._board.beat()
+            except RuntimeError:
+                verdict = self._store_lost()
+            if verdict is not None:
+                self._end(verdict)
+            if self._stop.wait(self._limits.interval):
+                return
+
+    def _store_lost(self) -> Verdict | None:
+        """Rank 0 holds the store. The main thread most likely notices too, and knows more: it goes first."""
+        if self._stop.wait(1.0) or not isinstance(self._board, Stored):
+            return None
+        return self._board.lost()
+
+    def _end(self, verdict: Verdict) -> NoReturn:
+        """Ends this process, and with it the job, because of another rank."""
+        board = self._board
+        assert isinstance(board, Stored)
+        self._judged = True
+        first = verdict.kind != "ended" and board.claim_ending()
+        if first:
+            _say(f"weft: {verdict.text}")
+        _say(f"weft: stacks of rank {self._place.rank}, which ends because of that:")
+        with suppress(OSError, ValueError):
+            faulthandler.dump_traceback(file=2, all_threads=True)
+        if first:
+            self._kill_frozen(board, verdict)
+            time.sleep(3 * self._limits.interval)
+        exit_now(1)
+
+    def _kill_frozen(self, board: Stored, verdict: Verdict) -> None:
+        """A stopped process would survive the polite signal with which other launchers end a job."""
+        for rank in verdict.ranks if verdict.kind == "frozen" else ():
+            if board.local(rank):
+                with suppress(OSError):
+                    os.kill(board.signs()[rank].pid, signal.SIGKILL)
+
+    def locate(self, error: BaseException) -> None:
+        """Remembers, with the exception, what this rank does now; the innermost call counts."""
+        if not hasattr(error, "_weft_sign"):
+            with suppress(AttributeError):
+                error._weft_sign = self._board.sign()  # type: ignore[attr-defined]
+
+    def fail(self, error: BaseException) -> Failure:
+        """Writes down how this rank failed, for the launcher and the other ranks."""
+        signs = [found._weft_sign for found in chain(error) if hasattr(found, "_weft_sign")]
+        sign: Sign = signs[-1] if signs else self._board.sign()
+        failure = Failure.of(error, self._place.rank, sign)
+        with suppress(RuntimeError):
+            self._board.report(failure)
+        return failure
+
+    def count_evaluations(self, count: int, now: bool) -> None:
+        """How many steps so far had no backward pass, and whether the present one has none."""
+        self._board.slot.count_evaluations(count, now)
+
+    def signs(self) -> dict[int, Sign]:
+        """What the ranks show of themselves, as far as this one sees them."""
+        with suppress(RuntimeError):
+            return self._board.signs()
+        return {}
+
+    def first_failure(self) -> Failure | None:
+        """The failure to blame, as far as any rank wrote one down."""
+        return root_cause(self._board.failures())
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._process or hasattr(sys, "ps1") or self._stop.is_set():
+            self._previous_hook(kind, error, trace)
+            return
+        if issubclass(kind, KeyboardInterrupt):
+            exit_now(128 + signal.SIGINT)
+        if self._judged:
+            time.sleep(_LAST_SECONDS)  # what broke here is a consequence; the judging thread ends the process
+            exit_now(1)
+        failure = self.fail(error)
+        if self._previous_hook not in (sys.__excepthook__, report_early):
+            self._previous_hook(kind, error, trace)
+        elif self._board.reports_itself:
+            _say(self._own_report(failure))
+        exit_now(1)
+
+    def end_with(self, error: BaseException) -> None:
+        """Ends this process, and with it the job, as an exception that the script did not catch; for what fails after
+        the script's end, where Python would only write it down."""
+        self._on_exception(type(error), error, error.__traceback__)
+
+    def _own_report(self, failure: Failure) -> str:
+        if not failure.victim:
+            return f"weft: {failure.headline()}\n{failure.details()}"
+        text = f"weft: rank {failure.rank} ends as it lost its connection to another rank"
+        for _ in range(10):  # the cause takes a moment to be seen
+            cause = self.first_failure()
+            if cause is not None and not cause.victim:
+                return f"{text}: {cause.headline()}"
+            gone = self._board.culprit() if isinstance(self._board, Stored) else None
+            if gone is not None:
+                return f"{text}: {gone.text}"
+            time.sleep(0.05)
+        return f"{text}: {failure.text.partition('. ')[0]}"
+
+    def finish(self) -> bool:
+        """Waits until all ranks came to their end; False if somebody did not, and the job is ended.
+
+        A rank that still does something else is waited for as long as it gets on, and for `stall`
+        seconds if nothing is heard of it.
+        """
+        if self._thread is None:
+            return True
+        try:
+            return self._wait_for_all()
+        except RuntimeError:  # the store went away, so rank 0 did
+            return False
+
+    def _wait_for_all(self) -> bool:
+        self._board.enter(State.FINISHING)
+        progress: list[int] = []
+        since = time.monotonic()
+        while not self._board.all_finishing():
+            if self._board.ending:
+                return False
+            now = [sign.notes for sign in self._board.signs().values()]
+            if now != progress:
+                progress, since = now, time.monotonic()
+            if time.monotonic() - since > self._limits.stall:
+                _say(f"weft: rank {self._place.rank} ends without waiting any longer for the others")
+                return True
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def leave(self) -> None:
+        """Ends the watch. Rank 0, which holds the store, leaves last."""
+        if self._thread is None:
+            return
+        self._stop.set()
+        self._thread.join(1.0)
+        self._thread = None
+        self._board.close()
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._previous_hook
+        with suppress(RuntimeError):
+            self._board.enter(State.FINISHED)
+            deadline = time.monotonic() + _LAST_SECONDS
+            while self._place.rank == 0 and time.monotonic() < deadline and not self._board.all_finished():
+                time.sleep(_POLL_SECONDS)
+
+
+def _say(text: str) -> None:
+    """To standard error, in one piece."""
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode(errors="replace"))

@@ -1,0 +1,255 @@
+"""Objects become text and bytes and come back equal; what cannot is named with its path."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+from collections import OrderedDict
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from weft.errors import TransportError
+from weft.torch.communication.handshake import MAX_PARTS, SMALL, Body, Told, body_of, told_of
+from weft.torch.tensors.packing import MOST_DEPTH, pack, unpack
+
+CPU = torch.device("cpu")
+DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool,
+    torch.complex64, torch.float8_e4m3fn, torch.uint16,
+)  # fmt: skip
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    tags: list[Any] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.x *= 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    inner: Point
+    values: Tensor
+
+
+@dataclasses.dataclass
+class Both(dict):  # type: ignore[type-arg]
+    x: int = 0
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def there_and_back(value: Any, **keywords: Any) -> Any:
+    packed = pack(value, **keywords)
+    return unpack(packed.text, packed.blobs, CPU, **keywords)
+
+
+def same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, float):
+        return one == other or (math.isnan(one) and math.isnan(other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+KEYS = st.text() | st.integers() | st.booleans() | st.tuples(st.integers(), st.text())
+VALUES = st.recursive(
+    SCALARS | st.frozensets(st.integers()) | st.sets(st.text()),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=4)
+        | st.dictionaries(KEYS, inner, max_size=3).map(OrderedDict)
+    ),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_values_come_back_with_their_types(value):
+    assert same(there_and_back(value), value)
+    assert same(there_and_back({"!": value, "x": [value]}), {"!": value, "x": [value]})
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
+def test_tensors_come_back_without_their_graph(dtype, shape):
+    tensor = torch.arange(math.prod(shape)).to(torch.float32).to(dtype).view(shape)
+    back = there_and_back({"t": [tensor]})["t"][0]
+    assert back.dtype == dtype and back.shape == tensor.shape
+    assert torch.equal(back.view(torch.uint8) if shape else back.view(1).view(torch.uint8),
+                       tensor.view(torch.uint8) if shape else tensor.view(1).view(torch.uint8))  # fmt: skip
+
+
+def test_views_parameters_and_conjugates():
+    parameter = nn.Parameter(torch.randn(4, 5))
+    back = there_and_back([parameter.t(), parameter[::2, 1], torch.tensor([1 + 2j]).conj()])
+    assert torch.equal(back[0], parameter.t()) and torch.equal(back[1], parameter[::2, 1])
+    assert back[2].tolist() == [1 - 2j]
+    assert not back[0].requires_grad
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        numpy.arange(6, dtype="<f4").reshape(2, 3)[:, ::2],
+        numpy.array(["a", "long"]),
+        numpy.array([], dtype="U"),
+        numpy.array("2020-01-02", dtype="datetime64[D]"),
+        numpy.arange(3, dtype=">i2"),
+        numpy.float32(2.5),
+        numpy.zeros((0, 2), bool),
+    ],
+    ids=str,
+)
+def test_arrays_come_back(array):
+    back = there_and_back((array,))[0]
+    assert type(back) is type(array) and back.dtype == array.dtype and back.shape == array.shape
+    assert (back == array).all()
+
+
+def test_dataclasses_are_filled_in_without_running_their_code():
+    point = Point(3, [1, "a"])
+    back = there_and_back(Frozen(point, torch.ones(2)))
+    assert type(back) is Frozen and back.inner == point and back.inner.x == 6
+    assert back.values.tolist() == [1, 1]
+
+
+def test_torch_s_small_types():
+    value = [torch.Size([2, 3]), torch.float16, torch.device("cuda", 1)]
+    assert there_and_back(value) == value and type(there_and_back(value)[0]) is torch.Size
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # by PyTorch 2.11, as it unpickles
+def test_pickle_only_where_both_sides_allow_it():
+    value = {"colour": Colour.RED, "sparse": torch.eye(2).to_sparse()}
+    back = there_and_back(value, allow_pickle=True)
+    assert back["colour"] is Colour.RED and torch.equal(back["sparse"].to_dense(), torch.eye(2))
+    packed = pack(value, allow_pickle=True)
+    assert packed.pickled == ["the object['colour']", "the object['sparse']"]
+    with pytest.raises(TransportError, match="what arrived is pickled: give allow_pickle=True"):
+        unpack(packed.text, packed.blobs, CPU)
+
+
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def cyclic() -> list[Any]:
+    value: list[Any] = [1]
+    value.append({"again": value})
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (
+            {"a": [1, Colour.RED]},
+            r"the object\['a'\]\[1\] is of type .*Colour, which cannot travel: JSON's values",
+        ),
+        ([lambda: 0], r"the object\[0\] is of type builtins.function"),
+        (Both(), "the object is of type .*Both, which"),
+        (
+            Frozen(Point(1), torch.ones(1, device="meta")),
+            r"the object.values is a tensor without data on this rank",
+        ),
+        ([torch.eye(2).to_sparse()], r"the object\[0\] is a Tensor of .* layout torch.sparse_coo"),
+        ([numpy.array([{}])], r"the object\[0\] is a NumPy array of dtype object"),
+        ({"x": cyclic()}, r"the object\['x'\]\[1\]\['again'\] contains itself"),
+        (nested(MOST_DEPTH + 1), f"lies deeper than {MOST_DEPTH} levels"),
+    ],
+    ids=lambda value: "",
+)
+def test_what_cannot_travel_is_named(value, text):
+    with pytest.raises(TransportError, match=text):
+        pack(value)
+
+
+def test_parameters_of_other_ranks_have_no_data():
+    with pytest.raises(TransportError, match=r"\['w'\] is a tensor without data on this rank"):
+        pack({"w": torch.zeros(2)}, is_remote=lambda tensor: True)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (
+            {"!": "dataclass", "module": "os", "name": "system", "fields": {}},
+            "dataclass os.system, which this rank",
+        ),
+        (
+            {"!": "dataclass", "module": "not_here", "name": "A", "fields": {}},
+            "import not_here on every rank",
+        ),
+        (
+            {"!": "dataclass", "module": __name__, "name": "Point", "fields": {"y": 1}},
+            "with the fields y, which",
+        ),
+        ({"!": "nonsense"}, "cannot be read as an object .'nonsense' is no kind of value"),
+        (
+            {"!": "tensor", "at": 9, "dtype": "float32", "shape": [1], "host": True},
+            "cannot be read .*it has 1 pieces, and no 9",
+        ),
+        ({"!": "bytes", "at": float("inf")}, "cannot be read .*it has 1 pieces, and no inf"),
+        ({"!": "bytes", "at": -1}, "cannot be read .*it has 1 pieces, and no -1"),
+        ({"!": "int", "hex": "f" * 10**6 + "g"}, "cannot be read"),
+        ({"!": "tensor", "at": 0, "dtype": "float32", "shape": [9], "host": True}, "cannot be read"),
+        ({"!": "array", "at": 0, "dtype": "|O8", "shape": [1], "scalar": False}, "an array of dtype '|O8'"),
+        (nested(MOST_DEPTH + 5), f"deeper than {MOST_DEPTH} levels"),
+    ],
+    ids=lambda value: "",
+)
+def test_nothing_that_arrives_is_believed(content, text):
+    with pytest.raises(TransportError, match=text):
+        unpack(json.dumps(content), [torch.zeros(8, dtype=torch.uint8)], CPU)
+
+
+def test_a_body_holds_what_its_header_tells():
+    packed = pack([torch.zeros(3), b"ab", torch.zeros(SMALL)])
+    told = told_of(0, 0, packed)
+    content = body_of(packed)
+    assert told.body_bytes == content.numel() and told.part_bytes == 12 + 2 + 4 * SMALL
+    body = Body(content, told)
+    assert list(body.large()) == [2]
+    body.parts[2] = packed.blobs[2]
+    assert body.value(CPU, False)[1] == b"ab"
+    for wrong in (told._replace(part_bytes=5), told._replace(text_bytes=told.text_bytes - 1)):
+        with pytest.raises(TransportError, match="the sizes of what arrived do not add up"):
+            Body(content, wrong)
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        (Told(0, 0, 10, 1, 100, 18), ""),
+        (Told(0, 0, 10, 1, 101, 18), "101 bytes, more than max_bytes=100"),
+        (Told(0, 0, 10, 1, -1, 18), "-1 bytes"),
+        (Told(0, 0, 10, MAX_PARTS + 1, 0, 18), "parts: send it in pieces"),
+        (Told(0, 0, 1 << 40, 0, 0, 1 << 40), "its text has"),
+        (Told(0, 0, 10, 1, 100, 1 << 40), "do not add up"),
+        (Told(0, 0, 10, 1, 100, 18, 1), "needs allow_pickle=True here too"),
+    ],
+)
+def test_too_much_is_refused_by_its_header(told, text):
+    assert text in told.excess(100, False) and bool(told.excess(100, False)) == bool(text)

@@ -1,0 +1,112 @@
+"""Which tensors flow between units, for models whose flows are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tests.unit.torch.networks import WIDTH, Block
+from weft.graph import Graph, Unit
+from weft.torch.pytorch.private import SLOT
+from weft.torch.trace.flows import with_flows
+
+ROWS = 4
+SIZE = 4 * ROWS * WIDTH
+
+
+def flows(
+    net: nn.Module, names: list[str], run: Callable[[], object] | None = None
+) -> list[tuple[str, tuple[str, ...], int]]:
+    graph = Graph(Unit(name, 1.0, 2.0, 0, 0) for name in names)
+    x = torch.randn(ROWS, WIDTH)
+    found = with_flows(graph, [net.get_submodule(name) for name in names], run or (lambda: net(x)))
+    assert found.units == graph.units
+    assert not any(SLOT in module.__dict__ for module in net.modules())
+    return [(tensor.source, tensor.targets, tensor.bytes) for tensor in found.tensors]
+
+
+def test_a_residual_goes_around_what_is_between():
+    """x + down(tanh(up(x))): the sum is made where `down` is, the input of the block flows nowhere."""
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), Block(), nn.Linear(WIDTH, WIDTH))
+    assert flows(net, ["0", "1.up", "1.down", "2"]) == [
+        ("0", ("1.up", "1.down"), SIZE),
+        ("1.up", ("1.down",), 2 * SIZE),
+        ("1.down", ("2",), SIZE),
+    ]
+    assert flows(net, ["0", "1", "2"]) == [("0", ("1",), SIZE), ("1", ("2",), SIZE)]
+
+
+def test_two_branches_and_a_long_way():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c, self.d = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            one, other = self.a(x), self.b(x)
+            return self.d(torch.cat([one, other, self.c(one)], 0)[:ROWS])
+
+    assert flows(Net(), ["a", "b", "c", "d"]) == [
+        ("a", ("c",), SIZE),
+        ("b", ("c",), SIZE),
+        ("c", ("d",), SIZE),
+    ]
+
+
+def test_results_in_structures_are_found():
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> dict[str, object]:
+            y = self.inner(x)
+            return {"value": y, "more": [y[:1], x]}
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair, self.out = Pair(), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = self.pair(x)
+            return self.out(found["more"][0]) + found["more"][1]
+
+    assert flows(Net(), ["pair", "out"]) == [("pair", ("out",), SIZE // ROWS)]
+
+
+def test_what_is_written_in_place_is_newer():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x)
+            z = self.b(y.detach())
+            y += z
+            return self.c(y)
+
+    assert flows(Net(), ["a", "b", "c"]) == [("a", ("b",), SIZE), ("a", ("b",), SIZE), ("b", ("c",), SIZE)]
+
+
+def test_a_unit_that_is_called_again_gets_nothing_back():
+    shared, other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    net = nn.ModuleDict({"a": shared, "b": other})
+    x = torch.randn(ROWS, WIDTH)
+    assert flows(net, ["a", "b"], lambda: shared(other(shared(x)))) == [("a", ("b",), SIZE)]
+
+
+def test_a_unit_that_hands_on_its_input_did_not_make_it():
+    class Same(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), Same(), nn.Linear(WIDTH, WIDTH))
+    assert flows(net, ["0", "1", "2"]) == [("0", ("1", "2"), SIZE)]

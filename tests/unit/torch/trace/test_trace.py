@@ -1,0 +1,306 @@
+"""The tracing run: what it finds out, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.torch.networks import CPU, WIDTH, Block, Chain, Leaking, Normed, Tied, traced
+from weft.torch.backward.weight_gradients import take_weights
+from weft.torch.execution.thread_settings import rehearsal
+from weft.torch.pytorch.private import SLOT
+from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, same_states
+from weft.torch.trace.side_effects import ParameterWrites
+from weft.torch.trace.trace import trace
+
+
+def test_every_called_module_has_times_bytes_and_a_place_in_the_order():
+    net = Chain(2)
+    found = traced(net)
+    assert [record for record in found.records if found.records[record].calls] == [
+        "", "blocks.0", "blocks.0.up", "blocks.0.down", "blocks.1", "blocks.1.up", "blocks.1.down",
+    ]  # fmt: skip
+    for name in ("blocks.0.up", "blocks.1.down", "blocks.0", ""):
+        record = found.records[name]
+        assert record.forward_s > 0 and record.module is net.get_submodule(name)
+        assert record.describable and record.calls == 1, "each pass counts anew"
+    for name in ("blocks.0.up", "blocks.1.down"):
+        assert found.records[name].backward_s > 0
+    assert found.records["blocks.0.up"].output_bytes == 4 * 2 * WIDTH * 4
+    assert found.records["blocks.0"].output_bytes == 4 * WIDTH * 4
+    assert found.records["blocks.0"].saved_bytes >= 4 * 2 * WIDTH * 4, "what tanh keeps"
+    orders = [record.order for record in found.records.values()]
+    assert orders == sorted(orders) and found.seconds > 0
+
+
+def test_times_are_a_modules_own():
+    clock = SimpleNamespace(seconds=0.0)
+
+    class Inner(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            clock.seconds += 1.0
+            return super().forward(x)
+
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            clock.seconds += 2.0
+            result = self.inner(x)
+            clock.seconds += 4.0
+            return result
+
+    net = nn.Sequential(Slow())
+    found = trace(net, lambda: net(torch.randn(2, WIDTH)), CPU, Streams(CPU), clock=clock)  # type: ignore[arg-type]
+    assert {name: record.forward_s for name, record in found.records.items()} == {
+        "": 0.0,
+        "0": 6.0,
+        "0.inner": 1.0,
+    }
+
+
+def backward_times(net: nn.Module, clock: SimpleNamespace) -> dict[str, float]:
+    """Those of a trace on the clock, by module."""
+
+    def run() -> None:
+        rehearsal().backward([net(torch.randn(2, WIDTH)).sum()], [torch.ones(())])  # type: ignore[union-attr]
+
+    found = trace(net, run, CPU, Streams(CPU), clock=clock)  # type: ignore[arg-type]
+    return {name: record.backward_s for name, record in found.records.items() if record.backward_s}
+
+
+def test_what_autograd_does_before_an_operation_counts_for_it():
+    clock = SimpleNamespace(seconds=0.0)
+
+    def pass_time(grad: torch.Tensor) -> None:
+        clock.seconds += 3.0
+
+    class Watched(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result = super().forward(x)
+            result.register_hook(pass_time)
+            return result
+
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), Watched(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    assert backward_times(net, clock) == {"1": 3.0}
+
+
+def test_what_the_trace_does_before_the_backward_pass_counts_for_no_module(monkeypatch: pytest.MonkeyPatch):
+    clock = SimpleNamespace(seconds=0.0)
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        clock.seconds += 5.0
+        return take_weights(*args, **kwargs)
+
+    monkeypatch.setattr("weft.torch.trace.tracer.take_weights", slow)
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+
+    def run() -> None:
+        rehearsal().backward([net(torch.randn(2, WIDTH)).sum()], [torch.ones(())])  # type: ignore[union-attr]
+
+    found = trace(net, run, CPU, Streams(CPU), clock=clock)  # type: ignore[arg-type]
+    assert [record.backward_s for record in (*found.records.values(), found.around)] == [0.0] * 4
+
+
+def test_a_backward_pass_inside_of_a_forward_pass_takes_its_own_time_only():
+    clock = SimpleNamespace(seconds=1e6)
+
+    class Learns(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            clock.seconds += 2.0
+            with torch.enable_grad():
+                torch.autograd.backward(super().forward(x.detach()).sum())
+            return super().forward(x)
+
+    assert backward_times(nn.Sequential(Learns(WIDTH, WIDTH)), clock) == {}
+
+
+def test_an_evaluation_step_guesses_the_backward_time():
+    found = traced(Chain(1), backward=False)
+    for record in found.records.values():
+        assert record.backward_s == pytest.approx(2 * record.forward_s)
+
+
+def test_activations_count_each_memory_once_and_parameters_not():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(100, WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.exp(x @ self.weight.t())  # keeps its result
+            return y * y  # keeps it again
+
+    found = traced(Twice())
+    assert found.records[""].saved_bytes < 4 * (4 * 100 + 4 * WIDTH) * 1.5
+
+
+def test_modules_that_were_not_called_stand_where_they_are_registered():
+    class Skips(Chain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.blocks[2](self.blocks[0](x))
+
+    found = traced(Skips(3))
+    record = found.records["blocks.1"]
+    assert record.calls == 0 and record.forward_s == record.backward_s == 0
+    names = list(found.records)
+    assert names.index("blocks.0.down") < names.index("blocks.1") < names.index("blocks.2")
+    assert "blocks" not in found.records, "a list cannot be called"
+
+
+def test_a_tensor_that_gets_out_by_an_attribute_is_noticed():
+    assert traced(Leaking()).leaking >= {"writer"}
+    assert "block" not in traced(Leaking()).leaking
+    assert not traced(Chain()).leaking & set(traced(Chain()).records)
+
+
+def test_who_uses_whose_parameters_is_noticed():
+    class Borrows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Linear(WIDTH, WIDTH)
+            self.scale = nn.Parameter(torch.ones(()))
+            self.block = Block()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.block(self.embed(x)) @ self.embed.weight * self.scale
+
+    net = Borrows()
+    found = traced(net)
+    assert set(found.records[""].parameters_used) == {id(net.embed.weight), id(net.scale)}
+    assert found.records[""].operations >= 2 and found.records[""].called == {"embed", "block"}
+
+
+def test_only_operations_count_and_not_what_the_trace_itself_looks_at():
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for part in self.parts:
+                x = x + part(x.reshape(x.shape))
+            return x
+
+    assert traced(Sums()).records[""].operations == 6
+
+
+def test_weight_gradients_count_where_the_parameter_is_held_though_that_module_is_never_called():
+    class Borrows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+            self.held = nn.Linear(WIDTH, WIDTH)
+            self.idle = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(self.block(x), self.held.weight)
+
+    found = traced(Borrows(), split=True)
+    assert found.records["idle"].weight_s == 0.0
+    assert found.records["held"].calls == 0 and found.records["held"].weight_s > 0.0
+    assert found.records[""].input_s > 0.0
+
+
+def test_a_result_that_cannot_be_described_is_noticed():
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> object:
+            return {self.inner(x)}
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.odd = Odd()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return next(iter(self.odd(x)))
+
+    found = traced(Net())
+    assert not found.records["odd"].describable and found.records["odd.inner"].describable
+
+
+# --- nothing is left behind -----------------------------------------------------------------------------
+
+
+def test_buffers_gradients_attributes_and_random_states_stay():
+    net = Normed()
+    net.out.weight.grad = before = torch.ones(WIDTH, WIDTH)
+    buffers = {name: (buffer, buffer.clone()) for name, buffer in net.named_buffers()}
+    streams = Streams(CPU)
+    states = streams.capture(TORCH | PYTHON | NUMPY)
+    x = torch.ones(4, WIDTH)
+
+    def run() -> None:
+        random.random()
+        loss = net(x).sum()
+        assert rehearsal() is not None
+        rehearsal().backward([loss], [torch.ones_like(loss)])
+
+    found = trace(net, run, CPU, streams)
+    assert same_states(states, streams.capture(TORCH | PYTHON | NUMPY))
+    assert net.out.weight.grad is before and torch.equal(before, torch.ones(WIDTH, WIDTH))
+    assert net.out.bias.grad is None and net.norm.weight.grad is None
+    for name, buffer in net.named_buffers():
+        assert buffer is buffers[name][0] and torch.equal(buffer, buffers[name][1]), name
+    assert net.calls == 0
+    assert not any(SLOT in module.__dict__ for module in net.modules())
+    assert rehearsal() is None
+    assert found.written_buffers == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+
+
+def test_an_error_in_the_step_leaves_nothing_behind_either():
+    net = Normed()
+    mean = net.norm.running_mean.clone()
+
+    def run() -> None:
+        net(torch.ones(4, WIDTH))
+        raise ValueError("in the step")
+
+    with pytest.raises(ValueError, match="in the step"):
+        trace(net, run, CPU, Streams(CPU))
+    assert torch.equal(net.norm.running_mean, mean) and rehearsal() is None
+    assert not any(SLOT in module.__dict__ for module in net.modules())
+
+
+def test_draws_from_numpy_are_noticed():
+    import numpy
+
+    class Draws(Chain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * numpy.random.rand()
+
+    assert traced(Draws(1)).numpy and not traced(Chain(1)).numpy
+
+
+def test_the_same_trace_again():
+    one, other = traced(Tied()), traced(Tied())
+    assert list(one.records) == list(other.records)
+
+
+def test_only_parameters_that_are_written_are_copied_and_come_back():
+    net = nn.Linear(2, 2)
+    weight, bias = net.weight.detach().clone(), net.bias.detach().clone()
+    writes = ParameterWrites(net)
+    with writes:
+        net.weight.grad = torch.ones(2, 2)
+        net.zero_grad()
+        net.weight.requires_grad_()
+        net(torch.ones(1, 2)).relu_()
+    assert not writes._kept
+    with writes:
+        with torch.no_grad():
+            net.weight.mul_(2)[0] = 1
+        net.bias.data.add_(1)
+    writes.undo()
+    assert torch.equal(net.weight, weight) and torch.equal(net.bias, bias)

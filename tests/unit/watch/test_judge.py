@@ -1,0 +1,164 @@
+"""Verdicts on ranks, with a clock that the test turns."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from weft.watch.heartbeat import Sign, State
+from weft.watch.judge import LEAVE_SECONDS, Judge, Verdict, leaving_text
+
+FORWARD = Sign(State.RUNNING, pid=7, heartbeat=2.0, stall=10.0, notes=1, step=3, phase="forward", host="node")
+RECEIVE = replace(FORWARD, phase="receive")
+FINISHING = replace(FORWARD, state=State.FINISHING, phase="")
+FINISHED = replace(FORWARD, state=State.FINISHED)
+
+
+class Watch:
+    """A judge that looks ten times a second at signs whose beats go on, but for the frozen ranks."""
+
+    def __init__(self, sees_all: bool = True) -> None:
+        self.judge = Judge(sees_all)
+        self.now = 0.0
+        self.beats = 0
+
+    def look(self, seconds: float, signs: dict[int, Sign], frozen: tuple[int, ...] = ()) -> Verdict | None:
+        for _ in range(round(seconds * 10)):
+            self.now += 0.1
+            self.beats += 1
+            seen = {
+                rank: sign if rank in frozen else replace(sign, beat=self.beats)
+                for rank, sign in signs.items()
+            }
+            verdict = self.judge.observe(self.now, seen)
+            if verdict is not None:
+                return verdict
+        return None
+
+
+def test_ranks_that_beat_are_left_alone():
+    assert Watch().look(60, {0: FORWARD, 1: FORWARD}) is None
+
+
+def test_ranks_that_have_not_started_or_have_finished_are_left_alone():
+    assert Watch().look(60, {0: Sign(), 1: FINISHED}, frozen=(0, 1)) is None
+
+
+def test_a_rank_without_beat_is_frozen():
+    watch = Watch()
+    verdict = watch.look(60, {0: FORWARD, 1: FORWARD}, frozen=(1,))
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("frozen", (1,))
+    assert re.fullmatch(
+        r"rank 1 on node \(pid 7\) is frozen: no heartbeat for 2\.\d s; last seen in step 3, forward",
+        verdict.text,
+    )
+    assert watch.now == pytest.approx(2.2, abs=0.11)
+
+
+def test_the_rank_that_was_silent_first_is_named_first():
+    watch = Watch()
+    assert watch.look(0.5, {0: FORWARD, 1: FORWARD}, frozen=(1,)) is None
+    verdict = watch.look(5, {0: FORWARD, 1: FORWARD}, frozen=(0, 1))
+    assert verdict is not None and verdict.ranks[0] == 1
+
+
+def test_a_pause_shorter_than_the_limit_is_survived():
+    watch = Watch()
+    for _ in range(5):
+        assert watch.look(1.8, {0: FORWARD, 1: FORWARD}, frozen=(1,)) is None
+        assert watch.look(0.2, {0: FORWARD, 1: FORWARD}) is None
+
+
+def test_time_in_which_the_judge_slept_counts_for_nobody():
+    watch = Watch()
+    signs = {0: FORWARD, 1: FORWARD}
+    assert watch.look(1, signs, frozen=(0, 1)) is None
+    watch.now += 3600
+    assert watch.look(0.3, signs, frozen=(0, 1)) is None
+    assert watch.look(2, signs) is None
+
+
+def test_a_rank_that_came_to_its_end_while_another_waits_for_it_has_left():
+    watch = Watch()
+    verdict = watch.look(60, {0: replace(RECEIVE, peer=1), 1: FINISHING, 2: FORWARD})
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("left", (1,))
+    assert (
+        verdict.text == "rank 1 on node (pid 7) left at step 3 while rank 0 still needs it: step 3, receive"
+    )
+    assert watch.now == pytest.approx(LEAVE_SECONDS, abs=0.3)
+
+
+def test_nobody_has_left_as_long_as_somebody_works():
+    assert Watch().look(9, {0: RECEIVE, 1: FINISHING, 2: FORWARD}) is None
+    assert Watch().look(60, {0: FORWARD, 1: FINISHING}) is None
+    assert Watch().look(9, {0: FINISHING, 1: FINISHING}) is None
+
+
+def test_ranks_that_do_not_come_to_their_end_together_are_told():
+    verdict = Watch().look(60, {0: FINISHING, 1: FINISHING})
+    assert verdict is not None and verdict.kind == "stalled"
+    assert verdict.text.startswith(
+        "all ranks wait for each other: rank 0 on node (pid 7) in step 3, barrier of the job's end"
+    )
+
+
+def test_if_all_others_wait_somebody_has_left():
+    verdict = Watch().look(60, {0: RECEIVE, 1: FINISHING, 2: RECEIVE})
+    assert verdict is not None and verdict.kind == "left"
+
+
+def test_a_rank_that_gets_on_resets_the_patience():
+    watch = Watch()
+    for notes in range(1, 20):
+        waiting = replace(RECEIVE, notes=notes, peer=1)
+        assert watch.look(LEAVE_SECONDS - 0.3, {0: waiting, 1: FINISHING}) is None
+
+
+def test_a_job_in_which_nobody_gets_on_is_stalled():
+    watch = Watch()
+    verdict = watch.look(60, {0: RECEIVE, 1: replace(FORWARD, module="a")})
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("stalled", (1,))
+    assert re.fullmatch(
+        r"no rank gets on: rank 1 on node \(pid 7\) in step 3, forward of a for 10\.\d s; "
+        r"rank 0 on node \(pid 7\) in step 3, receive for 10\.\d s",
+        verdict.text,
+    )
+    assert watch.now == pytest.approx(10.2, abs=0.15)
+
+
+def test_ranks_that_all_wait_blame_the_one_that_is_behind():
+    verdict = Watch().look(60, {0: replace(RECEIVE, step=9), 1: replace(RECEIVE, step=7)})
+    assert verdict is not None and verdict.ranks == (1, 0)
+    assert verdict.text.startswith("all ranks wait for each other: rank 1")
+
+
+def test_a_long_computation_that_nobody_waits_for_is_fine():
+    assert Watch().look(60, {0: FORWARD, 1: FORWARD}) is None
+
+
+def test_no_limit_means_no_verdict():
+    patient = replace(RECEIVE, heartbeat=0.0, stall=0.0)
+    assert Watch().look(60, {0: patient, 1: patient}, frozen=(0, 1)) is None
+
+
+def test_who_does_not_see_all_concludes_less():
+    partial = {0: FINISHING, 1: RECEIVE}
+    assert Watch(sees_all=False).look(60, partial) is None
+    assert Watch(sees_all=False).look(60, {0: RECEIVE, 1: RECEIVE}) is None
+    named = Watch(sees_all=False).look(60, {0: FINISHING, 1: replace(RECEIVE, peer=0)})
+    assert named is not None and named.ranks == (0,)
+    assert Watch(sees_all=False).look(60, {0: FORWARD, 1: RECEIVE}, frozen=(0,)) is not None
+
+
+def test_the_words_for_leaving():
+    others = {0: RECEIVE, 2: FORWARD}
+    assert (
+        leaving_text(1, Sign(), others)
+        == "rank 1 left while rank 0 and rank 2 still need it: step 3, receive"
+    )
+    assert leaving_text(1, Sign(), {0: Sign()}) == "rank 1 left while rank 0 still needs it"
