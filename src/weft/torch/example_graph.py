@@ -28,17 +28,17 @@ from torch import Tensor, nn
 from weft.errors import UsageError
 from weft.foreign import shown_path, translated
 from weft.graph import Graph
+from weft.graph import Tensor as Flow
 from weft.torch.delayed_parameters import has_delayed
 from weft.torch.execution.thread_settings import rehearsal
 from weft.torch.model import DistributedModel
 from weft.torch.session.random_streams import Streams
-from weft.torch.split.open_modules import graph_of
+from weft.torch.split.open_modules import graph_of, homes
 from weft.torch.split.unit_tree import Tree
 from weft.torch.tensors.mini_batch import Cut, prepare
 from weft.torch.tensors.nested import replace as replace_tensors
+from weft.torch.tensors.nested import tensors_in
 from weft.torch.trace.estimated_times import Clock, on_meta
-from weft.torch.trace.flows import tensors_in, with_flows
-from weft.torch.trace.side_effects import untouched
 from weft.torch.trace.trace import trace
 
 UNITS = 64
@@ -184,10 +184,15 @@ def traced_graph(example: Example, microbatches: int = 1, units: int = UNITS) ->
     pieces = [piece for piece in tree.pieces(opened(tree, units)) if not piece.floating]
     if not pieces:
         raise UsageError(f"{type(model).__name__} holds no parameters, so there is nothing to place")
-    graph = graph_of(pieces)
-    whole = [replace(unit, name=unit.name or type(model).__name__) for unit in graph]
-    with untouched(model, streams), on_meta(model) if meta else nullcontext():
-        return with_flows(Graph(whole), [piece.module for piece in pieces], lambda: example.result(batch))
+    whole = [replace(unit, name=unit.name or type(model).__name__) for unit in graph_of(pieces)]
+    names = [unit.name for unit in whole]
+    return Graph(
+        whole,
+        [
+            Flow(names[source], tuple(names[user] for user in users), size)
+            for source, users, size in traced.operations.flows(homes(tree, pieces))
+        ],
+    )
 
 
 def _microbatch(batch: Any, microbatches: int) -> Any:

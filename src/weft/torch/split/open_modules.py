@@ -139,7 +139,7 @@ def turned(tree: Tree, settings: Settings, layout: Sequence[int], most: int) -> 
     """
     opened = _larger(tree, FINE / len(layout))
     pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
-    home = _homes(tree, pieces)
+    home = homes(tree, pieces)
     cuts_s = [sum(map(_crossing_s, sizes)) for sizes in tree.trace.operations.at_cuts(home, len(pieces))]
     dear_s = min(cuts_s, default=0.0) + DEARER * sum(piece.forward_s + piece.backward_s for piece in pieces)
     firsts = [0, *(number for number, cut_s in enumerate(cuts_s, 1) if cut_s <= dear_s)]
@@ -182,14 +182,14 @@ def _place(
         loads[at] += cost
     time_s = sum(piece.forward_s + piece.backward_s for piece in pieces) or 1.0
     calls = len(pieces) + sum(record.operations for record in tree.glue(tree.pieces(opened)))
-    home = _homes(tree, pieces)
+    home = homes(tree, pieces)
     crossing_s = sum(map(_crossing_s, tree.trace.operations.crossing(home, partitions)))
     extra_s = CALL_S * calls + crossing_s
     score = latest(loads, late) + (1.0 - settings.memory_weight) * extra_s / time_s + 1e-6 * len(pieces)
     return Choice(frozenset(opened), pieces, stages, partitions, costs, score, calls, crossing_s)
 
 
-def _homes(tree: Tree, pieces: list[Piece]) -> dict[str, int]:
+def homes(tree: Tree, pieces: list[Piece]) -> dict[str, int]:
     """The number of the unit that each module belongs to."""
     return {part.name: number for number, piece in enumerate(pieces) for part in tree.subtree(piece.name)}
 

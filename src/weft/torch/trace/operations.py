@@ -37,6 +37,10 @@ class Operations:
         size = sum(tensor.numel() * tensor.element_size() for tensor in made)
         self.steps.append((module, tuple(sorted(used)), size))
 
+    def note_call(self, module: str, operands: Sequence[Tensor]) -> None:
+        """``module`` is called with these tensors; its rank gets them, whether or not its code uses them."""
+        self.note(module, operands, None)
+
     def _at(self, home: Mapping[str, int]) -> list[int]:
         """The number of the unit where each operation runs; -1 where it depends on none."""
         at: list[int] = []
@@ -62,6 +66,21 @@ class Operations:
             for cut in range(at[operand], last) if at[operand] >= 0 else ():
                 found[cut].append(self.steps[operand][2])
         return found
+
+    def flows(self, home: Mapping[str, int]) -> list[tuple[int, tuple[int, ...], int]]:
+        """What flows between units: the unit that made a tensor, the later units that use it, and its bytes.
+
+        Args:
+            home: As for :meth:`crossing`.
+        """
+        at = self._at(home)
+        users: dict[int, set[int]] = {}
+        for here, (_, operands, _) in zip(at, self.steps, strict=True):
+            for operand in operands:
+                if 0 <= at[operand] < here:
+                    users.setdefault(operand, set()).add(here)
+        ordered = sorted(users, key=lambda operand: (at[operand], operand))
+        return [(at[one], tuple(sorted(users[one])), self.steps[one][2]) for one in ordered]
 
     def crossing(self, home: Mapping[str, int], partitions: Sequence[int]) -> list[int]:
         """The bytes of each tensor that crosses, for a choice of units.

@@ -29,7 +29,7 @@ from weft.torch.pytorch.private import (
     push_mode,
     storage_key,
 )
-from weft.torch.tensors.nested import Describer, captured_in, modules_in, same_objects
+from weft.torch.tensors.nested import Describer, captured_in, modules_in, same_objects, tensors_in
 from weft.torch.trace.estimated_times import Clock
 from weft.torch.trace.operations import Operations
 from weft.torch.trace.record import (
@@ -167,6 +167,7 @@ class Tracer:
             self.events.append((next_node_number(), record))
             filled = []
             if self.watching:
+                self.operations.note_call(record.name, tensors_in((args, kwargs)))
                 filled = contents_of((*args, *kwargs.values()))
                 known = (one._weft_made for one in captured_in((args, kwargs)))  # type: ignore[attr-defined]
                 if any(made is not None and made.placed for made in known):

@@ -7,10 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from tests.unit.torch.networks import WIDTH, Block
-from weft.graph import Graph, Unit
-from weft.torch.pytorch.private import SLOT
-from weft.torch.trace.flows import with_flows
+from tests.unit.torch.networks import CPU, WIDTH, Block
+from weft.torch.session.random_streams import Streams
+from weft.torch.trace.trace import trace
 
 ROWS = 4
 SIZE = 4 * ROWS * WIDTH
@@ -19,12 +18,17 @@ SIZE = 4 * ROWS * WIDTH
 def flows(
     net: nn.Module, names: list[str], run: Callable[[], object] | None = None
 ) -> list[tuple[str, tuple[str, ...], int]]:
-    graph = Graph(Unit(name, 1.0, 2.0, 0, 0) for name in names)
     x = torch.randn(ROWS, WIDTH)
-    found = with_flows(graph, [net.get_submodule(name) for name in names], run or (lambda: net(x)))
-    assert found.units == graph.units
-    assert not any(SLOT in module.__dict__ for module in net.modules())
-    return [(tensor.source, tensor.targets, tensor.bytes) for tensor in found.tensors]
+    traced = trace(net, run or (lambda: net(x)), CPU, Streams(CPU))
+    modules = net.named_modules()
+    home = {
+        name: number
+        for name, _ in modules
+        for number, unit in enumerate(names)
+        if f"{name}.".startswith(f"{unit}.")
+    }
+    found = traced.operations.flows(home)
+    return [(names[source], tuple(names[user] for user in users), size) for source, users, size in found]
 
 
 def test_a_residual_goes_around_what_is_between():
