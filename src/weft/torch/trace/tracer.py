@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from weft.errors import UsageError
 from weft.torch.backward.autograd import graph_nodes, leaf_of, run_autograd
 from weft.torch.backward.weight_gradients import Task, take_weights
 from weft.torch.calls.attributes import Attribute
+from weft.torch.calls.interception import intercepted
 from weft.torch.execution.thread_settings import rehearse
 from weft.torch.pytorch.private import (
     LEAF,
-    SLOT,
     call_of,
     count_modes,
     has_memory,
@@ -123,22 +123,10 @@ class Tracer:
 
     # --- forward ------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        before = {}
-        records = [record for record in self.records.values() if record.name not in self.hidden]
-        for record in records:
-            before[record.name] = record.module.__dict__.get(SLOT)
-            inner = call_of(record.module)
-            record.module.__dict__[SLOT] = self._interceptor(record, inner)
-        try:
-            yield
-        finally:
-            for record in records:
-                if before[record.name] is None:
-                    del record.module.__dict__[SLOT]
-                else:
-                    record.module.__dict__[SLOT] = before[record.name]
+    def attached(self) -> AbstractContextManager[None]:
+        """Inside, this sees the calls of all modules."""
+        modules = [(one, one.module) for one in self.records.values() if one.name not in self.hidden]
+        return intercepted([(module, self._interceptor(one, call_of(module))) for one, module in modules])
 
     def _interceptor(self, record: Record, inner: Callable[..., Any]) -> Callable[..., Any]:
         if compiles(record.module):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,12 +20,12 @@ from torch.utils.checkpoint import checkpoint
 from weft.errors import UsageError
 from weft.torch.backward.autograd import graph_nodes, leaf_of, root_gradient, run_autograd
 from weft.torch.calls.call_signature import function_name, scan
+from weft.torch.calls.interception import intercepted
 from weft.torch.execution.glue import Glue, running
 from weft.torch.execution.gradients import paired
 from weft.torch.execution.unit_call import FLOATING, UnitCall, with_hooks
 from weft.torch.pytorch import torch_functions
 from weft.torch.pytorch.private import (
-    SLOT,
     any_autocast,
     has_backward_hooks,
     has_forward_hooks,
@@ -270,13 +270,6 @@ class AloneCall:
             return glue.program.unit(self.label, self.call, inner, args, kwargs)
 
 
-@contextmanager
-def alone_calls(units: Mapping[str, UnitCall]) -> Iterator[None]:
+def alone_calls(units: Mapping[str, UnitCall]) -> AbstractContextManager[None]:
     """Inside, units run here, whoever owns them."""
-    for label, call in units.items():
-        call.module.__dict__[SLOT] = AloneCall(label, call)
-    try:
-        yield
-    finally:
-        for call in units.values():
-            call.module.__dict__[SLOT] = call
+    return intercepted([(call.module, AloneCall(label, call)) for label, call in units.items()])

@@ -1,0 +1,40 @@
+"""Calls of modules, intercepted where ``nn.Module.__call__`` looks for a compiled version of the module.
+
+That place comes before the module's hooks, needs no subclass, and stays behind when the module is copied or pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from weft.torch.pytorch.private import SLOT
+
+
+def intercept(module: nn.Module, call: Callable[..., Any]) -> None:
+    """From now on calls of ``module`` are calls of ``call``."""
+    module.__dict__[SLOT] = call
+
+
+def interceptor_of(module: nn.Module) -> Any:
+    """What calls of ``module`` run; ``None`` where nothing intercepts them."""
+    return module.__dict__.get(SLOT)
+
+
+@contextmanager
+def intercepted(calls: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Inside, calls of these modules are intercepted; afterwards they run what they ran before."""
+    before = [(module, interceptor_of(module)) for module, _ in calls]
+    for module, call in calls:
+        intercept(module, call)
+    try:
+        yield
+    finally:
+        for module, call in before:
+            if call is None:
+                del module.__dict__[SLOT]
+            else:
+                intercept(module, call)
