@@ -28,7 +28,10 @@ pytestmark = [
 
 ENVIRON = {**environment(), VISIBLE: os.environ[KEPT]}
 
-both = pytest.mark.parametrize("start", [jobs.sharing, jobs.owning])
+PARTS = 4
+"""Lists of items are cut into so many jobs, which workers run beside each other."""
+
+each_part = pytest.mark.parametrize("part", range(PARTS))
 
 
 def check(script: str, items: list[str], start: Start, partitions: int = 2, replicas: int = 1) -> None:
@@ -37,19 +40,22 @@ def check(script: str, items: list[str], start: Start, partitions: int = 2, repl
     assert not faults, "\n".join([f"{len(faults)} of {len(items)} items", *faults])
 
 
-@both
-def test_behaviour(start: Start) -> None:
-    check("run_checks.py", list(CHECKS), start)
+@each_part
+@pytest.mark.parametrize("start", [jobs.sharing, jobs.owning])
+def test_behaviour(start: Start, part: int) -> None:
+    check("run_checks.py", list(CHECKS)[part::PARTS], start)
 
 
-@pytest.mark.parametrize(("start", "every"), [(jobs.sharing, 8), (jobs.owning, 1)])
-def test_models(start: Start, every: int) -> None:
-    check("run_zoo.py", list(CASES)[::every], start)
+@each_part
+@pytest.mark.parametrize(("start", "every"), [(jobs.sharing, 16), (jobs.owning, 2)])
+def test_models(start: Start, every: int, part: int) -> None:
+    check("run_zoo.py", list(CASES)[::every][part::PARTS], start)
 
 
-def test_schedules() -> None:
+@each_part
+def test_schedules(part: int) -> None:
     items = [f"{model}/{kind}" for model, kind in zip(MODELS * 2, NAMED, strict=False)]
-    check("run_schedules.py", items, jobs.owning)
+    check("run_schedules.py", items[part::PARTS], jobs.owning)
 
 
 def test_schedules_of_replicas() -> None:

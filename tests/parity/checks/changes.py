@@ -67,6 +67,7 @@ def alone(net: nn.Module, changes: Sequence[Change | None], batches: Sequence[di
     for change, batch in zip(changes, batches, strict=True):
         if change is not None:
             change(net)
+            net.to(batch["x"].device)
         total = 0.0
         for x, y in zip(*(batch[name].chunk(MICROBATCHES) for name in "xy"), strict=True):
             loss = F.mse_loss(net(x), y) / MICROBATCHES
