@@ -1,4 +1,4 @@
-"""A timeline as a picture: who ran what when, as an SVG or a PNG that needs nothing else.
+"""A timeline as a picture: who ran what when, as an SVG that needs nothing else, or a PNG.
 
 One lane a rank; time runs to the right. Forward and backward boxes carry the microbatch's number where
 it fits; where a rank has several stages, boxes of later ones are lower. What is left of the lane's grey
@@ -39,7 +39,9 @@ def timeline_svg(timeline: Timeline, title: str = "") -> str:
 
 
 def timeline_png(timeline: Timeline, title: str = "") -> bytes:
-    """The picture as the content of a PNG file, without smooth letters.
+    """The picture as the content of a PNG file.
+
+    Raises :class:`UsageError` if Pillow is not installed.
 
     >>> timeline_png(Timeline([Span(0, "F", 0, 0.0, 0.002)]), "one step")[1:4]
     b'PNG'

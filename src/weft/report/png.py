@@ -1,129 +1,90 @@
-"""A picture as PNG, drawn pixel by pixel: weft needs no library for it.
-
-The edges of boxes are blended with what they cover, so that a box of half a pixel shows as half a box.
-"""
+"""A picture as PNG, drawn with Pillow (``pip install weft[pictures]``)."""
 
 from __future__ import annotations
 
 import math
-import struct
-import zlib
+from functools import cache
+from io import BytesIO
+from typing import TYPE_CHECKING
 
-from weft.report import font
-from weft.report.shapes import Box, Line, Note, Picture
+from weft.errors import UsageError
+from weft.report.shapes import Box, Line, Picture
 from weft.report.styles import IDLE, STYLES, TILE
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 INK = {"plain": "#24292f", "title": "#24292f", "number": "#ffffff", "tick": "#57606a"}
 GRID = "#d0d7de"
-
-Tile = tuple[bytes, ...]
-"""`TILE` rows of `TILE` pixels, three bytes each."""
+SIZE, TITLE_SIZE = 13, 16
+"""Heights of letters in pixels."""
 
 
 def png(picture: Picture) -> bytes:
-    """The content of a PNG file: 8 bits a channel, no transparency."""
-    page = _Page(picture.width, picture.height)
+    """The content of a PNG file: 8 bits a channel, no transparency.
+
+    Raises:
+        UsageError: Pillow is not installed.
+    """
+    try:
+        from PIL import Image, ImageDraw, ImageFont  # nobody else needs it: pictures as SVG need no library
+    except ImportError:
+        raise UsageError(
+            "a .png is drawn with Pillow, which is not installed: pip install 'weft[pictures]', or write a .svg"
+        ) from None
+    page = Image.new("RGB", (picture.width, picture.height), "white")
+    pen = ImageDraw.Draw(page)
     for shape in picture.shapes:
         if isinstance(shape, Box):
-            page.box(shape)
+            _box(page, shape)
         elif isinstance(shape, Line):
-            page.fill(shape.x - 0.5, shape.top, shape.x + 0.5, shape.bottom, _plain(GRID))
+            _fill(page, shape.x - 0.5, shape.top, shape.x + 0.5, shape.bottom, _tile("", GRID))
         else:
-            page.note(shape)
-    return _encode(page)
+            font = ImageFont.load_default(TITLE_SIZE if shape.role == "title" else SIZE)
+            anchor = "ms" if shape.role in ("number", "tick") else "ls"
+            pen.text((shape.x, shape.y), shape.text, shape.ink or INK[shape.role], font, anchor)
+    file = BytesIO()
+    page.save(file, "PNG", optimize=True)
+    return file.getvalue()
 
 
-class _Page:
-    """White paper. Rows are kept apart, so that they can be compressed as they are."""
-
-    def __init__(self, width: int, height: int) -> None:
-        self.width, self.height = width, height
-        self.rows = [bytearray(b"\xff" * (3 * width)) for _ in range(height)]
-
-    def fill(self, left: float, top: float, right: float, bottom: float, tile: Tile) -> None:
-        """Fill a rectangle; the first and the last column count as much as they are covered."""
-        left, right = max(0.0, left), min(float(self.width), right)
-        rows = range(max(0, round(top)), min(self.height, max(round(bottom), round(top) + 1)))
-        if right <= left:
-            return
-        first, last = math.ceil(left), math.floor(right)
-        if first > last:  # within one column
-            self._blend(last, rows, right - left, tile)
-            return
-        if first > left:
-            self._blend(first - 1, rows, first - left, tile)
-        if right > last:
-            self._blend(last, rows, right - last, tile)
-        offset = 3 * (first % TILE)
-        for y in rows if last > first else ():
-            line = tile[y % TILE] * ((last - first) // TILE + 2)
-            self.rows[y][3 * first : 3 * last] = line[offset : offset + 3 * (last - first)]
-
-    def _blend(self, x: int, rows: range, share: float, tile: Tile) -> None:
-        if not 0 <= x < self.width:
-            return
-        at = 3 * (x % TILE)
-        for y in rows:
-            row, colour = self.rows[y], tile[y % TILE][at : at + 3]
-            for channel in range(3):
-                below = row[3 * x + channel]
-                row[3 * x + channel] = round(below + (colour[channel] - below) * share)
-
-    def box(self, box: Box) -> None:
-        right, bottom = box.x + box.width, box.y + box.height
-        self.fill(box.x, box.y, right, bottom, _tile(box.kind))
-        if box.edge and box.width >= 3:
-            edge = _plain(box.edge)
-            for left, width in ((box.x, 0.5), (right - 0.5, 0.5)):
-                self.fill(left, box.y, left + width, bottom, edge)
-
-    def note(self, note: Note) -> None:
-        """Letters on whole pixels; a title is written twice, one pixel apart, which makes it bold."""
-        colour = _rgb(note.ink or INK[note.role])
-        x = round(note.x - (len(note.text) * font.WIDTH / 2 if note.role in ("number", "tick") else 0))
-        for index, character in enumerate(note.text):
-            for shift in (0, 1) if note.role == "title" else (0,):
-                self._letter(x + index * font.WIDTH + shift, round(note.y) - font.BASELINE, character, colour)
-
-    def _letter(self, x: int, y: int, character: str, colour: bytes) -> None:
-        for down, bits in enumerate(font.glyph(character)):
-            for right in range(font.WIDTH):
-                inside = 0 <= x + right < self.width and 0 <= y + down < self.height
-                if bits >> (font.WIDTH - 1 - right) & 1 and inside:
-                    self.rows[y + down][3 * (x + right) : 3 * (x + right) + 3] = colour
+def _box(page: Image.Image, box: Box) -> None:
+    right, bottom = box.x + box.width, box.y + box.height
+    _fill(page, box.x, box.y, right, bottom, _tile(box.kind, IDLE))
+    if box.edge and box.width >= 3:
+        for left in (box.x, right - 0.5):
+            _fill(page, left, box.y, left + 0.5, bottom, _tile("", box.edge))
 
 
-def _rgb(colour: str) -> bytes:
-    return bytes.fromhex(colour.removeprefix("#"))
+def _fill(page: Image.Image, left: float, top: float, right: float, bottom: float, tile: Image.Image) -> None:
+    """Fill a rectangle. A column counts as much as it is covered, so that half a pixel shows as half a box."""
+    from PIL import Image
+
+    left, right = max(0.0, left), min(float(page.width), right)
+    rows = max(0, round(top)), min(page.height, max(round(bottom), round(top) + 1))
+    columns = math.floor(left), math.ceil(right)
+    if right <= left or rows[1] <= rows[0]:
+        return
+    covered = [min(x + 1, right) - max(x, left) for x in range(*columns)]
+    mask = Image.new("L", (len(covered), 1))
+    mask.putdata([round(255 * share) for share in covered])
+    size = columns[1] - columns[0], rows[1] - rows[0]
+    ground = Image.new("RGB", size)
+    for x in range(-(columns[0] % TILE), size[0], TILE):  # patterns of neighbours fit together
+        for y in range(-(rows[0] % TILE), size[1], TILE):
+            ground.paste(tile, (x, y))
+    page.paste(ground, (columns[0], rows[0]), mask.resize(size))
 
 
-def _plain(colour: str) -> Tile:
-    return (_rgb(colour) * TILE,) * TILE
+@cache
+def _tile(kind: str, colour: str) -> Image.Image:
+    """`TILE` times `TILE` pixels of a kind's pattern; of one colour, if the kind has no style."""
+    from PIL import Image
 
-
-def _made(kind: str) -> Tile:
-    style = STYLES[kind]
-    colours = (_rgb(style.fill), _rgb(style.stroke))
-    return tuple(
-        b"".join(colours[bits >> (TILE - 1 - column) & 1] for column in range(TILE))
-        for bits in style.pattern.pixels
-    )
-
-
-_TILES = {kind: _made(kind) for kind in STYLES}
-
-
-def _tile(kind: str) -> Tile:
-    return _TILES[kind] if kind in _TILES else _plain(IDLE)
-
-
-def _encode(page: _Page) -> bytes:
-    header = struct.pack(">IIBBBBB", page.width, page.height, 8, 2, 0, 0, 0)
-    pixels = zlib.compress(b"".join(b"\0" + row for row in page.rows), 9)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        _chunk(*chunk) for chunk in ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
-    )
-
-
-def _chunk(name: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    tile = Image.new("RGB", (TILE, TILE), colour)
+    if kind in STYLES:
+        style = STYLES[kind]
+        for y, bits in enumerate(style.pattern.pixels):
+            for x in range(TILE):
+                tile.paste(style.stroke if bits >> (TILE - 1 - x) & 1 else style.fill, (x, y, x + 1, y + 1))
+    return tile
