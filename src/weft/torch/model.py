@@ -85,7 +85,6 @@ class DistributedModel(nn.Module):
         self.partitioned = False
         self.sharded = False
         self.average_grads_across_microbatches = average_grads_across_microbatches
-        self.trace_device = trace_device
         self.plan: Any = None
         self.resumed_plan: Any = None
         self.owners: dict[str, int] = {}
@@ -112,7 +111,6 @@ class DistributedModel(nn.Module):
         session, options = current.session(), self._options
         new = DistributedModel(
             copy.deepcopy(self.module, memo),
-            self.trace_device,
             average_grads_across_microbatches=self.average_grads_across_microbatches,
             overlapping_allreduce=options.overlapping,
             backward_passes_per_step=options.passes,

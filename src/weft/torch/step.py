@@ -13,8 +13,8 @@ import torch
 
 from weft.errors import PeerError, SplitError, UsageError
 from weft.plan.chosen import ahead, schedule_for
-from weft.runtime.executor import Order
 from weft.runtime.microbatch import Microbatch
+from weft.schedule.order import Order
 from weft.torch import watching
 from weft.torch.execution.entry_points import install
 from weft.torch.execution.first_rank_inputs import from_first

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.unit.runtime.toys import Body, Rank, one_rank, run_all
 from weft import schedule
-from weft.runtime.executor import Order
 from weft.runtime.microbatch import Microbatch
 from weft.schedule import Action, Schedule
+from weft.schedule.order import Order
 from weft.transport.channel import GRADIENT, VALUE, Key, Message
 
 NAMES = list(schedule.CHUNKS)

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.runtime.executor import Executor, Order
+from weft.runtime.executor import Executor
 from weft.runtime.microbatch import Microbatch
+from weft.schedule.order import Order
 from weft.transport.channel import GRADIENT, VALUE, Key, Message
 from weft.transport.loopback import LoopbackChannel, connect
 
