@@ -15,13 +15,15 @@ from weft.cli.machine import count, each, links, size_faults
 from weft.errors import ConfigError, PlacementError
 from weft.foreign import read_text
 from weft.graph import Graph
-from weft.plan.auto import Found, Option, options, search, simulation
 from weft.plan.explain import explain
+from weft.plan.option import Option, options
+from weft.plan.search import Found, search, simulation
 from weft.plan.stages import Placer, choices
 from weft.report.page import Entry, page
 from weft.report.picture import timeline_png, timeline_svg
 from weft.report.text import table
 from weft.schedule.legal import check
+from weft.schedule.table import having
 from weft.simulate import Simulation
 from weft.timeline import Timeline
 from weft.units import format_bytes, parse_bytes
@@ -34,8 +36,8 @@ examples:
   weft simulate gpt.graph.json --partitions 16 --link 300GB/s,2us --inter-link 25GB/s,5us,shared --ranks-per-host 8
 """
 OUT = (".svg", ".png", ".json")
-CHUNKED = ("looped", "looped_bfs", "list")
-LIMITED = ("interleaved", "zb_h1")
+CHUNKED = (*having(lambda kind: kind.free_chunks), "list")
+LIMITED = having(lambda kind: kind.limited)
 
 
 def add_parser(commands: Any) -> None:

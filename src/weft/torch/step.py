@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from weft.errors import PeerError, SplitError, UsageError
-from weft.plan.chosen import ahead, schedule_for
+from weft.plan.chosen import order_for
 from weft.runtime.microbatch import Microbatch
 from weft.schedule.order import Order
 from weft.torch import watching
@@ -243,9 +243,7 @@ class Step:
         revisited = any(model.plan is not None and model.plan.revisits for model in session.models)
         key = (settings, chosen, microbatches, revisited)
         if key not in self._orders:
-            actions = schedule_for(settings, chosen, microbatches).ranks[session.position("pp")]
-            limit = settings.active_microbatches if settings.pipeline == "interleaved" else len(actions)
-            self._orders[key] = Order.of(actions, limit, revisited, ahead(settings))
+            self._orders[key] = order_for(settings, chosen, microbatches, session.position("pp"), revisited)
         return self._orders[key]
 
 

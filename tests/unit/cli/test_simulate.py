@@ -13,7 +13,7 @@ import pytest
 
 from weft.cli.main import main
 from weft.graph import Graph, Unit
-from weft.plan.auto import Option, options
+from weft.plan.option import Option, options
 from weft.schedule import make, to_csv
 from weft.simulate import Links, StageCost, simulate
 from weft.timeline import Timeline
