@@ -32,20 +32,30 @@ PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
 class Hooks:
     """What a frontend does before turns (random states, say), and whom it tells what the rank does.
 
-    ``note(phase, microbatch, peer)``: what it turns to; ``locate(error)``: an error was raised just now;
-    ``check()`` is called before every wait, and ``stalled(seconds)`` while one lasts; both raise if the ranks have
-    diverged; ``leave()`` by a thread that worked
-    and gives the turn to another. ``record(kind, microbatch, start_s, end_s, peer, stage)`` is told every span, as far
-    as one is set: work, waits (for ``peer``) and the whole step.
+    ``note(phase, microbatch, peer)``: what it turns to; ``locate(error)``: an error was raised just now; ``leave()`` is
+    called by a thread that worked and gives the turn to another. ``record(kind, microbatch, start_s, end_s, peer,
+    stage)`` is told every span, as far as one is set: work, waits (for ``peer``) and the whole step.
     """
 
     resume: Callable[[Microbatch], None] = lambda microbatch: None
     note: Callable[[str, int | None, int | None], None] = lambda phase, microbatch, peer: None
     locate: Callable[[BaseException], None] = lambda error: None
-    check: Callable[[], None] = lambda: None
-    stalled: Callable[[float], None] = lambda seconds: None
     leave: Callable[[], None] = lambda: None
     record: Callable[[str, int, float, float, int, int], None] | None = None
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What looks after the ranks of one step: both raise if the ranks have diverged.
+
+    ``before_wait()`` is called before every wait, ``while_waiting(seconds)`` once a second while one lasts.
+    """
+
+    before_wait: Callable[[], None] = lambda: None
+    while_waiting: Callable[[float], None] = lambda seconds: None
+
+
+NO_CHECKS = Checks()
 
 
 @dataclass
@@ -76,14 +86,16 @@ class Executor:
         self._slice_start = 0.0
         self._slice = "F", 0
 
-    def run(self, bodies: Sequence[Callable[[Microbatch], Any]], order: Order) -> list[Any]:
-        """Run every body to its end; their results in order of microbatch.
+    def run(
+        self, bodies: Sequence[Callable[[Microbatch], Any]], order: Order, checks: Checks = NO_CHECKS
+    ) -> list[Any]:
+        """The results of all bodies, in order of microbatch, when every body has come to its end.
 
         The first error of a body is raised after the others were unwound; a failure of the
         mailbox (a peer failed) likewise.
         """
         self.spans = []
-        self._order = order
+        self._order, self._checks = order, checks
         self._held, self._tasks = set(), {}
         self._before_forward = order.before_forward()
         self._interrupted = False
@@ -297,10 +309,10 @@ class Executor:
         waits = next((m for m in self._active if m.waiting is not None), None)
         if waits is not None and waits.waiting is not None:
             self.hooks.note("wait", waits.index, waits.waiting[0])
-        self.hooks.check()
+        self._checks.before_wait()
         before = time.perf_counter()
         while self.mailbox.wait(seen, POLL_S) == seen:
-            self.hooks.stalled(time.perf_counter() - before)
+            self._checks.while_waiting(time.perf_counter() - before)
             if time.perf_counter() - before > self.wait_timeout_s:
                 raise StallError(self._stall_text())
         if waits is not None and waits.waiting is not None:

@@ -31,17 +31,7 @@ LARGE = 8 * 2**20  # numbers of 4 bytes: 32 MiB
 
 def take(channel: TorchChannel, key: Key) -> Message:
     """The message, within LIMIT_S."""
-    deadline = time.monotonic() + LIMIT_S
-    peer = 1 - channel.rank
-    while True:
-        seen = channel.mailbox.arrivals
-        message = channel.mailbox.take(peer, key)
-        if message is not None:
-            return message
-        if channel.mailbox.failure is not None:
-            raise channel.mailbox.failure
-        assert time.monotonic() < deadline, f"{key} did not arrive"
-        channel.mailbox.wait(seen, 1.0)
+    return channel.mailbox.receive(1 - channel.rank, key, LIMIT_S, f"{key} did not arrive")
 
 
 def wait_for_failure(channel: TorchChannel) -> BaseException:

@@ -204,7 +204,7 @@ def compare(session: Session, steps: list[tuple[float, dict[str, float]]]) -> No
         texts = gather_texts(json.dumps(own), session.group("pp"))
     answer = agree_on(session, lambda: _answer(session, [json.loads(text) for text in texts]))
     if answer.strip():
-        session.chosen = Chosen.from_json(answer)
+        session.use_schedule(Chosen.from_json(answer))
 
 
 def _answer(session: Session, found: list[dict[str, Any]]) -> str:

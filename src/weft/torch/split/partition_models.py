@@ -73,7 +73,7 @@ def partition_models(
             )
         plans.append(Plan.from_json(text))
         if plans[-1].chosen is not None:
-            session.chosen, session.watch = Chosen.from_record(plans[-1].chosen), Watch()
+            session.use_schedule(Chosen.from_record(plans[-1].chosen), Watch())
     for model, plan in zip(models, plans, strict=True):
         from_first_rank(session, model)
         apply(model.module, plan, session)
@@ -220,8 +220,7 @@ def _trace(
             function(*given, **named)
 
     session.monitor.note("trace", session.steps + 1)
-    session.tracing = True
-    with ExitStack() as stack:
+    with session.rehearsing(), ExitStack() as stack:
         for other in session.models:
             if other is not model and not other.partitioned:
                 stack.enter_context(untouched(other.module, session.streams))
@@ -233,8 +232,6 @@ def _trace(
         except BaseException as error:
             session.monitor.locate(error)
             raise
-        finally:
-            session.tracing = False
     padding.warn(batch)
     return traced
 
