@@ -54,9 +54,19 @@ KINDS = (
 )
 
 
+ALIGNMENT = 64
+"""Payloads that have arrived begin at a multiple of so many bytes, whatever carried them: a library that takes them over
+without a copy may rely on this."""
+
+
 @dataclass(frozen=True)
 class Message:
-    """A payload (or none), a text (or none) and a flag whose meaning the kind gives."""
+    """A payload (or none), a text (or none) and a flag whose meaning the kind gives.
+
+    A payload is whatever the adapter moves. One that has arrived has memory of its own, aligned to :data:`ALIGNMENT`
+    bytes: neither the sender, nor the channel, nor another message writes there. Only the loopback channel, which tests
+    use, hands over the very object that was sent.
+    """
 
     key: Key
     payload: Any = None
