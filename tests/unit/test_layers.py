@@ -55,7 +55,7 @@ MAY_USE = {
     "execution": {"errors", "runtime", "transport"},
     "communication": {"errors", "transport"},
     "trace": {"errors", "graph", "runtime"},
-    "placed": {"errors", "foreign", "partition", "report"},
+    "placed": {"errors", "foreign", "graph", "partition", "report"},
     "verify": {"errors", "runtime", "schedule", "transport"},
     "split": {
         "config", "errors", "foreign", "graph", "partition", "plan", "report", "runtime", "schedule", "session",

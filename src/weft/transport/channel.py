@@ -55,8 +55,8 @@ KINDS = (
 
 
 ALIGNMENT = 64
-"""Payloads that have arrived begin at a multiple of so many bytes, whatever carried them: a library that takes them over
-without a copy may rely on this."""
+"""Payloads that have arrived begin at a multiple of so many bytes, whatever carried them: a library may rely on it that
+takes them over without a copy."""
 
 
 @dataclass(frozen=True)

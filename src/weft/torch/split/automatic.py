@@ -102,7 +102,7 @@ def _from_file(
 
 def links_of(tree: Tree, link: MeasuredLink) -> Links:
     """The measured link between all ranks, for tensors as they flow between this model's units."""
-    sizes = [piece.output_bytes for piece in tree.pieces(set()) if not piece.floating]
+    sizes = [piece.unit.output_bytes for piece in tree.pieces(set()) if not piece.floating]
     return link.links(median(sizes) if sizes else 0.0)
 
 
@@ -115,7 +115,7 @@ def placed(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) 
         return as_placed(choose(tree, settings, layout), layout)
     few = tries(ranks, settings.microbatches)
     found = [as_placed(choice, layout) for choice in turned(tree, settings, layout, few)]
-    halves = any(piece.input_s or piece.weight_s for one in found for piece in one.placement.pieces)
+    halves = any(piece.unit.input_ms is not None for one in found for piece in one.placement.pieces)
     return best_turn(found, ranks, settings.microbatches, links, halves)
 
 
@@ -154,15 +154,16 @@ def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:
     follow_s = MICROBATCH_S + CALL_S * choice.calls * len({*choice.partitions}) / stages
     for stage in range(stages):
         pieces = [piece for piece, at in zip(choice.pieces, choice.stages, strict=True) if at == stage]
-        size = pieces[-1].output_bytes if pieces else 0
+        units = [piece.unit for piece in pieces]
+        size = units[-1].output_bytes if units else 0
         parameters = {number: p for piece in pieces for number, p in piece.parameters.items()}
-        saved = sum(piece.saved_bytes for piece in pieces)
+        saved = sum(unit.activation_bytes for unit in units)
         costs.append(
             StageCost(
-                forward_s=sum(piece.forward_s for piece in pieces) + follow_s,
-                backward_s=sum(piece.backward_s for piece in pieces),
-                input_s=sum(piece.input_s for piece in pieces),
-                weight_s=sum(piece.weight_s for piece in pieces),
+                forward_s=sum(unit.forward_ms for unit in units) / 1e3 + follow_s,
+                backward_s=sum(unit.backward_ms for unit in units) / 1e3,
+                input_s=sum(unit.input_ms or 0.0 for unit in units) / 1e3,
+                weight_s=sum(unit.weight_ms or 0.0 for unit in units) / 1e3,
                 forward_bytes=size,
                 backward_bytes=size,
                 activation_bytes=saved,

@@ -17,6 +17,7 @@ from torch import nn
 
 from weft.config import Settings
 from weft.errors import PlacementError, UsageError
+from weft.graph.model import Unit
 from weft.plan.chosen import Chosen, layout, most_in_flight
 from weft.runtime.allocator import give_back
 from weft.schedule.table import KINDS
@@ -270,15 +271,14 @@ def _plan(
 ) -> Plan:
     units = [
         PlannedUnit(
-            unit.name, at, unit.parameters, unit.parameter_bytes, unit.activation_bytes,
-            round(unit.forward_ms, 4), round(unit.backward_ms, 4), round(cost, 5), _writes(traced, unit.name), stage,
-            traced.records[unit.name].calls > 0,
+            unit, at, round(cost, 5), _writes(traced, unit.name), stage, traced.records[unit.name].calls > 0
         )
         for unit, stage, at, cost in zip(graph_of(pieces).units, stages, partitions, costs, strict=True)
-    ]  # fmt: skip
+    ]
     floating = [piece for piece in tree.pieces(opened) if piece.floating]
     units += [
-        PlannedUnit(piece.name, FLOATING, traced=traced.records[piece.name].calls > 0) for piece in floating
+        PlannedUnit(Unit(piece.name, 0, 0, 0, 0), FLOATING, traced=traced.records[piece.name].calls > 0)
+        for piece in floating
     ]
     where = {piece.name: at for piece, at in zip(pieces, partitions, strict=True)}
     names = tree.parameter_names
