@@ -13,7 +13,7 @@ from weft.cli.draw import write
 from weft.cli.graph_file import read_graph
 from weft.cli.machine import count, each, links, size_faults
 from weft.errors import ConfigError, PlacementError
-from weft.foreign import read_text
+from weft.foreign import read_file
 from weft.graph import Graph
 from weft.plan.explain import explain
 from weft.plan.option import Option, options
@@ -156,9 +156,11 @@ def _read(options: argparse.Namespace) -> _Asked:
     faults = faults or size_faults(ranks, options.chunks or 1, microbatches)
     if faults:
         raise ConfigError("; ".join(faults))
-    csv = None if options.csv is None else read_text(options.csv)
-    if csv is not None:
-        microbatches = options.microbatches or schedule.from_csv(csv).microbatches
+    csv = None
+    if options.csv is not None:
+        given = read_file(options.csv, schedule.from_csv)
+        csv = schedule.to_csv(given)
+        microbatches = options.microbatches or given.microbatches
         check(schedule.make("file", ranks, microbatches, text=csv))
     graph = read_graph(options.file)
     memory = None if options.memory is None else each(options.memory, ranks, "--memory", parse_bytes)

@@ -220,7 +220,7 @@ def test_a_profile_is_read_too(capsys):
         ),
         (
             ["{graph}", "--partitions", "2", "--schedule", "file", "--csv", "{folder}/bad.txt"],
-            "this is not a schedule as CSV",
+            "bad.txt: this is not a schedule as CSV",
         ),
         (
             ["{graph}", "--partitions", "3", "--schedule", "file", "--csv", "{folder}/two.csv"],
