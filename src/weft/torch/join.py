@@ -141,7 +141,7 @@ def _connect(session: Session) -> None:
         locate=monitor.locate,
     )
     if session.device.type == "cpu":
-        hooks.leave = scratch_memory.giver()
+        hooks.leave = scratch_memory.find_release()
     session.pipeline.note = monitor.note
     session.executor = Executor(
         channel.mailbox, session.position("pp"), wait_timeout_s(session.settings), hooks
