@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from weft import schedule
-from weft.plan.auto import Found, Option, search
 from weft.plan.chosen import ahead
+from weft.plan.option import Option
+from weft.plan.search import Found, search
 from weft.simulate import FREE
 from weft.torch.execution.entry_points import install
 from weft.torch.model import DistributedModel

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 from weft.checks import Check, Choice, Flag, Number, Text, Whole
 from weft.errors import ConfigError, FormatError
 from weft.foreign import MOST_RANKS, parse_json, read_text, shown, shown_path, shown_text
+from weft.schedule.table import KINDS
 
 ALIASES = {"pipeline_parallel_degree": "partitions"}
 """Other names that existing scripts use for a setting."""
@@ -33,10 +34,8 @@ def _setting(default: object, check: Check, meaning: str, derived: str | None = 
     return field(default=default, metadata={"check": check, "meaning": meaning, "derived": derived})
 
 
-PIPELINES = (
-    "interleaved", "simple", "looped", "looped_bfs", "zb_h1", "zb_v", "v_half", "v_min", "list", "file", "auto",
-)  # fmt: skip
-"""The schedules that a job may ask for by name; `list` and `auto` follow from measured costs."""
+PIPELINES = tuple(KINDS)
+"""The schedules that a job may ask for by name."""
 
 
 @dataclass(frozen=True)
@@ -329,7 +328,7 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
         return faults
     complete = _complete(values)
     if complete["deterministic"]:
-        if complete["pipeline"] in ("auto", "list"):
+        if KINDS[complete["pipeline"]].timed:
             faults.append(
                 f'pipeline is "{complete["pipeline"]}", which follows measured times, but deterministic is true: '
                 'write "pipeline": "interleaved", say, or leave deterministic out'
@@ -383,7 +382,7 @@ def _complete(values: Mapping[str, Any]) -> dict[str, Any]:
         result["optimize"] = "memory" if result["memory_weight"] >= 0.5 else "speed"
     if result["memory_weight"] is None:
         balanced = 0.8 if result["optimize"] == "memory" else 0.2
-        result["memory_weight"] = 0.0 if result["pipeline"] in ("auto", "list") else balanced
+        result["memory_weight"] = 0.0 if KINDS[result["pipeline"]].timed else balanced
     if result["active_microbatches"] is None:
         result["active_microbatches"] = result["partitions"] + 2
     for setting in fields(Settings):

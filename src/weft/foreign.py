@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from weft.errors import FormatError, WeftError
+
+T = TypeVar("T")
 
 LARGEST = (1 << 63) - 1
 """No whole number in a file is larger: bytes, steps and offsets of 64 bits."""
@@ -118,6 +120,19 @@ def read_text(path: str | Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
                 f'"{path}" has more than {limit_bytes} bytes, which no file of its kind needs: is it the right one?'
             )
         return content.decode("utf-8")
+
+
+def read_file(path: str | Path, parse: Callable[[str], T]) -> T:
+    """What ``parse`` makes of the text of a file.
+
+    Raises:
+        FormatError: The file cannot be read, or ``parse`` refuses its text; the error names the file.
+    """
+    text = read_text(path)
+    try:
+        return parse(text)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from error
 
 
 def parse_json(text: str, fault: str = "the text is not JSON") -> Any:

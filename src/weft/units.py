@@ -5,8 +5,8 @@ a duration is seconds and a rate is bytes in a second.
 
 >>> parse_bytes("1.5KiB"), parse_seconds("5ms"), parse_rate("25GB/s")
 (1536, 0.005, 25000000000.0)
->>> format_bytes(1536), format_seconds(0.0123), format_rate(25e9)
-('1.5 KiB', '12.3 ms', '25 GB/s')
+>>> format_bytes(1536), format_seconds(0.0123)
+('1.5 KiB', '12.3 ms')
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ BYTES: Mapping[str, int] = {
 SECONDS: Mapping[str, float] = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 _BINARY = ("TiB", "GiB", "MiB", "KiB", "B")
-_DECIMAL = ("TB", "GB", "MB", "KB", "B")
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*([A-Za-z]+(?:/s)?)\s*")
 
 
@@ -58,11 +57,6 @@ def format_bytes(size: float) -> str:
 def format_seconds(duration: float) -> str:
     """A duration in the largest unit, up to seconds, that leaves at least one."""
     return _format(duration, {unit: SECONDS[unit] for unit in ("s", "ms", "us", "ns")})
-
-
-def format_rate(rate: float) -> str:
-    """A rate in the largest decimal unit that leaves at least one."""
-    return _format(rate, {unit: BYTES[unit] for unit in _DECIMAL}) + "/s"
 
 
 def _parse(text: str, what: str, factors: Mapping[str, float], example: str) -> float:

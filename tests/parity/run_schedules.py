@@ -28,7 +28,7 @@ from tests.parity.zoo import CASES
 from tests.parity.zoo.case import STEPS, Batch, Case
 from weft import schedule
 from weft.config import PIPELINES
-from weft.plan.auto import Option
+from weft.plan.option import Option
 from weft.torch.backward import weight_gradients
 from weft.torch.split import automatic
 
@@ -119,7 +119,7 @@ def run_item(item: str, partitions: int) -> tuple[str, dict[str, Any]]:
     case = CASES[name]
     mine = [own_part(batch, weft.rdp_rank(), replicas) for batch in batches]
     loss = functools.partial(loss_of, case)
-    with patch.object(automatic, "sensible", only_a_turn) if turn else nullcontext():
+    with patch.object(automatic, "options_for", only_a_turn) if turn else nullcontext():
         actual = train_split(copy.deepcopy(net), mine, loss, case.optimizer_for, bucket_cap_mb=BUCKET_MIB)
     if replicas > 1:
         losses = torch.tensor(actual.losses)

@@ -208,7 +208,7 @@ WAYS = {
     r"int\((os\.)?environ": set(),
     r"json\.loads\(": {
         "foreign.py", "watch", "report/chrome.py", "launch", "cli/verify.py", "checkpoint/shard.py",
-        "checkpoint/meeting.py", "plan/chosen.py", "compat/modelparallel/optimizer.py", "torch",
+        "checkpoint/meeting.py", "compat/modelparallel/optimizer.py", "plan/chosen.py", "session", "torch",
     },
 }  # fmt: skip
 """What reads from outside, and where it may stand: what the kernel says, what ranks of the job tell each other,

@@ -21,17 +21,19 @@ CORE = (
     ("imported",),
     ("document",),
     ("checks",),
+    ("schedule",),
     ("config",),
     ("timeline",),
     ("graph",),
     ("topology",),
-    ("schedule",),
     ("simulate",),
     ("partition",),
     ("plan",),
     ("report",),
 )
-EFFECTS = (("transport",), ("reduce",), ("watch",), ("runtime",), ("profiler",), ("launch",), ("checkpoint",))
+EFFECTS = (
+    ("transport",), ("reduce",), ("watch",), ("runtime",), ("profiler",), ("launch",), ("session",), ("checkpoint",),
+)  # fmt: skip
 FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), ("__main__",))
 
 ROOMS = (
@@ -46,18 +48,18 @@ MAY_USE = {
     "tensors": {"errors", "foreign", "transport"},
     "calls": {"errors"},
     "session": {
-        "checkpoint", "config", "errors", "launch", "profiler", "reduce", "runtime", "topology", "transport", "watch",
+        "checkpoint", "config", "errors", "launch", "reduce", "runtime", "session", "topology", "transport",
     },
     "backward": {"errors"},
-    "replicas": {"errors", "imported", "reduce", "runtime", "transport"},
+    "replicas": {"errors", "imported", "reduce", "runtime", "session", "transport"},
     "execution": {"errors", "runtime", "transport"},
     "communication": {"errors", "transport"},
     "trace": {"errors", "graph", "runtime"},
-    "placed": {"errors", "foreign", "partition", "report"},
+    "placed": {"errors", "foreign", "graph", "partition", "report"},
     "verify": {"errors", "runtime", "schedule", "transport"},
     "split": {
-        "config", "errors", "foreign", "graph", "partition", "plan", "report", "runtime", "schedule", "simulate",
-        "timeline", "topology", "transport", "units",
+        "config", "errors", "foreign", "graph", "partition", "plan", "report", "runtime", "schedule", "session",
+        "simulate", "timeline", "topology", "transport", "units",
     },
     "checkpoint": {"checkpoint", "document", "errors", "foreign"},
 }  # fmt: skip
@@ -163,6 +165,18 @@ def test_the_core_can_be_imported_without_a_framework():
     core = [name for name in MODULES if layer_of(name) in PURE | {""}]
     hide = "import sys; sys.modules.update(torch=None, tensorflow=None, numpy=None)"
     code = "\n".join([hide, *(f"import {name}" for name in core)])
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+FOR_ANY_FRAMEWORK = ("checkpoint", "plan", "runtime", "schedule", "session", "watch")
+"""Layers that every frontend uses."""
+
+
+def test_what_every_frontend_uses_needs_no_framework():
+    shared = [name for name in MODULES if layer_of(name) in FOR_ANY_FRAMEWORK]
+    assert {layer_of(name) for name in shared} == {*FOR_ANY_FRAMEWORK}
+    hide = "import sys; sys.modules.update(torch=None, tensorflow=None)"
+    code = "\n".join([hide, *(f"import {name}" for name in shared)])
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

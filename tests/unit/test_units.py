@@ -6,7 +6,6 @@ from weft.errors import FormatError
 from weft.units import (
     BYTES,
     format_bytes,
-    format_rate,
     format_seconds,
     parse_bytes,
     parse_rate,
@@ -57,7 +56,6 @@ def test_faults(parse, text, message):
         (format_seconds(0), "0 ns"),
         (format_seconds(0.00001234), "12.3 us"),
         (format_seconds(75), "75 s"),
-        (format_rate(14.2e9), "14.2 GB/s"),
     ],
 )
 def test_formats(text, expected):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.cli.machine import count
-from weft.errors import FormatError, UsageError
-from weft.foreign import LARGEST, read_text, shown_path, translated
+from weft.errors import UsageError
+from weft.foreign import LARGEST, read_file, shown_path, translated
 from weft.profiler.reading import read_recording
 from weft.report.chrome import chrome_trace
 from weft.report.page import Entry, page
@@ -88,11 +88,7 @@ def _read(path: Path) -> _Input:
     with translated(f'"{shown_path(path)}" cannot be read'):
         is_text = path.suffix == ".json" and path.is_file()
     if is_text:
-        text = read_text(path)
-        try:
-            return _Input(path.name, Timeline.from_json(text))
-        except FormatError as error:
-            raise FormatError(f"{path}: {error}") from error
+        return _Input(path.name, read_file(path, Timeline.from_json))
     recording = read_recording(path)
     for warning in recording.warnings:
         print(f"weft draw: warning: {warning}", file=sys.stderr)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from weft.errors import FormatError
-from weft.foreign import read_text
+from weft.foreign import read_file
 from weft.graph import Graph, read_profile
 
 
@@ -13,8 +12,8 @@ def read_graph(path: str) -> Graph:
     Raises:
         FormatError: If there is no such file, or it is neither.
     """
-    text = read_text(path)
-    try:
-        return Graph.from_json(text) if text.lstrip()[:1] in ("{", "[") else read_profile(text)
-    except FormatError as error:
-        raise FormatError(f"{path}: {error}") from error
+    return read_file(path, _parse)
+
+
+def _parse(text: str) -> Graph:
+    return Graph.from_json(text) if text.lstrip()[:1] in ("{", "[") else read_profile(text)

@@ -13,15 +13,17 @@ from weft.cli.draw import write
 from weft.cli.graph_file import read_graph
 from weft.cli.machine import count, each, links, size_faults
 from weft.errors import ConfigError, PlacementError
-from weft.foreign import read_text
+from weft.foreign import read_file
 from weft.graph import Graph
-from weft.plan.auto import Found, Option, options, search, simulation
 from weft.plan.explain import explain
+from weft.plan.option import Option, options
+from weft.plan.search import Found, search, simulation
 from weft.plan.stages import Placer, choices
 from weft.report.page import Entry, page
 from weft.report.picture import timeline_png, timeline_svg
 from weft.report.text import table
 from weft.schedule.legal import check
+from weft.schedule.table import having
 from weft.simulate import Simulation
 from weft.timeline import Timeline
 from weft.units import format_bytes, parse_bytes
@@ -34,8 +36,8 @@ examples:
   weft simulate gpt.graph.json --partitions 16 --link 300GB/s,2us --inter-link 25GB/s,5us,shared --ranks-per-host 8
 """
 OUT = (".svg", ".png", ".json")
-CHUNKED = ("looped", "looped_bfs", "list")
-LIMITED = ("interleaved", "zb_h1")
+CHUNKED = (*having(lambda kind: kind.free_chunks), "list")
+LIMITED = having(lambda kind: kind.limited)
 
 
 def add_parser(commands: Any) -> None:
@@ -154,9 +156,11 @@ def _read(options: argparse.Namespace) -> _Asked:
     faults = faults or size_faults(ranks, options.chunks or 1, microbatches)
     if faults:
         raise ConfigError("; ".join(faults))
-    csv = None if options.csv is None else read_text(options.csv)
-    if csv is not None:
-        microbatches = options.microbatches or schedule.from_csv(csv).microbatches
+    csv = None
+    if options.csv is not None:
+        given = read_file(options.csv, schedule.from_csv)
+        csv = schedule.to_csv(given)
+        microbatches = options.microbatches or given.microbatches
         check(schedule.make("file", ranks, microbatches, text=csv))
     graph = read_graph(options.file)
     memory = None if options.memory is None else each(options.memory, ranks, "--memory", parse_bytes)

@@ -11,14 +11,14 @@ from typing import Any
 from weft import schedule
 from weft.config import Settings
 from weft.errors import UsageError
-from weft.plan.auto import Found, Option
+from weft.plan.option import Option, options
+from weft.plan.search import Found
 from weft.schedule import Schedule
+from weft.schedule.order import Order
+from weft.schedule.table import KINDS
 from weft.simulate import Links, StageCost
 from weft.topology.cluster import Link
 
-LOOPED = ("looped", "looped_bfs")
-MEASURED = ("auto", "list", "file")
-"""Schedules that the deciding rank makes, and tells the others."""
 AHEAD = 1
 """How many more than its list holds a rank may start while it would wait, where speed counts more than memory."""
 
@@ -85,9 +85,12 @@ def layout(settings: Settings, chosen: Chosen | None) -> Sequence[int]:
 def schedule_for(settings: Settings, chosen: Chosen | None, microbatches: int) -> Schedule:
     """The schedule of a step of so many microbatches."""
     if chosen is None:
-        chunks = settings.chunks if settings.pipeline in LOOPED else None
-        active = settings.active_microbatches if settings.pipeline in ("interleaved", "zb_h1") else None
-        name = "interleaved" if settings.pipeline in MEASURED else settings.pipeline  # placed by hand
+        kind = KINDS[settings.pipeline]
+        chunks = settings.chunks if kind.free_chunks else None
+        active = settings.active_microbatches if kind.limited else None
+        name = (
+            "interleaved" if kind.measured else settings.pipeline
+        )  # nothing is measured for a split by hand
         return _made(name, settings.partitions, microbatches, active, chunks)
     if chosen.schedule.microbatches == microbatches:
         return chosen.schedule
@@ -111,11 +114,39 @@ def schedule_for(settings: Settings, chosen: Chosen | None, microbatches: int) -
     )
 
 
+def options_for(settings: Settings, limited: bool) -> list[Option]:
+    """The options that may help; where memory is not ``limited``, those that only save memory are left out."""
+    tried = options(settings.partitions, settings.microbatches)
+    if settings.pipeline == "list":
+        tried = [option for option in tried if option.schedule == "list"]
+    return tried if limited else [o for o in tried if not o.recompute and o.active is None]
+
+
 def ahead(settings: Settings) -> int | None:
     """How many more (stage, microbatch) than its list a rank may hold; None: never more at any point of the list."""
     if settings.memory_limit:
         return None
-    return AHEAD if settings.optimize == "speed" and settings.pipeline in ("interleaved", "auto") else 0
+    return AHEAD if settings.optimize == "speed" and KINDS[settings.pipeline].early else 0
+
+
+def order_for(
+    settings: Settings, chosen: Chosen | None, microbatches: int, partition: int, revisited: bool = False
+) -> Order:
+    """What the executor of a partition follows in a step of so many microbatches.
+
+    ``revisited``: microbatches come back to partitions that they have left.
+    """
+    actions = schedule_for(settings, chosen, microbatches).ranks[partition]
+    limit = settings.active_microbatches if KINDS[settings.pipeline].limited else len(actions)
+    return Order.of(actions, limit, revisited, ahead(settings))
+
+
+def most_in_flight(settings: Settings) -> int:
+    """How many microbatches a rank may hold at once."""
+    more = ahead(settings)
+    if not KINDS[settings.pipeline].limited or more is None:
+        return settings.microbatches
+    return min(settings.microbatches, settings.active_microbatches + more)
 
 
 @functools.lru_cache(16)

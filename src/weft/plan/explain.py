@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from weft.plan.auto import Found
+from weft.plan.search import Found
 from weft.units import format_bytes
 
 BEST = 5

@@ -27,9 +27,11 @@ from weft.partition.placement import Placement
 from weft.partition.problem import LAYOUTS, Device, Problem, owners
 from weft.partition.problem import in_flight as held_by
 from weft.partition.refine import refine
-from weft.plan.auto import Found, Option, Place, Placed, Within, merit, recomputed, search
+from weft.plan.option import Option, Placed
+from weft.plan.search import Found, Place, Within, merit, recomputed, search
 from weft.plan.turn import best_turn, tries, turns
 from weft.schedule import Schedule
+from weft.schedule.table import KINDS
 from weft.simulate import FREE, Edge, Links, StageCost, simulate
 
 EFFORT = 150_000
@@ -171,7 +173,7 @@ def simulated_s(
 
 
 def _splits(option: Option) -> bool:
-    return option.splits or option.schedule in ("zb_h1", "zb_v", "v_half", "v_min")
+    return option.splits or KINDS[option.schedule].splits
 
 
 @cache
@@ -218,7 +220,7 @@ def refined(
 
 @dataclass(frozen=True)
 class Placer:
-    """Puts the units of a graph on stages, for `auto.search`: exactly balanced, then refined by simulation.
+    """Puts the units of a graph on stages, for `search`: exactly balanced, then refined by simulation.
 
     Attributes:
         graph: The units.
@@ -241,7 +243,7 @@ class Placer:
 
     @property
     def ahead(self) -> int | None:
-        """What `auto.search` takes: under a limit on memory a rank never holds more than its list does."""
+        """What `search` takes: under a limit on memory a rank never holds more than its list does."""
         return 0 if self.memory_bytes is None else None
 
     def __call__(self, rank_of_stage: Sequence[int]) -> Placed:
@@ -313,7 +315,7 @@ class Placer:
 
 
 def choices(placer: Placer, tried: Sequence[Option] | None = None) -> list[Found]:
-    """What `auto.search` finds with a placer, after the best few are refined, each for its own schedule."""
+    """What `search` finds with a placer, after the best few are refined, each for its own schedule."""
     ranks, microbatches, links = placer.ranks, placer.microbatches, placer.links
 
     def found_with(place: Place, tried: Sequence[Option] | None, within: Within | None) -> list[Found]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from weft.errors import PlacementError
-from weft.plan.auto import Option, Placed
+from weft.plan.option import Option, Placed
 from weft.simulate import Links, simulate
 
 EFFORT = 50_000

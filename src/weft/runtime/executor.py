@@ -14,87 +14,48 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from weft.errors import StallError
 from weft.runtime.microbatch import Microbatch, Worker
-from weft.schedule.action import Action, in_flight
+from weft.schedule.order import LAST, Order
 from weft.timeline import Span
 from weft.transport.channel import Mailbox
 
 POLL_S = 1.0
 PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
-LAST = 1 << 59
-
-
-@dataclass(frozen=True)
-class Order:
-    """What an executor needs of a schedule for one rank.
-
-    ``position``: by (phase, stage, microbatch), with "B" for an I too; ``limit``: the most (stage, microbatch) in
-    flight; ``first``: the rank's first stage; ``later``: the (stage, microbatch) whose backward pass is I and W;
-    ``bounded``: no F begins before the B, I and W that the list names before it, so no more is held than at that point
-    of the list.
-    """
-
-    position: Mapping[tuple[str, int, int], int]
-    limit: int
-    first: int = 0
-    later: frozenset[tuple[int, int]] = frozenset()
-    bounded: bool = False
-
-    @classmethod
-    def of(
-        cls, actions: Sequence[Action], limit: int, revisited: bool = False, ahead: int | None = 0
-    ) -> Order:
-        """From one rank's ``actions``; at most ``limit`` in flight, less where the list holds less.
-
-        ``ahead``: how many more than the list holds may be in flight, started while the rank would wait; None: never
-        more than the list holds at that point, however unequal its stages.
-
-        ``revisited``: microbatches come back to partitions that they left, which the list does not know. What it
-        holds in flight would keep the other ranks waiting then, so only ``limit`` counts.
-        """
-        position: dict[tuple[str, int, int], int] = {}
-        for number, (stage, kind, microbatch) in enumerate(actions):
-            position.setdefault(("B" if kind == "I" else kind, stage, microbatch), number)
-        return cls(
-            position,
-            max(1, limit if revisited else min(limit, in_flight(actions) + (ahead or 0))),
-            min((action.stage for action in actions), default=0),
-            frozenset((action.stage, action.microbatch) for action in actions if action.kind == "W"),
-            ahead is None and not revisited,
-        )
-
-    def before_forward(self) -> list[tuple[int, tuple[str, int, int]]]:
-        """Position and (phase, stage, microbatch) of what an F waits for where the list names it before."""
-        return sorted((at, what) for what, at in self.position.items() if self.bounded and what[0] != "F")
-
-    def splits(self, microbatch: int) -> frozenset[int]:
-        """The stages in which the backward pass of ``microbatch`` is I and W."""
-        return frozenset(stage for stage, index in self.later if index == microbatch)
 
 
 @dataclass
 class Hooks:
     """What a frontend does before turns (random states, say), and whom it tells what the rank does.
 
-    ``note(phase, microbatch, peer)``: what it turns to; ``locate(error)``: an error was raised just now;
-    ``check()`` is called before every wait, and ``stalled(seconds)`` while one lasts; both raise if the ranks have
-    diverged; ``leave()`` by a thread that worked
-    and gives the turn to another. ``record(kind, microbatch, start_s, end_s, peer, stage)`` is told every span, as far
-    as one is set: work, waits (for ``peer``) and the whole step.
+    ``note(phase, microbatch, peer)``: what it turns to; ``locate(error)``: an error was raised just now; ``leave()`` is
+    called by a thread that worked and gives the turn to another. ``record(kind, microbatch, start_s, end_s, peer,
+    stage)`` is told every span, as far as one is set: work, waits (for ``peer``) and the whole step.
     """
 
     resume: Callable[[Microbatch], None] = lambda microbatch: None
     note: Callable[[str, int | None, int | None], None] = lambda phase, microbatch, peer: None
     locate: Callable[[BaseException], None] = lambda error: None
-    check: Callable[[], None] = lambda: None
-    stalled: Callable[[float], None] = lambda seconds: None
     leave: Callable[[], None] = lambda: None
     record: Callable[[str, int, float, float, int, int], None] | None = None
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What looks after the ranks of one step: both raise if the ranks have diverged.
+
+    ``before_wait()`` is called before every wait, ``while_waiting(seconds)`` once a second while one lasts.
+    """
+
+    before_wait: Callable[[], None] = lambda: None
+    while_waiting: Callable[[float], None] = lambda seconds: None
+
+
+NO_CHECKS = Checks()
 
 
 @dataclass
@@ -125,14 +86,16 @@ class Executor:
         self._slice_start = 0.0
         self._slice = "F", 0
 
-    def run(self, bodies: Sequence[Callable[[Microbatch], Any]], order: Order) -> list[Any]:
-        """Run every body to its end; their results in order of microbatch.
+    def run(
+        self, bodies: Sequence[Callable[[Microbatch], Any]], order: Order, checks: Checks = NO_CHECKS
+    ) -> list[Any]:
+        """The results of all bodies, in order of microbatch, when every body has come to its end.
 
         The first error of a body is raised after the others were unwound; a failure of the
         mailbox (a peer failed) likewise.
         """
         self.spans = []
-        self._order = order
+        self._order, self._checks = order, checks
         self._held, self._tasks = set(), {}
         self._before_forward = order.before_forward()
         self._interrupted = False
@@ -163,10 +126,9 @@ class Executor:
                     self._interrupted = True
                     self._regain()
                     raise
-                failed = next((m for m in everything if m.error is not None), None)
-                if failed is not None:
-                    failed.error.__weft_microbatch__ = failed.index  # type: ignore[union-attr]
-                    raise failed.error  # type: ignore[misc]
+                error = next((m.error for m in everything if m.error is not None), None)
+                if error is not None:
+                    raise error
         finally:
             self._unwind()
             self._record("step", -1, began)
@@ -347,10 +309,10 @@ class Executor:
         waits = next((m for m in self._active if m.waiting is not None), None)
         if waits is not None and waits.waiting is not None:
             self.hooks.note("wait", waits.index, waits.waiting[0])
-        self.hooks.check()
+        self._checks.before_wait()
         before = time.perf_counter()
         while self.mailbox.wait(seen, POLL_S) == seen:
-            self.hooks.stalled(time.perf_counter() - before)
+            self._checks.while_waiting(time.perf_counter() - before)
             if time.perf_counter() - before > self.wait_timeout_s:
                 raise StallError(self._stall_text())
         if waits is not None and waits.waiting is not None:

@@ -17,6 +17,7 @@ from weft.schedule.generators.v_min import v_min
 from weft.schedule.generators.zb_h1 import zb_h1
 from weft.schedule.generators.zb_v import zb_v
 from weft.schedule.schedule import Schedule
+from weft.schedule.table import CHUNKS, KINDS, NAMES
 
 __all__ = [
     "CHUNKS",
@@ -38,21 +39,6 @@ __all__ = [
     "zb_h1",
     "zb_v",
 ]
-
-CHUNKS: Mapping[str, tuple[int, int | None]] = {
-    "simple": (1, 1),
-    "interleaved": (1, 1),
-    "looped": (2, None),
-    "looped_bfs": (2, None),
-    "zb_h1": (1, 1),
-    "zb_v": (2, 2),
-    "v_half": (2, 2),
-    "v_min": (2, 2),
-}
-"""The schedules that follow from the numbers alone, and how many chunks (stages a rank) each takes: least, most."""
-
-NAMES = (*CHUNKS, "list", "file")
-"""All schedules."""
 
 
 def make(
@@ -103,11 +89,9 @@ def make(
     if name == "file":
         assert text is not None
         return _as_asked(from_csv(text), ranks, microbatches)
-    if name in ("interleaved", "zb_h1"):
-        return (interleaved if name == "interleaved" else zb_h1)(ranks, microbatches, active)
-    if name in ("looped", "looped_bfs"):
-        return (looped if name == "looped" else looped_bfs)(ranks, microbatches, chunks or 2)
-    return {"simple": simple, "zb_v": zb_v, "v_half": v_half, "v_min": v_min}[name](ranks, microbatches)
+    generate = KINDS[name].generate
+    assert generate is not None
+    return generate(ranks, microbatches, active, chunks)
 
 
 def _misplaced(name: str, chunks: int | None, given: Mapping[str, object]) -> list[str]:

@@ -211,7 +211,7 @@ def opened(tree: Tree, units: int) -> set[str]:
     while True:
         pieces = [piece for piece in tree.pieces(found) if not piece.floating]
         closed = [
-            (piece.forward_s + piece.backward_s, piece.name)
+            (piece.unit.time_ms, piece.name)
             for piece in pieces
             if tree.openable(piece.name) and not tree.writes(piece.name)
         ]

@@ -22,14 +22,16 @@ from weft.launch.startup import agree
 from weft.runtime.allocator import keep_memory
 from weft.runtime.executor import Executor, Hooks
 from weft.runtime.microbatch import Microbatch
+from weft.session import recording
+from weft.session.session import JUDGE_S, timeout_of, wait_timeout_s
 from weft.topology.mesh import Mesh
 from weft.torch.backward import matrix_products
 from weft.torch.replicas.metrics import count_replicas_once
-from weft.torch.session import current, recording, scratch_memory
+from weft.torch.session import current, scratch_memory
 from weft.torch.session.groups import choose_device, direct_groups, have_own_gpus, make_groups, rings_of
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import Streams, mix
-from weft.torch.session.session import JUDGE_S, Session, timeout_of
+from weft.torch.session.session import Session
 from weft.torch.verify.self_check import check
 from weft.transport.torch_dist import TorchChannel
 from weft.visible import keep_log_visible
@@ -66,17 +68,19 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         rendezvous.init_process_group(place, store, "gloo", timeout)
     mesh = Mesh(place.world_size, settings.partitions, placement=settings.placement_strategy)
     groups = make_groups(mesh, place.rank, timeout)
-    session = Session(settings, place, mesh, device, groups, Streams(device), monitor)
-    session.store = store
+    session = Session(
+        settings=settings, place=place, mesh=mesh, monitor=monitor, store=store, device=device, groups=groups,
+        streams=Streams(device),
+    )  # fmt: skip
     session.nccl = (
         device.type == "cuda" and dist.is_nccl_available() and have_own_gpus(device, session.group("world"))
     )
     current.enter(session)
     if settings.partitions > 1:
         _connect(session)
-    recording.start(session, recorder)
+    recording.start(session, recorder, session.channel)
     matrix_products.use(quicker=not settings.deterministic)
-    session.progress = wanted(place.rank, os.environ)
+    session.show_progress(wanted(place.rank, os.environ))
     monitor.note("")
     atexit.register(_leave)
 
@@ -102,17 +106,14 @@ def _change(session: Session, settings: Settings) -> None:
             f"make that {settings.partitions} ({settings.placement_strategy}): call weft.shutdown() before it"
         )
     if settings.record != old.record:
-        recording.stop(session)
-        recording.start(session, recording.open_recorder(settings, session.place))
+        recording.stop(session, session.channel)
+        recording.start(session, recording.open_recorder(settings, session.place), session.channel)
     if settings.optimize == "auto" and session.models and any(model.partitioned for model in session.models):
         settings = replace(
             settings, optimize=old.optimize, memory_weight=old.memory_weight
         )  # decided, see room
-    session.settings = settings
+    session.use_settings(settings)
     matrix_products.use(quicker=not settings.deterministic)
-    session.chosen = session.watch = None
-    if session.executor is not None:
-        session.executor.wait_timeout_s = settings.wait_timeout + JUDGE_S
 
 
 def _connect(session: Session) -> None:
@@ -140,10 +141,10 @@ def _connect(session: Session) -> None:
         locate=monitor.locate,
     )
     if session.device.type == "cpu":
-        hooks.leave = scratch_memory.giver()
+        hooks.leave = scratch_memory.find_release()
     session.pipeline.note = monitor.note
     session.executor = Executor(
-        channel.mailbox, session.position("pp"), session.settings.wait_timeout + JUDGE_S, hooks
+        channel.mailbox, session.position("pp"), wait_timeout_s(session.settings), hooks
     )
 
 
@@ -198,8 +199,7 @@ def _leave() -> None:
     for shown in (leaving.progress, leaving.values):
         if shown is not None:
             shown.close()
-    pipeline = None if leaving.pipeline is None else leaving.pipeline.channel
-    channels = [channel for channel in (pipeline, leaving.replicas) if channel is not None]
+    channels = leaving.channels
     if leaving.saves is not None:
         leaving.saves.close()
     if not leaving.broken:
@@ -209,7 +209,7 @@ def _leave() -> None:
         leaving.monitor.note("", leaving.steps)
     if leaving.executor is not None:
         leaving.executor.close()
-    recording.stop(leaving)
+    recording.stop(leaving, leaving.channel)
     together = leaving.monitor.finish()
     for channel in channels:
         channel.close()

@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
+from weft.session.recording import record_backward
 from weft.torch.backward.autograd import root_gradient, run_autograd
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.glue import running
@@ -30,7 +31,6 @@ from weft.torch.replicas.reducer import Reducer, ReducerOptions
 from weft.torch.replicas.steps import joined, make_reducer, synchronise
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
-from weft.torch.session.recording import recorded_backward
 from weft.torch.tensors.nested import replace
 from weft.torch.tensors.state_names import fitting
 
@@ -85,7 +85,6 @@ class DistributedModel(nn.Module):
         self.partitioned = False
         self.sharded = False
         self.average_grads_across_microbatches = average_grads_across_microbatches
-        self.trace_device = trace_device
         self.plan: Any = None
         self.resumed_plan: Any = None
         self.owners: dict[str, int] = {}
@@ -98,7 +97,7 @@ class DistributedModel(nn.Module):
         self.move(session.device)
         if has_delayed(module) and session.pipeline is None:
             materialise(module, lambda name: True, session.device, session.streams)
-        session.known_models[max(session.known_models, default=-1) + 1] = self
+        session.add_model(self)
         if session.pipeline is None:
             self.finish_partition(None)
 
@@ -112,7 +111,6 @@ class DistributedModel(nn.Module):
         session, options = current.session(), self._options
         new = DistributedModel(
             copy.deepcopy(self.module, memo),
-            self.trace_device,
             average_grads_across_microbatches=self.average_grads_across_microbatches,
             overlapping_allreduce=options.overlapping,
             backward_passes_per_step=options.passes,
@@ -138,7 +136,7 @@ class DistributedModel(nn.Module):
         """Take the plan of the model that this one is a copy of."""
         session = current.session()
         apply(self.module, plan, session)
-        session.known_models[max(session.known_models, default=-1) + 1] = self
+        session.add_model(self)
         self.finish_partition(plan)
 
     # --- running --------------------------------------------------------------------------------------------
@@ -181,7 +179,7 @@ class DistributedModel(nn.Module):
         if rehearsing is not None:
             rehearsing.backward(several, grads, retain_graph)
         else:
-            with recorded_backward(current.session()), going_back():
+            with record_backward(current.session()), going_back():
                 run_autograd(several, grads, keep=retain_graph)
 
     def loss_scale(self) -> float:

@@ -13,13 +13,13 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from weft.errors import UsageError
+from weft.session.recording import record
 from weft.torch.clip import is_local
 from weft.torch.replicas.fsdp import is_sharded, like, whole
 from weft.torch.replicas.reducer import without_gradients
 from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_and_plain
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
-from weft.torch.session.recording import recorded
 
 SHARE = "_weft_share"
 """Beside a replica's own part of a shared state: which replica's, of how many."""
@@ -149,7 +149,7 @@ class DistributedOptimizer(Optimizer):
             if model.reducer is not None:
                 model.reducer.refuse_unseen()
         shares = self.shares
-        with recorded(session, "optimizer"):
+        with record(session, "optimizer"):
             if shares is None:
                 return self._update()
             weights = self.weights()

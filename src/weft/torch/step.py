@@ -5,23 +5,25 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace as replace_fields
 from typing import Any
 
 import torch
 
 from weft.errors import PeerError, SplitError, UsageError
-from weft.plan.chosen import ahead, schedule_for
-from weft.runtime.executor import Order
+from weft.plan.chosen import order_for
+from weft.runtime.executor import Checks
 from weft.runtime.microbatch import Microbatch
+from weft.schedule.order import Order
+from weft.session.recording import record, record_forward
+from weft.session.step_check import StepCheck
 from weft.torch import watching
 from weft.torch.execution.entry_points import install
 from weft.torch.execution.first_rank_inputs import from_first
 from weft.torch.execution.glue import Glue
 from weft.torch.execution.program import Program
 from weft.torch.execution.step_results import Returned
-from weft.torch.execution.thread_settings import current_scale, in_microbatch, trains
+from weft.torch.execution.thread_settings import ThreadContext, current_scale, in_microbatch, trains
 from weft.torch.model import DistributedModel
 from weft.torch.output import collect
 from weft.torch.placed import changes
@@ -29,9 +31,8 @@ from weft.torch.replicas.steps import begin_step, finish_step
 from weft.torch.replicas.sync_batch_norm import warn_of_few_samples
 from weft.torch.session import current
 from weft.torch.session.differing_calls import CallCheck
-from weft.torch.session.divergence import StepCheck, compare_start, describe_call, described_inputs
+from weft.torch.session.divergence import compare_start, describe_call, described_inputs
 from weft.torch.session.random_streams import mix
-from weft.torch.session.recording import recorded, recorded_forward
 from weft.torch.session.session import Session
 from weft.torch.split.partition_models import partition_models
 from weft.torch.tensors.microbatch_weights import shares_of
@@ -53,7 +54,7 @@ class Step:
         self.cut = cut
         self.detach_outputs = detach_outputs
         self._orders: dict[Any, Order] = {}
-        self._latest: int | None = None
+        self.latest: int | None = None
         """After how many backward passes a microbatch has still called a module with buffers, if any step has run."""
         functools.update_wrapper(self, function)
 
@@ -88,7 +89,7 @@ class Step:
         if session.pipeline is None:
             session.count_step(self._evaluates(session))
             session.monitor.note("", session.steps)
-            with recorded(session, "step"):
+            with record(session, "step"):
                 results = self._alone(session, batch), batch.weights()
             finish_step(session)
         else:
@@ -101,6 +102,10 @@ class Step:
         if self._trains:
             watching.after_step(session, batch.size, collected)
         return collected
+
+    def note_training(self, trains: bool) -> None:
+        """Say of a microbatch that has run whether it had a backward pass."""
+        self._trains |= trains
 
     def _evaluates(self, session: Session) -> bool:
         """Whether this call has no backward pass, as far as that can be told before it runs."""
@@ -125,9 +130,9 @@ class Step:
         results = []
         for index in range(batch.microbatches):
             args, kwargs = batch.slice(index)
-            with current_scale(batch.weight(index), batch.fault), recorded_forward(session, index):
+            with current_scale(batch.weight(index), batch.fault), record_forward(session, index):
                 result = self.function(*args, **kwargs)
-                self._trains |= trains()
+                self.note_training(trains())
             results.append(replace(result, lambda t: t.detach()) if self.detach_outputs else result)
         return results
 
@@ -135,146 +140,132 @@ class Step:
         self, session: Session, batch: MiniBatch, proof: compare.Proof | None
     ) -> tuple[list[Any], list[float]]:
         """What the microbatches return, and what they weigh."""
-        assert session.executor is not None and session.pipeline is not None
-        if session.broken:
-            raise UsageError(f"the job cannot go on after a failed step: {session.broken}")
-        streams = session.streams
+        assert session.pipeline is not None
+        session.check_whole()
         session.count_step(self._evaluates(session))
-        before = streams.capture()
-        seed = streams.draw()
-        after = streams.capture()
-        context = ThreadContext()
-        session.pipeline.channel.stream = context.stream
-        peers = session.peers("pp")
-        name = self.function.__qualname__
-        if session.first_inputs:
-            call = described_inputs(name, batch, session.changes)
-        else:
-            call = describe_call(name, batch, session.settings.checked == "always", session.changes)
-        check = StepCheck(
-            session.pipeline.channel, peers, session.position("pp"), session.steps, call,
-            session.executor.wait_timeout_s,
-        )  # fmt: skip
-        session.executor.hooks.check = check.look
-        calls = CallCheck(session.pipeline, peers, session.steps)
-        session.executor.hooks.stalled = calls.look
-        drew: list[bool] = []
-        latest: list[int] = []
-        own = session.pipeline.own
-        own.begin()
-        for buffer in session.pipeline.buffers.values():
-            buffer.begin()
-        order = self._order(session, batch.microbatches)
-        returned = Returned(batch.microbatches, self.detach_outputs, calls)
-        serial = any(model.plan is not None and model.plan.serial for model in session.models)
-
-        def body(microbatch: Microbatch) -> Any:
-            microbatch.expected = self._latest
-            if serial:
-                microbatch.follow_whole()
-            result = self._microbatch(session, batch, microbatch, context, drew, order, returned)
-            latest.append(microbatch.latest)
-            if own:
-                own.leave(microbatch.index, session.position("pp"))
-            return result
-
-        try:
-            session.monitor.note("wait", session.steps, peer=peers[0])
-            session.seed, shares = check.begin([seed, batch.shares])
-            batch = replace_fields(batch, shares=shares)
-            began = time.perf_counter()
-            results = session.executor.run([body] * batch.microbatches, order)
-            took_s = time.perf_counter() - began
-            results = returned.whole(results)
-            if proof is not None:
-                proof.conclude(results)
-            session.pipeline.forget_old_calls()
-        except BaseException as error:
-            session.broken = f"{type(error).__name__}: {error}"
-            session.monitor.locate(error)
-            if not isinstance(error, PeerError):
-                session.pipeline.channel.abort(session.broken)
-            raise
-        finally:
-            session.drawing = None
-            session.pipeline.logs.clear()
-            streams.restore(after if any(drew) else before)
-        self._latest = max(self._latest or 0, *latest)
-        own.end()
-        for buffer in session.pipeline.buffers.values():
-            buffer.end()
+        run = StepRun(self, session, batch, self._order(session, batch.microbatches))
+        results = run.run(proof)
+        self.latest = max(self.latest or 0, *run.latest)
         session.pipeline.channel.mailbox.discard(session.steps, session.pipeline.generation)
         session.monitor.note("", session.steps)
         finish_step(session)
         if session.watch is not None:
-            session.watch.add(session, took_s, batch.microbatches)
-        return results, batch.weights()
-
-    def _microbatch(
-        self, session: Session, batch: MiniBatch, microbatch: Microbatch, context: ThreadContext,
-        drew: list[bool], order: Order, returned: Returned,
-    ) -> Any:  # fmt: skip
-        assert session.pipeline is not None
-        index = microbatch.index
-        program = Program(
-            session.pipeline,
-            microbatch,
-            session.steps,
-            session.seed,
-            batch.weight(index),
-            order.splits(index),
-        )
-        args, kwargs = batch.slice(index)
-        program.checkpointing = session.chosen is not None and session.chosen.option.recompute
-        with context.entered(), current_scale(batch.weight(index), batch.fault), Glue(program) as glue:
-            if session.first_inputs:
-                with glue.lifted():
-                    args, kwargs = from_first(program, (args, kwargs))
-            result = self.function(*args, **kwargs)
-            self._trains |= trains()
-            with glue.lifted():
-                drew.append(bool(program.drawn) or session.streams.drawn(mix(session.seed, index)))
-                result = returned.deliver(program, result)
-        program.close()
-        return result
+            session.watch.add(session, run.took_s, batch.microbatches)
+        return results, run.batch.weights()
 
     def _order(self, session: Session, microbatches: int) -> Order:
         settings, chosen = session.settings, session.chosen
         revisited = any(model.plan is not None and model.plan.revisits for model in session.models)
         key = (settings, chosen, microbatches, revisited)
         if key not in self._orders:
-            actions = schedule_for(settings, chosen, microbatches).ranks[session.position("pp")]
-            limit = settings.active_microbatches if settings.pipeline == "interleaved" else len(actions)
-            self._orders[key] = Order.of(actions, limit, revisited, ahead(settings))
+            self._orders[key] = order_for(settings, chosen, microbatches, session.position("pp"), revisited)
         return self._orders[key]
 
 
-class ThreadContext:
-    """What PyTorch keeps for each thread, taken where the step is called and entered by its microbatches."""
+class StepRun:
+    """One step over a pipeline, as this rank runs it: what belongs to that step alone.
 
-    def __init__(self) -> None:
-        self.grad = torch.is_grad_enabled()
-        self.inference = torch.is_inference_mode_enabled()
-        self.autocast = [
-            (device, torch.get_autocast_dtype(device))
-            for device in ("cpu", "cuda")
-            if torch.is_autocast_enabled(device)
-        ]
-        self.cache = torch.is_autocast_cache_enabled()
-        self.stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
+    Attributes:
+        batch: The mini-batch; what its microbatches weigh is what the pipeline's first rank says.
+        latest: Of each microbatch that has run, after how many backward passes it has still called a module with
+            buffers.
+        took_s: How long the microbatches took together.
+    """
 
-    @contextmanager
-    def entered(self) -> Any:
-        with ExitStack() as stack:
-            if self.inference:
-                stack.enter_context(torch.inference_mode())
-            stack.enter_context(torch.set_grad_enabled(self.grad))
-            for device, dtype in self.autocast:
-                stack.enter_context(torch.autocast(device, dtype, cache_enabled=self.cache))
-            if self.stream is not None:
-                stack.enter_context(torch.cuda.device(self.stream.device))
-                stack.enter_context(torch.cuda.stream(self.stream))
-            yield
+    def __init__(self, step: Step, session: Session, batch: MiniBatch, order: Order) -> None:
+        assert session.executor is not None and session.pipeline is not None
+        self._step, self._session, self._order = step, session, order
+        self._pipeline, self._executor = session.pipeline, session.executor
+        self.batch = batch
+        self.latest: list[int] = []
+        self.took_s = 0.0
+        self._expected = step.latest
+        self._context = ThreadContext()
+        self._pipeline.channel.stream = self._context.stream
+        self._states_before = session.streams.capture()
+        self._own_seed = session.streams.draw()
+        self._states_after = session.streams.capture()
+        self._drew = False
+        """Whether a microbatch has drawn a random number."""
+        peers = session.peers("pp")
+        self._check = StepCheck(
+            self._pipeline.channel, peers, session.position("pp"), session.steps, self._call(),
+            self._executor.wait_timeout_s,
+        )  # fmt: skip
+        self._calls = CallCheck(self._pipeline, peers, session.steps)
+        self._returned = Returned(batch.microbatches, step.detach_outputs, self._calls)
+        self._serial = any(model.plan is not None and model.plan.serial for model in session.models)
+
+    def _call(self) -> str:
+        """What the step is called with, as far as all ranks of the pipeline have it in common."""
+        session, name = self._session, self._step.function.__qualname__
+        if session.first_inputs:
+            return described_inputs(name, self.batch, session.changes)
+        return describe_call(name, self.batch, session.settings.checked == "always", session.changes)
+
+    def run(self, proof: compare.Proof | None) -> list[Any]:
+        """What the microbatches return. ``proof``: compares the step with one process."""
+        session, pipeline = self._session, self._pipeline
+        pipeline.begin_step()
+        try:
+            session.monitor.note("wait", session.steps, peer=session.peers("pp")[0])
+            session.seed, shares = self._check.begin([self._own_seed, self.batch.shares])
+            self.batch = replace_fields(self.batch, shares=shares)
+            began_s = time.perf_counter()
+            checks = Checks(self._check.look, self._calls.look)
+            results = self._executor.run([self._body] * self.batch.microbatches, self._order, checks)
+            self.took_s = time.perf_counter() - began_s
+            results = self._returned.whole(results)
+            if proof is not None:
+                proof.conclude(results)
+            pipeline.forget_old_calls()
+        except BaseException as error:
+            session.break_off(error)
+            if not isinstance(error, PeerError):
+                pipeline.channel.abort(session.broken)
+            raise
+        finally:
+            session.drawing = None
+            pipeline.logs.clear()
+            session.streams.restore(self._states_after if self._drew else self._states_before)
+        pipeline.end_step()
+        return results
+
+    def _body(self, microbatch: Microbatch) -> Any:
+        """What one microbatch returns; on a thread of its own."""
+        microbatch.expected = self._expected
+        if self._serial:
+            microbatch.follow_whole()
+        result = self._run_microbatch(microbatch)
+        self.latest.append(microbatch.latest)
+        if self._pipeline.own:
+            self._pipeline.own.leave(microbatch.index, self._pipeline.rank)
+        return result
+
+    def _run_microbatch(self, microbatch: Microbatch) -> Any:
+        session, batch, index = self._session, self.batch, microbatch.index
+        program = Program(
+            self._pipeline,
+            microbatch,
+            session.steps,
+            session.seed,
+            batch.weight(index),
+            self._order.splits(index),
+        )
+        args, kwargs = batch.slice(index)
+        program.checkpointing = session.chosen is not None and session.chosen.option.recompute
+        with self._context.enter(), current_scale(batch.weight(index), batch.fault), Glue(program) as glue:
+            if session.first_inputs:
+                with glue.lifted():
+                    args, kwargs = from_first(program, (args, kwargs))
+            result = self._step.function(*args, **kwargs)
+            self._step.note_training(trains())
+            with glue.lifted():
+                drawn = bool(program.drawn) or session.streams.drawn(mix(session.seed, index))
+                self._drew |= drawn
+                result = self._returned.deliver(program, result)
+        program.close()
+        return result
 
 
 def step(

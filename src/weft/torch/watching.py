@@ -87,7 +87,7 @@ def progress(iterable: Iterable[_Item] | None = None, *, total: int | None = Non
     session = current.session() if current.is_initialized() else None
     if session is not None and session.rank == 0:
         if session.progress is None and VARIABLE not in os.environ:
-            session.progress = on_stderr("terminal" if sys.stderr.isatty() else "plain")
+            session.show_progress(on_stderr("terminal" if sys.stderr.isatty() else "plain"))
         if session.progress is not None:
             session.progress.begin(total)
     return () if iterable is None else _through(session, iterable)
@@ -151,7 +151,8 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
     if session.rank:
         return
     if session.values is None:
-        session.values = Log(session.settings.log_dir)
+        session.log_to(Log(session.settings.log_dir))
+    assert session.values is not None
     session.values.add(session.steps - session.evaluations if step is None else step, plain)
     if session.progress is not None:
         session.progress.note({name: value for name, value in plain.items() if not isinstance(value, str)})

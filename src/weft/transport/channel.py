@@ -12,9 +12,13 @@ Nothing here knows a framework's tensors: a payload is whatever the adapter move
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+
+from weft.errors import StallError
 
 
 class Key(NamedTuple):
@@ -50,9 +54,19 @@ KINDS = (
 )
 
 
+ALIGNMENT = 64
+"""Payloads that have arrived begin at a multiple of so many bytes, whatever carried them: a library may rely on it that
+takes them over without a copy."""
+
+
 @dataclass(frozen=True)
 class Message:
-    """A payload (or none), a text (or none) and a flag whose meaning the kind gives."""
+    """A payload (or none), a text (or none) and a flag whose meaning the kind gives.
+
+    A payload is whatever the adapter moves. One that has arrived has memory of its own, aligned to :data:`ALIGNMENT`
+    bytes: neither the sender, nor the channel, nor another message writes there. Only the loopback channel, which tests
+    use, hands over the very object that was sent.
+    """
 
     key: Key
     payload: Any = None
@@ -61,10 +75,15 @@ class Message:
 
 
 class Channel(Protocol):
-    """Sends never block the caller; what arrives stands in ``mailbox``. ``stream``: where it will be used, on a GPU."""
+    """Sends never block the caller; what arrives stands in ``mailbox``.
+
+    ``stream``: where what arrives will be used, on a GPU. ``record(kind, peer, key, start_s, end_s)`` is told of every
+    message that has left ("send") or arrived ("recv"), if one is set.
+    """
 
     mailbox: Mailbox
     stream: Any
+    record: Callable[[str, int, Key, float, float], None] | None
 
     def send(self, peer: int, message: Message) -> None:
         """Queue ``message`` for ``peer`` (a position in the pipeline's group) and return at once."""
@@ -126,6 +145,26 @@ class Mailbox:
             if not queue:
                 del self._messages[(peer, key)]
             return message
+
+    def receive(self, peer: int, key: Key, timeout_s: float, what: str) -> Message:
+        """The oldest message of this key, when it is there; the thread sleeps until then.
+
+        Raises:
+            StallError: It is not there after `timeout_s`; `what` is the text.
+            BaseException: The cause with which :meth:`fail` ends all waits.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            seen = self.arrivals
+            message = self.take(peer, key)
+            if message is not None:
+                return message
+            if self._failure is not None:
+                raise self._failure
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise StallError(what)
+            self.wait(seen, left_s)
 
     def wait(self, seen: int, timeout_s: float) -> int:
         """Sleep until more than ``seen`` messages have arrived, at most ``timeout_s``; the count."""

@@ -357,10 +357,11 @@ def header_of(words: Sequence[int], inline: bytes) -> bytes:
 
 
 def _bytes_of(data: bytes) -> torch.Tensor:
-    """uint8 [size], in memory of its own."""
-    if not data:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    """uint8 [size], in memory of its own; PyTorch's allocator aligns it (see ``channel.ALIGNMENT``)."""
+    found = torch.empty(len(data), dtype=torch.uint8)
+    if data:
+        ctypes.memmove(found.data_ptr(), data, len(data))
+    return found
 
 
 def to_bytes(tensor: torch.Tensor) -> bytes:

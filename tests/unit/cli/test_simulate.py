@@ -13,7 +13,7 @@ import pytest
 
 from weft.cli.main import main
 from weft.graph import Graph, Unit
-from weft.plan.auto import Option, options
+from weft.plan.option import Option, options
 from weft.schedule import make, to_csv
 from weft.simulate import Links, StageCost, simulate
 from weft.timeline import Timeline
@@ -220,7 +220,7 @@ def test_a_profile_is_read_too(capsys):
         ),
         (
             ["{graph}", "--partitions", "2", "--schedule", "file", "--csv", "{folder}/bad.txt"],
-            "this is not a schedule as CSV",
+            "bad.txt: this is not a schedule as CSV",
         ),
         (
             ["{graph}", "--partitions", "3", "--schedule", "file", "--csv", "{folder}/two.csv"],

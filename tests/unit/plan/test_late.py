@@ -9,8 +9,8 @@ from statistics import mean
 import pytest
 
 from weft.partition.chain.chain import split
-from weft.plan.auto import as_weft_runs
 from weft.plan.late import PARTS, latest, shifted
+from weft.plan.search import as_weft_runs
 from weft.schedule import make
 from weft.simulate import FREE, StageCost, simulate
 

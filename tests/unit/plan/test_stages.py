@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from weft.errors import PlacementError
 from weft.graph import Graph, Tensor, Unit
 from weft.partition import Device, Placement, Problem, place
-from weft.plan.auto import Option, Placed
+from weft.plan.option import Option, Placed
 from weft.plan.stages import (
     Placer,
     base_option,

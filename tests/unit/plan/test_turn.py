@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from weft.errors import PlacementError
 from weft.graph import Graph, Unit
-from weft.plan import auto
-from weft.plan.auto import Option
+from weft.plan.option import Option
+from weft.plan.search import search
 from weft.plan.stages import Placer, stages_of
 from weft.plan.turn import best_turn, tries, turns
 from weft.simulate import FREE, Links, simulate
@@ -101,7 +101,7 @@ def test_the_best_turn_is_close_to_the_best_of_all_cuts(times: list[float], micr
         (stages_of(graph_of(times), stages, layout(2)) for stages in turns(times, 2)), 2, microbatches, LINKS
     )
     option = Option("list", like="v", splits=True)
-    (one,) = auto.search(2, microbatches, lambda _: found, LINKS, tried=[option])
+    (one,) = search(2, microbatches, lambda _: found, LINKS, tried=[option])
     assert one.schedule is not None
     taken = simulate(one.schedule.ranks, one.schedule.rank_of_stage, found.stages, LINKS).step_s
     assert taken <= 1.06 * best
@@ -111,7 +111,7 @@ def test_it_beats_one_stage_a_rank_with_few_microbatches():
     """The last rank begins after a small stage, not after half of the model."""
     placer = Placer(graph_of([1.0] * 16), ranks=2, microbatches=4)
     tried = [Option("list", like=like, splits=True) for like in ("interleaved", "v")]
-    found = {one.option.like: one.step_s for one in auto.search(2, 4, placer, FREE, tried=tried)}
+    found = {one.option.like: one.step_s for one in search(2, 4, placer, FREE, tried=tried)}
     assert found["v"] < 0.95 * found["interleaved"]
     assert found["v"] >= 4 * 16 * 3 / 2 / 1e3, "no step is shorter than half of the work"
 

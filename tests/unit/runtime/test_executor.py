@@ -17,9 +17,10 @@ from tests.unit.runtime.toys import chain, one_rank, put_all
 from weft import schedule
 from weft.errors import PeerError, StallError
 from weft.runtime import executor as executor_module
-from weft.runtime.executor import Executor, Hooks, Order
+from weft.runtime.executor import Executor, Hooks
 from weft.runtime.microbatch import Cancelled, Microbatch
 from weft.schedule.action import Action
+from weft.schedule.order import Order
 from weft.transport.channel import VALUE, Key, Mailbox, Message
 
 FOLLOWED = {
@@ -184,9 +185,8 @@ def test_an_exception_in_one_body_unwinds_the_others_and_is_raised(executor: Exe
     def fails(microbatch: Microbatch) -> None:
         raise ValueError("mine")
 
-    with pytest.raises(ValueError, match="mine") as caught:
+    with pytest.raises(ValueError, match="mine"):
         executor.run([waits, waits, fails, waits], order_of("0F0 0F1 0F2 0F3"))
-    assert caught.value.__weft_microbatch__ == 2
     assert unwound == [(0, "weft-microbatch"), (1, "weft-microbatch")], "3 never began"
 
 

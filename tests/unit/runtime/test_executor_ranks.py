@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.unit.runtime.toys import Rank, chain, run_all, tour
 from weft import schedule
 from weft.errors import PeerError
-from weft.runtime.executor import Order
 from weft.runtime.microbatch import Microbatch
+from weft.schedule.order import Order
 
 KINDS = st.sampled_from(["interleaved", "simple"])
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from tests.unit.runtime.toys import Body, Rank, one_rank, run_all
 from weft import schedule
-from weft.runtime.executor import Order
+from weft.runtime.executor import Checks
 from weft.runtime.microbatch import Microbatch
 from weft.schedule import Action, Schedule
+from weft.schedule.order import Order
 from weft.transport.channel import GRADIENT, VALUE, Key, Message
 
 NAMES = list(schedule.CHUNKS)
@@ -116,16 +117,19 @@ def test_microbatches_that_wait_for_their_inputs_hold_no_place(name: str, ranks:
     for number in range(ranks):
         rank = one_rank(number, ranks)
 
-        def arrive(rank: Rank = rank) -> None:
-            rank.executor.hooks.check = lambda: None
-            deliver_all(rank, made)
+        arrived: list[bool] = []
+
+        def arrive(rank: Rank = rank, arrived: list[bool] = arrived) -> None:
+            if not arrived:
+                arrived.append(True)
+                deliver_all(rank, made)
 
         ran: list[Action] = []
-        rank.executor.hooks.check = arrive
         if not number:
             arrive()  # it waits for nobody before it has worked
         actions = made.ranks[number]
-        rank.run([staged(rank, made, ran) for _ in range(made.microbatches)], Order.of(actions, len(actions)))
+        bodies = [staged(rank, made, ran) for _ in range(made.microbatches)]
+        rank.run(bodies, Order.of(actions, len(actions)), Checks(before_wait=arrive))
         assert ran == list(actions)
         rank.executor.close()
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.runtime.executor import Executor, Order
+from weft.runtime.executor import NO_CHECKS, Checks, Executor
 from weft.runtime.microbatch import Microbatch
+from weft.schedule.order import Order
 from weft.transport.channel import GRADIENT, VALUE, Key, Message
 from weft.transport.loopback import LoopbackChannel, connect
 
@@ -38,8 +39,8 @@ class Rank:
             for channel in connect(size)
         ]
 
-    def run(self, bodies: Sequence[Body], order: Order) -> list[Any]:
-        return self.executor.run([self._counted(body) for body in bodies], order)
+    def run(self, bodies: Sequence[Body], order: Order, checks: Checks = NO_CHECKS) -> list[Any]:
+        return self.executor.run([self._counted(body) for body in bodies], order, checks)
 
     def work(self, microbatch: Microbatch) -> None:
         """Some of this rank's own work in the present phase."""

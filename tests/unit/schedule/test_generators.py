@@ -29,7 +29,9 @@ def rows(schedule: Schedule) -> list[str]:
 
 def drawn(name: str) -> list[str]:
     """The table in the docstring of the generator's module."""
-    return re.findall(r"rank \d: (.*)", importlib.import_module(f"weft.schedule.{name}").__doc__ or "")
+    return re.findall(
+        r"rank \d: (.*)", importlib.import_module(f"weft.schedule.generators.{name}").__doc__ or ""
+    )
 
 
 TABLES = {
@@ -185,7 +187,7 @@ ONE = [ListCost(0, 1.0, 1.0)]
 @pytest.mark.parametrize(
     ("arguments", "options", "text"),
     [
-        (("gpipe", 1, 1), {}, r'^there is no schedule "gpipe", write one of simple, interleaved, .*, file$'),
+        (("gpipe", 1, 1), {}, r'^there is no schedule "gpipe", write one of interleaved, simple, .*, file$'),
         (("simple", 0, 1), {}, "^ranks is 0, it must be at least 1$"),
         (
             ("simple", 1, 0),

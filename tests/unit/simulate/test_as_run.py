@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from tests.unit.simulate.cases import cases, rows
 from weft.errors import ScheduleError
-from weft.runtime.executor import Executor, Order
+from weft.runtime.executor import Executor
 from weft.runtime.microbatch import Microbatch
 from weft.schedule import CHUNKS, Schedule, make
 from weft.schedule.action import Action
+from weft.schedule.order import Order
 from weft.simulate import Links, StageCost, as_run, peak_bytes, simulate
 from weft.topology.cluster import Cluster, Link
 from weft.transport.channel import GRADIENT, VALUE, Key, Mailbox, Message

@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import PeerError
-from weft.transport.channel import TELL, VALUE, Key, Message
+from weft.transport.channel import ALIGNMENT, TELL, VALUE, Key, Message
+from weft.transport.posted import POSTED_BYTES
 from weft.transport.rings import RING_BYTES, Rings
-from weft.transport.torch_dist import DTYPES, TorchChannel
+from weft.transport.torch_dist import DTYPES, INLINE_BYTES, TorchChannel
 
 LIMIT_S = 30.0
 MESSAGES = 400
@@ -31,17 +32,7 @@ LARGE = 8 * 2**20  # numbers of 4 bytes: 32 MiB
 
 def take(channel: TorchChannel, key: Key) -> Message:
     """The message, within LIMIT_S."""
-    deadline = time.monotonic() + LIMIT_S
-    peer = 1 - channel.rank
-    while True:
-        seen = channel.mailbox.arrivals
-        message = channel.mailbox.take(peer, key)
-        if message is not None:
-            return message
-        if channel.mailbox.failure is not None:
-            raise channel.mailbox.failure
-        assert time.monotonic() < deadline, f"{key} did not arrive"
-        channel.mailbox.wait(seen, 1.0)
+    return channel.mailbox.receive(1 - channel.rank, key, LIMIT_S, f"{key} did not arrive")
 
 
 def wait_for_failure(channel: TorchChannel) -> BaseException:
@@ -127,6 +118,30 @@ def many_large(channel: TorchChannel) -> None:
     assert channel._rings is None or channel._rings.given(1 - channel.rank) > RING_BYTES
 
 
+def payloads_are_aligned(channel: TorchChannel) -> None:
+    """Through every carrier: headers, rings, and receives of gloo that were posted ahead or asked for."""
+    sizes = (
+        1,
+        3,
+        INLINE_BYTES // 4,
+        INLINE_BYTES // 4 + 1,
+        1000,
+        1000,
+        1001,
+        3000,
+        500,
+        POSTED_BYTES // 4 + 1,
+    )
+    sent = [torch.arange(size, dtype=torch.int32) + channel.rank for size in sizes]
+    for number, payload in enumerate(sent):
+        channel.send(1 - channel.rank, Message(Key(VALUE, 0, 0, number), payload))
+    got = [take(channel, Key(VALUE, 0, 0, number)).payload for number in range(len(sizes))]
+    assert [payload.data_ptr() % ALIGNMENT for payload in got] == [0] * len(sizes)
+    for payload in got:
+        payload.zero_()  # nobody else has this memory
+    assert all(payload[-1] == channel.rank + len(payload) - 1 for payload in sent)
+
+
 def flush_means_sent(channel: TorchChannel) -> None:
     """After a flush the buffers may go: what was sent arrives even if the sender writes nothing more."""
     channel.flush()
@@ -193,8 +208,8 @@ def peer_killed(channel: TorchChannel) -> None:
 CHECKS: dict[str, Callable[[TorchChannel], None]] = {
     check.__name__: check
     for check in (
-        many_messages, large_both_ways, many_large, flush_means_sent, signatures_stay, transfers_are_recorded,
-        abort_arrives, peer_killed,
+        many_messages, payloads_are_aligned, large_both_ways, many_large, flush_means_sent, signatures_stay,
+        transfers_are_recorded, abort_arrives, peer_killed,
     )
 }  # fmt: skip
 

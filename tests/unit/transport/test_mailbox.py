@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.errors import PeerError, TransportError
+from weft.errors import PeerError, StallError, TransportError
 from weft.transport.channel import GRADIENT, KINDS, OUTPUT, TELL, VALUE, Key, Mailbox, Message
 
 A = Key(VALUE, 1, 0, 7)
@@ -104,3 +104,26 @@ def test_a_wait_without_arrival_gives_the_same_count_after_its_time():
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_a_key_says_what_it_is(kind: int):
     assert str(Key(kind, 4, 2, 9)) == f"{KINDS[kind]} 9 of microbatch 2 in step 4"
+
+
+def test_a_message_is_received_when_it_comes():
+    mailbox, key = Mailbox(), Key(VALUE, 0, 0, 5)
+    sender = threading.Timer(0.05, lambda: mailbox.put(1, Message(key, text="late")))
+    sender.start()
+    assert mailbox.receive(1, key, 30.0, "it is late").text == "late"
+    mailbox.put(1, Message(key, text="there already"))
+    assert mailbox.receive(1, key, 0.0, "it is there").text == "there already"
+
+
+def test_a_message_that_does_not_come_is_a_stall_with_the_given_text():
+    mailbox = Mailbox()
+    with pytest.raises(StallError, match="^rank 1 has nothing to say$"):
+        mailbox.receive(1, Key(VALUE, 0, 0, 5), 0.01, "rank 1 has nothing to say")
+
+
+def test_a_failure_ends_the_wait_for_one_message():
+    mailbox, cause = Mailbox(), ConnectionError("gone")
+    mailbox.fail(cause)
+    with pytest.raises(ConnectionError) as caught:
+        mailbox.receive(1, Key(VALUE, 0, 0, 5), 30.0, "never")
+    assert caught.value is cause

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.errors import TransportError
-from weft.transport.channel import TELL, VALUE, Key, Message
+from weft.transport.channel import ALIGNMENT, TELL, VALUE, Key, Message
 from weft.transport.payloads import Payloads
 from weft.transport.posted import POSTED_BYTES, Posted
 from weft.transport.tags import AHEAD, ASKED, HEADERS
@@ -112,6 +112,7 @@ def assert_arrives(tensor: Tensor) -> bool:
     got = arrived.payload
     assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
     assert bits(got) == bits(tensor)
+    assert got.data_ptr() % ALIGNMENT == 0, "another library can take it over without a copy"
     return inline
 
 

@@ -85,9 +85,9 @@ class Saves:
     @classmethod
     def of(cls, session: Session) -> Saves:
         if session.saves is None:
-            session.saves = cls(session)
-        saves: Saves = session.saves
-        return saves
+            session.keep_saves(cls(session))
+        assert isinstance(session.saves, cls)
+        return session.saves
 
     def finish(self) -> SaveReport | None:
         """Wait for the save that goes on, if there is one; its error is raised here."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from weft.errors import SplitError
@@ -44,6 +45,35 @@ def rehearse(by: Rehearsal | None) -> None:
 def rehearsal() -> Rehearsal | None:
     """The rehearsal that goes on in this process, if one does."""
     return _rehearsal
+
+
+class ThreadContext:
+    """The settings of PyTorch that belong to a thread, taken where the step is called. Its microbatches enter them."""
+
+    def __init__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        self._inference = torch.is_inference_mode_enabled()
+        self._autocast = [
+            (device, torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
+            if torch.is_autocast_enabled(device)
+        ]
+        self._cache = torch.is_autocast_cache_enabled()
+        self.stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Inside, these settings are those of the thread."""
+        with ExitStack() as stack:
+            if self._inference:
+                stack.enter_context(torch.inference_mode())
+            stack.enter_context(torch.set_grad_enabled(self._grad))
+            for device, dtype in self._autocast:
+                stack.enter_context(torch.autocast(device, dtype, cache_enabled=self._cache))
+            if self.stream is not None:
+                stack.enter_context(torch.cuda.device(self.stream.device))
+                stack.enter_context(torch.cuda.stream(self.stream))
+            yield
 
 
 @contextmanager

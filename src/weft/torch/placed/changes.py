@@ -218,4 +218,4 @@ def _relearn(session: Session, model: Any, outline: Outline) -> None:
     for name in names:
         call = unit_call(outline.names[name])
         call.serial = call.pipeline.next_serial()
-    session.changes += outline.altered()
+    session.note_changes(outline.altered())

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import nn
 
 from weft.foreign import shown
-from weft.partition.cost import COPIES
+from weft.graph.model import Unit
+from weft.partition.cost import memory_bytes
 from weft.report.placement import ModelPlacement
 from weft.report.text import PlacementRow
 from weft.torch.execution.unit_call import FLOATING
@@ -20,23 +22,52 @@ def is_below(name: str, module: str) -> bool:
     return name.startswith(f"{module}." if module else "")
 
 
+COSTS = ("parameters", "parameter_bytes", "activation_bytes", "forward_ms", "backward_ms")
+"""What a plan tells of what a unit costs."""
+
+
 @dataclass(frozen=True)
 class PlannedUnit:
-    """One row of the plan. ``partition`` is FLOATING for a module without state; ``writes`` is how often a microbatch
-    calls it if it writes its buffers, else 0; ``stage`` says which one, where partitions have several; ``traced``: the
-    trace has called it."""
+    """One row of the plan.
 
-    name: str
+    Attributes:
+        unit: What the unit costs.
+        partition: Where it goes; FLOATING for a module without state.
+        cost: What it costs as a part of the whole, as the split weighs time and memory.
+        writes: How often a microbatch calls it if it writes its buffers, else 0.
+        stage: Which stage it is in, where partitions have several.
+        traced: Whether the trace has called it.
+    """
+
+    unit: Unit
     partition: int
-    parameters: int = 0
-    parameter_bytes: int = 0
-    activation_bytes: int = 0
-    forward_ms: float = 0.0
-    backward_ms: float = 0.0
     cost: float = 0.0
     writes: int = 0
     stage: int | None = None
     traced: bool = True
+
+    @property
+    def name(self) -> str:
+        """The name of the module in the model."""
+        return self.unit.name
+
+    def to_record(self) -> dict[str, Any]:
+        """One flat row, as checkpoints have it since there are plans."""
+        costs = {name: getattr(self.unit, name) for name in COSTS}
+        costs |= {name: round(costs[name], 4) for name in ("forward_ms", "backward_ms")}
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "unit"}
+        return {"name": self.name, **costs, **own}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> PlannedUnit:
+        """What :meth:`to_record` gave; older rows have fewer values.
+
+        Raises:
+            TypeError: There is a value that no plan has.
+        """
+        own = {**record}  # a TypeError where a file has something else in the place of a row
+        costs = {name: own.pop(name, 0) for name in COSTS}
+        return cls(Unit(own.pop("name"), **costs), **own)
 
 
 @dataclass(frozen=True)
@@ -61,12 +92,13 @@ class Plan:
     by_hand: bool = False
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        rows = tuple(unit.to_record() for unit in self.units)
+        return json.dumps({field.name: getattr(self, field.name) for field in fields(self)} | {"units": rows})
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
         content = json.loads(text)
-        content["units"] = tuple(PlannedUnit(**unit) for unit in content["units"])
+        content["units"] = tuple(map(PlannedUnit.from_record, content["units"]))
         content["attributes"] = tuple(map(tuple, content.get("attributes", ())))
         content["toggled"] = tuple(content.get("toggled", ()))
         return cls(**content)
@@ -121,10 +153,10 @@ class Plan:
         """Where the units lie, for people."""
         rows = [
             PlacementRow(
-                u.name, u.partition, u.parameters, u.parameter_bytes, u.forward_ms, u.backward_ms,
-                COPIES * u.parameter_bytes + self.in_flight * u.activation_bytes,
+                row.name, row.partition, row.unit.parameters, row.unit.parameter_bytes, row.unit.forward_ms,
+                row.unit.backward_ms, memory_bytes(row.unit, self.in_flight),
             )
-            for u in self.units
-            if u.partition != FLOATING
+            for row in self.units
+            if row.partition != FLOATING
         ]  # fmt: skip
         return ModelPlacement(tuple(rows), partitions, "" if self.by_hand else self.optimize, microbatches)

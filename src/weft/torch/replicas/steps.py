@@ -16,9 +16,9 @@ from torch import Tensor
 from weft.reduce.choice import choose
 from weft.reduce.compression import make
 from weft.reduce.lane import Lane
+from weft.session.recording import record
 from weft.torch.replicas.reducer import Reducer, ReducerOptions
 from weft.torch.replicas.replica_agreement import Votes
-from weft.torch.session.recording import recorded
 from weft.torch.session.session import Session
 
 
@@ -99,7 +99,7 @@ def finish_step(session: Session) -> None:
     """When this returns, all replicas have the averages."""
     if session.mesh.rdp == 1:
         return
-    with session.doing("the gradients"), recorded(session, "reduce"):
+    with session.doing("the gradients"), record(session, "reduce"):
         for model in session.models:
             if model.reducer is not None:
                 model.reducer.finish()

@@ -201,8 +201,7 @@ def _like(old: Any, session: Session) -> SyncBatchNorm:
         setattr(new, name, getattr(old, name))
     if hasattr(old, MARK):
         setattr(new, MARK, getattr(old, MARK))
-    session.numbered += 1
-    new.number = session.numbered
+    new.number = session.number_normaliser()
     return new
 
 

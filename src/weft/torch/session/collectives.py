@@ -1,4 +1,4 @@
-"""Small collectives over the session's groups, without pickle."""
+"""Texts and small tensors over the session's groups, without pickle."""
 
 from __future__ import annotations
 
@@ -10,59 +10,64 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.errors import PeerError
+from weft.session import collectives
+from weft.session.collectives import Alone, BytesPort
 from weft.torch.session.session import Session
 from weft.transport.torch_dist import to_bytes
 
 
-def agree_on(session: Session, make: Callable[[], str], what: str = "the partition") -> str:
-    """The text that ``make`` gives on rank 0, on every rank.
+class GroupPort:
+    """Bytes between the ranks of a ``torch.distributed`` group that takes tensors of the host."""
 
-    If ``make`` raises there, rank 0 raises that and all others :class:`PeerError` with its text.
-    """
-    text, error = "", None
-    if session.rank == 0:
-        try:
-            text = make()
-        except Exception as caught:
-            error = caught
-            text = "!" + f"{type(caught).__name__}: {caught}"
-    with session.doing(what):
-        text = broadcast_text(text, 0, session.group("world"))
-    if error is not None:
-        raise error
-    if text.startswith("!"):
-        raise PeerError(0, text[1:])
-    return text
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def broadcast_bytes(self, content: bytes, source: int) -> bytes:
+        mine = dist.get_rank() == source
+        size = torch.tensor([len(content)])
+        dist.broadcast(size, source, group=self._group)
+        count = int(size)
+        if not count:
+            return b""
+        tensor = _tensor_of(content) if mine else torch.empty(count, dtype=torch.uint8)
+        dist.broadcast(tensor, source, group=self._group)
+        return to_bytes(tensor)
+
+    def gather_bytes(self, content: bytes) -> list[bytes]:
+        ranks = range(dist.get_world_size(self._group))
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
+        dist.all_gather(sizes, torch.tensor([len(content)]), group=self._group)
+        counts = [int(size) for size in sizes]
+        if not any(counts):
+            return [b"" for _ in ranks]
+        padded = _tensor_of(content.ljust(max(counts), b"\0"))
+        everything = [torch.empty_like(padded) for _ in ranks]
+        dist.all_gather(everything, padded, group=self._group)
+        return [to_bytes(part[:count]) for part, count in zip(everything, counts, strict=True)]
+
+
+def _tensor_of(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def port_of(group: Any) -> BytesPort:
+    """The port of a group; that of a single process for ``None``."""
+    return Alone() if group is None else GroupPort(group)
+
+
+def agree_on(session: Session, make: Callable[[], str], what: str = "the partition") -> str:
+    """The text that ``make`` gives on rank 0, on every rank; see :func:`weft.session.collectives.agree_on`."""
+    return collectives.agree_on(session, port_of(session.group("world")), make, what)
 
 
 def broadcast_text(text: str, source: int, group: Any) -> str:
     """``text`` of global rank ``source``, on every rank of ``group``."""
-    if group is None:
-        return text
-    content = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
-    size = torch.tensor([content.numel()])
-    dist.broadcast(size, source, group=group)
-    if dist.get_rank() != source:
-        content = torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(content, source, group=group)
-    return to_bytes(content).decode()
+    return collectives.broadcast_text(text, source, port_of(group))
 
 
 def gather_texts(text: str, group: Any) -> list[str]:
     """Every rank's text, in the group's order, on every rank."""
-    if group is None:
-        return [text]
-    content = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
-    world = dist.get_world_size(group)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
-    dist.all_gather(sizes, torch.tensor([content.numel()]), group=group)
-    longest = max(int(size) for size in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: content.numel()] = content
-    everything = [torch.zeros(longest, dtype=torch.uint8) for _ in range(world)]
-    dist.all_gather(everything, padded, group=group)
-    return [to_bytes(part[: int(size)]).decode() for part, size in zip(everything, sizes, strict=True)]
+    return collectives.gather_texts(text, port_of(group))
 
 
 def gather_tensors(

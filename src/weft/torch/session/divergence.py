@@ -10,30 +10,22 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from weft.errors import DivergenceError, StallError
+from weft.errors import DivergenceError
 from weft.launch.startup import first_difference
+from weft.session.step_check import ADVICE
 from weft.torch.session.collectives import gather_texts
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch, named_tensors
-from weft.transport.channel import BEGIN, Channel, Key, Message
 from weft.transport.torch_dist import to_bytes
 
 log = logging.getLogger("weft")
-
-ADVICE = (
-    ". The ranks of one pipeline must read the same batches: seed, shuffle and shard the data by weft.dp_rank(), not "
-    "by weft.rank()"
-)
-
 
 SAMPLES = 64
 """So many values of each tensor are compared in every step."""
@@ -107,11 +99,11 @@ def compare_start(session: Session, models: list[Any], call: str, outline: str) 
     if wanted == "any":
         with session.doing("the comparison of inputs"):
             calls = gather_texts(call, session.group("mp"))
-        session.first_inputs = len(set(calls)) > 1
+        session.use_inputs(first=len(set(calls)) > 1)
         if session.first_inputs and session.position("pp") == 0:
             log.info("the ranks of a pipeline have different inputs: the step gets those of the first rank")
     else:
-        session.first_inputs = wanted == "first"
+        session.use_inputs(first=wanted == "first")
     _compare(session, {"input": outline if session.first_inputs else call}, "mp")
 
 
@@ -172,70 +164,3 @@ def tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for key, value in vars(inner).items():
             if isinstance(value, Tensor):
                 yield f"{name}.{key}".lstrip("."), value
-
-
-@dataclass
-class StepCheck:
-    """What the peers said that they were called with in this step, and what the first one told, which all use."""
-
-    channel: Channel
-    ranks: tuple[int, ...]
-    me: int
-    step: int
-    call: str
-    timeout_s: float
-    waiting: list[int] = field(default_factory=list)
-
-    def begin(self, own: Any) -> Any:
-        """Tell the peers what this rank was called with; what the pipeline's first rank gave for ``own`` (JSON).
-
-        The others wait for it: they could not run before the first rank has begun anyway.
-        """
-        self.waiting = [peer for peer in range(len(self.ranks)) if peer != self.me]
-        text = json.dumps([own, self.call])
-        for peer in self.waiting:
-            self.channel.send(peer, Message(self.key, text=text))
-        if self.me == 0:
-            return own
-        message = self._first_message()
-        self.waiting.remove(0)
-        theirs, call = json.loads(message.text or "")
-        self._compare(0, call)
-        return theirs
-
-    @property
-    def key(self) -> Key:
-        return Key(BEGIN, self.step, 0, 0)
-
-    def _first_message(self) -> Message:
-        mailbox = self.channel.mailbox
-        started = time.monotonic()
-        while True:
-            seen = mailbox.arrivals
-            message = mailbox.take(0, self.key)
-            if message is not None:
-                return message
-            if mailbox.failure is not None:
-                raise mailbox.failure
-            if time.monotonic() - started > self.timeout_s:
-                raise StallError(
-                    f"rank {self.ranks[self.me]} began step {self.step}, but rank {self.ranks[0]} did not for "
-                    f"{self.timeout_s:g} s: does it call the step less often, or wait in a collective of its own?"
-                )
-            mailbox.wait(seen, 1.0)
-
-    def look(self) -> None:
-        """Compare with what has arrived; :class:`DivergenceError` names the first difference."""
-        for peer in list(self.waiting):
-            message = self.channel.mailbox.take(peer, self.key)
-            if message is not None:
-                self.waiting.remove(peer)
-                self._compare(peer, json.loads(message.text or "")[1])
-
-    def _compare(self, peer: int, call: str) -> None:
-        if call == self.call:
-            return
-        mine, other = self.ranks[self.me], self.ranks[peer]
-        pair = dict(sorted({mine: {"input": self.call}, other: {"input": call}}.items()))
-        difference = first_difference(pair).partition(": ")[2]
-        raise DivergenceError(f"in step {self.step} the ranks were called differently: {difference}{ADVICE}")

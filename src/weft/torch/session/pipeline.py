@@ -94,6 +94,18 @@ class Pipeline:
     proof: Any = None
     note: Callable[..., None] = lambda *args: None
 
+    def begin_step(self) -> None:
+        """A step begins: what belongs to single microbatches is that of none yet."""
+        self.own.begin()
+        for buffer in self.buffers.values():
+            buffer.begin()
+
+    def end_step(self) -> None:
+        """All microbatches of a step have run."""
+        self.own.end()
+        for buffer in self.buffers.values():
+            buffer.end()
+
     def forget_old_calls(self) -> None:
         """At the end of a step: where too many signatures are known, keep those of this step only.
 

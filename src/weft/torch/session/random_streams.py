@@ -42,7 +42,7 @@ class Streams:
     def __init__(self, device: torch.device, numpy: bool = False) -> None:
         self._generators = [torch.default_generator]
         if device.type == "cuda":
-            torch.cuda.init()
+            torch.cuda.init()  # type: ignore[no-untyped-call]
             self._generators.append(torch.cuda.default_generators[device.index or 0])
         self.numpy = numpy
 

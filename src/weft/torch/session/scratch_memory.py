@@ -19,7 +19,7 @@ _NAMES = ("mkl_thread_free_buffers", "mkl_serv_thread_free_buffers")
 builds."""
 
 
-def giver() -> Callable[[], None]:
+def find_release() -> Callable[[], None]:
     """A function that gives back what the calling thread keeps; one that does nothing where there is no MKL."""
     try:
         library = ctypes.CDLL(str(_LIBRARY))
@@ -27,7 +27,7 @@ def giver() -> Callable[[], None]:
         return lambda: None
     for name in _NAMES:
         if hasattr(library, name):
-            free = getattr(library, name)
-            free.argtypes, free.restype = (), None
-            return free
+            release: Callable[[], None] = getattr(library, name)
+            release.argtypes, release.restype = (), None  # type: ignore[attr-defined]
+            return release
     return lambda: None

@@ -1,125 +1,89 @@
-"""What a process knows of its job after ``init``: one session, found by every function of the interface."""
+"""The session of a PyTorch process: devices, groups and models, beside what every framework's session knows."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from weft.config import Settings
-from weft.errors import UsageError
-from weft.launch.discovery import Place
-from weft.profiler.recorder import Recorder
-from weft.runtime.allocator import Growth
-from weft.runtime.executor import Executor
-from weft.runtime.huge_pages import HugePages
-from weft.runtime.microbatch import Microbatch, present
-from weft.topology.mesh import Mesh
+from weft.runtime.microbatch import Microbatch
+from weft.session import session as base
+from weft.session.session import Closable
 from weft.torch.session.groups import default_takes_host_tensors, rings_of
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import Streams
+from weft.transport.channel import Channel
 from weft.transport.torch_dist import TorchChannel
-from weft.watch.monitor import Monitor
-from weft.watch.progress import Progress
-
-# Who sees all ranks names the one that holds the others up; a rank that only waits speaks this much later.
-JUDGE_S = 5.0
 
 
-@dataclass
-class Session:
-    """This process's place in the job. ``groups``: ``torch.distributed`` groups by the ranks in them; ``drawing``: the
-    microbatch whose random states are the process's now; ``nccl``: ranks have GPUs of their own, and NCCL is there;
-    ``asked``: the script has asked whether it is traced; ``compared``: the models
-    that are, for ``weft verify``; ``unproved``: why steps are not compared with one process;
-    ``left``: what the last one that was compared has left in the modules of other ranks."""
+class Saves(Closable, Protocol):
+    """The saves of this process."""
 
-    settings: Settings
-    place: Place
-    mesh: Mesh
+    pending: Any
+
+    def finish(self) -> Any:
+        """Wait for the save that goes on, if there is one; its error is raised here."""
+
+
+@dataclass(kw_only=True)
+class Session(base.Session):
+    """This process's place in the job, for PyTorch.
+
+    Attributes:
+        device: Where this rank's part of the model lies.
+        groups: ``torch.distributed`` groups by the ranks in them.
+        streams: The random number generators of this process.
+        pipeline: What all microbatches share on this rank; None without a pipeline.
+        replicas: The channel to the ranks with the same part of the model, once something needs it.
+        nccl: Whether ranks have GPUs of their own, and NCCL is there.
+        drawing: The microbatch whose random states are the process's now.
+        known_models: The models that exist, by the order of their making.
+        normalisers: How many SyncBatchNorm modules were made.
+        saves: The saves of this process, once there was one.
+        unproved: Why steps are not compared with one process.
+        compared: The models that are compared, for ``weft verify``.
+        left: What the last compared step has left in the modules of other ranks.
+    """
+
     device: torch.device
     groups: dict[tuple[int, ...], Any]
     streams: Streams
-    monitor: Monitor
     pipeline: Pipeline | None = None
-    executor: Executor | None = None
-    recorder: Recorder | None = None
-    forward: tuple[int, float] | None = None
-    growth: Growth = field(default_factory=Growth)
-    huge_pages: HugePages = field(default_factory=HugePages)
+    replicas: TorchChannel | None = None
+    nccl: bool = False
+    drawing: Microbatch | None = None
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
-    steps: int = 0
-    evaluations: int = 0
-    tracing: bool = False
-    asked: bool = False
+    normalisers: int = 0
+    saves: Saves | None = None
     unproved: str = ""
     compared: Any = ()
     left: Any = None
-    first_inputs: bool = False
-    seed: int = 0
-    drawing: Microbatch | None = None
-    chosen: Any = None
-    watch: Any = None
-    replicas: TorchChannel | None = None
-    numbered: int = 0
-    changes: list[str] = field(default_factory=list)
-    broken: str = ""
-    store: Any = None
-    saves: Any = None
-    nccl: bool = False
-    waits: list[str] = field(default_factory=list)
-    progress: Progress | None = None
-    values: Any = None
-
-    @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
-        """What this rank does outside of microbatches, for reports of ranks that fail or wait."""
-        self.check_outside(what)
-        self.waits.append(what)
-        self.monitor.note("collective", self.steps, None, what)
-        try:
-            yield
-        finally:
-            self.waits.pop()
-            outer = self.waits[-1] if self.waits else None
-            self.monitor.note("collective" if outer else "", self.steps, None, outer)
-
-    def count_step(self, evaluates: bool) -> None:
-        """One more step begins; people count those apart that only evaluate."""
-        self.steps += 1
-        self.evaluations += evaluates
-        self.monitor.count_evaluations(self.evaluations, evaluates)
 
     @property
-    def timeout(self) -> timedelta:
-        """How long a collective waits for the other ranks."""
-        return timeout_of(self.settings)
+    def channel(self) -> Channel | None:
+        """The pipeline's channel, if there is a pipeline."""
+        return None if self.pipeline is None else self.pipeline.channel
 
     @property
-    def in_step(self) -> bool:
-        """Whether a microbatch of a split model runs here, or the trace of one."""
-        return self.tracing or present() is not None
+    def channels(self) -> list[Channel]:
+        """All channels of this rank."""
+        return [channel for channel in (self.channel, self.replicas) if channel is not None]
 
-    def check_outside(self, what: str) -> None:
-        """Refuse ``what`` in a step that is split.
+    def add_model(self, model: Any) -> None:
+        """Know one more model, as long as it exists."""
+        self.known_models[max(self.known_models, default=-1) + 1] = model
 
-        Raises:
-            UsageError: One runs. Its microbatches are in flight together, and ranks come there at different times.
-        """
-        if self.in_step:
-            raise UsageError(
-                f"{what} was called inside a weft.step function: call it before or after the step"
-            )
+    def number_normaliser(self) -> int:
+        """A number for a new SyncBatchNorm module, the same on every rank."""
+        self.normalisers += 1
+        return self.normalisers
 
-    @property
-    def rank(self) -> int:
-        return self.place.rank
+    def keep_saves(self, saves: Saves) -> None:
+        """Close these saves at the end of the job."""
+        self.saves = saves
 
     @property
     def models(self) -> list[Any]:
@@ -146,14 +110,3 @@ class Session:
             group = made[self.peers("rdp")]
             rings = rings_of(group, self.device)
         self.replicas = TorchChannel(group, self.device, mailbox=self.pipeline.channel.mailbox, rings=rings)
-
-    def position(self, axis: str) -> int:
-        return self.mesh.position(axis, self.place.rank)
-
-    def peers(self, axis: str) -> tuple[int, ...]:
-        return self.mesh.group(axis, self.place.rank)
-
-
-def timeout_of(settings: Settings) -> timedelta:
-    """How long a collective waits: longer than the judge, who knows whom to blame."""
-    return timedelta(seconds=settings.wait_timeout + JUDGE_S)

@@ -19,17 +19,20 @@ from weft import schedule
 from weft.config import Settings
 from weft.errors import ConfigError, FormatError, PlacementError
 from weft.foreign import read_text
-from weft.plan.auto import Found, Option, Placed, as_weft_runs, options, search
-from weft.plan.chosen import Chosen, ahead, schedule_for
+from weft.plan.chosen import Chosen, ahead, options_for, schedule_for
+from weft.plan.corrected import find_better, measure_stages
 from weft.plan.explain import explain
 from weft.plan.late import PARTS
+from weft.plan.option import Option, Placed
+from weft.plan.search import Found, as_weft_runs, search
 from weft.plan.turn import EFFORT, best_turn, tries
 from weft.schedule.legal import check
+from weft.schedule.table import KINDS
 from weft.simulate import Links, StageCost
-from weft.timeline import Span
 from weft.torch.session.collectives import agree_on, gather_texts
 from weft.torch.session.session import Session
 from weft.torch.split.link_speed import MeasuredLink
+from weft.torch.split.memory_room import limit_bytes
 from weft.torch.split.open_modules import CALL_S, MICROBATCH_S, Choice, choose, turned
 from weft.torch.split.unit_tree import Tree
 
@@ -40,8 +43,6 @@ MEMORY_WEIGHT = 0.8
 """Of a split that must fit a memory limit."""
 STEPS = 20
 """After so many steps the prediction is compared with them."""
-BETTER = 0.95
-"""Another schedule takes over if its step is predicted to take less than this of the present one's."""
 
 
 def choose_automatically(
@@ -65,7 +66,7 @@ def choose_automatically(
         settings.microbatches,
         place,
         links,
-        tried=sensible(settings, limits is not None),
+        tried=options_for(settings, limits is not None),
         within=lambda option: placed(tree, by_memory, links, option.layout(settings.partitions)),
         ahead=ahead(settings),
     )
@@ -99,30 +100,22 @@ def _from_file(
     return Chosen.of(found, links, explain([found])), placed.placement
 
 
-def sensible(settings: Settings, limited: bool) -> list[Option]:
-    """The options that may help: without a memory limit there is nothing to save."""
-    tried = options(settings.partitions, settings.microbatches)
-    if settings.pipeline == "list":
-        tried = [option for option in tried if option.schedule == "list"]
-    return tried if limited else [o for o in tried if not o.recompute and o.active is None]
-
-
 def links_of(tree: Tree, link: MeasuredLink) -> Links:
     """The measured link between all ranks, for tensors as they flow between this model's units."""
-    sizes = [piece.output_bytes for piece in tree.pieces(set()) if not piece.floating]
+    sizes = [piece.unit.output_bytes for piece in tree.pieces(set()) if not piece.floating]
     return link.links(median(sizes) if sizes else 0.0)
 
 
 def placed(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
     """The units on stages with these ranks."""
     ranks = settings.partitions
-    if settings.pipeline == "interleaved" and ahead(settings) and settings.microbatches > 1:
+    if KINDS[settings.pipeline].chunks == (1, 1) and ahead(settings) and settings.microbatches > 1:
         return _shifted(tree, settings, links, layout)
     if ranks == 1 or tuple(layout) != TURN.layout(ranks):
         return as_placed(choose(tree, settings, layout), layout)
     few = tries(ranks, settings.microbatches)
     found = [as_placed(choice, layout) for choice in turned(tree, settings, layout, few)]
-    halves = any(piece.input_s or piece.weight_s for one in found for piece in one.placement.pieces)
+    halves = any(piece.unit.input_ms is not None for one in found for piece in one.placement.pieces)
     return best_turn(found, ranks, settings.microbatches, links, halves)
 
 
@@ -161,15 +154,16 @@ def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:
     follow_s = MICROBATCH_S + CALL_S * choice.calls * len({*choice.partitions}) / stages
     for stage in range(stages):
         pieces = [piece for piece, at in zip(choice.pieces, choice.stages, strict=True) if at == stage]
-        size = pieces[-1].output_bytes if pieces else 0
+        units = [piece.unit for piece in pieces]
+        size = units[-1].output_bytes if units else 0
         parameters = {number: p for piece in pieces for number, p in piece.parameters.items()}
-        saved = sum(piece.saved_bytes for piece in pieces)
+        saved = sum(unit.activation_bytes for unit in units)
         costs.append(
             StageCost(
-                forward_s=sum(piece.forward_s for piece in pieces) + follow_s,
-                backward_s=sum(piece.backward_s for piece in pieces),
-                input_s=sum(piece.input_s for piece in pieces),
-                weight_s=sum(piece.weight_s for piece in pieces),
+                forward_s=sum(unit.forward_ms for unit in units) / 1e3 + follow_s,
+                backward_s=sum(unit.backward_ms for unit in units) / 1e3,
+                input_s=sum(unit.input_ms or 0.0 for unit in units) / 1e3,
+                weight_s=sum(unit.weight_ms or 0.0 for unit in units) / 1e3,
                 forward_bytes=size,
                 backward_bytes=size,
                 activation_bytes=saved,
@@ -195,21 +189,10 @@ class Watch:
             return
         if not any(span.kind in ("B", "I") for span in spans):
             return
-        self.steps.append((step_s, stage_times(spans)))
+        self.steps.append((step_s, measure_stages(spans)))
         if len(self.steps) > STEPS:
             self.done = True
             compare(session, self.steps[1:])
-
-
-def stage_times(spans: Sequence[Span]) -> dict[str, float]:
-    """Seconds of one microbatch by stage and kind, as `0F`, over those that ran it."""
-    took_s: dict[str, float] = {}
-    which: dict[str, set[int]] = {}
-    for span in spans:
-        key = f"{span.stage}{span.kind}"
-        took_s[key] = took_s.get(key, 0.0) + span.end_s - span.start_s
-        which.setdefault(key, set()).add(span.microbatch)
-    return {key: took_s[key] / len(which[key]) for key in took_s}
 
 
 def compare(session: Session, steps: list[tuple[float, dict[str, float]]]) -> None:
@@ -222,7 +205,7 @@ def compare(session: Session, steps: list[tuple[float, dict[str, float]]]) -> No
         texts = gather_texts(json.dumps(own), session.group("pp"))
     answer = agree_on(session, lambda: _answer(session, [json.loads(text) for text in texts]))
     if answer.strip():
-        session.chosen = Chosen.from_json(answer)
+        session.use_schedule(Chosen.from_json(answer))
 
 
 def _answer(session: Session, found: list[dict[str, Any]]) -> str:
@@ -235,43 +218,11 @@ def _answer(session: Session, found: list[dict[str, Any]]) -> str:
         chosen.option, chosen.step_s * 1e3, measured_s * 1e3, 100 * (chosen.step_s / measured_s - 1),
     )  # fmt: skip
     times = {key: value for one in found for key, value in one["times"].items()}
-    stages = tuple(corrected(stage, number, times) for number, stage in enumerate(chosen.stages))
-    layout = chosen.schedule.rank_of_stage
-    tried = [option for option in sensible(settings, False) if option.layout(settings.partitions) == layout]
-    if settings.pipeline == "file":
+    better = find_better(chosen, settings, times, limit_bytes(session))
+    if better is None:
         return ""
-    again = search(
-        settings.partitions,
-        settings.microbatches,
-        lambda _: Placed(stages),
-        chosen.links,
-        tried=tried,
-        ahead=ahead(settings),
-    )
-    present = next(one for one in again if one.option == dataclasses.replace(chosen.option, recompute=False))
-    if chosen.option.recompute or again[0].step_s > BETTER * present.step_s:
-        return ""
-    better = Chosen.of(again[0], chosen.links, explain(again))
     log.info(
         "auto: with the measured times %s takes %.1f ms, %s %.1f ms: that runs from now on",
-        chosen.option, present.step_s * 1e3, better.option, better.step_s * 1e3,
+        chosen.option, better.present_s * 1e3, better.chosen.option, better.chosen.step_s * 1e3,
     )  # fmt: skip
-    return better.to_json()
-
-
-def corrected(stage: StageCost, number: int, times: dict[str, float]) -> StageCost:
-    """The costs with measured times; those of the kinds that did not run keep their proportion."""
-    backward = {"B": stage.backward_s, "I": stage.input_s, "W": stage.weight_s}
-    ran = [kind for kind in backward if f"{number}{kind}" in times]
-    expected_s = sum(backward[kind] for kind in ran)
-    scale = sum(times[f"{number}{kind}"] for kind in ran) / expected_s if expected_s else 1.0
-    backward_s, input_s, weight_s = (
-        times.get(f"{number}{kind}", scale * took_s) for kind, took_s in backward.items()
-    )
-    return dataclasses.replace(
-        stage,
-        forward_s=times.get(f"{number}F", stage.forward_s),
-        backward_s=backward_s,
-        input_s=input_s,
-        weight_s=weight_s,
-    )
+    return better.chosen.to_json()

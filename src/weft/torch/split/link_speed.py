@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from weft.session.session import wait_timeout_s
 from weft.simulate import Links
 from weft.topology.cluster import Link
 from weft.torch.session.session import Session
@@ -49,18 +50,19 @@ def measure_link(session: Session) -> MeasuredLink:
     assert session.pipeline is not None
     if me > 1:
         return MeasuredLink()
+    channel, timeout_s = session.pipeline.channel, wait_timeout_s(session.settings)
     with busy(session.device.type == "cpu") as worked_s:
         found = []
         for size in (SMALL_BYTES, LARGE_BYTES):
             content = torch.zeros(size, dtype=torch.uint8, device=session.device)
-            seen = [_there_and_back(session.pipeline.channel, me, content, number) for number in range(TRIES)]
+            seen = [_there_and_back(channel, me, content, number, timeout_s) for number in range(TRIES)]
             found.append(median(seen))
         spent = []
         for size in (SMALL_BYTES, LARGE_BYTES):
             content = torch.zeros(size, dtype=torch.uint8, device=session.device)
             before_s = time.process_time() - worked_s()
             for number in range(TRIES):
-                _there_and_back(session.pipeline.channel, me, content, number)
+                _there_and_back(channel, me, content, number, timeout_s)
             spent.append((time.process_time() - worked_s() - before_s) / TRIES / 2)
     larger = LARGE_BYTES - SMALL_BYTES
     return MeasuredLink(
@@ -71,7 +73,7 @@ def measure_link(session: Session) -> MeasuredLink:
     )
 
 
-def _there_and_back(channel: Channel, me: int, content: torch.Tensor, number: int) -> float:
+def _there_and_back(channel: Channel, me: int, content: torch.Tensor, number: int, timeout_s: float) -> float:
     """Half of the time that a tensor of bytes takes to the other rank and back again."""
     start_s = time.perf_counter()
     for sender in (0, 1):
@@ -79,16 +81,8 @@ def _there_and_back(channel: Channel, me: int, content: torch.Tensor, number: in
         if me == sender:
             channel.send(1 - me, Message(key, content))
         else:
-            _receive(channel, 1 - me, key)
+            channel.mailbox.receive(1 - me, key, timeout_s, "a message that measures the link did not arrive")
     return (time.perf_counter() - start_s) / 2
-
-
-def _receive(channel: Channel, peer: int, key: Key) -> None:
-    seen = channel.mailbox.arrivals
-    while channel.mailbox.take(peer, key) is None:
-        seen = channel.mailbox.wait(seen, 1.0)
-        if channel.mailbox.failure is not None:
-            raise channel.mailbox.failure
 
 
 def company(session: Session) -> AbstractContextManager[Any]:

@@ -14,7 +14,8 @@ from weft.config import Settings
 from weft.errors import FormatError
 from weft.foreign import read_text, whole
 from weft.partition.cost import memory_bytes
-from weft.plan.chosen import ahead
+from weft.plan.chosen import most_in_flight
+from weft.schedule.table import KINDS
 from weft.torch.session.session import Session
 from weft.torch.split.open_modules import graph_of
 from weft.torch.split.unit_tree import Piece
@@ -46,19 +47,11 @@ def device_bytes(session: Session) -> float:
     return host / session.place.local_size
 
 
-def in_flight(settings: Settings) -> int:
-    """How many microbatches a rank may hold at once."""
-    more = ahead(settings)
-    if settings.pipeline != "interleaved" or more is None:
-        return settings.microbatches
-    return min(settings.microbatches, settings.active_microbatches + more)
-
-
 def fits(pieces: Sequence[Piece], partitions: Sequence[int], settings: Settings, available: float) -> bool:
     """Whether every partition's parameters, gradients, optimizer states and activations leave room."""
     taken = [0] * settings.partitions
     for unit, at in zip(graph_of(list(pieces)), partitions, strict=True):
-        taken[at] += memory_bytes(unit, in_flight(settings))
+        taken[at] += memory_bytes(unit, most_in_flight(settings))
     return max(taken) <= ROOM * available
 
 
@@ -67,6 +60,6 @@ def decided(settings: Settings, optimize: str) -> Settings:
     if settings.optimize != "auto":
         return settings
     weight = settings.memory_weight
-    if optimize == "memory" and settings.pipeline not in ("auto", "list"):
+    if optimize == "memory" and not KINDS[settings.pipeline].timed:
         weight = BY_MEMORY
     return replace(settings, optimize=optimize, memory_weight=weight)  # type: ignore[arg-type]

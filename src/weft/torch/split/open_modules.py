@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.config import Settings
-from weft.graph.model import Graph, Unit
+from weft.graph.model import Graph
 from weft.partition.chain.chain import split
 from weft.partition.cost import unit_costs
 from weft.plan.late import latest, shifted
@@ -141,7 +141,7 @@ def turned(tree: Tree, settings: Settings, layout: Sequence[int], most: int) -> 
     pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
     home = homes(tree, pieces)
     cuts_s = [sum(map(_crossing_s, sizes)) for sizes in tree.trace.operations.at_cuts(home, len(pieces))]
-    dear_s = min(cuts_s, default=0.0) + DEARER * sum(piece.forward_s + piece.backward_s for piece in pieces)
+    dear_s = min(cuts_s, default=0.0) + DEARER * sum(piece.unit.time_ms for piece in pieces) / 1e3
     firsts = [0, *(number for number, cut_s in enumerate(cuts_s, 1) if cut_s <= dear_s)]
     costs = piece_costs(pieces, settings)
     merged = [sum(costs[one:other]) for one, other in zip(firsts, [*firsts[1:], len(pieces)], strict=True)]
@@ -180,7 +180,7 @@ def _place(
     loads = [0.0] * settings.partitions
     for at, cost in zip(partitions, costs, strict=True):
         loads[at] += cost
-    time_s = sum(piece.forward_s + piece.backward_s for piece in pieces) or 1.0
+    time_s = sum(piece.unit.time_ms for piece in pieces) / 1e3 or 1.0
     calls = len(pieces) + sum(record.operations for record in tree.glue(tree.pieces(opened)))
     home = homes(tree, pieces)
     crossing_s = sum(map(_crossing_s, tree.trace.operations.crossing(home, partitions)))
@@ -231,31 +231,19 @@ def piece_costs(pieces: list[Piece], settings: Settings) -> list[float]:
     return unit_costs(graph_of(pieces), settings.memory_weight, max(1, (settings.partitions + 1) // 2))
 
 
-def halves_ms(piece: Piece) -> tuple[float | None, float | None]:
-    """Measured times of I and W; None where nobody measured them."""
-    if not piece.input_s and not piece.weight_s:
-        return None, None
-    return piece.input_s * 1e3, piece.weight_s * 1e3
-
-
 def graph_of(pieces: list[Piece]) -> Graph:
-    """The units as the pure core sees them."""
+    """The units as the pure core sees them. A parameter counts in the first unit that has it."""
     seen: set[int] = set()
     units = []
     for piece in pieces:
         own = [p for number, p in piece.parameters.items() if number not in seen]
         seen.update(piece.parameters)
         units.append(
-            Unit(
-                piece.name,
-                piece.forward_s * 1e3,
-                piece.backward_s * 1e3,
-                sum(p.numel() * p.element_size() for p in own),
-                piece.saved_bytes,
-                piece.output_bytes,
-                sum(p.numel() for p in own),
-                None if piece.tied is None else f"tied{piece.tied}",
-                *halves_ms(piece),
+            replace(
+                piece.unit,
+                parameter_bytes=sum(p.numel() * p.element_size() for p in own),
+                parameters=sum(p.numel() for p in own),
+                group=None if piece.tied is None else f"tied{piece.tied}",
             )
         )
     return Graph(tuple(units))

@@ -17,8 +17,10 @@ from torch import nn
 
 from weft.config import Settings
 from weft.errors import PlacementError, UsageError
-from weft.plan.chosen import MEASURED, Chosen, layout
+from weft.graph.model import Unit
+from weft.plan.chosen import Chosen, layout, most_in_flight
 from weft.runtime.allocator import give_back
+from weft.schedule.table import KINDS
 from weft.simulate import FREE
 from weft.torch.calls.attributes import own
 from weft.torch.delayed_parameters import has_delayed
@@ -33,7 +35,7 @@ from weft.torch.session.session import Session
 from weft.torch.split.automatic import Watch, choose_automatically, placed
 from weft.torch.split.by_hand import manual
 from weft.torch.split.link_speed import MeasuredLink, company, measure_link
-from weft.torch.split.memory_room import decided, device_bytes, fits, in_flight, limit_bytes
+from weft.torch.split.memory_room import decided, device_bytes, fits, limit_bytes
 from weft.torch.split.open_modules import Choice, graph_of, piece_costs
 from weft.torch.split.unit_tree import Piece, Tree
 from weft.torch.tensors.microbatch_weights import Padding
@@ -63,7 +65,8 @@ def partition_models(
     All are traced before any is split, because the step may call each of them.
     """
     plans = []
-    link = measure_link(session) if session.settings.pipeline in MEASURED and session.chosen is None else None
+    measured = KINDS[session.settings.pipeline].measured and session.chosen is None
+    link = measure_link(session) if measured else None
     for model in models:
         with nullcontext() if link is None else company(session):
             text = agree_on(
@@ -71,7 +74,7 @@ def partition_models(
             )
         plans.append(Plan.from_json(text))
         if plans[-1].chosen is not None:
-            session.chosen, session.watch = Chosen.from_record(plans[-1].chosen), Watch()
+            session.use_schedule(Chosen.from_record(plans[-1].chosen), Watch())
     for model, plan in zip(models, plans, strict=True):
         from_first_rank(session, model)
         apply(model.module, plan, session)
@@ -139,7 +142,7 @@ def make_plan(
         plan = replace_fields(plan, serial=True)
     return replace_fields(
         plan, chosen=None if chosen is None else chosen.to_record(), optimize=settings.optimize,
-        memory_weight=settings.memory_weight, in_flight=in_flight(settings), by_hand=not settings.auto_partition,
+        memory_weight=settings.memory_weight, in_flight=most_in_flight(settings), by_hand=not settings.auto_partition,
     )  # fmt: skip
 
 
@@ -180,7 +183,7 @@ def _place(
             tree, model.module, settings.default_partition, settings.partitions
         )
         return Choice(frozenset(opened), pieces, partitions, partitions, [], 0.0), None
-    if settings.pipeline in MEASURED and session.chosen is None:
+    if KINDS[settings.pipeline].measured and session.chosen is None:
         chosen, choice = choose_automatically(tree, settings, link or MeasuredLink(), limit_bytes(session))
         log.info("%s:\n%s", settings.pipeline, chosen.reasons)
         return choice, chosen
@@ -218,8 +221,7 @@ def _trace(
             function(*given, **named)
 
     session.monitor.note("trace", session.steps + 1)
-    session.tracing = True
-    with ExitStack() as stack:
+    with session.rehearsing(), ExitStack() as stack:
         for other in session.models:
             if other is not model and not other.partitioned:
                 stack.enter_context(untouched(other.module, session.streams))
@@ -231,8 +233,6 @@ def _trace(
         except BaseException as error:
             session.monitor.locate(error)
             raise
-        finally:
-            session.tracing = False
     padding.warn(batch)
     return traced
 
@@ -247,7 +247,7 @@ def _traced(session: Session, root: nn.Module, run: Callable[[], Any], kept: Kep
         with Clock() as clock:
             return trace(root, run, session.device, session.streams, clock, kept=kept)
     if not delayed:
-        split = session.settings.pipeline in MEASURED
+        split = KINDS[session.settings.pipeline].measured
         return trace(root, run, session.device, session.streams, split=split, kept=kept)
     with Clock() as clock:
         try:
@@ -271,15 +271,14 @@ def _plan(
 ) -> Plan:
     units = [
         PlannedUnit(
-            unit.name, at, unit.parameters, unit.parameter_bytes, unit.activation_bytes,
-            round(unit.forward_ms, 4), round(unit.backward_ms, 4), round(cost, 5), _writes(traced, unit.name), stage,
-            traced.records[unit.name].calls > 0,
+            unit, at, round(cost, 5), _writes(traced, unit.name), stage, traced.records[unit.name].calls > 0
         )
         for unit, stage, at, cost in zip(graph_of(pieces).units, stages, partitions, costs, strict=True)
-    ]  # fmt: skip
+    ]
     floating = [piece for piece in tree.pieces(opened) if piece.floating]
     units += [
-        PlannedUnit(piece.name, FLOATING, traced=traced.records[piece.name].calls > 0) for piece in floating
+        PlannedUnit(Unit(piece.name, 0, 0, 0, 0), FLOATING, traced=traced.records[piece.name].calls > 0)
+        for piece in floating
     ]
     where = {piece.name: at for piece, at in zip(pieces, partitions, strict=True)}
     names = tree.parameter_names

@@ -15,38 +15,58 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from weft.graph.model import Unit
 from weft.torch.pytorch.private import has_backward_hooks, is_compiled
 from weft.torch.trace.record import Record, Trace
 
 
 @dataclass
 class Piece:
-    """A unit with what its whole subtree costs. ``tied``: pieces of one number must lie together."""
+    """A module that is a unit.
 
-    name: str
+    Attributes:
+        unit: What its whole subtree costs; parameters count in the graph only, see ``open_modules.graph_of``.
+        module: The module.
+        order: When it was first called, among all modules.
+        floating: Whether it has no state, and so runs where its newest argument is.
+        parameters: Those that go with it, by ``id``.
+        tied: Pieces of one number must lie together.
+    """
+
+    unit: Unit
     module: nn.Module
     order: float
     floating: bool
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    input_s: float = 0.0
-    weight_s: float = 0.0
-    saved_bytes: int = 0
-    output_bytes: int = 0
     parameters: dict[int, nn.Parameter] = field(default_factory=dict)
     tied: int | None = None
 
-    def add(self, other: Record | Piece) -> None:
+    @property
+    def name(self) -> str:
+        """The name of the module in the model."""
+        return self.unit.name
+
+    def add(self, other: Unit) -> None:
         """Count what ``other`` costs here."""
-        self.forward_s += other.forward_s
-        self.backward_s += other.backward_s
-        self.input_s += other.input_s
-        self.weight_s += other.weight_s
-        self.saved_bytes += other.saved_bytes
+        self.unit = self.unit.plus_work(other)
 
     def module_parameters(self) -> set[int]:
         """The parameters of the module itself, by ``id``; ``parameters`` may hold others that go with it."""
         return {id(parameter) for parameter in self.module.parameters()}
+
+
+def cost_of(record: Record) -> Unit:
+    """What a module costs by itself, without the modules that it called."""
+    measured = record.input_s or record.weight_s
+    return Unit(
+        record.name,
+        record.forward_s * 1e3,
+        record.backward_s * 1e3,
+        parameter_bytes=0,
+        activation_bytes=record.saved_bytes,
+        output_bytes=record.output_bytes,
+        input_ms=record.input_s * 1e3 if measured else None,
+        weight_ms=record.weight_s * 1e3 if measured else None,
+    )
 
 
 class Tree:
@@ -141,10 +161,9 @@ class Tree:
                 self._collect(self.children[name], opened, found)
                 continue
             record = self.records[name]
-            piece = Piece(name, record.module, record.order, floating=not self.has_state(name))
-            for part in self.subtree(name):
-                piece.add(part)
-            piece.output_bytes = record.output_bytes
+            piece = Piece(cost_of(record), record.module, record.order, floating=not self.has_state(name))
+            for part in itertools.islice(self.subtree(name), 1, None):
+                piece.add(cost_of(part))
             piece.parameters = {id(p): p for p in record.module.parameters()}
             found.append(piece)
 
@@ -159,11 +178,11 @@ class Tree:
         if not fixed:
             return
         for record in self.glue(pieces):
-            before(fixed, record.order).add(record)
-        fixed[-1].add(self.trace.around)  # a loss, in most steps
+            before(fixed, record.order).add(cost_of(record))
+        fixed[-1].add(cost_of(self.trace.around))  # a loss, in most steps
         for piece in pieces:
             if piece.floating:
-                before(fixed, piece.order).add(piece)
+                before(fixed, piece.order).add(piece.unit)
         for parameter, at in self.glue_parameters(pieces):
             at.parameters[id(parameter)] = parameter
 

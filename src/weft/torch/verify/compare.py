@@ -143,13 +143,11 @@ class Proof:
         states = session.streams.capture()
         seed = session.streams.draw()
         session.streams.restore(states)
-        session.tracing, session.asked = True, False
-        try:
-            self._reference = run_alone(session, self.models, function, batch, seed, values)
-        except Exception as error:
-            return f"run by one process, it raises {type(error).__name__}: {error}"
-        finally:
-            session.tracing = False
+        with session.rehearsing():
+            try:
+                self._reference = run_alone(session, self.models, function, batch, seed, values)
+            except Exception as error:
+                return f"run by one process, it raises {type(error).__name__}: {error}"
         return ""
 
     def attach(self) -> None:

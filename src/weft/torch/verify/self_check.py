@@ -24,9 +24,10 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from weft.errors import ConfigError, PeerError
-from weft.runtime.executor import Executor, Order
+from weft.runtime.executor import Executor
 from weft.runtime.microbatch import Microbatch
 from weft.schedule.action import Action
+from weft.schedule.order import Order
 from weft.torch.backward import weight_gradients
 from weft.torch.calls.stand_ins import stand_in
 from weft.torch.execution.entry_points import install, replace_checkpoint

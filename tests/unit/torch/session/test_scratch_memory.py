@@ -17,7 +17,7 @@ from weft.torch.session import scratch_memory as scratch
 
 keep_memory(os.environ)
 torch.set_num_threads(1)
-leave = scratch.giver() if sys.argv[1] == "given back" else lambda: None
+leave = scratch.find_release() if sys.argv[1] == "given back" else lambda: None
 x, grad, weight = torch.randn(512, 256), torch.randn(512, 1024), torch.randn(1024, 256)
 y, found = torch.empty(512, 1024), torch.empty(1024, 256)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import weft.torch as weft
 from tests.unit.torch.networks import WIDTH, Block, Chain, Leaking, Normed, Tied, traced
 from weft.config import Settings
 from weft.errors import PlacementError
+from weft.graph import Unit
 from weft.simulate import FREE
 from weft.torch.split.automatic import placed
 from weft.torch.split.by_hand import manual
@@ -68,7 +70,7 @@ def test_the_first_rank_gets_more_where_the_last_one_waits_for_it(settings: dict
     choice = placed(tree_of(Chain(4)), known, FREE, range(2)).placement
     parts = [0.0, 0.0]
     for piece, at in zip(choice.pieces, choice.partitions, strict=True):
-        parts[at] += piece.forward_s
+        parts[at] += piece.unit.forward_ms / 1e3
     assert parts == pytest.approx([first * TIME, (8 - first) * TIME], rel=0.02)
     assert choice.opened == ({"blocks.2"} if first == 5 else set())
 
@@ -217,9 +219,9 @@ def test_what_cannot_be_opened_cannot_be_split():
 def test_a_plan_travels_as_text_and_knows_the_owner_of_every_name():
     net = Tied()
     units = (
-        PlannedUnit("first", 1, 64, 256, cost=0.5),
-        *(PlannedUnit(f"blocks.{n}", n % 2) for n in range(3)),
-        PlannedUnit("last", 1),
+        PlannedUnit(Unit("first", 0, 0, 256, 0, parameters=64), 1, cost=0.5),
+        *(PlannedUnit(Unit(f"blocks.{n}", 0, 0, 0, 0), n % 2) for n in range(3)),
+        PlannedUnit(Unit("last", 0, 0, 0, 0), 1),
     )
     plan = Plan.from_json(Plan(units, {}, {}, True).to_json())
     assert plan == Plan(units, {}, {}, True)
@@ -229,6 +231,17 @@ def test_a_plan_travels_as_text_and_knows_the_owner_of_every_name():
     assert plan.elsewhere(0) == ["first", "blocks.1", "last"]
     text = str(plan.placement(2, 4))
     assert "first" in text and "256" in text
+
+
+def test_a_plan_of_an_older_checkpoint_is_read():
+    """Rows were flat, and had fewer values."""
+    row = {"name": "first", "partition": 1, "parameters": 64, "parameter_bytes": 256, "activation_bytes": 8}
+    row |= {"forward_ms": 1.5, "backward_ms": 3.0, "cost": 0.5}
+    text = json.dumps({"units": [row], "parameters": {}, "buffers": {}, "numpy": False})
+    (unit,) = Plan.from_json(text).units
+    assert unit == PlannedUnit(Unit("first", 1.5, 3.0, 256, 8, parameters=64), 1, 0.5)
+    written = json.loads(Plan.from_json(text).to_json())["units"][0]
+    assert {name: written[name] for name in row} == row, "and an older weft reads what this one writes"
 
 
 # --- a V whose turn is one stage ------------------------------------------------------------------------
@@ -243,7 +256,11 @@ def test_a_turn_has_first_stages_of_all_sizes_and_even_ranks():
     found = turns_of(tree_of(Chain(8)))
     halves = [
         [
-            sum(piece.forward_s for piece, at in zip(one.pieces, one.stages, strict=True) if at == stage)
+            sum(
+                piece.unit.forward_ms / 1e3
+                for piece, at in zip(one.pieces, one.stages, strict=True)
+                if at == stage
+            )
             / TIME
             for stage in range(3)
         ]

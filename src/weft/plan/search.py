@@ -15,10 +15,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from weft import schedule
 from weft.errors import PlacementError, ScheduleError
+from weft.plan.option import Option, Placed, options
 from weft.schedule import Schedule
 from weft.simulate import Edge, Links, Simulation, StageCost, as_run, simulate
 from weft.units import format_bytes
@@ -26,106 +26,6 @@ from weft.units import format_bytes
 VISIT = 0.02
 """What each stage more on a rank must gain of the step: visits of stages cost more than a trace sees (measured; see
 `docs/decisions/0063-simulated-as-run.md`)."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """A schedule that could be chosen.
-
-    Attributes:
-        schedule: Its name, as `weft.schedule.make` takes it.
-        chunks: How many stages a rank has, where that is free.
-        active: How many microbatches a rank may hold, where that is free.
-        recompute: Whether activations are computed anew in the backward pass instead of kept.
-        like: For "list": the schedule whose stages it takes, or "v": a V whose turn is one stage (see `turn`).
-        splits: For "list": whether backward passes may be I and W.
-        text: For "file": the CSV text.
-    """
-
-    schedule: str
-    chunks: int | None = None
-    active: int | None = None
-    recompute: bool = False
-    like: str | None = None
-    splits: bool = False
-    text: str | None = None
-
-    def __str__(self) -> str:
-        parts = [self.schedule if self.like is None else f"{self.schedule} on {self.like}"]
-        parts += [f"{self.chunks} chunks"] if self.chunks is not None else []
-        parts += [f"{self.active} active"] if self.active is not None else []
-        parts += ["I and W"] if self.splits else []
-        parts += ["recompute"] if self.recompute else []
-        return ", ".join(parts)
-
-    def layout(self, ranks: int) -> tuple[int, ...]:
-        """The rank of each stage."""
-        if self.text is not None:
-            return schedule.from_csv(self.text).rank_of_stage
-        if self.like == "v":
-            return (*range(ranks), *range(ranks - 2, -1, -1))
-        return schedule.make(self.like or self.schedule, ranks, 1, chunks=self.chunks).rank_of_stage
-
-    def actions(
-        self,
-        ranks: int,
-        microbatches: int,
-        stages: Sequence[StageCost],
-        links: Links,
-        activation_bytes: Sequence[int] | None,
-        rank_of_stage: Sequence[int] = (),
-    ) -> Schedule:
-        """The action lists, for stages that cost so much and what each rank may keep of activations.
-
-        `rank_of_stage` is for "list", which takes any stages; those of `layout` if not given.
-        """
-        if self.like is None:
-            return self.pattern(ranks, microbatches)
-        layout = tuple(rank_of_stage) or self.layout(ranks)
-        costs = [
-            schedule.ListCost(
-                rank=rank,
-                forward_s=stage.forward_s,
-                backward_s=stage.input_s if self.splits else stage.backward_s,
-                weight_s=stage.weight_s if self.splits else None,
-                activation_bytes=max(stage.activation_bytes, stage.weight_bytes * self.splits),
-                transfer_s=_transfer_s(links, rank, after, stage),
-                whole_s=stage.backward_s if self.splits else None,
-            )
-            for rank, after, stage in zip(layout, (*layout[1:], layout[-1]), stages, strict=True)
-        ]
-        return schedule.make("list", ranks, microbatches, costs=costs, memory_bytes=activation_bytes)
-
-    def pattern(self, ranks: int, microbatches: int) -> Schedule:
-        """The action lists of a schedule that does not depend on costs."""
-        return schedule.make(
-            self.schedule, ranks, microbatches, active=self.active, chunks=self.chunks, text=self.text
-        )
-
-
-def _transfer_s(links: Links, rank: int, after: int, stage: StageCost) -> float:
-    """What a stage's result takes to the rank of the next stage."""
-    if rank == after:
-        return 0.0
-    return 2 * links.overhead_s + links.between(rank, after).transfer_s(stage.forward_bytes)
-
-
-@dataclass(frozen=True)
-class Placed:
-    """Units on stages.
-
-    Attributes:
-        stages: What each stage costs.
-        edges: Tensors that skip stages.
-        placement: Whatever the caller wants to have back.
-        rank_of_stage: The rank of each stage, where it is not what was asked for: units that must lie together
-            bring every microbatch back to a rank. Only "list" takes such stages.
-    """
-
-    stages: tuple[StageCost, ...]
-    edges: tuple[Edge, ...] = ()
-    placement: Any = None
-    rank_of_stage: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,35 +46,6 @@ Place = Callable[[Sequence[int]], Placed]
 
 Within = Callable[[Option], Placed]
 """The units on the stages of an option, so that it fits the memory; raises `PlacementError` where it cannot."""
-
-
-def options(ranks: int, microbatches: int) -> list[Option]:
-    """All that is tried for so many ranks and microbatches."""
-    found = [Option("interleaved"), Option("zb_h1"), Option("simple")]
-    found += [Option(name, chunks=chunks) for name in ("looped", "looped_bfs") for chunks in (2, 3, 4)]
-    found += [Option("zb_v"), Option("v_half"), Option("v_min")]
-    found += [
-        Option("list", like=like, chunks=chunks, splits=splits)
-        for like, chunks in (("interleaved", None), ("v", None), ("looped", 2))
-        for splits in (False, True)
-        if like != "v" or ranks > 1
-    ]
-    found += [
-        Option(name, active=active)
-        for name in ("interleaved", "zb_h1")
-        for active in _fewer(ranks, microbatches)
-    ]
-    return found + [replace(option, recompute=True) for option in found]
-
-
-def _fewer(ranks: int, microbatches: int) -> list[int]:
-    """Limits on active microbatches: halves of what the first rank holds, down to 1.
-
-    >>> _fewer(8, 32), _fewer(8, 3), _fewer(1, 4)
-    ([4, 2, 1], [1], [])
-    """
-    held = min(ranks, microbatches)
-    return [held >> shift for shift in range(1, held.bit_length())]
 
 
 def search(

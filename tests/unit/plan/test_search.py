@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from weft import schedule
 from weft.errors import PlacementError, ScheduleError
-from weft.plan.auto import VISIT, Found, Option, Placed, merit, options, recomputed, search, simulation
 from weft.plan.explain import explain
+from weft.plan.option import Option, Placed, options
+from weft.plan.search import VISIT, Found, merit, recomputed, search, simulation
 from weft.simulate import FREE, Edge, Links, StageCost, as_run, simulate
 from weft.topology.cluster import Link
 

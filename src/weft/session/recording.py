@@ -6,19 +6,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from weft.config import Settings
 from weft.launch.discovery import Place
 from weft.profiler.recorder import Recorder
-from weft.transport.channel import ABORT, BEGIN, KINDS, TELL, WHERE, Key
-from weft.transport.torch_dist import TorchChannel
+from weft.session.session import Session
+from weft.transport.channel import ABORT, BEGIN, KINDS, TELL, WHERE, Channel, Key
 
-if TYPE_CHECKING:
-    from weft.torch.session.session import Session
-
-# Told once for a call, or once for a step: they belong to no microbatch.
 UNRECORDED = (ABORT, BEGIN, TELL, WHERE)
+"""Messages that are told once for a call, or once for a step: they belong to no microbatch."""
 
 
 def open_recorder(settings: Settings, place: Place) -> Recorder | None:
@@ -28,8 +24,11 @@ def open_recorder(settings: Settings, place: Place) -> Recorder | None:
     return Recorder.open(Path(settings.record), place.rank, place.world_size)
 
 
-def start(session: Session, recorder: Recorder | None) -> None:
-    """From now on ``recorder`` is told what this rank does. Ranks in its file are those of the job."""
+def start(session: Session, recorder: Recorder | None, channel: Channel | None) -> None:
+    """From now on ``recorder`` is told what this rank does. Ranks in its file are those of the job.
+
+    ``channel``: that of the pipeline, if there is one.
+    """
     session.recorder = recorder
     if recorder is None:
         return
@@ -42,26 +41,26 @@ def start(session: Session, recorder: Recorder | None) -> None:
         if key.kind not in UNRECORDED:
             add(kind, key.step, key.microbatch, start_s, end_s, ranks[peer], KINDS[key.kind])
 
-    if session.executor is not None and session.pipeline is not None:
+    if session.executor is not None:
         session.executor.hooks.record = span
-        channel = session.pipeline.channel
-        assert isinstance(channel, TorchChannel)
+    if channel is not None:
         channel.record = message
 
 
-def stop(session: Session) -> None:
+def stop(session: Session, channel: Channel | None) -> None:
     """Close the file."""
     recorder, session.recorder = session.recorder, None
-    if session.executor is not None and session.pipeline is not None:
+    if session.executor is not None:
         session.executor.hooks.record = None
-        session.pipeline.channel.record = None  # type: ignore[attr-defined]
+    if channel is not None:
+        channel.record = None
     if recorder is not None:
         recorder.close()
 
 
 @contextmanager
-def recorded(session: Session, kind: str, microbatch: int = -1) -> Iterator[None]:
-    """What runs inside is a span of its own."""
+def record(session: Session, kind: str, microbatch: int = -1) -> Iterator[None]:
+    """Inside, time belongs to a span of its own."""
     start_s = time.perf_counter()
     try:
         yield
@@ -71,8 +70,8 @@ def recorded(session: Session, kind: str, microbatch: int = -1) -> Iterator[None
 
 
 @contextmanager
-def recorded_forward(session: Session, microbatch: int) -> Iterator[None]:
-    """A microbatch of a rank without a pipeline: whatever is not its backward pass is its forward pass."""
+def record_forward(session: Session, microbatch: int) -> Iterator[None]:
+    """Inside, a microbatch of a rank without a pipeline: whatever is not its backward pass is its forward pass."""
     session.forward = (microbatch, time.perf_counter())
     try:
         yield
@@ -82,14 +81,14 @@ def recorded_forward(session: Session, microbatch: int) -> Iterator[None]:
 
 
 @contextmanager
-def recorded_backward(session: Session) -> Iterator[None]:
-    """The backward pass of the microbatch that runs, on a rank without a pipeline."""
+def record_backward(session: Session) -> Iterator[None]:
+    """Inside, the backward pass of the microbatch that runs, on a rank without a pipeline."""
     if session.forward is None:
         yield
         return
     _end_forward(session)
     microbatch = session.forward[0]
-    with recorded(session, "B", microbatch):
+    with record(session, "B", microbatch):
         yield
     session.forward = (microbatch, time.perf_counter())
 

@@ -1,0 +1,80 @@
+"""Every schedule by name: its generator, and all that is decided by the name.
+
+Whoever needs to know something of a schedule by its name reads it here, and compares no names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from weft.schedule.generators.interleaved import interleaved
+from weft.schedule.generators.looped import looped
+from weft.schedule.generators.looped_bfs import looped_bfs
+from weft.schedule.generators.simple import simple
+from weft.schedule.generators.v_half import v_half
+from weft.schedule.generators.v_min import v_min
+from weft.schedule.generators.zb_h1 import zb_h1
+from weft.schedule.generators.zb_v import zb_v
+from weft.schedule.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the name of a schedule decides.
+
+    Attributes:
+        generate: Its actions from (ranks, microbatches, active, chunks); None where more than these numbers is needed.
+        chunks: How many stages a rank has: least, most; None where the stages are those of its input.
+        limited: Whether a rank keeps to a limit on its microbatches in flight.
+        splits: Whether backward passes are I and W.
+        early: Whether a rank may start one microbatch more than its list holds, while it would wait.
+        measured: Whether the deciding rank measures what units and messages take, and tells the others the schedule.
+        timed: Whether the schedule follows from measured times, and so from chance.
+    """
+
+    generate: Callable[[int, int, int | None, int | None], Schedule] | None = None
+    chunks: tuple[int, int | None] | None = None
+    limited: bool = False
+    splits: bool = False
+    early: bool = False
+    measured: bool = False
+    timed: bool = False
+
+    @property
+    def free_chunks(self) -> bool:
+        """Whether a job says how many stages a rank has."""
+        return self.chunks is not None and self.chunks[1] is None
+
+
+KINDS: Mapping[str, Kind] = {
+    "interleaved": Kind(lambda p, m, active, _: interleaved(p, m, active), (1, 1), limited=True, early=True),
+    "simple": Kind(lambda p, m, *_: simple(p, m), (1, 1)),
+    "looped": Kind(lambda p, m, _, chunks: looped(p, m, chunks or 2), (2, None)),
+    "looped_bfs": Kind(lambda p, m, _, chunks: looped_bfs(p, m, chunks or 2), (2, None)),
+    "zb_h1": Kind(lambda p, m, active, _: zb_h1(p, m, active), (1, 1), limited=True, splits=True),
+    "zb_v": Kind(lambda p, m, *_: zb_v(p, m), (2, 2), splits=True),
+    "v_half": Kind(lambda p, m, *_: v_half(p, m), (2, 2), splits=True),
+    "v_min": Kind(lambda p, m, *_: v_min(p, m), (2, 2), splits=True),
+    "list": Kind(measured=True, timed=True),
+    "file": Kind(measured=True),
+    "auto": Kind(early=True, measured=True, timed=True),
+}
+"""All that a job may ask for; `auto` is no schedule of its own, but the best of the others."""
+
+NAMES = tuple(name for name in KINDS if name != "auto")
+"""All schedules."""
+
+CHUNKS: Mapping[str, tuple[int, int | None]] = {
+    name: kind.chunks for name, kind in KINDS.items() if kind.chunks is not None
+}
+"""The schedules that follow from the numbers alone, and how many chunks (stages a rank) each takes: least, most."""
+
+
+def having(trait: Callable[[Kind], bool]) -> tuple[str, ...]:
+    """The names of the kinds of which something is true.
+
+    >>> having(lambda kind: kind.limited)
+    ('interleaved', 'zb_h1')
+    """
+    return tuple(name for name, kind in KINDS.items() if trait(kind))

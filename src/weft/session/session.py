@@ -1,0 +1,215 @@
+"""The session of a process: what it knows of its job, and what it does just now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Protocol
+
+from weft.config import Settings
+from weft.errors import UsageError
+from weft.launch.discovery import Place
+from weft.plan.chosen import Chosen
+from weft.profiler.recorder import Recorder
+from weft.runtime.allocator import Growth
+from weft.runtime.executor import Executor
+from weft.runtime.huge_pages import HugePages
+from weft.runtime.microbatch import present
+from weft.topology.mesh import Mesh
+from weft.watch.monitor import Monitor
+from weft.watch.progress import Progress
+
+JUDGE_S = 5.0
+"""A rank that only waits speaks so much later than the one that sees all ranks: that one knows whom to blame."""
+
+
+class Closable(Protocol):
+    """Something that the end of the job closes."""
+
+    def close(self) -> None: ...
+
+
+class Values(Closable, Protocol):
+    """Where the values go that a script logs."""
+
+    def add(self, step: int, values: dict[str, float | str]) -> None: ...
+
+
+class StepWatch(Protocol):
+    """Who is told what each step took."""
+
+    def add(self, session: Any, step_s: float, microbatches: int) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Session:
+    """This process's place in its job. Whoever wants to change a session asks it, by one of the methods below.
+
+    Attributes:
+        settings: The settings of the job.
+        place: Which process of the job this is.
+        mesh: Which ranks lie on which axes.
+        monitor: Who is told what this rank does, and knows what the others do.
+        store: The key-value store of the job, that of the frontend's own library.
+        executor: Who runs the microbatches; None without a pipeline.
+        recorder: This rank's recording, if one is written.
+        forward: The microbatch of which a forward pass is recorded, and when that began; on ranks without a pipeline.
+        steps: How many steps have begun.
+        evaluations: How many of them had no backward pass.
+        tracing: Whether the step only rehearses.
+        asked: Whether the script has asked in this rehearsal if it is one.
+        first_inputs: Whether only the inputs of the pipeline's first rank count.
+        seed: What the random numbers of the present step follow from; the same on all ranks of a pipeline.
+        chosen: The schedule that the deciding rank has made, where one was made.
+        watch: Who compares steps with the prediction of `chosen`.
+        changes: What the script has changed in its models since they were split, in words.
+        broken: Why no further step can run; empty if nothing has failed.
+        waits: What this rank does outside of microbatches, the innermost last.
+        progress: The line of progress, on the rank that shows it.
+        values: Where logged values go, on the rank that writes them.
+    """
+
+    settings: Settings
+    place: Place
+    mesh: Mesh
+    monitor: Monitor
+    store: Any = None
+    executor: Executor | None = None
+    recorder: Recorder | None = None
+    forward: tuple[int, float] | None = None
+    growth: Growth = field(default_factory=Growth)
+    huge_pages: HugePages = field(default_factory=HugePages)
+    steps: int = 0
+    evaluations: int = 0
+    tracing: bool = False
+    asked: bool = False
+    first_inputs: bool = False
+    seed: int = 0
+    chosen: Chosen | None = None
+    watch: StepWatch | None = None
+    changes: list[str] = field(default_factory=list)
+    broken: str = ""
+    waits: list[str] = field(default_factory=list)
+    progress: Progress | None = None
+    values: Values | None = None
+
+    # --- where this process is ------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This process's number among all."""
+        return self.place.rank
+
+    def position(self, axis: str) -> int:
+        """This rank's place along an axis of the mesh."""
+        return self.mesh.position(axis, self.place.rank)
+
+    def peers(self, axis: str) -> tuple[int, ...]:
+        """The ranks along an axis of the mesh, this one among them."""
+        return self.mesh.group(axis, self.place.rank)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a collective waits for the other ranks."""
+        return timeout_of(self.settings)
+
+    # --- what it does ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """What this rank does outside of microbatches, for reports of ranks that fail or wait."""
+        self.check_outside(what)
+        self.waits.append(what)
+        self.monitor.note("collective", self.steps, None, what)
+        try:
+            yield
+        finally:
+            self.waits.pop()
+            outer = self.waits[-1] if self.waits else None
+            self.monitor.note("collective" if outer else "", self.steps, None, outer)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a microbatch of a split model runs here, or the trace of one."""
+        return self.tracing or present() is not None
+
+    def check_outside(self, what: str) -> None:
+        """Refuse ``what`` in a step that is split.
+
+        Raises:
+            UsageError: One runs. Its microbatches are in flight together, and ranks come there at different times.
+        """
+        if self.in_step:
+            raise UsageError(
+                f"{what} was called inside a weft.step function: call it before or after the step"
+            )
+
+    def check_whole(self) -> None:
+        """Refuse a further step after one that failed.
+
+        Raises:
+            UsageError: One has failed. The ranks may have come to different points of it.
+        """
+        if self.broken:
+            raise UsageError(f"the job cannot go on after a failed step: {self.broken}")
+
+    # --- what changes ---------------------------------------------------------------------------------------
+
+    def count_step(self, evaluates: bool) -> None:
+        """One more step begins. Steps that only evaluate are counted apart, too: people leave them out."""
+        self.steps += 1
+        self.evaluations += evaluates
+        self.monitor.count_evaluations(self.evaluations, evaluates)
+
+    def use_settings(self, settings: Settings) -> None:
+        """Go on with other settings for the same mesh; schedules are chosen anew."""
+        self.settings = settings
+        self.chosen = self.watch = None
+        if self.executor is not None:
+            self.executor.wait_timeout_s = wait_timeout_s(settings)
+
+    def use_schedule(self, chosen: Chosen, watch: StepWatch | None = None) -> None:
+        """Run this schedule from now on. ``watch``: who compares steps with its prediction; as before if not given."""
+        self.chosen, self.watch = chosen, watch or self.watch
+
+    def use_inputs(self, first: bool) -> None:
+        """Say whether only the inputs of the pipeline's first rank count."""
+        self.first_inputs = first
+
+    def note_changes(self, changes: list[str]) -> None:
+        """Remember what the script has changed in its models, in words."""
+        self.changes += changes
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Inside, the step only rehearses: it is measured, or compared with one process."""
+        self.tracing, self.asked = True, False
+        try:
+            yield
+        finally:
+            self.tracing = False
+
+    def break_off(self, error: BaseException) -> None:
+        """A step has failed: no further one can run."""
+        self.broken = f"{type(error).__name__}: {error}"
+        self.monitor.locate(error)
+
+    def show_progress(self, progress: Progress | None) -> None:
+        """Show this line of progress from now on."""
+        self.progress = progress
+
+    def log_to(self, values: Values) -> None:
+        """Hand logged values to this place from now on."""
+        self.values = values
+
+
+def wait_timeout_s(settings: Settings) -> float:
+    """How long a rank waits: longer than the judge, who knows whom to blame."""
+    return settings.wait_timeout + JUDGE_S
+
+
+def timeout_of(settings: Settings) -> timedelta:
+    """How long a collective waits for the other ranks."""
+    return timedelta(seconds=wait_timeout_s(settings))
