@@ -26,7 +26,8 @@ from weft.torch.optimizer import MASTERS, DistributedOptimizer
 from weft.torch.replicas.fsdp import like, whole
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, mix
 from weft.torch.session.session import Session
-from weft.torch.tensors.content import Decoder, Encoder
+from weft.torch.tensors import saved_values
+from weft.torch.tensors.serialise import Decoder
 
 Reader = Callable[[str], Tensor]
 
@@ -89,7 +90,7 @@ def add_model(part: Part, session: Session, model: DistributedModel) -> None:
     tensors, aliases, objects = named_state(model.module)
     mine = {name: value for name, value in tensors.items() if owner_of(model, name) == here}
     part.tensors |= {f"model/{name}": whole(value) for name, value in mine.items()}
-    encoder = Encoder(part.tensors, f"extra-{session.rank}")
+    encoder = saved_values.encoder(part.tensors, f"extra-{session.rank}")
     extra = {
         name: encoder.encode(value, f"the extra state {name}")
         for name, value in objects.items()
@@ -134,7 +135,7 @@ def add_optimizer(part: Part, session: Session, model: DistributedModel, optimiz
     wrapped = isinstance(optimizer, DistributedOptimizer)
     state_dict, more = optimizer.own_state() if wrapped else (optimizer.state_dict(), None)
     here = position(session)
-    encoder = Encoder(part.tensors, f"optimizer-{session.rank}")
+    encoder = saved_values.encoder(part.tensors, f"optimizer-{session.rank}")
     values: dict[str, Any] = {}
     for number, entry in state_dict["state"].items():
         name = flat[number]
@@ -161,7 +162,7 @@ def add_optimizer(part: Part, session: Session, model: DistributedModel, optimiz
 
 def add_rank(part: Part, session: Session, also: Mapping[str, Any], allow_pickle: bool) -> None:
     """What belongs to this rank alone: random states, and the states of the objects in ``also``."""
-    encoder = Encoder(part.tensors, f"ranks/{session.rank}", allow_pickle)
+    encoder = saved_values.encoder(part.tensors, f"ranks/{session.rank}", allow_pickle)
     which = TORCH | PYTHON | (NUMPY if "numpy.random" in sys.modules else 0)
     states = [encoder.encode(state, "the random state") for state in session.streams.capture(which)]
     objects = {name: encoder.encode(value.state_dict(), f"also[{name!r}]") for name, value in also.items()}

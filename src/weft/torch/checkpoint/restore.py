@@ -23,7 +23,8 @@ from weft.torch.optimizer import MASTERS
 from weft.torch.placed.plan import Plan
 from weft.torch.session.collectives import broadcast_text, gather_texts
 from weft.torch.session.session import Session
-from weft.torch.tensors.content import Decoder
+from weft.torch.tensors import saved_values
+from weft.torch.tensors.serialise import Decoder
 from weft.torch.tensors.state_names import fitting
 
 log = logging.getLogger("weft")
@@ -218,7 +219,7 @@ def _misfits(session: Session, index: Index, wanted: Wanted) -> list[str]:
 def _decode(session: Session, reader: ShardReader, wanted: Wanted) -> _Decoded:
     """Everything but the tensors; any error if it is not as weft writes it."""
     content, saved = reader.index.content, model_names(reader.index)
-    decoder = Decoder(reader.read, wanted.allow_pickle)
+    decoder = saved_values.decoder(reader.read, wanted.allow_pickle)
     means = fitting(saved, named_state.state_names(wanted.model))
     mine, exact = named_state.rank_content(session, content["ranks"])
     random = None if mine is None or not wanted.random_states else mine["random"]

@@ -15,7 +15,7 @@ from weft.torch.model import DistributedModel
 from weft.torch.optimizer import DistributedOptimizer
 from weft.torch.session import current
 from weft.torch.session.session import Session
-from weft.torch.tensors.content import Encoder
+from weft.torch.tensors import saved_values
 
 log = logging.getLogger("weft")
 
@@ -119,7 +119,9 @@ def _check_model(model: Any, optimizer: Any) -> None:
 
 def _add_shared(part: named_state.Part, session: Session, user_content: Any, allow_pickle: bool) -> None:
     mesh = session.mesh
-    part.content["user"] = Encoder(part.tensors, "user", allow_pickle).encode(user_content, "user_content")
+    part.content["user"] = saved_values.encoder(part.tensors, "user", allow_pickle).encode(
+        user_content, "user_content"
+    )
     part.content["steps"] = session.steps
     part.content["settings"] = restore.split_settings(session)
     part.content["layout"] = {"world": mesh.world_size, "partitions": mesh.pp, "placement": mesh.placement}

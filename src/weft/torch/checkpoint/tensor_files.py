@@ -16,7 +16,7 @@ from weft.checkpoint.names import open_inside
 from weft.checkpoint.shard import check_range, describe, read_checked
 from weft.errors import CheckpointError, UsageError
 from weft.foreign import shown_text, translated
-from weft.torch.tensors.content import named_dtype
+from weft.torch.tensors.serialise import named_dtype
 
 # What the format has a name for; others are stored as their bytes, and the index says what they are.
 NATIVE = frozenset(
@@ -114,8 +114,8 @@ class ShardReader:
     def read(self, path: str) -> Tensor:
         """The tensor of a path, on the CPU; :class:`CheckpointError` if its bytes are not those that were saved."""
         entry, descriptor = self._open(path)
-        dtype = named_dtype(entry.dtype)
         with translated(f"{entry.shard}: {shown_text(path)} cannot be read", CheckpointError):
+            dtype = named_dtype(entry.dtype)
             content = read_checked(descriptor, entry, path)
             self.bytes_read += entry.size
             if not content:

@@ -45,7 +45,7 @@ from weft.torch.checkpoint.restore import Wanted, agree, land_with, told_by_firs
 from weft.torch.checkpoint.saving import Request, SaveReport, Saves, meet
 from weft.torch.model import DistributedModel
 from weft.torch.session.session import Session
-from weft.torch.tensors.content import Decoder, Encoder
+from weft.torch.tensors import saved_values
 
 log = logging.getLogger("weft")
 _MANIFEST_LIMIT_BYTES = 1 << 20
@@ -135,7 +135,7 @@ def write(
 def _user_bytes(value: Any, allow_pickle: bool) -> bytes:
     """The file of the user's content: as it is where plain weights-only loading reads it, else as JSON and tensors."""
     tensors: dict[str, Tensor] = {}
-    text = json.dumps(Encoder(tensors, "user", allow_pickle).encode(value, "user_content"))
+    text = json.dumps(saved_values.encoder(tensors, "user", allow_pickle).encode(value, "user_content"))
     plain, wrapped = io.BytesIO(), io.BytesIO()
     with suppress(Exception):
         torch.save(value, plain)
@@ -266,5 +266,7 @@ def _user_content(path: Path, allow_pickle: bool | str) -> Any:
     if isinstance(content, dict) and set(content) == {_WRAPPED, "tensors"}:
         tensors = content["tensors"]
         with translated(f"{path} cannot be read", CheckpointError):
-            return Decoder(lambda name: tensors[name], allow_pickle).decode(parse_json(content[_WRAPPED]))
+            return saved_values.decoder(lambda name: tensors[name], allow_pickle).decode(
+                parse_json(content[_WRAPPED])
+            )
     return content

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from weft.errors import TransportError
 from weft.torch.session.session import Session
-from weft.torch.tensors.packing import Packed, unpack
+from weft.torch.tensors.messages import Packed, unpack
 from weft.transport.tags import OBJECTS
 from weft.transport.torch_dist import to_bytes
 

@@ -22,7 +22,7 @@ from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.optimizer import is_local
 from weft.torch.session import current
 from weft.torch.session.session import Session
-from weft.torch.tensors.packing import Packed, pack, unpack
+from weft.torch.tensors.messages import Packed, pack, unpack
 
 MAX_BYTES = 1 << 32
 """What a receiver takes of one object, unless it is told otherwise: 4 GiB."""

@@ -246,7 +246,7 @@ def test_an_unknown_object_is_an_error_that_says_what_may_be_returned():
 def test_a_class_that_this_rank_does_not_know_is_an_error():
     local = namedtuple("local", "a")
     with pytest.raises(
-        UsageError, match=r"returned a local of tests\.unit\.torch\.test_structure, which this rank"
+        UsageError, match=r"returned a local of tests\.unit\.torch\.tensors\.test_nested, which this rank"
     ):
         again(local(ONE))
     with pytest.raises(UsageError, match="returned a Gone of nowhere"):

@@ -23,7 +23,7 @@ from weft.checkpoint.plain_pickle import Name, Record, read_pickle
 from weft.errors import CheckpointError
 from weft.foreign import LARGEST, MOST_DIMS, regular, shown_text, translated
 from weft.torch.checkpoint.formats.torch_file import load_bytes
-from weft.torch.tensors.content import named_dtype
+from weft.torch.tensors.serialise import named_dtype
 
 METADATA = ".metadata"
 _LIMIT_BYTES = 1 << 30
