@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from weft.errors import UsageError
-from weft.torch.tensors.nested import Describer, build, find_class, opaque_objects, replace
+from weft.torch.tensors.description import Describer, build, find_class
+from weft.torch.tensors.nested import opaque_objects, replace
 
 
 class Pair(NamedTuple):
