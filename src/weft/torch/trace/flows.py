@@ -26,9 +26,6 @@ from weft.torch.pytorch.private import call_of, no_torch_function
 from weft.torch.pytorch.torch_functions import METADATA
 from weft.torch.tensors.nested import replace
 
-# Set on tensors while flows are watched: what made them.
-Tensor._weft_made_by = None  # type: ignore[attr-defined]
-
 
 @dataclass(eq=False)
 class _Made:
