@@ -13,12 +13,12 @@ import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from weft.checkpoint.part import Part
 from weft.errors import CheckpointError, UsageError
 from weft.foreign import translated
 from weft.torch.model import DistributedModel
@@ -28,6 +28,7 @@ from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, mix
 from weft.torch.session.session import Session
 from weft.torch.tensors import saved_values
 from weft.torch.tensors.serialise import Decoder
+from weft.torch.tensors.state_names import name_faults, shape_faults, shapes_of
 
 Reader = Callable[[str], Tensor]
 
@@ -37,14 +38,6 @@ class Tensors(Protocol):
 
     def read(self, name: str) -> Tensor: ...
     def check(self, name: str) -> None: ...
-
-
-@dataclass
-class Part:
-    """Tensors by path, and JSON by section."""
-
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    content: dict[str, Any] = field(default_factory=dict)
 
 
 def named_state(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
@@ -178,24 +171,16 @@ def add_rank(part: Part, session: Session, also: Mapping[str, Any], allow_pickle
 
 
 def check_model(model: DistributedModel, saved: Mapping[str, tuple[int, ...]], strict: bool) -> list[str]:
-    """Names and shapes that do not fit. ``saved``: shapes by name, with the further names of tied tensors."""
+    """Names and shapes of a save that do not fit the model.
+
+    ``saved``: shapes by name, with the further names of tied tensors; of a tied tensor in the model one name is enough.
+    """
     tensors, aliases, _ = named_state(model.module)
-    wanted = {name: tuple(value.shape) for name, value in tensors.items()}
-    found = [
-        f"{name} has the shape {list(saved[name])}, the model needs {list(shape)}"
-        for name, shape in wanted.items()
-        if name in saved and saved[name] != shape
-    ]
+    found = shape_faults(saved, shapes_of(tensors))
     if strict:
-        absent = [
-            name
-            for name in wanted
-            if name not in saved and not any(a in saved for a, first in aliases.items() if first == name)
-        ]
-        found += [f"{name} is missing" for name in absent]
-        found += [
-            f"{name} is not part of the model" for name in saved if name not in wanted and name not in aliases
-        ]
+        there = {aliases.get(name, name) for name in saved}
+        missing = [name for name in tensors if name not in there]
+        found += name_faults(missing, [name for name in saved if name not in tensors and name not in aliases])
     return found
 
 

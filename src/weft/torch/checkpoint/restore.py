@@ -1,23 +1,21 @@
-"""Finding a checkpoint that is whole, together; and giving each rank its part of it once the model is split."""
+"""A save that was chosen: checked against the script, and given to each rank, which takes its part after the split."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from weft.checkpoint.find import Found, faults, in_order, look, ownership, saves
+from weft.checkpoint.agree import gather_faults
+from weft.checkpoint.find import Found
 from weft.checkpoint.index import Index
-from weft.errors import CheckpointError, UsageError, WeftError
+from weft.errors import CheckpointError, UsageError
 from weft.foreign import translated
 from weft.torch.checkpoint import named_state
-from weft.torch.checkpoint.saving import Saves, meet
 from weft.torch.checkpoint.tensor_files import ShardReader
 from weft.torch.optimizer import MASTERS
 from weft.torch.placed.plan import Plan
@@ -49,95 +47,20 @@ class Wanted:
     """Whether the optimizer's states come back, or only its 32-bit masters and the loss scale."""
 
 
-def come_together(session: Session, call: str, tag: str | None) -> None:
-    """Every rank has made the same call; else :class:`UsageError` that names those that did not."""
-    if session.place.world_size == 1:
-        return
-    session.monitor.note("checkpoint", session.steps)
-    try:
-        meeting = Saves.of(session).meeting(f"{call}(tag={tag!r})", everybody=True)
-        meet(meeting, {"call": call, "tag": tag or ""})
-        meeting.part()
-    finally:
-        session.monitor.note("", session.steps)
+class AllRanks:
+    """All ranks of a session's job, as ``weft.checkpoint.agree`` asks for them."""
 
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.rank, self.count = session.rank, session.place.world_size
 
-def agree(session: Session, faults_here: list[str]) -> list[str]:
-    """The faults that any rank found, on every rank."""
-    with session.doing("resume_from_checkpoint()"):
-        texts = gather_texts(json.dumps(faults_here), session.group("world"))
-    return list(dict.fromkeys(fault for text in texts for fault in json.loads(text)))
+    def gather(self, text: str) -> list[str]:
+        with self._session.doing("resume_from_checkpoint()"):
+            return gather_texts(text, self._session.group("world"))
 
-
-def told_by_first(session: Session, make: Callable[[], Any]) -> Any:
-    """What ``make`` gives on rank 0, on every rank; its error likewise."""
-    said: dict[str, Any] = {}
-    if session.rank == 0:
-        try:
-            remedy = f"let this user (id {os.geteuid()}) read there"
-            with translated("the checkpoints cannot be looked through", CheckpointError, remedy):
-                said = {"value": make()}
-        except WeftError as error:
-            said = {"error": str(error)}
-    with session.doing("resume_from_checkpoint()"):
-        said = json.loads(broadcast_text(json.dumps(said), 0, session.group("world")))
-    if "error" in said:
-        raise CheckpointError(said["error"])
-    return said["value"]
-
-
-def choose(session: Session, root: Path, tag: str | None, level: str) -> Found:
-    """The save to resume from: the first that is whole, the same on every rank.
-
-    With a tag only that tag's saves count; if they are not whole, the error offers the newest one that is.
-    """
-
-    def candidates() -> list[list[Any]]:
-        if not root.is_dir():
-            raise CheckpointError(f"{root} is no folder, so there is no checkpoint to resume from")
-        warning = ownership(root)
-        if warning:
-            log.warning("%s", warning)
-        first = in_order(root, tag)
-        rest = [save for save in saves(root) if tag is not None and save.tag != tag]
-        return [[save.folder.name, save.tag] for save in [*first, *rest]]
-
-    bad: list[str] = []
-    names = told_by_first(session, candidates)
-    for name, its_tag in names:
-        save = look(root / name)
-        wrong = agree(session, _faults_here(session, save, level))
-        if not wrong and (tag is None or its_tag == tag):
-            if bad and session.rank == 0:
-                log.warning(
-                    "resuming from %s, because newer checkpoints are not whole: %s", name, "; ".join(bad)
-                )
-            elif session.rank == 0:
-                log.info("resuming from %s", save.folder)
-            return save
-        if not wrong:
-            offer = (
-                f"The newest one that is whole is {its_tag!r}: resume_from_checkpoint(path, tag={its_tag!r})"
-            )
-            raise CheckpointError(f"{_none(root, tag, bad)}. {offer}")
-        bad += wrong
-    raise CheckpointError(f"{_none(root, tag, bad)}. There is no other one that is whole in {root}")
-
-
-def _faults_here(session: Session, save: Found, level: str) -> list[str]:
-    """The faults of a save that this rank finds, its share of the bytes compared."""
-    if save.index is None:
-        return [save.fault]
-    try:
-        return faults(save.folder, save.index, level, (session.rank, session.place.world_size))
-    except OSError as error:  # the others must hear of it
-        return [f"{save.folder} cannot be read by rank {session.rank}: {error}"]
-
-
-def _none(root: Path, tag: str | None, bad: list[str]) -> str:
-    if bad:
-        return "the checkpoint cannot be used: " + "; ".join(bad)
-    return f"{root} has no checkpoint" + (f" with the tag {tag!r}" if tag is not None else "")
+    def broadcast(self, text: str) -> str:
+        with self._session.doing("resume_from_checkpoint()"):
+            return broadcast_text(text, 0, self._session.group("world"))
 
 
 @dataclass(frozen=True)
@@ -181,10 +104,10 @@ def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
             decoded = None if wrong else _decode(session, reader, wanted)
     except CheckpointError as error:
         damage = [str(error)]
-    damage = agree(session, damage)
+    damage = gather_faults(AllRanks(session), damage)
     if damage:
         raise CheckpointError("; ".join(damage))
-    wrong = agree(session, wrong)
+    wrong = gather_faults(AllRanks(session), wrong)
     if wrong:
         raise UsageError(f"{save.folder} does not fit this script: {'; '.join(wrong)}")
     assert decoded is not None

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.checkpoint.agree import ask_first, gather_faults
 from weft.checkpoint.find import newest_tag
 from weft.checkpoint.folder import (
     Lock,
@@ -35,14 +36,14 @@ from weft.checkpoint.folder import (
     replace_flushed,
 )
 from weft.checkpoint.names import check_tag, read_text
+from weft.checkpoint.save import Request, SaveReport, Saves, meet
 from weft.document import Document
 from weft.errors import CheckpointError, FormatError, UsageError, WeftError
 from weft.foreign import LARGEST, parse_json, regular, translated
 from weft.torch.checkpoint import named_state
 from weft.torch.checkpoint.formats.source import InMemory, Renamed, Source, open_source
 from weft.torch.checkpoint.formats.torch_file import load_file, read_torch_file
-from weft.torch.checkpoint.restore import Wanted, agree, land_with, told_by_first
-from weft.torch.checkpoint.saving import Request, SaveReport, Saves, meet
+from weft.torch.checkpoint.restore import AllRanks, Wanted, land_with
 from weft.torch.model import DistributedModel
 from weft.torch.session.session import Session
 from weft.torch.tensors import saved_values
@@ -69,7 +70,7 @@ def save(
     saves = Saves.of(session)
     saves.finish()
     meeting = saves.meeting(request.what, request.everybody)
-    came = meet(meeting, request.said("save_checkpoint(partial=False)"))
+    came = meet(meeting, request.arguments("save_checkpoint(partial=False)"))
     if session.rank not in meeting.required:
         meeting.part(came)
         return None
@@ -219,13 +220,15 @@ def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, transl
             source = InMemory(translate({name: source.read(name) for name in source.shapes}))
     except CheckpointError as error:
         problem = str(error)
-    problems = agree(session, [problem] if problem else [])
+    problems = gather_faults(AllRanks(session), [problem] if problem else [])
     if problems:
         raise CheckpointError("; ".join(problems))
     assert source is not None
     whole = Renamed(source, named_state.state_names(wanted.model))
     if wanted.model is not None:
-        wrong = agree(session, named_state.check_model(wanted.model, whole.shapes, wanted.strict))
+        wrong = gather_faults(
+            AllRanks(session), named_state.check_model(wanted.model, whole.shapes, wanted.strict)
+        )
         if wrong:
             raise UsageError(f"{target} does not fit this script: {'; '.join(wrong)}")
         land_with(wanted.model, lambda: named_state.load_model(session, wanted.model, whole.shapes, whole))
@@ -257,7 +260,7 @@ def _choose(session: Session, path: Path, tag: str | None) -> tuple[Path, str | 
         )
         raise CheckpointError(f"the checkpoint cannot be used: {'; '.join(bad)}. {offer}")
 
-    target, chosen = told_by_first(session, choice)
+    target, chosen = ask_first(AllRanks(session), choice)
     return Path(target), chosen
 
 

@@ -47,7 +47,8 @@ def _slots_of(kind: Any) -> tuple[str, ...]:
 def attributes_of(thing: Any) -> dict[str, Any]:
     """The attributes of an object by name, also of a class with slots."""
     if hasattr(thing, "__dict__"):
-        return vars(thing)
+        found: dict[str, Any] = vars(thing)
+        return found
     return {name: getattr(thing, name) for name in _slots_of(type(thing)) if hasattr(thing, name)}  # type: ignore[arg-type]
 
 
