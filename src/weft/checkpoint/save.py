@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from weft.checkpoint.folder import Lock, Writer, explain
 from weft.checkpoint.index import Entry, Index, Shard
 from weft.checkpoint.meeting import Meeting
-from weft.checkpoint.names import SAVING, check_told, folder_name, shard_name
+from weft.checkpoint.names import SAVING, check_folder, folder_name, shard_name
 from weft.checkpoint.part import Part
 from weft.config import Settings
 from weft.errors import CheckpointError, UsageError, WeftError
@@ -205,7 +205,7 @@ def run(
         meeting = saves.meeting(request.what, request.everybody)
         part, tensors, fault = _prepare(request, make, storage)
         writer, ranks, folder = _begin(meeting, request, saves, fault)
-        check_told(folder, Path(request.root), f"{SAVING}{request.tag}-")
+        check_folder(folder, Path(request.root), f"{SAVING}{request.tag}-")
     finally:
         job.monitor.note("", job.steps)
     if job.place.rank not in ranks:
@@ -217,7 +217,7 @@ def run(
     def work() -> SaveReport:
         content, size = _write(request, part, storage, tensors, folder, meeting.rank)
         final = _appear(meeting, request, content, writer, ranks)
-        check_told(final, Path(request.root), folder_name(request.tag))
+        check_folder(final, Path(request.root), folder_name(request.tag))
         total_s = time.monotonic() - began
         report = SaveReport(final, size, blocked_s if request.background else total_s, total_s)
         log.info("%s: %.1f MiB in %.2f s, of which training stood still %.2f s",

@@ -91,7 +91,7 @@ def _read_optimizer(source: OldPartial, wanted: Wanted) -> dict[str, Any] | None
 
 def _check_groups(optimizer: Any, saved: Mapping[str, Any]) -> list[str]:
     """Where the groups of a saved optimizer differ from the script's; `ValueError` for a state that is none."""
-    mine = [len(group["params"]) for group in named_state.inner(optimizer).param_groups]
+    mine = [len(group["params"]) for group in named_state.torch_optimizer_of(optimizer).param_groups]
     theirs = [len(group["params"]) for group in saved["param_groups"]]
     count = sum(mine)
     for number, entry in saved["state"].items():

@@ -65,7 +65,7 @@ class AllRanks:
 
 @dataclass(frozen=True)
 class _Decoded:
-    """All of a checkpoint but its tensors, read and checked: what is left to do is to put it in place.
+    """All of a checkpoint but its tensors, read and checked, but not yet put in place.
 
     ``means``: for each name in the checkpoint the model's; ``keys``: by parameter, the paths of its tensors in the
     optimizer's state; ``exact``: whether the random states are those of this very place in the mesh.
@@ -87,7 +87,7 @@ class _Decoded:
 
 
 def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
-    """Check that a save fits the script, take back what can be taken now, and the rest once the model is split.
+    """The user's content of a save; the script's objects take their states, the model once it is split.
 
     Nothing is changed before everything but the tensors was read, and on every rank. ``level``: how the save was
     verified. The user's content.
@@ -100,7 +100,7 @@ def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
     decoded, wrong, damage = None, [], []
     try:
         with translated(f"{save.folder} holds what weft did not write", CheckpointError, "do not use it"):
-            wrong = _misfits(session, index, wanted)
+            wrong = _find_misfits(session, index, wanted)
             decoded = None if wrong else _decode(session, reader, wanted)
     except CheckpointError as error:
         damage = [str(error)]
@@ -123,8 +123,8 @@ def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
     return decoded.user
 
 
-def _misfits(session: Session, index: Index, wanted: Wanted) -> list[str]:
-    """Where a save does not fit the script."""
+def _find_misfits(session: Session, index: Index, wanted: Wanted) -> list[str]:
+    """Faults of a save that does not fit the script."""
     content, saved = index.content, model_names(index)
     means = fitting(saved, named_state.state_names(wanted.model))
     wrong: list[str] = []
@@ -133,51 +133,51 @@ def _misfits(session: Session, index: Index, wanted: Wanted) -> list[str]:
         wrong += named_state.check_model(wanted.model, names, wanted.strict)
         if wanted.optimizer is not None and "optimizer" in content:
             wrong += named_state.check_optimizer(
-                wanted.model, wanted.optimizer, _renamed(content["optimizer"], means)
+                wanted.model, wanted.optimizer, _rename_parameters(content["optimizer"], means)
             )
-    mine, _ = named_state.rank_content(session, content["ranks"])
+    mine, _ = named_state.find_rank_content(session, content["ranks"])
     return wrong + named_state.check_also(wanted.also, None if mine is None else mine["also"])
 
 
 def _decode(session: Session, reader: ShardReader, wanted: Wanted) -> _Decoded:
-    """Everything but the tensors; any error if it is not as weft writes it."""
+    """Everything in a save but the tensors; some error if the save is not as weft writes it."""
     content, saved = reader.index.content, model_names(reader.index)
     decoder = saved_values.decoder(reader.read, wanted.allow_pickle)
     means = fitting(saved, named_state.state_names(wanted.model))
-    mine, exact = named_state.rank_content(session, content["ranks"])
+    mine, exact = named_state.find_rank_content(session, content["ranks"])
     random = None if mine is None or not wanted.random_states else mine["random"]
     has_optimizer = wanted.optimizer is not None and "optimizer" in content
     optimizer = content["optimizer"] if has_optimizer else {"groups": []}
     return _Decoded(
         user=decoder.decode(content.get("user")),
         also={} if mine is None else {name: decoder.decode(mine["also"][name]) for name in wanted.also},
-        random=None if random is None else named_state.random_states(session, random, decoder),
+        random=None if random is None else named_state.read_random_states(session, random, decoder),
         exact=exact,
         means=means,
         aliases=_aliases(reader.index),
-        extra={} if wanted.model is None else _dict_of(decoder, content["extra"]),
+        extra={} if wanted.model is None else _decode_dict(decoder, content["extra"]),
         optimizer=has_optimizer,
-        groups=[_dict_of(decoder, group["values"]) for group in optimizer["groups"]],
+        groups=[_decode_dict(decoder, group["values"]) for group in optimizer["groups"]],
         values={
-            means.get(name, name): _dict_of(decoder, value)
+            means.get(name, name): _decode_dict(decoder, value)
             for name, value in (
                 content["optimizer_values"] if has_optimizer and wanted.states else {}
             ).items()
         },
         more=decoder.decode(optimizer.get("more")),
-        keys=_optimizer_keys(reader.index, means, wanted.states),
-        plan=None if wanted.model is None else _same_plan(session, wanted.model, content, saved.keys()),
+        keys=_find_optimizer_paths(reader.index, means, wanted.states),
+        plan=None if wanted.model is None else _find_plan(session, wanted.model, content, saved.keys()),
     )
 
 
-def _dict_of(decoder: Decoder, saved: Any) -> dict[str, Any]:
+def _decode_dict(decoder: Decoder, saved: Any) -> dict[str, Any]:
     value = decoder.decode(saved)
     if not isinstance(value, dict):
         raise ValueError(f"a {type(value).__name__} stands in the place of a dict")
     return value
 
 
-def _optimizer_keys(index: Index, means: Mapping[str, str], states: bool) -> dict[str, dict[str, str]]:
+def _find_optimizer_paths(index: Index, means: Mapping[str, str], states: bool) -> dict[str, dict[str, str]]:
     keys: dict[str, dict[str, str]] = {}
     for path in index.tensors:
         if path.startswith("optimizer/"):
@@ -187,8 +187,8 @@ def _optimizer_keys(index: Index, means: Mapping[str, str], states: bool) -> dic
     return keys
 
 
-def _renamed(saved: Mapping[str, Any], means: Mapping[str, str]) -> dict[str, Any]:
-    """What was saved of an optimizer, with the model's names for its parameters."""
+def _rename_parameters(saved: Mapping[str, Any], means: Mapping[str, str]) -> dict[str, Any]:
+    """The saved content of an optimizer, with the model's names for the parameters."""
     groups = [
         {**group, "params": [means.get(name, name) for name in group["params"]]} for group in saved["groups"]
     ]
@@ -204,7 +204,7 @@ def land_with(model: Any, land: Callable[[], None]) -> None:
 
 
 def model_names(index: Index) -> dict[str, tuple[int, ...]]:
-    """The model's tensors in a save, further names of tied ones too: their shapes."""
+    """The shapes of the model's tensors in a save by their names, further names of tied tensors too."""
     names = {
         path.removeprefix("model/"): entry.shape
         for path, entry in index.tensors.items()
@@ -214,16 +214,18 @@ def model_names(index: Index) -> dict[str, tuple[int, ...]]:
 
 
 def _aliases(index: Index) -> Mapping[str, str]:
-    """Further names of tied tensors, and the first one of each."""
+    """The first name of a tied tensor, by each of its further names."""
     found: Mapping[str, str] = index.content.get("model", {}).get("aliases", {})
     return found
 
 
-def _same_plan(
+def _find_plan(
     session: Session, model: Any, content: Mapping[str, Any], saved: Collection[str]
 ) -> Plan | None:
-    """The split of the checkpoint, if it is to be this job's too: its settings ask for the same kind of split, and the
-    model has the tensors that were saved, neither more nor fewer."""
+    """The plan of the split in a checkpoint, if this job is to have the same split, else None.
+
+    The settings must ask for the same kind of split, and the model have exactly the tensors that were saved.
+    """
     text = content.get("model", {}).get("plan")
     before = {name: value for name, value in content["settings"].items() if name not in APART}
     same = before == split_settings(session) and saved == named_state.state_names(model)
@@ -263,7 +265,7 @@ class _Model:
 def _land(session: Session, reader: ShardReader, wanted: Wanted, decoded: _Decoded) -> None:
     model, state = _Model(reader, decoded), None
     if wanted.optimizer is not None and decoded.optimizer:  # read first: what is altered changes nothing then
-        state = named_state.optimizer_state(
+        state = named_state.read_optimizer_state(
             wanted.model, wanted.optimizer, decoded.keys, decoded.values, reader.read
         )
         named_state.try_state(wanted.optimizer, state)

@@ -13,7 +13,7 @@ from weft.checkpoint.part import Part
 from weft.checkpoint.save import PendingSave, Request, SaveReport, Saves, Storage, run
 from weft.errors import UsageError
 from weft.torch.checkpoint import named_state, restore, whole_file
-from weft.torch.checkpoint.tensor_files import staged, write_shard
+from weft.torch.checkpoint.tensor_files import stage, write_shard
 from weft.torch.model import DistributedModel
 from weft.torch.optimizer import DistributedOptimizer
 from weft.torch.session import current
@@ -108,7 +108,7 @@ def save_checkpoint(
 
     if sharded:  # putting tensors together must not wait for a rank that does not come
         come_together(session, "save_checkpoint", tag)
-    return run(session, request, make, Storage(staged, write_shard))
+    return run(session, request, make, Storage(stage, write_shard))
 
 
 def _check_model(model: Any, optimizer: Any) -> None:

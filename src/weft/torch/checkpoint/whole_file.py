@@ -27,13 +27,13 @@ from weft.checkpoint.agree import ask_first, gather_faults
 from weft.checkpoint.find import newest_tag
 from weft.checkpoint.folder import (
     Lock,
-    beside,
     explain,
     flush_file,
     flush_folder,
     name_newest,
     remove_leftovers,
     replace_flushed,
+    temporary_beside,
 )
 from weft.checkpoint.names import check_tag, read_text
 from weft.checkpoint.save import Request, SaveReport, Saves, meet
@@ -60,8 +60,10 @@ def manifest_name(tag: str) -> str:
 def save(
     session: Session, request: Request, model: DistributedModel | None, user_content: Any, allow_pickle: bool
 ) -> SaveReport | None:
-    """Gather the model on the first rank, which writes it; collective over the first pipeline, or over all ranks if
-    replicas share parameters."""
+    """Gather the model on the first rank, which writes the files.
+
+    Collective over the first pipeline, or over all ranks if replicas share parameters.
+    """
     import time
 
     began = time.monotonic()
@@ -104,7 +106,7 @@ def write(
         saves.locks[root.resolve()] = Lock(root)
     if saves.locks[root.resolve()].exclusive:
         remove_leftovers(root)
-    new = {final: beside(final) for final in (root / tag, root / f"user_content_{tag}")}
+    new = {final: temporary_beside(final) for final in (root / tag, root / f"user_content_{tag}")}
     try:
         request.reached("write")
         state = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in whole.items()}
@@ -134,7 +136,10 @@ def write(
 
 
 def _user_bytes(value: Any, allow_pickle: bool) -> bytes:
-    """The file of the user's content: as it is where plain weights-only loading reads it, else as JSON and tensors."""
+    """The bytes of the file with the user's content.
+
+    Content that plain weights-only loading reads is saved as it is, other content as JSON and tensors.
+    """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(saved_values.encoder(tensors, "user", allow_pickle).encode(value, "user_content"))
     plain, wrapped = io.BytesIO(), io.BytesIO()
@@ -180,7 +185,7 @@ def full_tags(root: Path) -> list[tuple[int, str]]:
 
 
 def faults(root: Path, tag: str) -> list[str]:
-    """What is wrong with a full checkpoint. One without a manifest, as others write them, is taken as it is."""
+    """Faults of a full checkpoint. Files without a manifest, as other programs write them, have none."""
     if not (root / tag).exists():
         return [f"{root / tag} is missing"]
     if not (root / manifest_name(tag)).exists():
@@ -205,7 +210,10 @@ def faults(root: Path, tag: str) -> list[str]:
 
 
 def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, translate: Any) -> Any:
-    """Load a whole model from ``path/tag``, or from ``path`` itself where that is another format's file or folder."""
+    """The user's content of a full checkpoint, whose model is loaded.
+
+    The model is in ``path/tag``, or in ``path`` itself if that is a file or folder of another format.
+    """
     target, chosen = _choose(session, path, tag)
     source: Source | None = None
     user, problem = None, ""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from weft.errors import TransportError, UsageError
-from weft.torch.communication.handshake import MAX_PARTS, SMALL, Body, Told, body_of, told_of
+from weft.torch.communication.handshake import MAX_PARTS, SMALL, Body, Header, make_body, make_header
 from weft.torch.tensors.messages import decode, encode, pack, unpack
 from weft.torch.tensors.serialise import MAX_DEPTH
 from weft.transport.channel import READ, Key, Message
@@ -271,29 +271,29 @@ def test_other_values_that_a_step_reads_are_refused(value):
 
 def test_a_body_holds_what_its_header_tells():
     packed = pack([torch.zeros(3), b"ab", torch.zeros(SMALL)])
-    told = told_of(0, 0, packed)
-    content = body_of(packed)
-    assert told.body_bytes == content.numel() and told.part_bytes == 12 + 2 + 4 * SMALL
-    body = Body(content, told)
+    header = make_header(0, 0, packed)
+    content = make_body(packed)
+    assert header.body_bytes == content.numel() and header.part_bytes == 12 + 2 + 4 * SMALL
+    body = Body(content, header)
     assert list(body.large()) == [2]
     body.parts[2] = packed.blobs[2]
     assert body.value(CPU, False)[1] == b"ab"
-    for wrong in (told._replace(part_bytes=5), told._replace(text_bytes=told.text_bytes - 1)):
+    for wrong in (header._replace(part_bytes=5), header._replace(text_bytes=header.text_bytes - 1)):
         with pytest.raises(TransportError, match="the sizes of what arrived do not add up"):
             Body(content, wrong)
 
 
 @pytest.mark.parametrize(
-    ("told", "text"),
+    ("header", "text"),
     [
-        (Told(0, 0, 10, 1, 100, 18), ""),
-        (Told(0, 0, 10, 1, 101, 18), "101 bytes, more than max_bytes=100"),
-        (Told(0, 0, 10, 1, -1, 18), "-1 bytes"),
-        (Told(0, 0, 10, MAX_PARTS + 1, 0, 18), "parts: send it in pieces"),
-        (Told(0, 0, 1 << 40, 0, 0, 1 << 40), "its text has"),
-        (Told(0, 0, 10, 1, 100, 1 << 40), "do not add up"),
-        (Told(0, 0, 10, 1, 100, 18, 1), "needs allow_pickle=True here too"),
+        (Header(0, 0, 10, 1, 100, 18), ""),
+        (Header(0, 0, 10, 1, 101, 18), "101 bytes, more than max_bytes=100"),
+        (Header(0, 0, 10, 1, -1, 18), "-1 bytes"),
+        (Header(0, 0, 10, MAX_PARTS + 1, 0, 18), "parts: send it in pieces"),
+        (Header(0, 0, 1 << 40, 0, 0, 1 << 40), "its text has"),
+        (Header(0, 0, 10, 1, 100, 1 << 40), "do not add up"),
+        (Header(0, 0, 10, 1, 100, 18, 1), "needs allow_pickle=True here too"),
     ],
 )
-def test_too_much_is_refused_by_its_header(told, text):
-    assert text in told.excess(100, False) and bool(told.excess(100, False)) == bool(text)
+def test_too_much_is_refused_by_its_header(header, text):
+    assert text in header.find_excess(100, False) and bool(header.find_excess(100, False)) == bool(text)

@@ -22,7 +22,7 @@ from weft.errors import CheckpointError
 from weft.foreign import parse_json, regular, shown, shown_text, translated
 from weft.torch.checkpoint.formats.distributed_folder import METADATA, DistributedFolder
 from weft.torch.checkpoint.formats.torch_file import is_archive, load_file
-from weft.torch.checkpoint.tensor_files import safetensors
+from weft.torch.checkpoint.tensor_files import find_safetensors
 from weft.torch.tensors.state_names import fitting
 
 _INDEXES = ("model.safetensors.index.json",)
@@ -31,7 +31,7 @@ _INDEX_LIMIT_BYTES = 100 << 20
 
 
 class Source:
-    """A whole model. ``shapes``: of its tensors, by name; ``checksums``: whether damage in their numbers shows."""
+    """A whole model. ``shapes``: by the names of its tensors; ``checksums``: whether damaged numbers are noticed."""
 
     shapes: Mapping[str, tuple[int, ...]]
     checksums = True
@@ -89,7 +89,7 @@ class TorchFile(InMemory):
 
 
 def find_state(content: Any, path: Path) -> dict[str, Any]:
-    """The model's state in what a file held."""
+    """The model's state in the content of a file."""
     for key in _STATE_NAMES:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -107,7 +107,7 @@ class Safetensors(Source):
     checksums = False
 
     def __init__(self, path: Path) -> None:
-        safetensors()
+        find_safetensors()
         from safetensors import safe_open
 
         self._files: dict[str, Any] = {}
