@@ -16,7 +16,7 @@ from weft.graph.transformer import transformer
 from weft.profiler.format import RECORD
 from weft.profiler.recorder import Recorder
 from weft.timeline import Span, Timeline
-from weft.torch.tensors.packing import pack
+from weft.torch.tensors.messages import pack
 
 
 @dataclass

@@ -24,7 +24,7 @@ from weft.config import resolve
 from weft.errors import WeftError
 from weft.launch.discovery import discover
 from weft.profiler.reading import read_recording
-from weft.torch.tensors.packing import pack, unpack
+from weft.torch.tensors.messages import pack, unpack
 
 
 class FaultError(Exception):

@@ -1,4 +1,4 @@
-"""Which checkpoints there are, and whether they are what was saved."""
+"""Finding checkpoints in a folder, and what in their files is not as it was saved."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def look(folder: Path) -> Found:
-    """What a folder holds, going by its index, which ``DONE`` vouches for."""
+    """The save in a folder, by its index; ``DONE`` has the checksum of the index."""
     tag = folder.name.partition("_partial")[0]
     try:
         if folder.is_symlink():
@@ -180,7 +180,7 @@ def in_order(root: Path, tag: str | None) -> list[Found]:
 
 
 def _check_newest(root: Path, first: str, found: Sequence[Found]) -> None:
-    """``newest`` should name the last save: it has no checksum, and a person may have written it."""
+    """Warn if ``newest`` names another save than the last: it has no checksum, and a person may have written it."""
     named = [save for save in found if save.tag == first]
     if not found or found[0].tag == first or any(save.index is None for save in named):
         return
@@ -192,7 +192,7 @@ def _check_newest(root: Path, first: str, found: Sequence[Found]) -> None:
 
 
 def ownership(root: Path) -> str:
-    """Why others could have put files here; empty if they could not."""
+    """A warning that other users could have put files into a folder; empty if they could not."""
     status = root.stat()
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         return f"everybody may write into {root}: load only checkpoints that you trust (chmod o-w {root})"

@@ -77,7 +77,7 @@ class Writer:
         self.folder = root / self.name
 
     def begin(self, locks: dict[Path, Lock]) -> None:
-        """Make the folder to write into. ``locks``: those that the job holds; one is added if needed."""
+        """Make the folder that ranks write into. ``locks``: the locks of the job; the folder's is added if needed."""
         self.reached("mkdir")
         self.root.mkdir(parents=True, exist_ok=True)
         place = self.root.resolve()
@@ -94,7 +94,7 @@ class Writer:
         self.folder.mkdir()
 
     def commit(self, index: Index) -> Path:
-        """Make the save appear; its folder."""
+        """The folder of the save, which appears with this call."""
         self.reached("index")
         text = index.to_json()
         if too_much := excess(text):
@@ -157,7 +157,7 @@ class Writer:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove what saves that were given up have left; only for the holder of the :class:`Lock`."""
+    """Remove the folders of saves that were given up; only the holder of the :class:`Lock` may do that."""
     for stale in root.glob(f"{SAVING}*"):
         if stale.is_dir() and not stale.is_symlink():
             shutil.rmtree(stale, ignore_errors=True)
@@ -167,21 +167,21 @@ def remove_leftovers(root: Path) -> None:
 
 
 def write_flushed(path: Path, content: bytes) -> None:
-    """A new file whose bytes are on the disk when this returns."""
+    """Write a new file; its bytes are on the disk when this returns."""
     with open(path, "xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def beside(path: Path) -> Path:
-    """A new name in the same folder, for what is to become ``path``; what is left of it counts as a leftover."""
+def temporary_beside(path: Path) -> Path:
+    """A temporary name beside ``path``, for a file that is going to be ``path``; leftovers are known by such names."""
     return path.with_name(f"{SAVING}{path.name}-{secrets.token_hex(8)}")
 
 
 def replace_flushed(path: Path, content: bytes) -> None:
-    """A file's new content, which is seen as a whole or not at all."""
-    temporary = beside(path)
+    """Replace the content of a file, so that readers see the old one or the new one, each whole."""
+    temporary = temporary_beside(path)
     try:
         write_flushed(temporary, content)
         os.replace(temporary, path)
@@ -205,7 +205,7 @@ def flush_file(path: Path) -> None:
 
 
 def flush_folder(path: Path) -> None:
-    """New names in ``path`` are on the disk when this returns."""
+    """Flush a folder; the names of new files in it are on the disk when this returns."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -29,7 +29,7 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class Shard:
-    """A file: its size, how many bytes come before the first tensor, and their CRC-32."""
+    """One file: its size, how many bytes come before the first tensor, and the CRC-32 of these bytes."""
 
     size: int
     header_bytes: int
@@ -38,7 +38,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor: ``size`` bytes from ``start`` on in ``shard``, with their CRC-32."""
+    """One tensor: ``size`` bytes from ``start`` on in the file ``shard``, and the CRC-32 of these bytes."""
 
     shard: str
     dtype: str
@@ -172,7 +172,7 @@ def _entry(document: Document, shards: Mapping[str, Shard]) -> Entry:
 
 
 def _check_disjoint(tensors: Mapping[str, Entry], shards: Mapping[str, Shard]) -> None:
-    """Tensors fill their files without overlap and without gaps, so that checksums cover every byte."""
+    """Check that tensors fill their files without overlap and without gaps, so that checksums cover every byte."""
     ends = {name: shard.header_bytes for name, shard in shards.items()}
     for path, entry in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):
         if entry.start != ends[entry.shard]:

@@ -24,10 +24,10 @@ from weft.watch.heartbeat import Sign, State
 _PAUSE_S = 0.02
 _LOOK_S = 0.5
 _HEAR_S = 5.0
-"""So long the leader waits for the others to have heard the end; what one has not is left in the store."""
+"""How long the leader waits until all have heard the end; then it leaves the meeting's keys in the store."""
 _LAST = "checkpoint/last"
 STUCK_S = 10.0
-"""A rank that waits so long for somebody else, without any progress, waits for a rank of this meeting."""
+"""A rank that has waited so long for another, without any progress, is taken to wait for a rank of this meeting."""
 
 
 class Meeting:
@@ -62,7 +62,7 @@ class Meeting:
         return self.rank == self.required[0]
 
     def arrive(self, text: str) -> dict[int, str]:
-        """Say what this rank came with. The leader gets what all said, the others what the leader said."""
+        """Come to the meeting with a text. The leader gets the texts of all by rank, the others the leader's."""
         self.store.set(self._key("here", self.rank), text)
         if not self.leads:
             return {self.required[0]: self._wait(self._key("begin"), self.required[0])}
@@ -109,31 +109,31 @@ class Meeting:
         raise UsageError(text)
 
     def begin(self, content: Mapping[str, Any]) -> None:
-        """The leader tells all what they need to begin."""
+        """Tell all, as the leader, what they need to begin."""
         self.store.set(self._key("begin"), json.dumps(content))
         self.store.set(_LAST, self.name)
 
     def report(self, text: str) -> None:
-        """What this rank did."""
+        """Tell the leader what this rank did."""
         self.store.set(self._key("report", self.rank), text)
 
     def reports(self, ranks: Sequence[int]) -> dict[int, str]:
-        """What each of ``ranks`` did; the leader waits for them."""
+        """The reports of some ranks, for which the leader waits."""
         return {rank: self._wait(self._key("report", rank), rank, leaving=False) for rank in ranks}
 
     def end(self, content: Mapping[str, Any]) -> None:
-        """The leader tells all how it ended."""
+        """Tell all, as the leader, how the meeting ended."""
         self.store.set(self._key("end"), json.dumps(content))
 
     def ended(self) -> dict[str, Any]:
-        """How it ended."""
+        """How the meeting ended, as the leader says; waits for that."""
         found: dict[str, Any] = json.loads(self._wait(self._key("end"), self.required[0], leaving=False))
         return found
 
     def part(self, came: Sequence[int] | None = None) -> None:
-        """The last thing that a rank does in a meeting, once it has heard everything: nothing of it stays in the store.
+        """Leave the meeting, having heard everything; the last that leave remove the meeting's keys from the store.
 
-        ``came``: those who took part, as the leader said.
+        ``came``: the ranks that took part, as the leader said.
         """
         if not self.leads:
             if came is None or self.rank in came:
@@ -194,7 +194,7 @@ class Meeting:
 
 
 class _Absent:
-    """Whether a rank that has not come will not come: from its signs, one after the other."""
+    """Judges by a rank's signs, one after the other, whether the rank is not going to come."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -202,7 +202,7 @@ class _Absent:
         self.since = 0.0
 
     def judge(self, sign: Sign | None, now: float) -> str:
-        """Why it does not come; empty as long as it may."""
+        """Why the rank is not going to come; empty as long as it may come."""
         if sign is None or sign.state is State.ABSENT:
             return ""
         if sign.state is not State.RUNNING:

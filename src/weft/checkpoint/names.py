@@ -47,10 +47,10 @@ def is_safe(name: object) -> bool:
     return isinstance(name, str) and bool(_NAME.fullmatch(name)) and name not in (".", "..")
 
 
-def check_told(folder: Path, root: Path, start: str) -> Path:
+def check_folder(folder: Path, root: Path, start: str) -> Path:
     """The folder, if it is one of this save's: another process named it, and a rank is going to write there.
 
-    >>> check_told(Path("/etc"), Path("saves"), ".saving-a-")
+    >>> check_folder(Path("/etc"), Path("saves"), ".saving-a-")
     Traceback (most recent call last):
     weft.errors.CheckpointError: a save's leader named the folder '/etc', which is not saves/.saving-a-...
     """

@@ -26,7 +26,7 @@ _CHUNK_BYTES = 4 << 20
 def describe(
     folder: Path, name: str, tensors: Mapping[str, tuple[str, tuple[int, ...], memoryview]]
 ) -> tuple[Shard, dict[str, Entry]]:
-    """What an index says of a shard that was just written.
+    """The entries in an index for a file that was just written.
 
     Args:
         folder: Where it lies.
@@ -72,7 +72,7 @@ def read_checked(descriptor: int, entry: Entry, path: str) -> bytearray:
 
 
 def check_range(descriptor: int, start: int, size: int, crc32: int) -> bool:
-    """Whether a range holds what it should, without keeping it in memory."""
+    """Whether a range of a file fits its checksum; the range is never in memory as a whole."""
     found, at = 0, start
     while at < start + size:
         part = os.pread(descriptor, min(_CHUNK_BYTES, start + size - at), at)

@@ -19,8 +19,7 @@ from weft.errors import UsageError
 from weft.torch.backward.offload import offloading
 from weft.torch.execution.entry_points import install
 from weft.torch.execution.glue import running
-
-_SETTINGS = "_weft_checkpoint"
+from weft.torch.tensors.marks import CHECKPOINTED, PLAIN_FORWARD
 
 
 def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True, **kwargs: Any) -> Any:
@@ -90,21 +89,21 @@ def set_activation_checkpointing(
     if not isinstance(module, nn.Module):
         raise UsageError(f"set_activation_checkpointing() takes a module, not a {type(module).__name__}")
     grouped(1, strategy)
-    known = _SETTINGS in module.__dict__
-    module.__dict__[_SETTINGS] = (preserve_rng_state, pack_args_as_tuple, strategy)
+    known = CHECKPOINTED in module.__dict__
+    module.__dict__[CHECKPOINTED] = (preserve_rng_state, pack_args_as_tuple, strategy)
     if not known:
         own = module.__dict__.get("forward")
         if own is not None:
-            module.__dict__["_weft_plain_forward"] = own
+            module.__dict__[PLAIN_FORWARD] = own
         module.__dict__["forward"] = MethodType(_forward, module)
 
 
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Stands for the module's ``forward``; a bound method, so that a copied module has its own."""
-    preserve, pack, strategy = module.__dict__[_SETTINGS]
+    preserve, pack, strategy = module.__dict__[CHECKPOINTED]
     if isinstance(module, nn.Sequential) and len(args) == 1 and not kwargs:
         return checkpoint_sequential(module, args[0], strategy, preserve, pack)
-    plain = module.__dict__.get("_weft_plain_forward") or MethodType(type(module).forward, module)
+    plain = module.__dict__.get(PLAIN_FORWARD) or MethodType(type(module).forward, module)
     return _run(plain, args, kwargs, preserve)
 
 

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from weft.errors import UsageError
 from weft.torch.pytorch.private import TorchDispatchMode, arguments_of, results_of, storage_key
 from weft.torch.session.random_streams import TORCH, Streams, mix
+from weft.torch.tensors.marks import RECIPES
 from weft.torch.tensors.nested import replace
 
 SMALL = 16384
@@ -39,7 +40,6 @@ _FACTORIES = frozenset(
         "eye",
     )
 )
-_LOG = "_weft_recipes"
 _active = threading.local()
 
 
@@ -155,7 +155,7 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
     def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         original(module, name, param)
         if param is not None and param.device.type == "meta":
-            module.__dict__.setdefault(_LOG, recipes)
+            module.__dict__.setdefault(RECIPES, recipes)
 
     nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
     try:
@@ -175,7 +175,7 @@ def materialise(root: nn.Module, keep: Callable[[str], bool], device: torch.devi
 
     The parameter objects stay the same, so that optimizers built from them still fit.
     """
-    recipes = [module.__dict__[_LOG] for module in root.modules() if _LOG in module.__dict__]
+    recipes = [module.__dict__[RECIPES] for module in root.modules() if RECIPES in module.__dict__]
     named = {id(t): (name, t) for name, t in [*root.named_parameters(), *root.named_buffers()]}
     for name, tensor in named.values():
         if tensor.device.type != "meta":
@@ -191,4 +191,4 @@ def materialise(root: nn.Module, keep: Callable[[str], bool], device: torch.devi
         else:
             torch.utils.swap_tensors(tensor, new.clone())
     for module in root.modules():
-        module.__dict__.pop(_LOG, None)
+        module.__dict__.pop(RECIPES, None)

@@ -32,7 +32,7 @@ from weft.torch.replicas.steps import joined, make_reducer, synchronise
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
 from weft.torch.tensors.nested import replace
-from weft.torch.tensors.state_names import fitting
+from weft.torch.tensors.state_names import fitting, name_faults, shape_faults, shapes_of
 
 
 def _on(device: torch.device, tensor: Tensor) -> Tensor:
@@ -418,13 +418,8 @@ class DistributedModel(nn.Module):
         expected = {name for name in own if not partial or self.is_local(name)}
         missing = [name for name in own if name in expected and name not in content]
         unexpected = [name for name in content if name not in own]
-        faults = [f"{name} is missing" for name in missing] if strict else []
-        faults += [f"{name} is not part of the model" for name in unexpected] if strict else []
-        faults += [
-            f"{name} has the shape {list(content[name].shape)}, the model needs {list(own[name].shape)}"
-            for name in own
-            if isinstance(content.get(name), Tensor) and content[name].shape != own[name].shape
-        ]
+        faults = name_faults(missing, unexpected) if strict else []
+        faults += shape_faults(shapes_of(content), shapes_of(own))
         if faults:
             raise UsageError("the state does not fit the model: " + "; ".join(faults))
         if not self.partitioned:

@@ -16,9 +16,9 @@ from weft.errors import UsageError
 from weft.torch import model as weft_model
 from weft.torch.session import current as session_of
 from weft.torch.session.collectives import gather_tensors, gather_texts
+from weft.torch.tensors.marks import WRAPPER
 from weft.torch.tensors.nested import replace
 
-_WRAPPED = "_weft_wrapped"
 _FORWARDED = (
     "overlapping_allreduce", "backward_passes_per_step", "average_grads_across_microbatches", "bucket_cap_mb",
     "broadcast_buffers", "find_unused_parameters", "gradient_as_bucket_view",
@@ -34,11 +34,11 @@ class _Once(type):
     """A module that is wrapped a second time gives the wrapper that it has: Hugging Face's Trainer does that."""
 
     def __call__(cls, module: Any, *args: Any, **kwargs: Any) -> Any:
-        known: _Wrapper | None = module.__dict__.get(_WRAPPED) if isinstance(module, nn.Module) else None
+        known: _Wrapper | None = module.__dict__.get(WRAPPER) if isinstance(module, nn.Module) else None
         if known is not None:
             return known.model
         wrapper = super().__call__(module, *args, **kwargs)
-        module.__dict__[_WRAPPED] = _Wrapper(wrapper)  # it holds the split, so it lives as long as the module
+        module.__dict__[WRAPPER] = _Wrapper(wrapper)
         return wrapper
 
 

@@ -24,7 +24,7 @@ from weft.torch import resume_from_checkpoint as weft_resume_from_checkpoint
 from weft.torch import save_checkpoint as weft_save_checkpoint
 from weft.torch.checkpoint.formats.source import open_source
 from weft.torch.session import current as session_of
-from weft.torch.tensors.content import Unread
+from weft.torch.tensors.serialise import Unread
 
 log = logging.getLogger("weft")
 _TRAINER_NAME = "pytorch_model.bin"

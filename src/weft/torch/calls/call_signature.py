@@ -23,7 +23,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from weft.errors import UsageError
 from weft.torch.pytorch.private import TorchDispatchMode
 from weft.torch.pytorch.torch_functions import READS, SHAPED_BY_TENSORS
-from weft.torch.tensors.nested import ATTRIBUTE_DEPTH, CONSTANTS, Describer, attributes_of, is_walkable
+from weft.torch.tensors.description import Describer
+from weft.torch.tensors.nested import ATTRIBUTE_DEPTH, CONSTANTS, attributes_of, is_walkable
 
 
 class Spec(NamedTuple):

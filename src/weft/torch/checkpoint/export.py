@@ -15,7 +15,7 @@ from weft.checkpoint.folder import flush_file, flush_folder, replace_flushed
 from weft.errors import CheckpointError, UsageError
 from weft.foreign import translated
 from weft.torch.checkpoint.restore import model_names
-from weft.torch.checkpoint.tensor_files import ShardReader, safetensors, staged
+from weft.torch.checkpoint.tensor_files import ShardReader, find_safetensors, stage
 
 SHARD_BYTES = 5 * 10**9
 
@@ -80,12 +80,12 @@ def _torch(state: dict[str, Tensor], target: Path) -> None:
 
 
 def _safetensors(state: dict[str, Tensor], target: Path) -> None:
-    safetensors().save_file(staged(state, copy=False), target, {"format": "pt"})  # type: ignore[attr-defined]
+    find_safetensors().save_file(stage(state, copy=False), target, {"format": "pt"})  # type: ignore[attr-defined]
     flush_file(target)
 
 
 def _huggingface(state: dict[str, Tensor], target: Path) -> None:
-    """Tied tensors are stored once, as Hugging Face does; the model's configuration is not known here."""
+    """Write a folder as Hugging Face does, tied tensors once; the model's configuration is not known here."""
     once = {id(tensor): name for name, tensor in reversed(state.items())}
     groups: list[dict[str, Tensor]] = [{}]
     size = 0

@@ -1,4 +1,4 @@
-"""What one rank stores in a checkpoint, by names that do not depend on the split, and how it takes its part back.
+"""The part of a checkpoint that one rank stores and takes back, by names that do not depend on the split.
 
 model/<name>                    parameters and buffers, names as in the wrapped module
 optimizer/<name>/<key>          the optimizer's tensors for the parameter <name>; under the key fp32_master the copy
@@ -13,12 +13,12 @@ import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from weft.checkpoint.part import Part
 from weft.errors import CheckpointError, UsageError
 from weft.foreign import translated
 from weft.torch.model import DistributedModel
@@ -26,28 +26,22 @@ from weft.torch.optimizer import MASTERS, DistributedOptimizer
 from weft.torch.replicas.fsdp import like, whole
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, mix
 from weft.torch.session.session import Session
-from weft.torch.tensors.content import Decoder, Encoder
+from weft.torch.tensors import saved_values
+from weft.torch.tensors.serialise import Decoder
+from weft.torch.tensors.state_names import name_faults, shape_faults, shapes_of
 
 Reader = Callable[[str], Tensor]
 
 
 class Tensors(Protocol):
-    """Where the saved tensors are: each can be looked at before the first one is put into the model."""
+    """Saved tensors, of which each can be checked before the first one is put into the model."""
 
     def read(self, name: str) -> Tensor: ...
     def check(self, name: str) -> None: ...
 
 
-@dataclass
-class Part:
-    """Tensors by path, and JSON by section."""
-
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    content: dict[str, Any] = field(default_factory=dict)
-
-
 def named_state(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
-    """A module's tensors by their first name, further names of the same tensors, and states that are no tensors."""
+    """The state of a module: tensors by their first name, further names of the same tensors, and what is no tensor."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     objects: dict[str, Any] = {}
@@ -79,17 +73,17 @@ def owner_of(model: DistributedModel, name: str) -> int:
     return next((at for other, at in model.owners.items() if above and other.startswith(f"{above}.")), 0)
 
 
-def position(session: Session) -> int:
+def pipeline_position(session: Session) -> int:
     return 0 if session.pipeline is None else session.pipeline.rank
 
 
 def add_model(part: Part, session: Session, model: DistributedModel) -> None:
-    """This rank's parameters and buffers; collective over the replicas if they share parameters."""
-    here = position(session)
+    """Add this rank's parameters and buffers; collective over the replicas if they share parameters."""
+    here = pipeline_position(session)
     tensors, aliases, objects = named_state(model.module)
     mine = {name: value for name, value in tensors.items() if owner_of(model, name) == here}
     part.tensors |= {f"model/{name}": whole(value) for name, value in mine.items()}
-    encoder = Encoder(part.tensors, f"extra-{session.rank}")
+    encoder = saved_values.encoder(part.tensors, f"extra-{session.rank}")
     extra = {
         name: encoder.encode(value, f"the extra state {name}")
         for name, value in objects.items()
@@ -101,8 +95,8 @@ def add_model(part: Part, session: Session, model: DistributedModel) -> None:
         part.content["model"] = {"class": type(model.module).__qualname__, "aliases": aliases, "plan": plan}
 
 
-def inner(optimizer: Any) -> torch.optim.Optimizer:
-    """The torch optimizer behind one of weft's."""
+def torch_optimizer_of(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer of PyTorch that an optimizer of weft's wraps, or the optimizer itself."""
     found: torch.optim.Optimizer = (
         optimizer.optimizer if isinstance(optimizer, DistributedOptimizer) else optimizer
     )
@@ -112,7 +106,7 @@ def inner(optimizer: Any) -> torch.optim.Optimizer:
 def parameter_names(model: DistributedModel, optimizer: Any) -> list[list[str]]:
     """The names of an optimizer's parameters, by group."""
     names = {id(parameter): name for name, parameter in model.module.named_parameters()}
-    groups = inner(optimizer).param_groups
+    groups = torch_optimizer_of(optimizer).param_groups
     flat = iter(
         optimizer.weights()
         if isinstance(optimizer, DistributedOptimizer)
@@ -128,13 +122,13 @@ def parameter_names(model: DistributedModel, optimizer: Any) -> list[list[str]]:
 
 
 def add_optimizer(part: Part, session: Session, model: DistributedModel, optimizer: Any) -> None:
-    """The optimizer's state for this rank's parameters, by their names; the groups, on the first partition."""
+    """Add the optimizer's state for this rank's parameters, by their names; on the first partition the groups too."""
     groups = parameter_names(model, optimizer)
     flat = [name for group in groups for name in group]
     wrapped = isinstance(optimizer, DistributedOptimizer)
     state_dict, more = optimizer.own_state() if wrapped else (optimizer.state_dict(), None)
-    here = position(session)
-    encoder = Encoder(part.tensors, f"optimizer-{session.rank}")
+    here = pipeline_position(session)
+    encoder = saved_values.encoder(part.tensors, f"optimizer-{session.rank}")
     values: dict[str, Any] = {}
     for number, entry in state_dict["state"].items():
         name = flat[number]
@@ -150,7 +144,7 @@ def add_optimizer(part: Part, session: Session, model: DistributedModel, optimiz
     if here == 0 and session.position("rdp") == 0:
         settings = [{k: v for k, v in group.items() if k != "params"} for group in state_dict["param_groups"]]
         part.content["optimizer"] = {
-            "class": type(inner(optimizer)).__qualname__,
+            "class": type(torch_optimizer_of(optimizer)).__qualname__,
             "more": encoder.encode(more, "the loss scale"),
             "groups": [
                 {"params": names, "values": encoder.encode(group, "the optimizer's settings")}
@@ -160,13 +154,13 @@ def add_optimizer(part: Part, session: Session, model: DistributedModel, optimiz
 
 
 def add_rank(part: Part, session: Session, also: Mapping[str, Any], allow_pickle: bool) -> None:
-    """What belongs to this rank alone: random states, and the states of the objects in ``also``."""
-    encoder = Encoder(part.tensors, f"ranks/{session.rank}", allow_pickle)
+    """Add what belongs to this rank alone: random states, and the states of the objects in ``also``."""
+    encoder = saved_values.encoder(part.tensors, f"ranks/{session.rank}", allow_pickle)
     which = TORCH | PYTHON | (NUMPY if "numpy.random" in sys.modules else 0)
     states = [encoder.encode(state, "the random state") for state in session.streams.capture(which)]
     objects = {name: encoder.encode(value.state_dict(), f"also[{name!r}]") for name, value in also.items()}
     part.content["rank"] = {
-        "pp": position(session),
+        "pp": pipeline_position(session),
         "rdp": session.position("rdp"),
         "random": states,
         "also": objects,
@@ -177,29 +171,21 @@ def add_rank(part: Part, session: Session, also: Mapping[str, Any], allow_pickle
 
 
 def check_model(model: DistributedModel, saved: Mapping[str, tuple[int, ...]], strict: bool) -> list[str]:
-    """Names and shapes that do not fit. ``saved``: shapes by name, with the further names of tied tensors."""
+    """Names and shapes of a save that do not fit the model.
+
+    ``saved``: shapes by name, with the further names of tied tensors; of a tied tensor in the model one name is enough.
+    """
     tensors, aliases, _ = named_state(model.module)
-    wanted = {name: tuple(value.shape) for name, value in tensors.items()}
-    found = [
-        f"{name} has the shape {list(saved[name])}, the model needs {list(shape)}"
-        for name, shape in wanted.items()
-        if name in saved and saved[name] != shape
-    ]
+    found = shape_faults(saved, shapes_of(tensors))
     if strict:
-        absent = [
-            name
-            for name in wanted
-            if name not in saved and not any(a in saved for a, first in aliases.items() if first == name)
-        ]
-        found += [f"{name} is missing" for name in absent]
-        found += [
-            f"{name} is not part of the model" for name in saved if name not in wanted and name not in aliases
-        ]
+        there = {aliases.get(name, name) for name in saved}
+        missing = [name for name in tensors if name not in there]
+        found += name_faults(missing, [name for name in saved if name not in tensors and name not in aliases])
     return found
 
 
 def local_targets(session: Session, model: DistributedModel) -> Iterator[tuple[list[str], Tensor]]:
-    """The tensors that this rank holds, each with all its names, the first one first."""
+    """The tensors that this rank holds, each with its names, the first name first."""
     tensors, aliases, _ = named_state(model.module)
     for name, value in tensors.items():
         if model.is_local(name):
@@ -207,7 +193,7 @@ def local_targets(session: Session, model: DistributedModel) -> Iterator[tuple[l
 
 
 def load_model(session: Session, model: DistributedModel, names: Mapping[str, Any], saved: Tensors) -> None:
-    """Fill this rank's tensors, one after the other, once all of them are known to be whole."""
+    """Fill this rank's tensors with saved ones, after all that are needed were checked."""
     found = [
         (name, target)
         for known, target in local_targets(session, model)
@@ -224,15 +210,15 @@ def load_model(session: Session, model: DistributedModel, names: Mapping[str, An
 
 
 def load_extra(session: Session, model: DistributedModel, extra: Mapping[str, Any]) -> None:
-    """Give modules of this rank the extra state that they saved."""
+    """Give modules of this rank their saved extra states."""
     for name, value in extra.items():
-        if owner_of(model, name) == position(session):
+        if owner_of(model, name) == pipeline_position(session):
             model.module.get_submodule(name.rpartition(".")[0]).set_extra_state(value)
 
 
 def check_optimizer(model: DistributedModel, optimizer: Any, saved: Mapping[str, Any]) -> list[str]:
-    """What of a saved optimizer does not fit the script's."""
-    mine = type(inner(optimizer)).__qualname__
+    """Faults of a saved optimizer that does not fit the script's."""
+    mine = type(torch_optimizer_of(optimizer)).__qualname__
     if saved["class"] != mine:
         return [f"the optimizer was a {saved['class']}, the script has a {mine}"]
     groups = parameter_names(model, optimizer)
@@ -249,18 +235,21 @@ def check_optimizer(model: DistributedModel, optimizer: Any, saved: Mapping[str,
 
 
 def load_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> None:
-    """The groups' settings, such as the learning rate; at once, as schedulers look at them before the first step."""
-    for group, content in zip(inner(optimizer).param_groups, groups, strict=True):
+    """Set the groups' settings, such as the learning rate; before the first step, as schedulers read them there."""
+    for group, content in zip(torch_optimizer_of(optimizer).param_groups, groups, strict=True):
         group.update(content)
 
 
-def optimizer_state(
+def read_optimizer_state(
     model: DistributedModel, optimizer: Any, keys: Mapping[str, Mapping[str, str]], values: Mapping[str, Any],
     read: Reader,
 ) -> dict[str, Any]:  # fmt: skip
-    """The state of this rank's parameters. ``keys``: for each parameter the paths of its tensors, by their names."""
+    """The saved optimizer state of this rank's parameters, as the optimizer takes it.
+
+    ``keys``: for each parameter the paths of its tensors, by the keys in its state. ``values``: what is no tensor.
+    """
     flat = [name for group in parameter_names(model, optimizer) for name in group]
-    content = inner(optimizer).state_dict()
+    content = torch_optimizer_of(optimizer).state_dict()
     content["state"] = {}
     mine = optimizer.mine() if isinstance(optimizer, DistributedOptimizer) else [True] * len(flat)
     for number, name in enumerate(flat):
@@ -272,8 +261,8 @@ def optimizer_state(
 
 
 def try_state(optimizer: Any, content: Mapping[str, Any]) -> None:
-    """:class:`CheckpointError` if the optimizer does not take a state; it has its own again either way."""
-    taking, before = inner(optimizer), inner(optimizer).state_dict()
+    """Check that the optimizer takes a state; :class:`CheckpointError` if not. The optimizer keeps its own state."""
+    taking, before = torch_optimizer_of(optimizer), torch_optimizer_of(optimizer).state_dict()
     try:
         with translated(_REFUSED, CheckpointError):
             state = {
@@ -289,7 +278,7 @@ _REFUSED = "the optimizer does not take the state that was saved"
 
 
 def load_optimizer(optimizer: Any, content: dict[str, Any], more: Any) -> None:
-    """Take back what :func:`optimizer_state` gave. ``more``: what else the optimizer saved."""
+    """Give an optimizer its state from :func:`read_optimizer_state`. ``more``: what else the optimizer had saved."""
     with translated(_REFUSED, CheckpointError):
         if isinstance(optimizer, DistributedOptimizer):
             optimizer.load_own_state(content, more)
@@ -297,10 +286,9 @@ def load_optimizer(optimizer: Any, content: dict[str, Any], more: Any) -> None:
             optimizer.load_state_dict(content)
 
 
-def rank_content(session: Session, ranks: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
-    """What the rank at this place of the mesh had stored, or the one that comes next to it; and whether it was this
-    very place's."""
-    here, replica = position(session), session.position("rdp")
+def find_rank_content(session: Session, ranks: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
+    """What the rank at this place of the mesh had stored, and True; or what the nearest rank had stored, and False."""
+    here, replica = pipeline_position(session), session.position("rdp")
     by_place = {(content["pp"], content["rdp"]): content for content in ranks.values()}
     for place in ((here, replica), (0, replica)):
         if place in by_place:
@@ -308,8 +296,8 @@ def rank_content(session: Session, ranks: Mapping[str, Any]) -> tuple[dict[str, 
     return by_place.get((here, 0), by_place.get((0, 0))), False
 
 
-def random_states(session: Session, saved: Any, decoder: Decoder) -> list[Any]:
-    """The saved random states as this rank can take them; any error if it cannot."""
+def read_random_states(session: Session, saved: Any, decoder: Decoder) -> list[Any]:
+    """The saved random states, fitted to the generators of this rank; some error if that is not possible."""
     states: list[Any] = [decoder.decode(state) for state in saved]
     if states[0] is not None:
         present = session.streams.capture(TORCH)[0]  # another number of generators where the devices differ
@@ -321,14 +309,14 @@ def random_states(session: Session, saved: Any, decoder: Decoder) -> list[Any]:
 
 
 def load_random(session: Session, states: list[Any], exact: bool) -> None:
-    """The random states; a copy of the pipeline that was not there before gets a stream of its own."""
+    """Set the random states; a copy of the pipeline that is new gets a stream of its own."""
     session.streams.restore(states)
     if not exact:
         session.streams.seed(mix(session.streams.draw(), session.position("rdp")))
 
 
 def load_also(also: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    """Give objects their states; if one refuses its own, all have again what they had."""
+    """Give objects their states; if an object refuses its state, all have their former states again."""
     before: dict[str, Any] = {}
     for name, target in also.items():
         before[name] = copy.deepcopy(target.state_dict())
@@ -343,13 +331,13 @@ def load_also(also: Mapping[str, Any], states: Mapping[str, Any]) -> None:
 
 
 def check_also(also: Mapping[str, Any], saved: Mapping[str, Any] | None) -> list[str]:
-    """Objects in ``also`` of which the checkpoint has no state."""
+    """Faults of objects in ``also`` of which the checkpoint has no state."""
     there = {} if saved is None else saved
     return [f"also[{name!r}] was not saved" for name in also if name not in there]
 
 
 def need_states(also: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """``also``, if all in it have ``state_dict`` and ``load_state_dict``."""
+    """``also``, empty for None; :class:`UsageError` for objects without ``state_dict`` or ``load_state_dict``."""
     bad = [
         f"also[{name!r}] is a {type(value).__qualname__}"
         for name, value in (also or {}).items()

@@ -65,7 +65,7 @@ def load(
     back_compat: bool = False,
     **options: Any,
 ) -> Any:
-    """What :func:`save` or ``torch.save`` wrote; every rank calls this.
+    """The object that :func:`save` or ``torch.save`` wrote; every rank calls this.
 
     Args:
         f: The path, without the part that names the rank.
@@ -99,7 +99,7 @@ def load(
 
 
 def suffixes() -> list[str]:
-    """What this rank's files may end with, the most exact first."""
+    """The endings that the name of this rank's file may have, the most exact one first."""
     place = f"_{ranks.pp_rank()}_{ranks.tp_rank()}"
     return [f"{place}_{ranks.rdp_rank()}", place, f"_{ranks.mp_rank()}"]
 

@@ -1,29 +1,28 @@
-"""Finding a checkpoint that is whole, together; and giving each rank its part of it once the model is split."""
+"""A save that was chosen: checked against the script, and given to each rank, which takes its part after the split."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from weft.checkpoint.find import Found, faults, in_order, look, ownership, saves
+from weft.checkpoint.agree import gather_faults
+from weft.checkpoint.find import Found
 from weft.checkpoint.index import Index
-from weft.errors import CheckpointError, UsageError, WeftError
+from weft.errors import CheckpointError, UsageError
 from weft.foreign import translated
 from weft.torch.checkpoint import named_state
-from weft.torch.checkpoint.saving import Saves, meet
 from weft.torch.checkpoint.tensor_files import ShardReader
 from weft.torch.optimizer import MASTERS
 from weft.torch.placed.plan import Plan
 from weft.torch.session.collectives import broadcast_text, gather_texts
 from weft.torch.session.session import Session
-from weft.torch.tensors.content import Decoder
+from weft.torch.tensors import saved_values
+from weft.torch.tensors.serialise import Decoder
 from weft.torch.tensors.state_names import fitting
 
 log = logging.getLogger("weft")
@@ -48,100 +47,25 @@ class Wanted:
     """Whether the optimizer's states come back, or only its 32-bit masters and the loss scale."""
 
 
-def come_together(session: Session, call: str, tag: str | None) -> None:
-    """Every rank has made the same call; else :class:`UsageError` that names those that did not."""
-    if session.place.world_size == 1:
-        return
-    session.monitor.note("checkpoint", session.steps)
-    try:
-        meeting = Saves.of(session).meeting(f"{call}(tag={tag!r})", everybody=True)
-        meet(meeting, {"call": call, "tag": tag or ""})
-        meeting.part()
-    finally:
-        session.monitor.note("", session.steps)
+class AllRanks:
+    """All ranks of a session's job, as ``weft.checkpoint.agree`` asks for them."""
 
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.rank, self.count = session.rank, session.place.world_size
 
-def agree(session: Session, faults_here: list[str]) -> list[str]:
-    """The faults that any rank found, on every rank."""
-    with session.doing("resume_from_checkpoint()"):
-        texts = gather_texts(json.dumps(faults_here), session.group("world"))
-    return list(dict.fromkeys(fault for text in texts for fault in json.loads(text)))
+    def gather(self, text: str) -> list[str]:
+        with self._session.doing("resume_from_checkpoint()"):
+            return gather_texts(text, self._session.group("world"))
 
-
-def told_by_first(session: Session, make: Callable[[], Any]) -> Any:
-    """What ``make`` gives on rank 0, on every rank; its error likewise."""
-    said: dict[str, Any] = {}
-    if session.rank == 0:
-        try:
-            remedy = f"let this user (id {os.geteuid()}) read there"
-            with translated("the checkpoints cannot be looked through", CheckpointError, remedy):
-                said = {"value": make()}
-        except WeftError as error:
-            said = {"error": str(error)}
-    with session.doing("resume_from_checkpoint()"):
-        said = json.loads(broadcast_text(json.dumps(said), 0, session.group("world")))
-    if "error" in said:
-        raise CheckpointError(said["error"])
-    return said["value"]
-
-
-def choose(session: Session, root: Path, tag: str | None, level: str) -> Found:
-    """The save to resume from: the first that is whole, the same on every rank.
-
-    With a tag only that tag's saves count; if they are not whole, the error offers the newest one that is.
-    """
-
-    def candidates() -> list[list[Any]]:
-        if not root.is_dir():
-            raise CheckpointError(f"{root} is no folder, so there is no checkpoint to resume from")
-        warning = ownership(root)
-        if warning:
-            log.warning("%s", warning)
-        first = in_order(root, tag)
-        rest = [save for save in saves(root) if tag is not None and save.tag != tag]
-        return [[save.folder.name, save.tag] for save in [*first, *rest]]
-
-    bad: list[str] = []
-    names = told_by_first(session, candidates)
-    for name, its_tag in names:
-        save = look(root / name)
-        wrong = agree(session, _faults_here(session, save, level))
-        if not wrong and (tag is None or its_tag == tag):
-            if bad and session.rank == 0:
-                log.warning(
-                    "resuming from %s, because newer checkpoints are not whole: %s", name, "; ".join(bad)
-                )
-            elif session.rank == 0:
-                log.info("resuming from %s", save.folder)
-            return save
-        if not wrong:
-            offer = (
-                f"The newest one that is whole is {its_tag!r}: resume_from_checkpoint(path, tag={its_tag!r})"
-            )
-            raise CheckpointError(f"{_none(root, tag, bad)}. {offer}")
-        bad += wrong
-    raise CheckpointError(f"{_none(root, tag, bad)}. There is no other one that is whole in {root}")
-
-
-def _faults_here(session: Session, save: Found, level: str) -> list[str]:
-    """The faults of a save that this rank finds, its share of the bytes compared."""
-    if save.index is None:
-        return [save.fault]
-    try:
-        return faults(save.folder, save.index, level, (session.rank, session.place.world_size))
-    except OSError as error:  # the others must hear of it
-        return [f"{save.folder} cannot be read by rank {session.rank}: {error}"]
-
-
-def _none(root: Path, tag: str | None, bad: list[str]) -> str:
-    if bad:
-        return "the checkpoint cannot be used: " + "; ".join(bad)
-    return f"{root} has no checkpoint" + (f" with the tag {tag!r}" if tag is not None else "")
+    def broadcast(self, text: str) -> str:
+        with self._session.doing("resume_from_checkpoint()"):
+            return broadcast_text(text, 0, self._session.group("world"))
 
 
 @dataclass(frozen=True)
 class _Decoded:
-    """All of a checkpoint but its tensors, read and checked: what is left to do is to put it in place.
+    """All of a checkpoint but its tensors, read and checked, but not yet put in place.
 
     ``means``: for each name in the checkpoint the model's; ``keys``: by parameter, the paths of its tensors in the
     optimizer's state; ``exact``: whether the random states are those of this very place in the mesh.
@@ -163,7 +87,7 @@ class _Decoded:
 
 
 def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
-    """Check that a save fits the script, take back what can be taken now, and the rest once the model is split.
+    """The user's content of a save; the script's objects take their states, the model once it is split.
 
     Nothing is changed before everything but the tensors was read, and on every rank. ``level``: how the save was
     verified. The user's content.
@@ -176,14 +100,14 @@ def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
     decoded, wrong, damage = None, [], []
     try:
         with translated(f"{save.folder} holds what weft did not write", CheckpointError, "do not use it"):
-            wrong = _misfits(session, index, wanted)
+            wrong = _find_misfits(session, index, wanted)
             decoded = None if wrong else _decode(session, reader, wanted)
     except CheckpointError as error:
         damage = [str(error)]
-    damage = agree(session, damage)
+    damage = gather_faults(AllRanks(session), damage)
     if damage:
         raise CheckpointError("; ".join(damage))
-    wrong = agree(session, wrong)
+    wrong = gather_faults(AllRanks(session), wrong)
     if wrong:
         raise UsageError(f"{save.folder} does not fit this script: {'; '.join(wrong)}")
     assert decoded is not None
@@ -199,8 +123,8 @@ def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
     return decoded.user
 
 
-def _misfits(session: Session, index: Index, wanted: Wanted) -> list[str]:
-    """Where a save does not fit the script."""
+def _find_misfits(session: Session, index: Index, wanted: Wanted) -> list[str]:
+    """Faults of a save that does not fit the script."""
     content, saved = index.content, model_names(index)
     means = fitting(saved, named_state.state_names(wanted.model))
     wrong: list[str] = []
@@ -209,51 +133,51 @@ def _misfits(session: Session, index: Index, wanted: Wanted) -> list[str]:
         wrong += named_state.check_model(wanted.model, names, wanted.strict)
         if wanted.optimizer is not None and "optimizer" in content:
             wrong += named_state.check_optimizer(
-                wanted.model, wanted.optimizer, _renamed(content["optimizer"], means)
+                wanted.model, wanted.optimizer, _rename_parameters(content["optimizer"], means)
             )
-    mine, _ = named_state.rank_content(session, content["ranks"])
+    mine, _ = named_state.find_rank_content(session, content["ranks"])
     return wrong + named_state.check_also(wanted.also, None if mine is None else mine["also"])
 
 
 def _decode(session: Session, reader: ShardReader, wanted: Wanted) -> _Decoded:
-    """Everything but the tensors; any error if it is not as weft writes it."""
+    """Everything in a save but the tensors; some error if the save is not as weft writes it."""
     content, saved = reader.index.content, model_names(reader.index)
-    decoder = Decoder(reader.read, wanted.allow_pickle)
+    decoder = saved_values.decoder(reader.read, wanted.allow_pickle)
     means = fitting(saved, named_state.state_names(wanted.model))
-    mine, exact = named_state.rank_content(session, content["ranks"])
+    mine, exact = named_state.find_rank_content(session, content["ranks"])
     random = None if mine is None or not wanted.random_states else mine["random"]
     has_optimizer = wanted.optimizer is not None and "optimizer" in content
     optimizer = content["optimizer"] if has_optimizer else {"groups": []}
     return _Decoded(
         user=decoder.decode(content.get("user")),
         also={} if mine is None else {name: decoder.decode(mine["also"][name]) for name in wanted.also},
-        random=None if random is None else named_state.random_states(session, random, decoder),
+        random=None if random is None else named_state.read_random_states(session, random, decoder),
         exact=exact,
         means=means,
         aliases=_aliases(reader.index),
-        extra={} if wanted.model is None else _dict_of(decoder, content["extra"]),
+        extra={} if wanted.model is None else _decode_dict(decoder, content["extra"]),
         optimizer=has_optimizer,
-        groups=[_dict_of(decoder, group["values"]) for group in optimizer["groups"]],
+        groups=[_decode_dict(decoder, group["values"]) for group in optimizer["groups"]],
         values={
-            means.get(name, name): _dict_of(decoder, value)
+            means.get(name, name): _decode_dict(decoder, value)
             for name, value in (
                 content["optimizer_values"] if has_optimizer and wanted.states else {}
             ).items()
         },
         more=decoder.decode(optimizer.get("more")),
-        keys=_optimizer_keys(reader.index, means, wanted.states),
-        plan=None if wanted.model is None else _same_plan(session, wanted.model, content, saved.keys()),
+        keys=_find_optimizer_paths(reader.index, means, wanted.states),
+        plan=None if wanted.model is None else _find_plan(session, wanted.model, content, saved.keys()),
     )
 
 
-def _dict_of(decoder: Decoder, saved: Any) -> dict[str, Any]:
+def _decode_dict(decoder: Decoder, saved: Any) -> dict[str, Any]:
     value = decoder.decode(saved)
     if not isinstance(value, dict):
         raise ValueError(f"a {type(value).__name__} stands in the place of a dict")
     return value
 
 
-def _optimizer_keys(index: Index, means: Mapping[str, str], states: bool) -> dict[str, dict[str, str]]:
+def _find_optimizer_paths(index: Index, means: Mapping[str, str], states: bool) -> dict[str, dict[str, str]]:
     keys: dict[str, dict[str, str]] = {}
     for path in index.tensors:
         if path.startswith("optimizer/"):
@@ -263,8 +187,8 @@ def _optimizer_keys(index: Index, means: Mapping[str, str], states: bool) -> dic
     return keys
 
 
-def _renamed(saved: Mapping[str, Any], means: Mapping[str, str]) -> dict[str, Any]:
-    """What was saved of an optimizer, with the model's names for its parameters."""
+def _rename_parameters(saved: Mapping[str, Any], means: Mapping[str, str]) -> dict[str, Any]:
+    """The saved content of an optimizer, with the model's names for the parameters."""
     groups = [
         {**group, "params": [means.get(name, name) for name in group["params"]]} for group in saved["groups"]
     ]
@@ -280,7 +204,7 @@ def land_with(model: Any, land: Callable[[], None]) -> None:
 
 
 def model_names(index: Index) -> dict[str, tuple[int, ...]]:
-    """The model's tensors in a save, further names of tied ones too: their shapes."""
+    """The shapes of the model's tensors in a save by their names, further names of tied tensors too."""
     names = {
         path.removeprefix("model/"): entry.shape
         for path, entry in index.tensors.items()
@@ -290,16 +214,18 @@ def model_names(index: Index) -> dict[str, tuple[int, ...]]:
 
 
 def _aliases(index: Index) -> Mapping[str, str]:
-    """Further names of tied tensors, and the first one of each."""
+    """The first name of a tied tensor, by each of its further names."""
     found: Mapping[str, str] = index.content.get("model", {}).get("aliases", {})
     return found
 
 
-def _same_plan(
+def _find_plan(
     session: Session, model: Any, content: Mapping[str, Any], saved: Collection[str]
 ) -> Plan | None:
-    """The split of the checkpoint, if it is to be this job's too: its settings ask for the same kind of split, and the
-    model has the tensors that were saved, neither more nor fewer."""
+    """The plan of the split in a checkpoint, if this job is to have the same split, else None.
+
+    The settings must ask for the same kind of split, and the model have exactly the tensors that were saved.
+    """
     text = content.get("model", {}).get("plan")
     before = {name: value for name, value in content["settings"].items() if name not in APART}
     same = before == split_settings(session) and saved == named_state.state_names(model)
@@ -339,7 +265,7 @@ class _Model:
 def _land(session: Session, reader: ShardReader, wanted: Wanted, decoded: _Decoded) -> None:
     model, state = _Model(reader, decoded), None
     if wanted.optimizer is not None and decoded.optimizer:  # read first: what is altered changes nothing then
-        state = named_state.optimizer_state(
+        state = named_state.read_optimizer_state(
             wanted.model, wanted.optimizer, decoded.keys, decoded.values, reader.read
         )
         named_state.try_state(wanted.optimizer, state)

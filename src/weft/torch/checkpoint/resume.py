@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from weft.checkpoint.agree import ask_first, choose, come_together
 from weft.checkpoint.find import LEVELS
 from weft.checkpoint.names import check_tag
 from weft.errors import UsageError
@@ -92,7 +93,7 @@ def resume_from_checkpoint(
         load_sharded_optimizer_state,
     )
     call = "resume_from_checkpoint" if partial else "resume_from_checkpoint(partial=False)"
-    restore.come_together(session, call, tag)
+    come_together(session, call, tag)
     if not partial:
         return whole_file.resume(session, Path(path), tag, wanted, translate_function)
     if translate_function is not None and session.rank == 0:
@@ -100,12 +101,13 @@ def resume_from_checkpoint(
             "translate_function is for full checkpoints (partial=False): a partial one has the names of the model "
             "that was saved, so it is not called"
         )
-    old = restore.told_by_first(session, lambda: str(older_scripts.folder_of(Path(path), tag) or ""))
+    ranks = restore.AllRanks(session)
+    old = ask_first(ranks, lambda: str(older_scripts.find_folder(Path(path), tag) or ""))
     if old:
         return older_scripts.resume(
             session, Path(old), wanted if wanted.states else replace(wanted, optimizer=None)
         )
-    save = restore.choose(session, Path(path), tag, verify)
+    save = choose(ranks, Path(path), tag, verify)
     return restore.restore(session, save, wanted, verify)
 
 

@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from weft.checkpoint.agree import come_together
 from weft.checkpoint.names import check_tag
+from weft.checkpoint.part import Part
+from weft.checkpoint.save import PendingSave, Request, SaveReport, Saves, Storage, run
 from weft.errors import UsageError
-from weft.torch.checkpoint import named_state, restore, saving, whole_file
-from weft.torch.checkpoint.saving import PendingSave, Request, SaveReport, Saves
+from weft.torch.checkpoint import named_state, restore, whole_file
+from weft.torch.checkpoint.tensor_files import stage, write_shard
 from weft.torch.model import DistributedModel
 from weft.torch.optimizer import DistributedOptimizer
 from weft.torch.session import current
 from weft.torch.session.session import Session
-from weft.torch.tensors.content import Encoder
+from weft.torch.tensors import saved_values
 
 log = logging.getLogger("weft")
 
@@ -90,12 +93,10 @@ def save_checkpoint(
     if model is not None and not model.partitioned:
         raise UsageError("the model has no partition yet, which the first step makes: save after it")
 
-    def make() -> named_state.Part:
-        part = named_state.Part()
+    def make() -> Part:
+        part = Part()
         first = session.position("rdp") == 0
-        kept = (
-            part if first or shared else named_state.Part()
-        )  # what all ranks put together, the first one saves
+        kept = part if first or shared else Part()  # what all ranks put together, the first one saves
         if model is not None and (first or sharded):
             named_state.add_model(kept, session, model)
         if model is not None and optimizer is not None and (first or shared or sharded):
@@ -106,8 +107,8 @@ def save_checkpoint(
         return part
 
     if sharded:  # putting tensors together must not wait for a rank that does not come
-        restore.come_together(session, "save_checkpoint", tag)
-    return saving.run(session, request, make)
+        come_together(session, "save_checkpoint", tag)
+    return run(session, request, make, Storage(stage, write_shard))
 
 
 def _check_model(model: Any, optimizer: Any) -> None:
@@ -117,9 +118,11 @@ def _check_model(model: Any, optimizer: Any) -> None:
         raise UsageError("an optimizer is saved by its parameters' names: pass its model too")
 
 
-def _add_shared(part: named_state.Part, session: Session, user_content: Any, allow_pickle: bool) -> None:
+def _add_shared(part: Part, session: Session, user_content: Any, allow_pickle: bool) -> None:
     mesh = session.mesh
-    part.content["user"] = Encoder(part.tensors, "user", allow_pickle).encode(user_content, "user_content")
+    part.content["user"] = saved_values.encoder(part.tensors, "user", allow_pickle).encode(
+        user_content, "user_content"
+    )
     part.content["steps"] = session.steps
     part.content["settings"] = restore.split_settings(session)
     part.content["layout"] = {"world": mesh.world_size, "partitions": mesh.pp, "placement": mesh.placement}

@@ -16,7 +16,7 @@ from weft.checkpoint.names import open_inside
 from weft.checkpoint.shard import check_range, describe, read_checked
 from weft.errors import CheckpointError, UsageError
 from weft.foreign import shown_text, translated
-from weft.torch.tensors.content import named_dtype
+from weft.torch.tensors.serialise import named_dtype
 
 # What the format has a name for; others are stored as their bytes, and the index says what they are.
 NATIVE = frozenset(
@@ -28,8 +28,8 @@ NATIVE = frozenset(
 )  # fmt: skip
 
 
-def safetensors() -> object:
-    """The safetensors package's part for PyTorch."""
+def find_safetensors() -> object:
+    """The module ``safetensors.torch``; :class:`UsageError` if it is not installed."""
     try:
         import numpy  # noqa: F401  # which it needs
         import safetensors.torch
@@ -40,8 +40,8 @@ def safetensors() -> object:
     return safetensors.torch
 
 
-def staged(tensors: Mapping[str, Tensor], copy: bool) -> dict[str, Tensor]:
-    """The tensors on the CPU, each contiguous in memory of its own; with ``copy`` later changes are not seen."""
+def stage(tensors: Mapping[str, Tensor], copy: bool) -> dict[str, Tensor]:
+    """The tensors on the CPU, each contiguous in memory of its own; with ``copy`` also apart from the given ones."""
     result: dict[str, Tensor] = {}
     storages: set[int] = set()
     for path, tensor in tensors.items():
@@ -63,10 +63,10 @@ def staged(tensors: Mapping[str, Tensor], copy: bool) -> dict[str, Tensor]:
 def write_shard(
     folder: Path, name: str, tensors: Mapping[str, Tensor], reached: Callable[[str], None]
 ) -> tuple[Shard, dict[str, Entry]]:
-    """Write and flush a shard of staged tensors; what the index says of it."""
+    """Write a file of staged tensors; what the index says of the file, which is on the disk when this returns."""
     reached("write")
     raw = {path: value if value.dtype in NATIVE else as_bytes(value) for path, value in tensors.items()}
-    safetensors().save_file(raw, folder / name)  # type: ignore[attr-defined]
+    find_safetensors().save_file(raw, folder / name)  # type: ignore[attr-defined]
     reached("flush")
     os.chmod(folder / name, 0o666 & ~_umask())
     flush_file(folder / name)
@@ -78,12 +78,15 @@ def write_shard(
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """uint8[numel x itemsize] on the same memory."""
+    """The bytes of a tensor, on the same memory: uint8[numel x itemsize]."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def buffer_of(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor of the CPU, which must live as long; NumPy need not be installed."""
+    """The bytes of a contiguous tensor on the CPU, on the same memory: the tensor must live as long as they are used.
+
+    NumPy would do this too, but need not be installed.
+    """
     size = tensor.numel() * tensor.element_size()
     return (
         memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
@@ -114,8 +117,8 @@ class ShardReader:
     def read(self, path: str) -> Tensor:
         """The tensor of a path, on the CPU; :class:`CheckpointError` if its bytes are not those that were saved."""
         entry, descriptor = self._open(path)
-        dtype = named_dtype(entry.dtype)
         with translated(f"{entry.shard}: {shown_text(path)} cannot be read", CheckpointError):
+            dtype = named_dtype(entry.dtype)
             content = read_checked(descriptor, entry, path)
             self.bytes_read += entry.size
             if not content:

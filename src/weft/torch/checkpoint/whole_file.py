@@ -23,29 +23,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.checkpoint.agree import ask_first, gather_faults
 from weft.checkpoint.find import newest_tag
 from weft.checkpoint.folder import (
     Lock,
-    beside,
     explain,
     flush_file,
     flush_folder,
     name_newest,
     remove_leftovers,
     replace_flushed,
+    temporary_beside,
 )
 from weft.checkpoint.names import check_tag, read_text
+from weft.checkpoint.save import Request, SaveReport, Saves, meet
 from weft.document import Document
 from weft.errors import CheckpointError, FormatError, UsageError, WeftError
 from weft.foreign import LARGEST, parse_json, regular, translated
 from weft.torch.checkpoint import named_state
 from weft.torch.checkpoint.formats.source import InMemory, Renamed, Source, open_source
 from weft.torch.checkpoint.formats.torch_file import load_file, read_torch_file
-from weft.torch.checkpoint.restore import Wanted, agree, land_with, told_by_first
-from weft.torch.checkpoint.saving import Request, SaveReport, Saves, meet
+from weft.torch.checkpoint.restore import AllRanks, Wanted, land_with
 from weft.torch.model import DistributedModel
 from weft.torch.session.session import Session
-from weft.torch.tensors.content import Decoder, Encoder
+from weft.torch.tensors import saved_values
 
 log = logging.getLogger("weft")
 _MANIFEST_LIMIT_BYTES = 1 << 20
@@ -59,8 +60,10 @@ def manifest_name(tag: str) -> str:
 def save(
     session: Session, request: Request, model: DistributedModel | None, user_content: Any, allow_pickle: bool
 ) -> SaveReport | None:
-    """Gather the model on the first rank, which writes it; collective over the first pipeline, or over all ranks if
-    replicas share parameters."""
+    """Gather the model on the first rank, which writes the files.
+
+    Collective over the first pipeline, or over all ranks if replicas share parameters.
+    """
     import time
 
     began = time.monotonic()
@@ -69,7 +72,7 @@ def save(
     saves = Saves.of(session)
     saves.finish()
     meeting = saves.meeting(request.what, request.everybody)
-    came = meet(meeting, request.said("save_checkpoint(partial=False)"))
+    came = meet(meeting, request.arguments("save_checkpoint(partial=False)"))
     if session.rank not in meeting.required:
         meeting.part(came)
         return None
@@ -103,7 +106,7 @@ def write(
         saves.locks[root.resolve()] = Lock(root)
     if saves.locks[root.resolve()].exclusive:
         remove_leftovers(root)
-    new = {final: beside(final) for final in (root / tag, root / f"user_content_{tag}")}
+    new = {final: temporary_beside(final) for final in (root / tag, root / f"user_content_{tag}")}
     try:
         request.reached("write")
         state = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in whole.items()}
@@ -133,9 +136,12 @@ def write(
 
 
 def _user_bytes(value: Any, allow_pickle: bool) -> bytes:
-    """The file of the user's content: as it is where plain weights-only loading reads it, else as JSON and tensors."""
+    """The bytes of the file with the user's content.
+
+    Content that plain weights-only loading reads is saved as it is, other content as JSON and tensors.
+    """
     tensors: dict[str, Tensor] = {}
-    text = json.dumps(Encoder(tensors, "user", allow_pickle).encode(value, "user_content"))
+    text = json.dumps(saved_values.encoder(tensors, "user", allow_pickle).encode(value, "user_content"))
     plain, wrapped = io.BytesIO(), io.BytesIO()
     with suppress(Exception):
         torch.save(value, plain)
@@ -179,7 +185,7 @@ def full_tags(root: Path) -> list[tuple[int, str]]:
 
 
 def faults(root: Path, tag: str) -> list[str]:
-    """What is wrong with a full checkpoint. One without a manifest, as others write them, is taken as it is."""
+    """Faults of a full checkpoint. Files without a manifest, as other programs write them, have none."""
     if not (root / tag).exists():
         return [f"{root / tag} is missing"]
     if not (root / manifest_name(tag)).exists():
@@ -204,7 +210,10 @@ def faults(root: Path, tag: str) -> list[str]:
 
 
 def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, translate: Any) -> Any:
-    """Load a whole model from ``path/tag``, or from ``path`` itself where that is another format's file or folder."""
+    """The user's content of a full checkpoint, whose model is loaded.
+
+    The model is in ``path/tag``, or in ``path`` itself if that is a file or folder of another format.
+    """
     target, chosen = _choose(session, path, tag)
     source: Source | None = None
     user, problem = None, ""
@@ -219,13 +228,15 @@ def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, transl
             source = InMemory(translate({name: source.read(name) for name in source.shapes}))
     except CheckpointError as error:
         problem = str(error)
-    problems = agree(session, [problem] if problem else [])
+    problems = gather_faults(AllRanks(session), [problem] if problem else [])
     if problems:
         raise CheckpointError("; ".join(problems))
     assert source is not None
     whole = Renamed(source, named_state.state_names(wanted.model))
     if wanted.model is not None:
-        wrong = agree(session, named_state.check_model(wanted.model, whole.shapes, wanted.strict))
+        wrong = gather_faults(
+            AllRanks(session), named_state.check_model(wanted.model, whole.shapes, wanted.strict)
+        )
         if wrong:
             raise UsageError(f"{target} does not fit this script: {'; '.join(wrong)}")
         land_with(wanted.model, lambda: named_state.load_model(session, wanted.model, whole.shapes, whole))
@@ -257,7 +268,7 @@ def _choose(session: Session, path: Path, tag: str | None) -> tuple[Path, str | 
         )
         raise CheckpointError(f"the checkpoint cannot be used: {'; '.join(bad)}. {offer}")
 
-    target, chosen = told_by_first(session, choice)
+    target, chosen = ask_first(AllRanks(session), choice)
     return Path(target), chosen
 
 
@@ -266,5 +277,7 @@ def _user_content(path: Path, allow_pickle: bool | str) -> Any:
     if isinstance(content, dict) and set(content) == {_WRAPPED, "tensors"}:
         tensors = content["tensors"]
         with translated(f"{path} cannot be read", CheckpointError):
-            return Decoder(lambda name: tensors[name], allow_pickle).decode(parse_json(content[_WRAPPED]))
+            return saved_values.decoder(lambda name: tensors[name], allow_pickle).decode(
+                parse_json(content[_WRAPPED])
+            )
     return content

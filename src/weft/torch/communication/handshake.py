@@ -20,7 +20,7 @@ from torch import Tensor
 
 from weft.errors import TransportError
 from weft.torch.session.session import Session
-from weft.torch.tensors.packing import Packed, unpack
+from weft.torch.tensors.messages import Packed, unpack
 from weft.transport.tags import OBJECTS
 from weft.transport.torch_dist import to_bytes
 
@@ -35,11 +35,11 @@ SMALL = 1 << 16
 _abandoned: list[Any] = []
 """Headers of calls that failed; their memory may still be read until the process ends."""
 _MAGIC = 0x77656F62
-_HEADER, _TEXT_AT = 512, 64
+_HEADER_BYTES, _TEXT_AT = 512, 64
 
 
-class Told(NamedTuple):
-    """A header: what a rank calls (``axis``: for the group of which axis), and how much it would send."""
+class Header(NamedTuple):
+    """What a rank calls, for the group of which axis, and how much the rank would send."""
 
     call: int
     axis: int
@@ -49,8 +49,8 @@ class Told(NamedTuple):
     body_bytes: int = 0
     pickled: int = 0
 
-    def excess(self, max_bytes: int, allow_pickle: bool) -> str:
-        """Why it is not taken; empty if it is."""
+    def find_excess(self, max_bytes: int, allow_pickle: bool) -> str:
+        """Why a receiver does not take the object; empty if it does."""
         if self.pickled and not allow_pickle:
             return "it is pickled, which needs allow_pickle=True here too"
         if not 0 <= self.text_bytes <= MAX_TEXT or not 0 <= self.parts <= MAX_PARTS:
@@ -63,38 +63,38 @@ class Told(NamedTuple):
         return ""
 
 
-def told_of(call: int, axis: int, packed: Packed | None) -> Told:
-    """The header for an object."""
+def make_header(call: int, axis: int, packed: Packed | None) -> Header:
+    """The header of an object, or of a call without one."""
     if packed is None:
-        return Told(call, axis)
+        return Header(call, axis)
     sizes, text = packed.sizes, len(packed.text.encode())
     body = 8 * len(sizes) + text + sum(size for size in sizes if size < SMALL)
-    return Told(call, axis, text, len(sizes), sum(sizes), body, int(bool(packed.pickled)))
+    return Header(call, axis, text, len(sizes), sum(sizes), body, int(bool(packed.pickled)))
 
 
-def body_of(packed: Packed) -> Tensor:
-    """Sizes, text and small parts."""
+def make_body(packed: Packed) -> Tensor:
+    """The first piece of an object: the sizes of all parts, the text and the small parts."""
     pieces = [torch.tensor(packed.sizes, dtype=torch.int64).view(torch.uint8), _bytes(packed.text.encode())]
     return torch.cat([*pieces, *(blob for blob in packed.blobs if blob.numel() < SMALL)])
 
 
 class Body:
-    """What has arrived of an object: its sizes are checked against what was told."""
+    """The first piece of an object that has arrived; its sizes are checked against the header."""
 
-    def __init__(self, content: Tensor, told: Told) -> None:
-        table = 8 * told.parts
+    def __init__(self, content: Tensor, header: Header) -> None:
+        table = 8 * header.parts
         self.sizes: list[int] = content[:table].clone().view(torch.int64).tolist()
-        self._text = to_bytes(content[table : table + told.text_bytes])
+        self._text = to_bytes(content[table : table + header.text_bytes])
         small = [size for size in self.sizes if size < SMALL]
-        if any(size < 0 for size in small) or sum(self.sizes) != told.part_bytes:
+        if (
+            any(size < 0 for size in small)
+            or sum(self.sizes) != header.part_bytes
+            or table + header.text_bytes + sum(small) != content.numel()
+        ):
             raise TransportError(
                 "the sizes of what arrived do not add up: do all ranks run the same version of weft?"
             )
-        if table + told.text_bytes + sum(small) != content.numel():
-            raise TransportError(
-                "the sizes of what arrived do not add up: do all ranks run the same version of weft?"
-            )
-        pieces = iter(content[table + told.text_bytes :].split(small) if small else ())
+        pieces = iter(content[table + header.text_bytes :].split(small) if small else ())
         self.parts = [next(pieces).clone() if size < SMALL else None for size in self.sizes]
 
     def large(self) -> Iterable[int]:
@@ -107,7 +107,7 @@ class Body:
         return unpack(self._text.decode(), parts, device, allow_pickle)
 
 
-class Link:
+class Handshake:
     """Headers and objects over the group of all ranks; ranks go by their global numbers."""
 
     def __init__(self, session: Session) -> None:
@@ -115,48 +115,48 @@ class Link:
         self._device = session.device
         self._sending: list[tuple[Any, Tensor]] = []
 
-    def tell(self, peer: int, told: Told, text: str = "") -> None:
-        """Send a header, and the start of a text with it; does not wait for it to be taken."""
-        content = text.encode()[: _HEADER - _TEXT_AT - 8]
-        header = torch.zeros(_HEADER, dtype=torch.uint8)
-        header[:_TEXT_AT] = torch.tensor([_MAGIC, *told]).view(torch.uint8)
-        header[_TEXT_AT : _TEXT_AT + len(content)] = _bytes(content)
-        self._sending.append((dist.isend(header, peer, group=self._group, tag=OBJECTS), header))
+    def send_header(self, peer: int, header: Header, text: str = "") -> None:
+        """Send a header, and the start of a text with it, without waiting for the peer to take them."""
+        start = text.encode()[: _HEADER_BYTES - _TEXT_AT - 8]
+        content = torch.zeros(_HEADER_BYTES, dtype=torch.uint8)
+        content[:_TEXT_AT] = torch.tensor([_MAGIC, *header]).view(torch.uint8)
+        content[_TEXT_AT : _TEXT_AT + len(start)] = _bytes(start)
+        self._sending.append((dist.isend(content, peer, group=self._group, tag=OBJECTS), content))
 
-    def expect(self, peer: int) -> tuple[Any, Tensor]:
+    def expect_header(self, peer: int) -> tuple[Any, Tensor]:
         """A receive for the peer's next header."""
-        header = torch.empty(_HEADER, dtype=torch.uint8)
-        return dist.irecv(header, peer, group=self._group, tag=OBJECTS), header
+        content = torch.empty(_HEADER_BYTES, dtype=torch.uint8)
+        return dist.irecv(content, peer, group=self._group, tag=OBJECTS), content
 
-    def heard(self, expected: tuple[Any, Tensor]) -> tuple[Told, str]:
-        """That header and its text, when it is there."""
-        work, header = expected
+    def take_header(self, expected: tuple[Any, Tensor]) -> tuple[Header, str]:
+        """The header that was expected, and its text, once they are there."""
+        work, content = expected
         work.wait()
-        magic, *numbers = header[:_TEXT_AT].clone().view(torch.int64).tolist()
-        told = Told(*numbers)
-        if magic != _MAGIC or not 0 <= told.call < len(CALLS):
+        magic, *numbers = content[:_TEXT_AT].clone().view(torch.int64).tolist()
+        header = Header(*numbers)
+        if magic != _MAGIC or not 0 <= header.call < len(CALLS):
             raise TransportError("a message that weft did not send arrived in its place: restart the job")
-        return told, to_bytes(header[_TEXT_AT:]).rstrip(b"\0").decode(errors="replace")
+        return header, to_bytes(content[_TEXT_AT:]).rstrip(b"\0").decode(errors="replace")
 
     def flush(self) -> None:
         """Return when the headers on their way have been taken."""
         while self._sending:
             self._sending.pop()[0].wait()
 
-    def forget(self) -> None:
-        """Do not wait for headers that perhaps nobody takes any more."""
+    def abandon(self) -> None:
+        """Do not wait any more for headers on their way: perhaps nobody takes them."""
         _abandoned.extend(self._sending)
         self._sending.clear()
 
     def send(self, peer: int, packed: Packed) -> None:
-        """The object itself, to a rank that is ready for it."""
-        for content in (body_of(packed), *(blob for blob in packed.blobs if blob.numel() >= SMALL)):
+        """Send the object itself, to a rank that is ready to take it."""
+        for content in (make_body(packed), *(blob for blob in packed.blobs if blob.numel() >= SMALL)):
             dist.send(content, peer, group=self._group, tag=OBJECTS)
 
-    def receive(self, peer: int, told: Told, allow_pickle: bool) -> Any:
-        """What :meth:`send` sends; never more than was told."""
+    def receive(self, peer: int, header: Header, allow_pickle: bool) -> Any:
+        """The object that the peer's :meth:`send` sends; never more bytes than its header says."""
         self.flush()
-        body = Body(self._take(peer, told.body_bytes), told)
+        body = Body(self._take(peer, header.body_bytes), header)
         for number in body.large():
             body.parts[number] = self._take(peer, body.sizes[number])
         return body.value(self._device, allow_pickle)
@@ -184,23 +184,25 @@ def exchange(
     allow_pickle: bool,
 ) -> list[Any]:
     """Every rank's object, on every rank of ``group``, which all call this."""
-    mine = told_of(ALLGATHER, 0, packed)
-    headers = [torch.empty(len(mine), dtype=torch.int64) for _ in ranks]
-    dist.all_gather(headers, torch.tensor(mine), group=group)
-    tolds = [Told(*header.tolist()) for header in headers]
+    mine = make_header(ALLGATHER, 0, packed)
+    numbers = [torch.empty(len(mine), dtype=torch.int64) for _ in ranks]
+    dist.all_gather(numbers, torch.tensor(mine), group=group)
+    headers = [Header(*each.tolist()) for each in numbers]
     faults = [
         f"of rank {rank}: {fault}"
-        for rank, told in zip(ranks, tolds, strict=True)
-        if (fault := told.excess(max_bytes, allow_pickle))
+        for rank, header in zip(ranks, headers, strict=True)
+        if (fault := header.find_excess(max_bytes, allow_pickle))
     ]
     if faults:
         raise TransportError("allgather() does not take the object " + "; ".join(faults))
-    longest = max(told.body_bytes for told in tolds)
+    longest = max(header.body_bytes for header in headers)
     padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: mine.body_bytes] = body_of(packed)
+    padded[: mine.body_bytes] = make_body(packed)
     contents = [torch.empty(longest, dtype=torch.uint8) for _ in ranks]
     dist.all_gather(contents, padded, group=group)
-    bodies = [Body(content[: told.body_bytes], told) for content, told in zip(contents, tolds, strict=True)]
+    bodies = [
+        Body(content[: header.body_bytes], header) for content, header in zip(contents, headers, strict=True)
+    ]
     for rank, body in zip(ranks, bodies, strict=True):
         for number in body.large():
             own = rank == dist.get_rank()

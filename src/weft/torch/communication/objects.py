@@ -6,7 +6,7 @@
     allgather  everybody --allgather, group-->   first rank of the group, which tells the same to everybody
     barrier              <--ready--              when it has heard of all; then the group's own collectives
 
-A rank that calls something else than the one it meets is an error on both at once, see ``link``.
+Two ranks that meet in different calls get an error both, at once; see ``handshake``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 
 from weft.errors import DivergenceError, TransportError, UsageError
 from weft.torch.communication import handshake
-from weft.torch.communication.handshake import CALLS, READY, REFUSED, Link, Told, told_of
+from weft.torch.communication.handshake import CALLS, READY, REFUSED, Handshake, Header, make_header
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.optimizer import is_local
 from weft.torch.session import current
 from weft.torch.session.session import Session
-from weft.torch.tensors.packing import Packed, pack, unpack
+from weft.torch.tensors.messages import Packed, pack, unpack
 
 MAX_BYTES = 1 << 32
-"""What a receiver takes of one object, unless it is told otherwise: 4 GiB."""
+"""How many bytes of one object a receiver takes unless the script gives another limit: 4 GiB."""
 
 
 class CommGroup(enum.Enum):
@@ -52,7 +52,7 @@ class RankType(enum.Enum):
 
 WORLD, MP_GROUP, DP_GROUP, TP_GROUP, PP_GROUP, RDP_GROUP = CommGroup
 _AXES = [group.value for group in CommGroup]
-_READY = Told(READY, 0)
+_READY = Header(READY, 0)
 _EXCESS = 1
 _Kind = TypeVar("_Kind", CommGroup, RankType)
 
@@ -82,7 +82,7 @@ def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD, *, allow_pickle: boo
     Objects and errors as in :func:`send`.
     """
     session = _between_steps("broadcast")
-    axis = _member(group, CommGroup, "group").value
+    axis = _need_member(group, CommGroup, "group").value
     packed = _pack(obj, allow_pickle)
     others = [rank for rank in session.peers(axis) if rank != session.rank]
     with session.doing(f"broadcast() to {group.name}"):
@@ -107,17 +107,17 @@ def recv_from(
     session = _between_steps("recv_from")
     peer = _rank_of(session, src_rank, rank_type, "src_rank")
     with session.doing(f"recv_from() rank {peer}"):
-        line = Link(session)
-        told, _ = line.heard(line.expect(peer))
-        if told.call not in (handshake.SEND, handshake.BROADCAST):
-            waiting = [peer] if told.call in (handshake.ALLGATHER, handshake.BARRIER) else []
-            _refuse(line, waiting, _differ(session.rank, "recv_from()", peer, told), DivergenceError)
-        excess = told.excess(max_bytes, allow_pickle)
+        line = Handshake(session)
+        header, _ = line.take_header(line.expect_header(peer))
+        if header.call not in (handshake.SEND, handshake.BROADCAST):
+            waiting = [peer] if header.call in (handshake.ALLGATHER, handshake.BARRIER) else []
+            _refuse(line, waiting, _difference(session.rank, "recv_from()", peer, header), DivergenceError)
+        excess = header.find_excess(max_bytes, allow_pickle)
         if excess:
             text = f"rank {session.rank} does not take the object of rank {peer}: {excess}"
             _refuse(line, [peer], text, TransportError)
-        line.tell(peer, _READY)
-        return line.receive(peer, told, allow_pickle)
+        line.send_header(peer, _READY)
+        return line.receive(peer, header, allow_pickle)
 
 
 def allgather(
@@ -128,7 +128,7 @@ def allgather(
     ``max_bytes``: how many bytes of tensors and arrays one rank may give. Objects and errors as in :func:`send`.
     """
     session = _between_steps("allgather")
-    axis = _member(group, CommGroup, "group").value
+    axis = _need_member(group, CommGroup, "group").value
     packed = _pack(obj, allow_pickle)
     ranks = session.peers(axis)
     if len(ranks) == 1:
@@ -141,7 +141,7 @@ def allgather(
 def barrier(group: CommGroup = CommGroup.WORLD) -> None:
     """Wait until every rank of a group has come here."""
     session = _between_steps("barrier")
-    axis = _member(group, CommGroup, "group").value
+    axis = _need_member(group, CommGroup, "group").value
     with session.doing(f"barrier() of {group.name}"):
         _meet(session, handshake.BARRIER, axis)
 
@@ -157,6 +157,7 @@ def mp_barrier() -> None:
 
 
 def _between_steps(name: str) -> Session:
+    """The session; an error if a step runs."""
     session = current.session()
     if session.tracing or in_microbatch():
         raise UsageError(f"{name}() was called inside a weft.step function: call it before or after the step")
@@ -167,7 +168,7 @@ def _pack(obj: Any, allow_pickle: bool) -> Packed:
     return pack(obj, allow_pickle, lambda tensor: not is_local(tensor))
 
 
-def _member(value: object, kind: type[_Kind], name: str) -> _Kind:
+def _need_member(value: object, kind: type[_Kind], name: str) -> _Kind:
     if not isinstance(value, kind):
         names = ", ".join(str(member) for member in kind)
         shown = str(value) if isinstance(value, enum.Enum) else repr(value)
@@ -177,7 +178,7 @@ def _member(value: object, kind: type[_Kind], name: str) -> _Kind:
 
 def _rank_of(session: Session, number: int, rank_type: RankType, name: str) -> int:
     """The global rank of a position in one of this rank's groups."""
-    ranks = session.peers(_member(rank_type, RankType, "rank_type").value)
+    ranks = session.peers(_need_member(rank_type, RankType, "rank_type").value)
     if not isinstance(number, int) or not 0 <= number < len(ranks):
         raise UsageError(f"{name} is {number!r}, but {rank_type.name} counts from 0 to {len(ranks) - 1}")
     if ranks[number] == session.rank:
@@ -189,44 +190,47 @@ def _deliver(session: Session, peers: Sequence[int], packed: Packed, call: int, 
     """Offer an object to ranks, and send it to each as soon as that one is ready."""
     if not peers:
         return
-    line = Link(session)
-    mine = told_of(call, _AXES.index(axis), packed)
+    line = Handshake(session)
+    mine = make_header(call, _AXES.index(axis), packed)
     answers = []
     for peer in peers:
-        answers.append((peer, line.expect(peer)))
-        line.tell(peer, mine)
+        answers.append((peer, line.expect_header(peer)))
+        line.send_header(peer, mine)
     for peer, answer in answers:
         _accept(session, line, answer, peer, mine, _READY)
         line.send(peer, packed)
     line.flush()
 
 
-def _accept(session: Session, line: Link, answer: Any, peer: int, mine: Told, wanted: Told) -> None:
-    """An answer that is not the wanted one is an error. ``mine`` is what this rank told."""
-    told, text = line.heard(answer)
-    if told.call == REFUSED:
-        raise (TransportError if told.axis == _EXCESS else DivergenceError)(text)
-    if told[:2] != wanted[:2]:
-        raise DivergenceError(_differ(session.rank, _call_text(mine), peer, told))
+def _accept(session: Session, line: Handshake, answer: Any, peer: int, mine: Header, wanted: Header) -> None:
+    """Take an answer; an error if it is not the wanted one. ``mine``: the header that this rank has sent."""
+    header, text = line.take_header(answer)
+    if header.call == REFUSED:
+        raise (TransportError if header.axis == _EXCESS else DivergenceError)(text)
+    if header[:2] != wanted[:2]:
+        raise DivergenceError(_difference(session.rank, _call_text(mine), peer, header))
 
 
 def _meet(session: Session, call: int, axis: str) -> None:
-    """All ranks of a group make the same call: each tells the first one, which answers when it has heard of all."""
+    """Return when all ranks of a group have made the same call.
+
+    Each rank tells the first one of the group, and the first one answers when it has heard of all.
+    """
     first, *others = session.peers(axis)
     if not others:
         return
-    line = Link(session)
-    mine = Told(call, _AXES.index(axis))
+    line = Handshake(session)
+    mine = Header(call, _AXES.index(axis))
     if session.rank != first:
-        answer = line.expect(first)
-        line.tell(first, mine)
+        answer = line.expect_header(first)
+        line.send_header(first, mine)
         _accept(session, line, answer, first, mine, mine)
-        _accept(session, line, line.expect(first), first, mine, _READY)
+        _accept(session, line, line.expect_header(first), first, mine, _READY)
         line.flush()
         return
-    answers = [line.expect(peer) for peer in others]
+    answers = [line.expect_header(peer) for peer in others]
     for peer in others:
-        line.tell(peer, mine)
+        line.send_header(peer, mine)
     heard: list[int] = []
     for peer, answer in zip(others, answers, strict=True):
         try:
@@ -236,31 +240,33 @@ def _meet(session: Session, call: int, axis: str) -> None:
         heard.append(peer)
     line.flush()
     for peer in others:
-        line.tell(peer, _READY)
+        line.send_header(peer, _READY)
     line.flush()
 
 
-def _refuse(line: Link, peers: Sequence[int], text: str, kind: type[Exception]) -> None:
-    """The same error here and on ranks that wait for an answer."""
-    reason = Told(REFUSED, _EXCESS if kind is TransportError else 0)
-    line.forget()
+def _refuse(line: Handshake, peers: Sequence[int], text: str, kind: type[Exception]) -> None:
+    """Raise an error here and on the ranks that wait for an answer."""
+    reason = Header(REFUSED, _EXCESS if kind is TransportError else 0)
+    line.abandon()
     for peer in peers:
-        line.tell(peer, reason, text)
+        line.send_header(peer, reason, text)
     line.flush()
     raise kind(text)
 
 
-def _call_text(told: Told) -> str:
-    grouped = told.call in (
+def _call_text(header: Header) -> str:
+    """The call that a header tells of, as a script writes it."""
+    grouped = header.call in (
         handshake.ALLGATHER,
         handshake.BARRIER,
         handshake.BROADCAST,
-    ) and 0 <= told.axis < len(_AXES)
-    return f"{CALLS[told.call]}({list(CommGroup)[told.axis].name if grouped else ''})"
+    ) and 0 <= header.axis < len(_AXES)
+    return f"{CALLS[header.call]}({list(CommGroup)[header.axis].name if grouped else ''})"
 
 
-def _differ(rank: int, call: str, peer: int, told: Told) -> str:
+def _difference(rank: int, call: str, peer: int, header: Header) -> str:
+    """The error of two ranks that meet in different calls."""
     return (
-        f"rank {rank} is in {call} and meets rank {peer} in {_call_text(told)}: a send or broadcast meets a recv_from, "
-        "allgather and barrier are called by the whole group, all in the same order"
+        f"rank {rank} is in {call} and meets rank {peer} in {_call_text(header)}: a send or broadcast meets a "
+        "recv_from, allgather and barrier are called by the whole group, all in the same order"
     )

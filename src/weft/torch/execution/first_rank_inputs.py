@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from weft.errors import DivergenceError
 from weft.torch.calls.call_signature import empty_of
 from weft.torch.execution.program import Program
-from weft.torch.tensors.nested import describe_tensor, replace
+from weft.torch.tensors.description import describe_tensor
+from weft.torch.tensors.nested import replace
 from weft.transport.channel import SHAPES, Message
 
 

@@ -28,12 +28,6 @@ from weft.torch.pytorch.private import IN_PLACE, READS, any_autocast, count_mode
 from weft.torch.session.differing_calls import BACKWARD
 from weft.torch.tensors.nested import modules_in, replace
 
-# Read for every tensor in glue, so class defaults: the value of a placed tensor, the owner of a parameter; whether it
-# is a buffer of a model.
-Tensor._weft_value = None  # type: ignore[attr-defined]
-Tensor._weft_owner = None  # type: ignore[attr-defined]
-Tensor._weft_buffer = False  # type: ignore[attr-defined]
-
 running_here = threading.local()
 
 

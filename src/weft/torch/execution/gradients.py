@@ -20,7 +20,7 @@ from weft.torch.backward.autograd import graph_nodes, leaf_of, root_gradient
 from weft.torch.calls.call_signature import empty_of, shown
 from weft.torch.execution.replicated import EVERYWHERE, made_here
 from weft.torch.execution.value import Value
-from weft.torch.tensors.nested import describe_tensor
+from weft.torch.tensors.description import describe_tensor
 from weft.transport.channel import READ, Message
 
 SECOND = (

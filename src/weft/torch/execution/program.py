@@ -48,8 +48,9 @@ from weft.torch.execution.tape import Tape, check_stale
 from weft.torch.execution.value import Alias, Value
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, call_seed, same_states
-from weft.torch.tensors.nested import build, replace
-from weft.torch.tensors.wire import decode, encode
+from weft.torch.tensors.description import build
+from weft.torch.tensors.messages import decode, encode
+from weft.torch.tensors.nested import replace
 from weft.torch.tensors.writes import unwritten
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message
 

@@ -29,10 +29,9 @@ from weft.torch.pytorch.private import tables_of
 from weft.torch.session import current
 from weft.torch.session.addressed_exchange import Exchange
 from weft.torch.session.session import Session
-from weft.torch.tensors.marks import MARK
+from weft.torch.tensors.marks import FEW_SAMPLES, MARK
 from weft.torch.tensors.mini_batch import MiniBatch
 
-_WARNED = "_weft_few_samples"
 _COUNT = "num_batches_tracked"
 LEAST_SAMPLES = 16
 """Below that the statistics of one replica are too noisy (arXiv 1706.02677, section 2.3, uses 32)."""
@@ -207,9 +206,9 @@ def _like(old: Any, session: Session) -> SyncBatchNorm:
 
 def warn_of_few_samples(session: Session, model: Any, batch: MiniBatch) -> None:
     """Once for each model with replicas: BatchNorm that sees few samples at a time, because batches are cut up."""
-    if session.mesh.rdp == 1 or not batch.size or not model.training or model.__dict__.get(_WARNED):
+    if session.mesh.rdp == 1 or not batch.size or not model.training or model.__dict__.get(FEW_SAMPLES):
         return
-    model.__dict__[_WARNED] = True
+    model.__dict__[FEW_SAMPLES] = True
     samples = batch.size // batch.microbatches
     few = [
         (name, samples * (session.mesh.rdp if isinstance(part, SyncBatchNorm) else 1))

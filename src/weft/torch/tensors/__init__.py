@@ -1,5 +1,9 @@
 """Nested structures of tensors: lists, dicts and dataclasses with tensors somewhere inside.
 
-In: what a script hands to a step, a module or another rank. Out: the same structure with other tensors, cut into
-microbatches, described so that another rank can build it, or as text and bytes.
+In: what a script hands to a step, a module or another rank. Out, each in its file:
+
+    nested         the same structure with other tensors
+    mini_batch     its parts for the microbatches of a step
+    description    JSON from which another rank builds the same structure
+    serialise      JSON with tensors beside it: ``saved_values`` in checkpoints, ``messages`` between ranks
 """

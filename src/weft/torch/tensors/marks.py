@@ -1,6 +1,36 @@
-"""The names of what weft keeps on tensors and modules of the script."""
+"""The attributes that weft sets on tensors and modules of the script, and what they are where nobody has set them.
+
+Marks of tensors are read for every tensor in a step. So they are written out where they are used, and their defaults
+are attributes of the class ``Tensor``: both are faster than a lookup by name.
+"""
 
 from __future__ import annotations
 
+from torch import Tensor
+
+OF_TENSORS = {
+    "_weft_value": None,  # in a microbatch: the ``Value`` by which the ranks know the tensor
+    "_weft_owner": None,  # the partition that holds a parameter, or a buffer that the model writes
+    "_weft_buffer": False,  # whether the tensor is a buffer of a model that is split
+    "_weft_made": None,  # in the watching pass of a trace: who made the tensor, a ``Made``
+    "_weft_made_by": None,  # while flows are watched: the unit that made the tensor
+    "_weft_operation": None,  # in the watching pass: the ``Operations`` and the number of the one that made the tensor
+    "_weft_placed": False,  # in a reference run: whether the tensor would have a place in a split step
+}
+"""Names and defaults. A stand-in for another rank's parameter has ``_weft_of`` and ``_weft_device`` besides."""
+
+for _name, _default in OF_TENSORS.items():
+    setattr(Tensor, _name, _default)
+
 MARK = "_weft_partition"
 """On a module: the partition where the script wants it, and whether by ``set_partition``."""
+CHECKPOINTED = "_weft_checkpoint"
+"""On a module whose calls are checkpointed: how."""
+PLAIN_FORWARD = "_weft_plain_forward"
+"""On such a module: the ``forward`` that the script had set on it."""
+RECIPES = "_weft_recipes"
+"""On a module with delayed parameters: how to make each."""
+FEW_SAMPLES = "_weft_few_samples"
+"""On a model: that the warning about too few samples for BatchNorm was given."""
+WRAPPER = "_weft_wrapped"
+"""On a module: its ``smdistributed`` model, which holds the split and so lives as long as the module."""

@@ -1,9 +1,10 @@
-"""How much each microbatch weighs: by its samples, or by what the step's ``weight`` counts, its tokens say.
+"""How much each microbatch weighs in a step: by its samples, or by what ``weight`` of the step counts.
 
     gradient of a step = sum over microbatches i of  n_i / (n_1 + ... + n_m) * gradient of loss_i
 
-With a loss that is a mean over tokens that is the gradient of the mean over all tokens, if n_i tokens count.
-Where the first step shows that a loss leaves out padding, and microbatches differ in it, and nobody counts, it is told.
+Let the loss be a mean over the tokens of a microbatch. If n_i counts these tokens, the sum is the gradient of the mean
+over all tokens of the batch. A script whose loss leaves out padding, but which counts samples, is warned in its first
+step if the microbatches differ in padding.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LOSSES = {F.cross_entropy, F.nll_loss}
 
 
 def shares_of(weight: Callable[..., Any], batch: MiniBatch) -> tuple[float, ...]:
-    """What each microbatch weighs in the whole, from what ``weight`` gives for its arguments."""
+    """The share of each microbatch in the step, by the numbers that ``weight`` gives for their arguments."""
     counts = []
     with torch.no_grad():
         for index in range(batch.microbatches):
@@ -40,7 +41,7 @@ def shares_of(weight: Callable[..., Any], batch: MiniBatch) -> tuple[float, ...]
 
 
 class Padding(TorchFunctionMode):
-    """Sees in one pass of the trace which values the targets of mean losses are left out for."""
+    """Notes, while the step is traced, which targets the mean losses leave out: their ``ignore_index``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class Padding(TorchFunctionMode):
 
     def __exit__(self, *details: Any) -> None:
         self.done = True
-        super().__exit__(*details)
+        super().__exit__(*details)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in LOSSES:
@@ -64,7 +65,7 @@ class Padding(TorchFunctionMode):
             self.ignored.add(ignore_index)
 
     def warn(self, batch: MiniBatch) -> None:
-        """Once: microbatches have other numbers of targets that count, but weigh alike."""
+        """Warn, once, if microbatches weigh alike though mean losses look at different numbers of their targets."""
         for name, argument in [*zip(batch.names, batch.args, strict=True), *batch.kwargs.items()]:
             for path, tensor in named_tensors(argument, name) if name not in batch.cut.whole else ():
                 for ignored in () if tensor.is_floating_point() or tensor.is_complex() else self.ignored:

@@ -23,7 +23,11 @@ from weft.torch.tensors.nested import attributes_of, rebuild_dataclass, rebuild_
 
 @dataclass(frozen=True)
 class Cut:
-    """How the arguments of one step function are cut. ``uneven``: sizes may differ by one."""
+    """How the arguments of one step function are cut.
+
+    ``whole``: arguments that are not cut; ``axes``: the dim of an argument that is not cut along dim 0; ``uneven``:
+    sizes of microbatches may differ by one.
+    """
 
     whole: Collection[str] = ()
     axes: Mapping[str, int] = field(default_factory=dict)
@@ -43,8 +47,12 @@ def argument_names(function: Callable[..., Any], args: tuple[Any, ...]) -> list[
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """The arguments of a step, ready to be cut. ``size``: samples, or ``None`` when nothing is cut. ``fault``: why
-    nothing may be trained on it, if so. ``shares``: what each microbatch weighs, if not by its samples."""
+    """The arguments of a step, ready to be cut.
+
+    ``names``: those of the positional arguments; ``size``: how many samples, ``None`` if nothing is cut; ``fault``: why
+    this mini-batch may not be trained on, empty if it may; ``shares``: the weights of the microbatches, ``None`` if
+    their samples are what counts.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -61,7 +69,7 @@ class MiniBatch:
         return microbatch * size // count, (microbatch + 1) * size // count
 
     def weight(self, microbatch: int) -> float:
-        """What the microbatch weighs in the whole: its share of the samples, or what the step says."""
+        """The weight of a microbatch in the mini-batch: its share of the samples, or the share that the step gives."""
         if self.shares is not None:
             return self.shares[microbatch]
         if not self.size:
@@ -70,7 +78,7 @@ class MiniBatch:
         return (stop - start) / self.size
 
     def weights(self) -> list[float]:
-        """Of all microbatches."""
+        """The weights of all microbatches."""
         return [self.weight(index) for index in range(self.microbatches)]
 
     def slice(self, microbatch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -93,14 +101,15 @@ class MiniBatch:
 
 
 def _part(tensor: Tensor, axis: int, start: int, stop: int) -> Tensor:
-    """A microbatch's part of a tensor: a view, whose writes are counted by themselves.
+    """A microbatch's part of a tensor: a view with a count of writes of its own.
 
-    Microbatches are in flight together: what one writes into its own part must not make autograd refuse another's.
+    Microbatches are in flight together. A write of one into its part must not make autograd refuse the parts of others.
     """
     return (tensor if tensor.requires_grad else tensor.data).narrow(axis, start, stop - start)
 
 
 def _is_whole(argument: Any) -> bool:
+    """Whether an argument has nothing to cut, by its type alone."""
     return argument is None or isinstance(argument, (nn.Module, Optimizer, str, int, float, nn.Parameter))
 
 
@@ -135,6 +144,7 @@ def _cut(tree: Any, narrow: Callable[[Tensor], Tensor], count: int, microbatch: 
 
 
 def _same(values: Mapping[Any, Any], old: Mapping[Any, Any]) -> bool:
+    """Whether no value has been replaced."""
     return all(values[key] is item for key, item in old.items())
 
 
@@ -143,9 +153,11 @@ def prepare(
 ) -> MiniBatch:
     """Check the arguments of a step and make them ready to be cut.
 
-    A size that ``microbatches`` does not divide is cut as evenly as possible, few samples one by one.
-    Raises :class:`SplitError`, naming every tensor at fault, when tensors differ in size along the dim they are cut, or
-    there are no samples.
+    A size that ``microbatches`` does not divide is cut as evenly as possible; fewer samples than microbatches are cut
+    one by one.
+
+    Raises:
+        SplitError: Tensors differ in size along the dim that they are cut, or have no samples; all of them are named.
     """
     names = argument_names(function, args)
     sizes: list[tuple[str, int, tuple[int, ...]]] = []
@@ -166,16 +178,17 @@ def prepare(
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
         faults.append(f"{function.__name__} has no argument {', '.join(unknown)}, which weft.step names")
     size = sizes[0][1] if sizes else None
-    faults += _different(sizes)
+    faults += _find_different(sizes)
     if not faults and size == 0:
         faults.append(f"{sizes[0][0]} has no samples: leave the step out for an empty batch")
     if faults:
         raise SplitError("\n".join(faults))
-    fault = "" if size is None or cut.uneven else _indivisible(sizes[0][0], size, microbatches)
+    fault = "" if size is None or cut.uneven else _find_remainder(sizes[0][0], size, microbatches)
     return MiniBatch(args, kwargs, names, cut, min(size or microbatches, microbatches), size, fault)
 
 
-def _different(sizes: list[tuple[str, int, tuple[int, ...]]]) -> list[str]:
+def _find_different(sizes: list[tuple[str, int, tuple[int, ...]]]) -> list[str]:
+    """The fault of tensors with different numbers of samples. ``sizes``: path, samples and shape of each."""
     if len({size for _, size, _ in sizes}) <= 1:
         return []
     listed = ", ".join(f"{path} {list(shape)}" for path, _, shape in sizes)
@@ -187,7 +200,8 @@ def _different(sizes: list[tuple[str, int, tuple[int, ...]]]) -> list[str]:
     ]
 
 
-def _indivisible(path: str, size: int, microbatches: int) -> str:
+def _find_remainder(path: str, size: int, microbatches: int) -> str:
+    """The fault of samples that cannot be dealt out evenly; empty if they can."""
     if size % microbatches == 0:
         return ""
     return (
@@ -198,7 +212,7 @@ def _indivisible(path: str, size: int, microbatches: int) -> str:
 
 
 def named_tensors(tree: Any, path: str) -> list[tuple[str, Tensor]]:
-    """Tensors that will be cut, with where they are."""
+    """The tensors in an argument that are cut, each with its path."""
     if isinstance(tree, nn.Parameter) or hasattr(tree, "smp_slice"):
         return []
     if isinstance(tree, Tensor):

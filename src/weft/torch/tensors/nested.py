@@ -1,18 +1,15 @@
-"""Nested structures of tensors: walk them, replace tensors in them, describe them to other ranks.
+"""Nested structures of tensors: walk them, replace tensors in them, rebuild containers.
 
-Containers are lists, tuples (named ones too), dicts and their subclasses, dataclasses. Any other object is
-opaque: tensors in its attributes are found and replaced in place, but it cannot be described to
-another rank unless that rank holds the same object already (it came in as an argument).
-
-A description is JSON: a list whose first item names the form.
+Containers are lists, tuples (named ones too), dicts and their subclasses, and dataclasses. Any other object is opaque:
+tensors in the attributes of an opaque object are found, and replaced in place.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Iterable, MutableMapping, MutableSequence, MutableSet
+from contextlib import suppress
 from operator import is_
 from types import CellType, FunctionType
 from typing import Any
@@ -20,15 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.errors import UsageError
-
 _EMPTY = CellType()
 CONSTANTS = (type(None), bool, int, float, str)
+"""Types of values that hold no tensors and do not change."""
 ATTRIBUTE_DEPTH = 3
+"""How many opaque objects may lie in each other; tensors in deeper ones are not looked for."""
 DATA_DEPTH = 16
-"""How deep dataclasses may lie in each other; what is deeper may be a circle."""
-
-
+"""How many dataclasses may lie in each other; deeper ones may form a circle."""
 _FILLABLE = (MutableSequence, MutableMapping, MutableSet)
 
 
@@ -41,7 +36,7 @@ def is_walkable(thing: Any) -> bool:
 
 @functools.cache
 def _slots_of(kind: Any) -> tuple[str, ...]:
-    """The names of attributes that stand in no ``__dict__``."""
+    """The names of the attributes of a class whose objects have no ``__dict__``."""
     if dataclasses.is_dataclass(kind):
         return tuple(each.name for each in dataclasses.fields(kind))
     slots = (vars(base).get("__slots__", ()) for base in kind.__mro__)
@@ -50,9 +45,10 @@ def _slots_of(kind: Any) -> tuple[str, ...]:
 
 
 def attributes_of(thing: Any) -> dict[str, Any]:
-    """The attributes of an object by name; classes with slots have no ``__dict__``."""
+    """The attributes of an object by name, also of a class with slots."""
     if hasattr(thing, "__dict__"):
-        return vars(thing)
+        found: dict[str, Any] = vars(thing)
+        return found
     return {name: getattr(thing, name) for name in _slots_of(type(thing)) if hasattr(thing, name)}  # type: ignore[arg-type]
 
 
@@ -116,7 +112,7 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 
 def captured_in(tree: Any) -> list[Tensor]:
-    """The tensors that functions among the arguments of a call know by themselves: their closures, what is bound."""
+    """The tensors that functions in a tree bring along: in closures, in defaults and bound by ``partial``."""
     found: list[Tensor] = []
     waiting = [(tree, False)]
     seen = set()
@@ -144,26 +140,22 @@ def same_objects(some: Iterable[Any], others: Iterable[Any]) -> bool:
 
 
 def rebuild_sequence(kind: type, items: list[Any]) -> Any:
-    """A list or tuple of that kind: named tuples and torch.return_types too."""
+    """A list or tuple of that kind with these items: named tuples and ``torch.return_types`` too."""
     if hasattr(kind, "_fields"):
         return kind(*items)
     return kind(items)
 
 
 def rebuild_dict(kind: type, values: dict[Any, Any], like: Any = None) -> Any:
+    """A dict of that kind with these values. ``like``: a dict whose further attributes the new one has too."""
     if kind is dict:
         return values
     if dataclasses.is_dataclass(kind):
         return kind(**values)
-    if like is not None and not dataclasses.is_dataclass(kind):
-        new: Any
-        try:
-            new = like.copy()
-        except Exception:
-            new = kind()
-        if type(new) is not kind:
-            new = kind()
-    else:
+    new: Any = None
+    with suppress(Exception):  # the class's own code
+        new = like.copy()
+    if type(new) is not kind:
         new = kind()
     for key, item in values.items():
         new[key] = item
@@ -171,103 +163,11 @@ def rebuild_dict(kind: type, values: dict[Any, Any], like: Any = None) -> Any:
 
 
 def rebuild_dataclass(kind: type, values: dict[str, Any]) -> Any:
+    """A dataclass's object with these attributes, made without its ``__init__``, which may change them."""
     new: Any = object.__new__(kind)
     for name, item in values.items():
         object.__setattr__(new, name, item)
     return new
-
-
-class Describer:
-    """Turns one output into its description, numbering tensors in order of appearance.
-
-    ``inputs``: what the call was given, so that an object passed through is described as such.
-    """
-
-    def __init__(self, inputs: Any) -> None:
-        self.tensors: list[Tensor] = []
-        self._numbers: dict[int, int] = {}
-        self._opaque = {id(thing): number for number, thing in enumerate(opaque_objects(inputs))}
-
-    def describe(self, tree: Any) -> list[Any]:
-        if isinstance(tree, Tensor):
-            number = self._numbers.get(id(tree))
-            if number is not None:
-                return ["same", number]
-            self._numbers[id(tree)] = len(self.tensors)
-            self.tensors.append(tree)
-            return ["tensor", describe_tensor(tree)]
-        if isinstance(tree, torch.Size):
-            return ["size", list(tree)]
-        if isinstance(tree, CONSTANTS):
-            return ["constant", tree]
-        if isinstance(tree, (list, tuple)):
-            items = [self.describe(item) for item in tree]
-            return ["sequence", class_name(type(tree)), items]
-        if isinstance(tree, dict):
-            return [
-                "dict",
-                class_name(type(tree)),
-                [[self.describe(key), self.describe(item)] for key, item in tree.items()],
-            ]
-        if id(tree) in self._opaque:
-            return ["input", self._opaque[id(tree)]]
-        if isinstance(tree, (torch.dtype, torch.device)):
-            return ["torch", type(tree).__name__, str(tree)]
-        if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-            named = {name: self.describe(item) for name, item in attributes_of(tree).items()}
-            return ["dataclass", class_name(type(tree)), named]
-        raise UsageError(
-            f"returns a {type(tree).__qualname__}, which cannot be described to the other ranks; return tensors, "
-            "numbers, strings, lists, tuples, dicts or dataclasses of these, or keep the module that calls it "
-            "in one piece: weft.set_partition(parent, index)"
-        )
-
-
-def describe_tensor(tensor: Tensor) -> list[Any]:
-    """[dtype, shape, strides, whether it needs a gradient] of ``tensor``."""
-    if tensor.is_nested:
-        raise UsageError(
-            "returns a nested tensor, which cannot be described to the other ranks: return its values() and offsets(), "
-            "or keep the module that calls it in one piece: weft.set_partition(parent, index)"
-        )
-    strides = list(tensor.stride()) if tensor.layout == torch.strided else None
-    return [str(tensor.dtype)[6:], list(tensor.shape), strides, tensor.requires_grad]
-
-
-def build(
-    description: list[Any], tensors: list[Tensor], make: Callable[[list[Any]], Tensor], inputs: Any
-) -> Any:
-    """The structure that ``description`` describes; ``make`` gives a tensor for each tensor's description.
-
-    Tensors made are appended to ``tensors`` in the describer's order.
-    """
-    form = description[0]
-    if form == "tensor":
-        tensors.append(make(description[1]))
-        return tensors[-1]
-    if form == "same":
-        return tensors[description[1]]
-    if form == "constant":
-        return description[1]
-    if form == "size":
-        return torch.Size(description[1])
-    if form == "sequence":
-        items = [build(item, tensors, make, inputs) for item in description[2]]
-        return rebuild_sequence(find_class(description[1], (list, tuple)), items)
-    if form == "dict":
-        values = {
-            build(key, tensors, make, inputs): build(item, tensors, make, inputs)
-            for key, item in description[2]
-        }
-        return rebuild_dict(find_class(description[1], (dict,)), values)
-    if form == "input":
-        return opaque_objects(inputs)[description[1]]
-    if form == "torch":
-        return (
-            torch.device(description[2]) if description[1] == "device" else getattr(torch, description[2][6:])
-        )
-    values = {name: build(item, tensors, make, inputs) for name, item in description[2].items()}
-    return rebuild_dataclass(find_class(description[1], (object,)), values)
 
 
 def opaque_objects(tree: Any) -> list[Any]:
@@ -291,8 +191,10 @@ def opaque_objects(tree: Any) -> list[Any]:
 
 
 def fillable_in(tree: Any) -> list[Any]:
-    """What may be filled in ``tree``: lists, dicts and sets, however deep they lie in each other and in tuples, and
-    objects whose attributes are searched for tensors."""
+    """The lists, dicts, sets and opaque objects in ``tree`` that may be filled.
+
+    Lists, dicts and sets count however deep they lie in each other and in tuples, objects down to `ATTRIBUTE_DEPTH`.
+    """
     found: dict[int, Any] = {}
     waiting = [(tree, 0)]
     while waiting:
@@ -311,30 +213,12 @@ def fillable_in(tree: Any) -> list[Any]:
 
 
 def items_of(thing: Any) -> list[Any]:
-    """What a container or an object holds."""
+    """The items of a container, keys too, or the attributes of an object."""
     if isinstance(thing, MutableMapping):
         return [*thing, *thing.values()]
     return list(thing if isinstance(thing, (*_FILLABLE, tuple)) else attributes_of(thing).values())
 
 
 def has_objects(tree: Any) -> bool:
-    """Whether there are objects in ``tree`` whose attributes may change: caches, stores."""
+    """Whether objects lie in ``tree`` whose attributes may change, such as caches."""
     return any(is_walkable(thing) for thing in opaque_objects(tree))
-
-
-def class_name(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def find_class(name: str, bases: tuple[type, ...]) -> type:
-    """The class of that name among the modules already imported here; nothing is imported for it."""
-    module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, type) or not issubclass(found, bases):
-        raise UsageError(
-            f"a module on another rank returned a {path} of {module}, which this rank does not know: "
-            "define it at the top level of a module that every rank imports"
-        )
-    return found

@@ -1,20 +1,23 @@
-"""Names in a state that a wrapper has changed.
+"""Names in a state: those that a wrapper has changed, and those that do not fit the model.
 
-``DataParallel``, and weft itself, put ``module.`` before them; ``torch.compile`` puts ``_orig_mod.`` into them.
+``DataParallel``, and weft itself, put ``module.`` before names; ``torch.compile`` puts ``_orig_mod.`` into them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
 
 WRAPPER, COMPILED = "module.", "_orig_mod."
 
 
 def fitting(given: Iterable[str], wanted: Collection[str]) -> dict[str, str]:
-    """Which of the ``wanted`` names each of the ``given`` means; itself if it means none.
+    """For each of the ``given`` names the one of the ``wanted`` that it means, or itself.
 
-    A name that is there as it is means that, so a model may have a child called ``module``. Else wrappers' parts of
-    names do not count, on either side.
+    A given name that is wanted as it is means that one, so a model may have a child called ``module``. For the others
+    the wrappers' parts of names do not count, on either side.
 
     >>> fitting(["module.a.weight", "b", "c"], ["a._orig_mod.weight", "b", "d"])
     {'module.a.weight': 'a._orig_mod.weight', 'b': 'b', 'c': 'c'}
@@ -26,6 +29,36 @@ def fitting(given: Iterable[str], wanted: Collection[str]) -> dict[str, str]:
     for name in names:
         found[name] = name if name in exact else bare.pop(_bare(name), name)
     return found
+
+
+def name_faults(missing: Iterable[str], unexpected: Iterable[str]) -> list[str]:
+    """Faults of a state whose names are not exactly the model's.
+
+    >>> name_faults(["a.bias"], ["b"])
+    ['a.bias is missing', 'b is not part of the model']
+    """
+    return [
+        *(f"{name} is missing" for name in missing),
+        *(f"{name} is not part of the model" for name in unexpected),
+    ]
+
+
+def shapes_of(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a state, by their names."""
+    return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def shape_faults(given: Mapping[str, Sequence[int]], wanted: Mapping[str, Sequence[int]]) -> list[str]:
+    """Faults of a state whose tensors have other shapes than the model's of the same names.
+
+    >>> shape_faults({"a": (2, 3), "b": ()}, {"a": (3, 2), "c": ()})
+    ['a has the shape [2, 3], the model needs [3, 2]']
+    """
+    return [
+        f"{name} has the shape {list(given[name])}, the model needs {list(shape)}"
+        for name, shape in wanted.items()
+        if name in given and list(given[name]) != list(shape)
+    ]
 
 
 def _bare(name: str) -> str:

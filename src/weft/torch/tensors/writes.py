@@ -1,4 +1,4 @@
-"""Whether a tensor has been written since one looked at it."""
+"""Whether a tensor has been written since somebody looked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from weft.torch.pytorch.private import version
 
 
 def unwritten(tensor: Tensor) -> Callable[[], bool]:
-    """Asked later, whether the tensor has not been written since; by its content where writes do not count."""
+    """A question for later: has the tensor not been written since this call?
+
+    Writes into inference tensors are not counted by PyTorch, so their content is compared.
+    """
     if tensor.is_inference() and tensor.device.type != "meta" and tensor.layout == torch.strided:
         content = tensor.clone()
         return lambda: (

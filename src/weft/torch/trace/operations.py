@@ -15,9 +15,6 @@ from typing import Any
 
 from torch import Tensor
 
-# Set on tensors in the watching pass of a trace: that pass's operations, and the number of the one that made them.
-Tensor._weft_operation = None  # type: ignore[attr-defined]
-
 
 @dataclass
 class Operations:

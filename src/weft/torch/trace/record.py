@@ -14,9 +14,6 @@ from weft.torch.pytorch.private import tables_of
 from weft.torch.tensors.nested import fillable_in, items_of
 from weft.torch.trace.operations import Operations
 
-# Set on tensors in the watching pass, a ``Made``.
-Tensor._weft_made = None  # type: ignore[attr-defined]
-
 
 @dataclass
 class Record:

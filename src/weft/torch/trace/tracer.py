@@ -29,7 +29,8 @@ from weft.torch.pytorch.private import (
     push_mode,
     storage_key,
 )
-from weft.torch.tensors.nested import Describer, captured_in, modules_in, same_objects, tensors_in
+from weft.torch.tensors.description import Describer
+from weft.torch.tensors.nested import captured_in, modules_in, same_objects, tensors_in
 from weft.torch.trace.estimated_times import Clock
 from weft.torch.trace.operations import Operations
 from weft.torch.trace.record import (

@@ -36,9 +36,6 @@ from weft.torch.tensors.nested import has_objects, replace
 from weft.torch.trace.tracer import unwatched
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint, fingerprints
 
-# Set on tensors of a reference run that would have a place in a split step.
-Tensor._weft_placed = False  # type: ignore[attr-defined]
-
 ANOTHER = "the step uses a model that an earlier step has split"
 ALL = TORCH | PYTHON | NUMPY
 CHANCE = (

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from weft.errors import UsageError
-from weft.torch.tensors.nested import Describer, build, find_class, opaque_objects, replace
+from weft.torch.tensors.description import Describer, build, find_class
+from weft.torch.tensors.nested import opaque_objects, replace
 
 
 class Pair(NamedTuple):
@@ -246,7 +247,7 @@ def test_an_unknown_object_is_an_error_that_says_what_may_be_returned():
 def test_a_class_that_this_rank_does_not_know_is_an_error():
     local = namedtuple("local", "a")
     with pytest.raises(
-        UsageError, match=r"returned a local of tests\.unit\.torch\.test_structure, which this rank"
+        UsageError, match=r"returned a local of tests\.unit\.torch\.tensors\.test_nested, which this rank"
     ):
         again(local(ONE))
     with pytest.raises(UsageError, match="returned a Gone of nowhere"):

@@ -23,7 +23,7 @@ from weft.checkpoint.plain_pickle import Name, Record, read_pickle
 from weft.errors import CheckpointError
 from weft.foreign import LARGEST, MOST_DIMS, regular, shown_text, translated
 from weft.torch.checkpoint.formats.torch_file import load_bytes
-from weft.torch.tensors.content import named_dtype
+from weft.torch.tensors.serialise import named_dtype
 
 METADATA = ".metadata"
 _LIMIT_BYTES = 1 << 30
@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 
 class _Chunk(NamedTuple):
-    """A block of a tensor, and where it lies."""
+    """A block of a tensor, and its place in a file."""
 
     offsets: Shape
     sizes: Shape
@@ -50,8 +50,11 @@ class _Saved(NamedTuple):
 
 
 class DistributedFolder:
-    """The tensors of a folder. ``shapes``: by key, checked. ``paths``: by key, the keys of the nested dicts that it was
-    saved in, as far as the metadata tells."""
+    """The tensors of a folder.
+
+    ``shapes``: their shapes by key, checked against the files. ``paths``: by key, the keys of the nested dicts in which
+    a tensor was saved, as far as the metadata tells.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -117,7 +120,7 @@ class DistributedFolder:
 
 
 def _known(module: str, name: str) -> Any:
-    """What stands for a name of the metadata's; all that it is made of is here."""
+    """The stand-in for a class or function that the metadata names; `ValueError` for all that does not belong there."""
     if name in _RECORDS.get(module, ()):
         return Name(name, None)
     if (module, name) == ("torch", "Size"):
@@ -185,8 +188,10 @@ def _saved(key: Any, entry: Record, places: Mapping[tuple[str, Shape], tuple[str
 
 
 def _fill(shape: Shape, chunks: Sequence[_Chunk]) -> bool:
-    """Whether blocks cover every element of a tensor, and none of them twice: they lie inside of it, take as much as it
-    has, and do not meet."""
+    """Whether blocks cover every element of a tensor exactly once.
+
+    They do if all lie inside the tensor, have as many elements as the tensor together, and no two overlap.
+    """
     for chunk in chunks:
         if not len(chunk.offsets) == len(chunk.sizes) == len(shape):
             return False

@@ -3,7 +3,7 @@
     TorchFile       what torch.save wrote (.pt); weights only
     Safetensors     one file, or several with an index, as Hugging Face writes them
     Distributed     a folder of torch.distributed.checkpoint; see ``distributed_folder``
-    OldPartial      a folder of model_<rank>.pt files, in each of the old namings; see ``old_partial``
+    InMemory        tensors that are there already
 
 None of them runs code that a file brings along.
 """
@@ -22,8 +22,7 @@ from weft.errors import CheckpointError
 from weft.foreign import parse_json, regular, shown, shown_text, translated
 from weft.torch.checkpoint.formats.distributed_folder import METADATA, DistributedFolder
 from weft.torch.checkpoint.formats.torch_file import is_archive, load_file
-from weft.torch.checkpoint.tensor_files import safetensors
-from weft.torch.optimizer import MASTERS, SCALE
+from weft.torch.checkpoint.tensor_files import find_safetensors
 from weft.torch.tensors.state_names import fitting
 
 _INDEXES = ("model.safetensors.index.json",)
@@ -32,7 +31,7 @@ _INDEX_LIMIT_BYTES = 100 << 20
 
 
 class Source:
-    """A whole model. ``shapes``: of its tensors, by name; ``checksums``: whether damage in their numbers shows."""
+    """A whole model. ``shapes``: by the names of its tensors; ``checksums``: whether damaged numbers are noticed."""
 
     shapes: Mapping[str, tuple[int, ...]]
     checksums = True
@@ -90,7 +89,7 @@ class TorchFile(InMemory):
 
 
 def find_state(content: Any, path: Path) -> dict[str, Any]:
-    """The model's state in what a file held."""
+    """The model's state in the content of a file."""
     for key in _STATE_NAMES:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -108,7 +107,7 @@ class Safetensors(Source):
     checksums = False
 
     def __init__(self, path: Path) -> None:
-        safetensors()
+        find_safetensors()
         from safetensors import safe_open
 
         self._files: dict[str, Any] = {}
@@ -174,47 +173,6 @@ class Distributed(Source):
 
     def check(self, name: str) -> None:
         self.read(name)
-
-
-class OldPartial(InMemory):
-    """``model_<rank>.pt`` files, each a pipeline rank's part; ranks named as in any version. ``wanted``: the names that
-    the model has for its tensors."""
-
-    def __init__(self, folder: Path, allow_pickle: bool = False, wanted: Collection[str] = ()) -> None:
-        self.folder = folder
-        self.allow_pickle = allow_pickle
-        self.held: dict[str, set[str]] = {}
-        merged: dict[str, Any] = {}
-        for path in sorted(folder.glob("model_*.pt")):
-            part = find_state(load_file(path, allow_pickle), path)
-            part = {name: part[given] for given, name in fitting(part, wanted).items()}
-            self.held[path.stem.removeprefix("model_")] = set(part)
-            merged |= part
-        super().__init__(merged)
-
-    def optimizer(self) -> dict[str, Any] | None:
-        """The optimizer's whole state, or None; numbers are those of the parameters in the groups' order."""
-        merged: dict[str, Any] | None = None
-        for path in sorted(self.folder.glob("optimizer_*.pt")):
-            content = load_file(path, self.allow_pickle)
-            if not isinstance(content, Mapping) or "param_groups" not in content or "state" not in content:
-                raise CheckpointError(f"{path} holds no optimizer's state with param_groups and state")
-            if merged is None:
-                merged = {"param_groups": content["param_groups"], "state": {}, MASTERS: {}}
-            merged["state"] |= content["state"]
-            merged[MASTERS] |= content.get(MASTERS, {})
-            if SCALE in content:
-                merged[SCALE] = content[SCALE]
-        return merged
-
-    def fp16_states(self) -> dict[str, Any]:
-        """What the files beside the optimizer's hold, by the rank in their name."""
-        paths = sorted(self.folder.glob("fp16_states_*.pt"))
-        return {path.stem.removeprefix("fp16_states_"): load_file(path, self.allow_pickle) for path in paths}
-
-    def user_content(self) -> Any:
-        path = self.folder / "user_content.pt"
-        return load_file(path, self.allow_pickle) if path.exists() else None
 
 
 def open_source(path: Path, allow_pickle: bool = False) -> Source:

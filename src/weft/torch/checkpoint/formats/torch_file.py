@@ -24,9 +24,9 @@ from weft.foreign import cut, reason, regular, translated
 
 _CHUNK_BYTES = 4 << 20
 _LARGER = 4
-"""So many times a file's size its content may take: an archive may be compressed, but no bomb."""
+"""How many times the size of a file its content may have: an archive may be compressed, but no bomb."""
 _OLD_PICKLES = 5
-"""Files that are no archives begin with so many: a number, the version, the system, the content, the storages."""
+"""How many pickles a file has that is no archive: a number, the version, the system, the content, the storages."""
 _LONGEST_NAME = 1000
 
 
@@ -38,7 +38,7 @@ def read_torch_file(file: Any, **options: Any) -> Any:
 
 
 def load_file(path: Path, allow_pickle: bool = False, **options: Any) -> Any:
-    """What ``torch.save`` wrote; tensors stay in the file until they are used, where the file allows that."""
+    """The object in a file of ``torch.save``; tensors stay in the file until they are used, if the file allows that."""
     options.setdefault("map_location", "cpu")
     if not path.exists():
         raise CheckpointError(f"{path} is missing")
@@ -71,7 +71,7 @@ def is_archive(path: Path) -> bool:
 
 
 def load_bytes(content: bytes) -> Any:
-    """What ``torch.save`` wrote into memory; any error if it is damaged."""
+    """The object in bytes of ``torch.save``; some error if they are damaged."""
     held = check_archive(io.BytesIO(content))
     check_names(io.BytesIO(content))
     found = read_torch_file(io.BytesIO(content), weights_only=True, map_location="cpu")
@@ -107,8 +107,10 @@ def _check(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
 
 
 def check_names(file: IO[bytes]) -> None:
-    """The pickles of a file name nothing that is longer than a name: PyTorch looks through its own error messages with
-    a pattern that takes for ever then."""
+    """Check that the pickles of a file name nothing that is longer than a name.
+
+    PyTorch would put such a name into an error, and look through that with a pattern that takes for ever.
+    """
     file.seek(0)
     if not zipfile.is_zipfile(file):
         file.seek(0)
@@ -130,7 +132,10 @@ def _check_pickle(file: IO[bytes]) -> None:
 
 
 def check_sizes(content: Any, held: int) -> None:
-    """Tensors cannot have more bytes than the file: PyTorch would make them larger, with whatever was in memory."""
+    """Check that tensors have no more bytes than their file.
+
+    PyTorch would make larger ones, with numbers that happen to be in memory.
+    """
     storages = {}
     for tensor in _tensors(content):
         if tensor.layout == torch.strided and tensor.device.type == "cpu":

@@ -16,11 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from weft.errors import TransportError
-from weft.torch.communication.handshake import MAX_PARTS, SMALL, Body, Told, body_of, told_of
-from weft.torch.tensors.packing import MOST_DEPTH, pack, unpack
+from weft.errors import TransportError, UsageError
+from weft.torch.communication.handshake import MAX_PARTS, SMALL, Body, Header, make_body, make_header
+from weft.torch.tensors.messages import decode, encode, pack, unpack
+from weft.torch.tensors.serialise import MAX_DEPTH
+from weft.transport.channel import READ, Key, Message
 
 CPU = torch.device("cpu")
+KEY = Key(READ, 0, 0, 0)
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool,
     torch.complex64, torch.float8_e4m3fn, torch.uint16,
@@ -85,7 +88,8 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_values_come_back_with_their_types(value):
     assert same(there_and_back(value), value)
-    assert same(there_and_back({"!": value, "x": [value]}), {"!": value, "x": [value]})
+    assert same(there_and_back({"$tuple": value}), {"$tuple": value})
+    assert same(there_and_back({"$x": value, "x": [value]}), {"$x": value, "x": [value]})
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -144,7 +148,9 @@ def test_pickle_only_where_both_sides_allow_it():
     assert back["colour"] is Colour.RED and torch.equal(back["sparse"].to_dense(), torch.eye(2))
     packed = pack(value, allow_pickle=True)
     assert packed.pickled == ["the object['colour']", "the object['sparse']"]
-    with pytest.raises(TransportError, match="what arrived is pickled: give allow_pickle=True"):
+    with pytest.raises(
+        TransportError, match="this message holds a pickled object, .*: pass allow_pickle=True"
+    ):
         unpack(packed.text, packed.blobs, CPU)
 
 
@@ -168,6 +174,10 @@ def cyclic() -> list[Any]:
             {"a": [1, Colour.RED]},
             r"the object\['a'\]\[1\] is of type .*Colour, which cannot travel: JSON's values",
         ),
+        (
+            (Colour.RED, {"b": {1, 2, Colour}}),
+            r"the object\[0\] is .*; the object\[1\]\['b'\]\[\d\] is of type",
+        ),
         ([lambda: 0], r"the object\[0\] is of type builtins.function"),
         (Both(), "the object is of type .*Both, which"),
         (
@@ -177,7 +187,7 @@ def cyclic() -> list[Any]:
         ([torch.eye(2).to_sparse()], r"the object\[0\] is a Tensor of .* layout torch.sparse_coo"),
         ([numpy.array([{}])], r"the object\[0\] is a NumPy array of dtype object"),
         ({"x": cyclic()}, r"the object\['x'\]\[1\]\['again'\] contains itself"),
-        (nested(MOST_DEPTH + 1), f"lies deeper than {MOST_DEPTH} levels"),
+        (nested(MAX_DEPTH + 1), f"lies deeper than {MAX_DEPTH} levels"),
     ],
     ids=lambda value: "",
 )
@@ -194,29 +204,29 @@ def test_parameters_of_other_ranks_have_no_data():
 @pytest.mark.parametrize(
     ("content", "text"),
     [
+        ({"$dataclass": ["os", "system", {}]}, "dataclass os.system, which this rank"),
+        ({"$dataclass": ["not_here", "A", {}]}, "import not_here on every rank"),
+        ({"$dataclass": [__name__, "Point", {"y": 1}]}, "with the fields y, which"),
+        ({"$dataclass": [__name__, "Both", {}]}, r"the dataclass .*\.Both, which this rank does not know"),
+        ({"$nonsense": 1}, r"\$nonsense of this message is unknown"),
         (
-            {"!": "dataclass", "module": "os", "name": "system", "fields": {}},
-            "dataclass os.system, which this rank",
+            {"$tensor": [9, "float32", [1], True]},
+            r"\$tensor of .* cannot be read .*it has 1 pieces, and no 9",
         ),
-        (
-            {"!": "dataclass", "module": "not_here", "name": "A", "fields": {}},
-            "import not_here on every rank",
-        ),
-        (
-            {"!": "dataclass", "module": __name__, "name": "Point", "fields": {"y": 1}},
-            "with the fields y, which",
-        ),
-        ({"!": "nonsense"}, "cannot be read as an object .'nonsense' is no kind of value"),
-        (
-            {"!": "tensor", "at": 9, "dtype": "float32", "shape": [1], "host": True},
-            "cannot be read .*it has 1 pieces, and no 9",
-        ),
-        ({"!": "bytes", "at": float("inf")}, "cannot be read .*it has 1 pieces, and no inf"),
-        ({"!": "bytes", "at": -1}, "cannot be read .*it has 1 pieces, and no -1"),
-        ({"!": "int", "hex": "f" * 10**6 + "g"}, "cannot be read"),
-        ({"!": "tensor", "at": 0, "dtype": "float32", "shape": [9], "host": True}, "cannot be read"),
-        ({"!": "array", "at": 0, "dtype": "|O8", "shape": [1], "scalar": False}, "an array of dtype '|O8'"),
-        (nested(MOST_DEPTH + 5), f"deeper than {MOST_DEPTH} levels"),
+        ({"$tensor": [0, "system", [1], True]}, "cannot be read .*'system' is no dtype"),
+        ({"$tensor": [0, "quint8", [8], True]}, "cannot be read .*tensors of dtype quint8 do not travel"),
+        ({"$tensor": [0, "float32", [9], True]}, "cannot be read"),
+        ({"$tensor": 0}, "cannot be read"),
+        ({"$bytes": [float("inf"), "uint8", [8], True]}, "cannot be read .*it has 1 pieces, and no inf"),
+        ({"$bytes": [-1, "uint8", [8], True]}, "cannot be read .*it has 1 pieces, and no -1"),
+        ({"$bytes": [0, "uint8", [9], True]}, "cannot be read"),
+        ({"$int": "f" * 10**6 + "g"}, "cannot be read"),
+        ({"$dict": [[[1], 2]]}, "cannot be read .*unhashable"),
+        ({"$numpy": [[0, "uint8", [8], True], "|O8", [1]]}, "'|O8' is no dtype"),
+        ({"$numpy": [[0, "uint8", [8], True], "<f4", [-1, -2]]}, "its shape cannot be"),
+        ({"$numpy": [[0, "uint8", [8], True], "<f8", [2**40]]}, "cannot be read"),
+        (nested(MAX_DEPTH + 5), f"more than {MAX_DEPTH} levels deep"),
+        ({"$tuple": nested(MAX_DEPTH + 1)}, f"more than {MAX_DEPTH} levels deep"),
     ],
     ids=lambda value: "",
 )
@@ -225,31 +235,65 @@ def test_nothing_that_arrives_is_believed(content, text):
         unpack(json.dumps(content), [torch.zeros(8, dtype=torch.uint8)], CPU)
 
 
+@pytest.mark.parametrize("text", ["", "{", "[" * 10**6, "9" * 5000])
+def test_a_text_that_is_no_json_is_refused(text):
+    with pytest.raises(
+        TransportError, match="what arrived cannot be read as an object .*; do all ranks run the same"
+    ):
+        unpack(text, [], CPU)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [True, 3, 2**70, 2.5, float("nan"), 1 - 2j, "text", [1, [2.5, None]], [], [[1j]], (1, 2), torch.float16],
+    ids=str,
+)
+def test_values_that_a_step_reads_are_told_in_a_text(value):
+    text, payload = encode(value, "tolist()")
+    assert payload is None and same(decode(Message(KEY, None, text)), value)
+
+
+@pytest.mark.parametrize("array", [numpy.arange(6.0).reshape(2, 3), numpy.zeros((0, 2), "i2")], ids=str)
+def test_arrays_that_a_step_reads_are_told_as_tensors(array):
+    text, payload = encode(array, "numpy()")
+    assert text is None and payload is not None
+    back = decode(Message(KEY, payload))
+    assert type(back) is numpy.ndarray and back.dtype == array.dtype and (back == array).all()
+
+
+@pytest.mark.parametrize("value", [Colour.RED, [torch.ones(1)], [numpy.ones(1)], b"ab", range(3)], ids=str)
+def test_other_values_that_a_step_reads_are_refused(value):
+    with pytest.raises(
+        UsageError, match=f"x\\(\\) reads a {type(value).__name__} out of a tensor, which cannot"
+    ):
+        encode(value, "x()")
+
+
 def test_a_body_holds_what_its_header_tells():
     packed = pack([torch.zeros(3), b"ab", torch.zeros(SMALL)])
-    told = told_of(0, 0, packed)
-    content = body_of(packed)
-    assert told.body_bytes == content.numel() and told.part_bytes == 12 + 2 + 4 * SMALL
-    body = Body(content, told)
+    header = make_header(0, 0, packed)
+    content = make_body(packed)
+    assert header.body_bytes == content.numel() and header.part_bytes == 12 + 2 + 4 * SMALL
+    body = Body(content, header)
     assert list(body.large()) == [2]
     body.parts[2] = packed.blobs[2]
     assert body.value(CPU, False)[1] == b"ab"
-    for wrong in (told._replace(part_bytes=5), told._replace(text_bytes=told.text_bytes - 1)):
+    for wrong in (header._replace(part_bytes=5), header._replace(text_bytes=header.text_bytes - 1)):
         with pytest.raises(TransportError, match="the sizes of what arrived do not add up"):
             Body(content, wrong)
 
 
 @pytest.mark.parametrize(
-    ("told", "text"),
+    ("header", "text"),
     [
-        (Told(0, 0, 10, 1, 100, 18), ""),
-        (Told(0, 0, 10, 1, 101, 18), "101 bytes, more than max_bytes=100"),
-        (Told(0, 0, 10, 1, -1, 18), "-1 bytes"),
-        (Told(0, 0, 10, MAX_PARTS + 1, 0, 18), "parts: send it in pieces"),
-        (Told(0, 0, 1 << 40, 0, 0, 1 << 40), "its text has"),
-        (Told(0, 0, 10, 1, 100, 1 << 40), "do not add up"),
-        (Told(0, 0, 10, 1, 100, 18, 1), "needs allow_pickle=True here too"),
+        (Header(0, 0, 10, 1, 100, 18), ""),
+        (Header(0, 0, 10, 1, 101, 18), "101 bytes, more than max_bytes=100"),
+        (Header(0, 0, 10, 1, -1, 18), "-1 bytes"),
+        (Header(0, 0, 10, MAX_PARTS + 1, 0, 18), "parts: send it in pieces"),
+        (Header(0, 0, 1 << 40, 0, 0, 1 << 40), "its text has"),
+        (Header(0, 0, 10, 1, 100, 1 << 40), "do not add up"),
+        (Header(0, 0, 10, 1, 100, 18, 1), "needs allow_pickle=True here too"),
     ],
 )
-def test_too_much_is_refused_by_its_header(told, text):
-    assert text in told.excess(100, False) and bool(told.excess(100, False)) == bool(text)
+def test_too_much_is_refused_by_its_header(header, text):
+    assert text in header.find_excess(100, False) and bool(header.find_excess(100, False)) == bool(text)

@@ -14,18 +14,43 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from weft.checkpoint.folder import Lock, Writer, explain
 from weft.checkpoint.index import Entry, Index, Shard
 from weft.checkpoint.meeting import Meeting
-from weft.checkpoint.names import SAVING, check_told, folder_name, shard_name
+from weft.checkpoint.names import SAVING, check_folder, folder_name, shard_name
+from weft.checkpoint.part import Part
+from weft.config import Settings
 from weft.errors import CheckpointError, UsageError, WeftError
-from weft.torch.checkpoint.named_state import Part
-from weft.torch.checkpoint.tensor_files import staged, write_shard
-from weft.torch.session.session import Session
+from weft.launch.discovery import Place
+from weft.topology.mesh import Mesh
+from weft.watch.monitor import Monitor
 
 log = logging.getLogger("weft")
+
+
+class Job(Protocol):
+    """What a save asks of the job that it is of."""
+
+    settings: Settings
+    place: Place
+    mesh: Mesh
+    monitor: Monitor
+    steps: int
+    store: Any
+    saves: Any
+
+    def keep_saves(self, saves: Any) -> None: ...
+
+
+class Storage(NamedTuple):
+    """How tensors of one framework get into a file."""
+
+    stage: Callable[[Mapping[str, Any], bool], dict[str, Any]]
+    """Copies tensors to host memory; told whether later changes must not be seen."""
+    write: Callable[[Path, str, Mapping[str, Any], Callable[[str], None]], tuple[Shard, dict[str, Entry]]]
+    """Writes staged tensors into a file of a folder, and tells the index of it."""
 
 
 @dataclass
@@ -39,7 +64,7 @@ class SaveReport:
 
 
 class PendingSave:
-    """A save that goes on beside the training."""
+    """A save that goes on beside the training, in a thread of its own."""
 
     def __init__(self, work: Callable[[], SaveReport]) -> None:
         self._report: SaveReport | None = None
@@ -58,11 +83,11 @@ class PendingSave:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the save has ended, well or not."""
         return not self._thread.is_alive()
 
     def wait(self) -> SaveReport:
-        """What the save took; the error if it failed. It is raised once."""
+        """What the save took, once it has ended; the error if the save failed. The error is raised once."""
         self._thread.join()
         error, self._error = self._error, None
         if error is not None:
@@ -75,22 +100,23 @@ class PendingSave:
 class Saves:
     """The saves of this process: at most one at a time."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.store = session.store.clone() if session.place.world_size > 1 else session.store
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.store = job.store.clone() if job.place.world_size > 1 else job.store
         self.locks: dict[Path, Lock] = {}
         self.pending: PendingSave | None = None
         self._met: tuple[int, int] = (-1, 0)
 
     @classmethod
-    def of(cls, session: Session) -> Saves:
-        if session.saves is None:
-            session.keep_saves(cls(session))
-        assert isinstance(session.saves, cls)
-        return session.saves
+    def of(cls, job: Job) -> Saves:
+        """Those of a job; made when they are asked for first."""
+        if job.saves is None:
+            job.keep_saves(cls(job))
+        saves: Saves = job.saves
+        return saves
 
     def finish(self) -> SaveReport | None:
-        """Wait for the save that goes on, if there is one; its error is raised here."""
+        """What the save took that goes on, once it has ended; None if there is none. An error of the save is raised."""
         pending, self.pending = self.pending, None
         return None if pending is None else pending.wait()
 
@@ -100,23 +126,26 @@ class Saves:
             lock.close()
 
     def meeting(self, what: str, everybody: bool = False) -> Meeting:
-        session = self.session
+        """A meeting of the ranks for a call. ``everybody``: copies of the pipeline have to come as well."""
+        job, rank, world = self.job, self.job.place.rank, self.job.place.world_size
         step, count = self._met
-        self._met = (session.steps, count + 1 if step == session.steps else 0)
-        required = session.mesh.group("mp", 0)
-        others = tuple(rank for rank in range(session.place.world_size) if rank not in required)
+        self._met = (job.steps, count + 1 if step == job.steps else 0)
+        required = job.mesh.group("mp", 0)
+        others = tuple(rank for rank in range(world) if rank not in required)
         return Meeting(
-            self.store, f"{self._met[0]}.{self._met[1]}", session.rank,
+            self.store, f"{self._met[0]}.{self._met[1]}", rank,
             (*required, *others) if everybody else required, () if everybody else others,
-            session.steps, session.monitor.signs, what, session.settings.wait_timeout,
-            everybody and session.mesh.rdp > 1,
+            job.steps, job.monitor.signs, what, job.settings.wait_timeout, everybody and job.mesh.rdp > 1,
         )  # fmt: skip
 
 
 @dataclass
 class Request:
-    """One call of ``save_checkpoint``. ``reached``: told of each phase; for tests of faults. ``everybody``: copies of
-    the pipeline have something to save too."""
+    """One call of ``save_checkpoint``.
+
+    ``reached``: told of each phase; for tests of faults. ``everybody``: copies of the pipeline have something to save
+    too.
+    """
 
     root: Path
     tag: str
@@ -129,16 +158,16 @@ class Request:
     def what(self) -> str:
         return f"save_checkpoint(tag={self.tag!r})"
 
-    def said(self, call: str) -> dict[str, str]:
-        """What must be the same on every rank."""
+    def arguments(self, call: str) -> dict[str, str]:
+        """The call and those of its arguments that must be the same on every rank."""
         return {"call": call, "path": str(self.root.absolute()), "tag": self.tag}
 
 
-def meet(meeting: Meeting, said: Mapping[str, Any]) -> list[int]:
+def meet(meeting: Meeting, arguments: Mapping[str, Any]) -> list[int]:
     """The ranks that came, all with the same call; else :class:`UsageError` on all of them."""
-    came = {rank: json.loads(text) for rank, text in meeting.arrive(json.dumps(said)).items()}
+    came = {rank: json.loads(text) for rank, text in meeting.arrive(json.dumps(arguments)).items()}
     if meeting.leads:
-        faults = unlike(came)
+        faults = differences(came)
         begin: dict[str, Any] = {"error": "; ".join(faults)} if faults else {}
         meeting.begin({**begin, "ranks": meeting.came})
     else:
@@ -149,48 +178,49 @@ def meet(meeting: Meeting, said: Mapping[str, Any]) -> list[int]:
     return list(begin["ranks"]) if not meeting.leads else meeting.came
 
 
-def unlike(came: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """In what the calls of the ranks that came differ and must not."""
+def differences(came: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Where the calls of the ranks that came differ and must not."""
     faults = []
     for key in ("call", "path", "tag"):
-        values = {rank: said.get(key, "") for rank, said in sorted(came.items())}
+        values = {rank: arguments.get(key, "") for rank, arguments in sorted(came.items())}
         if len(set(values.values())) > 1:
             told = ", ".join(f"{value!r} on rank {rank}" for rank, value in values.items())
             faults.append(f"the {key} must be the same on every rank, it is {told}")
             if key == "call":
-                break  # the calls take other things then
+                break  # different calls take different arguments
     return faults
 
 
-def run(session: Session, request: Request, make: Callable[[], Part]) -> SaveReport | PendingSave | None:
-    """Save together with the other ranks.
+def run(
+    job: Job, request: Request, make: Callable[[], Part], storage: Storage
+) -> SaveReport | PendingSave | None:
+    """Save together with the other ranks; what the save took, or the save that goes on.
 
-    ``make()`` gives this rank's part. None for a rank whose pipeline is a copy and that came when the others had begun
-    without it.
+    ``make()`` gives this rank's part. A rank whose pipeline is a copy gets None if the others had begun without it.
     """
-    saves = Saves.of(session)
+    saves = Saves.of(job)
     saves.finish()
     began = time.monotonic()
-    session.monitor.note("checkpoint", session.steps)
+    job.monitor.note("checkpoint", job.steps)
     try:
         request.reached("stage")
         meeting = saves.meeting(request.what, request.everybody)
-        part, tensors, fault = _prepared(request, make)
+        part, tensors, fault = _prepare(request, make, storage)
         writer, ranks, folder = _begin(meeting, request, saves, fault)
-        check_told(folder, Path(request.root), f"{SAVING}{request.tag}-")
+        check_folder(folder, Path(request.root), f"{SAVING}{request.tag}-")
     finally:
-        session.monitor.note("", session.steps)
-    if session.rank not in ranks:
+        job.monitor.note("", job.steps)
+    if job.place.rank not in ranks:
         meeting.part(ranks)
         log.info("%s: this rank came late, so its random states are not saved", request.what)
         return None
     blocked_s = time.monotonic() - began
 
     def work() -> SaveReport:
-        final = _write(meeting, request, part, tensors, folder, writer, ranks)
-        check_told(final, Path(request.root), folder_name(request.tag))
+        content, size = _write(request, part, storage, tensors, folder, meeting.rank)
+        final = _appear(meeting, request, content, writer, ranks)
+        check_folder(final, Path(request.root), folder_name(request.tag))
         total_s = time.monotonic() - began
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         report = SaveReport(final, size, blocked_s if request.background else total_s, total_s)
         log.info("%s: %.1f MiB in %.2f s, of which training stood still %.2f s",
                  request.what, size / 2**20, report.total_s, report.blocked_s)  # fmt: skip
@@ -199,18 +229,20 @@ def run(session: Session, request: Request, make: Callable[[], Part]) -> SaveRep
     if request.background:
         saves.pending = PendingSave(work).start()
         return saves.pending
-    session.monitor.note("checkpoint", session.steps)
+    job.monitor.note("checkpoint", job.steps)
     try:
         return work()
     finally:
-        session.monitor.note("", session.steps)
+        job.monitor.note("", job.steps)
 
 
-def _prepared(request: Request, make: Callable[[], Part]) -> tuple[Part, dict[str, Any], str]:
-    """This rank's part in host memory; an error is kept, for the others to hear of."""
+def _prepare(
+    request: Request, make: Callable[[], Part], storage: Storage
+) -> tuple[Part, dict[str, Any], str]:
+    """This rank's part, its tensors in host memory, and an error of weft's, for the others to hear of."""
     try:
         part = make()
-        return part, staged(part.tensors, copy=request.background), ""
+        return part, storage.stage(part.tensors, request.background), ""
     except Exception as error:
         if not isinstance(error, WeftError):
             raise
@@ -220,7 +252,8 @@ def _prepared(request: Request, make: Callable[[], Part]) -> tuple[Part, dict[st
 def _begin(
     meeting: Meeting, request: Request, saves: Saves, fault: str
 ) -> tuple[Writer | None, list[int], Path]:
-    here = {**request.said("save_checkpoint"), "fault": fault}
+    """The leader makes the folder and tells the ranks: its writer, if this is the leader, the ranks and the folder."""
+    here = {**request.arguments("save_checkpoint"), "fault": fault}
     came = {rank: json.loads(text) for rank, text in meeting.arrive(json.dumps(here)).items()}
     if not meeting.leads:
         begin = came[meeting.required[0]]
@@ -228,8 +261,8 @@ def _begin(
             meeting.part()
             raise UsageError(begin["error"])
         return None, begin["ranks"], Path(request.root) / begin.get("folder", "")
-    faults = [f"rank {rank}: {said['fault']}" for rank, said in came.items() if said.get("fault")]
-    faults += unlike(came)
+    faults = [f"rank {rank}: {each['fault']}" for rank, each in came.items() if each.get("fault")]
+    faults += differences(came)
     writer = Writer(request.root, request.tag, request.keep, request.reached)
     error: type[WeftError] = UsageError
     if not faults:
@@ -247,20 +280,26 @@ def _begin(
 
 
 def _write(
-    meeting: Meeting, request: Request, part: Part, tensors: dict[str, Any], folder: Path,
-    writer: Writer | None, ranks: list[int],
-) -> Path:  # fmt: skip
-    name = shard_name(meeting.rank)
+    request: Request, part: Part, storage: Storage, tensors: dict[str, Any], folder: Path, rank: int
+) -> tuple[dict[str, Any], int]:
+    """Write this rank's file; what the rank reports, and how many bytes of tensors are in the file."""
     try:
-        shard, entries = write_shard(folder, name, tensors, request.reached)
+        shard, entries = storage.write(folder, shard_name(rank), tensors, request.reached)
         request.reached("report")
-        content: dict[str, Any] = {
+        content = {
             "shard": asdict(shard),
             "tensors": {path: asdict(entry) for path, entry in entries.items()},
             "content": part.content,
         }
+        return content, sum(entry.size for entry in entries.values())
     except Exception as error:  # a full disk has several types
-        content = {"error": explain(error, request.root)}
+        return {"error": explain(error, request.root)}, 0
+
+
+def _appear(
+    meeting: Meeting, request: Request, content: Mapping[str, Any], writer: Writer | None, ranks: list[int]
+) -> Path:
+    """Report what this rank has written; the folder of the save, once the leader has made it appear."""
     meeting.report(json.dumps(content))
     if writer is None:
         ended = meeting.ended()
@@ -274,14 +313,14 @@ def _write(
 
 
 def _conclude(meeting: Meeting, request: Request, writer: Writer, ranks: list[int]) -> dict[str, str]:
-    """What the leader does when all have written: the index, and the save's appearance."""
+    """Write the index and make the save appear, as the leader, when all have written; how it ended."""
     try:
         request.reached("barrier")
-        told = {rank: json.loads(text) for rank, text in meeting.reports(ranks).items()}
-        faults = [f"rank {rank}: {said['error']}" for rank, said in told.items() if "error" in said]
+        reports = {rank: json.loads(text) for rank, text in meeting.reports(ranks).items()}
+        faults = [f"rank {rank}: {each['error']}" for rank, each in reports.items() if "error" in each]
         if not faults:
-            index = assemble(request.tag, writer.number, told)
-            faults = _unseen(writer.folder, index)
+            index = assemble(request.tag, writer.number, reports)
+            faults = _find_unseen(writer.folder, index)
         if not faults:
             return {"folder": str(writer.commit(index))}
     except Exception as error:
@@ -293,7 +332,8 @@ def _conclude(meeting: Meeting, request: Request, writer: Writer, ranks: list[in
     }
 
 
-def _unseen(folder: Path, index: Index) -> list[str]:
+def _find_unseen(folder: Path, index: Index) -> list[str]:
+    """Files that their ranks have written and this rank does not see."""
     return [
         f"{folder / name}, which its rank wrote, is not seen by rank 0: save to a disk that all hosts share"
         for name, shard in index.shards.items()
@@ -301,18 +341,18 @@ def _unseen(folder: Path, index: Index) -> list[str]:
     ]
 
 
-def assemble(tag: str, number: int, told: Mapping[int, Any]) -> Index:
+def assemble(tag: str, number: int, reports: Mapping[int, Any]) -> Index:
     """The index of a save from what its ranks reported."""
     shards: dict[str, Shard] = {}
     tensors: dict[str, Entry] = {}
     content: dict[str, Any] = {"extra": {}, "optimizer_values": {}, "ranks": {}}
-    for rank, said in told.items():
-        shards[shard_name(rank)] = Shard(**said["shard"])
+    for rank, report in reports.items():
+        shards[shard_name(rank)] = Shard(**report["shard"])
         tensors |= {
             path: Entry(**{**entry, "shape": tuple(entry["shape"])})
-            for path, entry in said["tensors"].items()
+            for path, entry in report["tensors"].items()
         }
-        for section, value in said["content"].items():
+        for section, value in report["content"].items():
             if section == "rank":
                 content["ranks"][str(rank)] = value
             elif section in ("extra", "optimizer_values"):
