@@ -38,7 +38,7 @@ from weft.torch.tensors.mini_batch import Cut, prepare
 from weft.torch.tensors.nested import replace as replace_tensors
 from weft.torch.trace.estimated_times import Clock, on_meta
 from weft.torch.trace.flows import tensors_in, with_flows
-from weft.torch.trace.side_effects import untouched
+from weft.torch.trace.side_effects import without_side_effects
 from weft.torch.trace.trace import trace
 
 UNITS = 64
@@ -186,7 +186,7 @@ def traced_graph(example: Example, microbatches: int = 1, units: int = UNITS) ->
         raise UsageError(f"{type(model).__name__} holds no parameters, so there is nothing to place")
     graph = graph_of(pieces)
     whole = [replace(unit, name=unit.name or type(model).__name__) for unit in graph]
-    with untouched(model, streams), on_meta(model) if meta else nullcontext():
+    with without_side_effects(model, streams), on_meta(model) if meta else nullcontext():
         return with_flows(Graph(whole), [piece.module for piece in pieces], lambda: example.result(batch))
 
 

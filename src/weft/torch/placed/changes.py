@@ -95,11 +95,11 @@ class Outline:
             and self._find_rates() == self._rates
         )
 
-    def retrained(self) -> bool:
+    def trains_other_parameters(self) -> bool:
         """Whether other parameters need gradients, or have other dtypes."""
         return self._find_kinds() != self._kinds
 
-    def replaced(self) -> list[str]:
+    def list_replaced(self) -> list[str]:
         """What has changed of that which :meth:`is_whole` looks at, in words."""
         return list(dict.fromkeys(self._differences()))
 
@@ -122,7 +122,7 @@ class Outline:
         if self._find_forwards() != before:
             yield "the forward of a class was replaced"
 
-    def altered(self) -> list[str]:
+    def list_altered(self) -> list[str]:
         """What has changed of that which :meth:`is_alike` looks at, in words."""
         found = [
             f"{name} {'needs' if now[0] else 'needs no'} gradient, {str(now[1])[6:]}"
@@ -149,7 +149,7 @@ class Outline:
 
 def refuse(outline: Outline, why: str) -> None:
     """Raise :class:`UsageError` that tells what was replaced, and what to do."""
-    found = outline.replaced()
+    found = outline.list_replaced()
     more = f", and {len(found) - 4} more changes" if found[4:] else ""
     raise UsageError(
         f"the model was changed after its first step: {', '.join(found[:4])}{more}. {why}: change the model before its "
@@ -186,7 +186,7 @@ def look(session: Session) -> None:
         elif not outline.is_alike():
             if session.pipeline is not None:
                 _relearn(session, model, outline)
-            elif model.reducer is not None and outline.retrained():
+            elif model.reducer is not None and outline.trains_other_parameters():
                 model.reducer.watch(list(model.local_named_parameters()))
         else:
             continue
@@ -218,4 +218,4 @@ def _relearn(session: Session, model: Any, outline: Outline) -> None:
     for name in names:
         call = unit_call(outline.names[name])
         call.serial = call.pipeline.next_serial()
-    session.changes += outline.altered()
+    session.changes += outline.list_altered()

@@ -56,7 +56,7 @@ class Bucket(ABC):
         """Whether a full bucket can leave before the step ends."""
         return True
 
-    def gone(self) -> Sequence[int]:
+    def missing_gradients(self) -> Sequence[int]:
         """The numbers of the parameters that lack their gradient until it is given back."""
         return ()
 
@@ -176,7 +176,7 @@ class InPlace(Bucket):
         """Not where a script's own hook may look at a gradient that has arrived."""
         return all(map(unwatched, self.parameters))
 
-    def gone(self) -> Sequence[int]:
+    def missing_gradients(self) -> Sequence[int]:
         return [member for member, grad in zip(self.members, self._grads, strict=False) if grad is not None]
 
     @torch.no_grad()
@@ -197,7 +197,7 @@ class InPlace(Bucket):
                     part = self._parts[place].add_(grad)
                     if self._grads[place] is None:
                         self._grads[place] = part
-        self._work = self._sums.sum_pieces([flattened(part) for part in self._parts], lane.scale)
+        self._work = self._sums.sum_pieces([flatten(part) for part in self._parts], lane.scale)
 
     @torch.no_grad()
     def give(self, present: list[int], factor: float) -> None:
@@ -295,7 +295,7 @@ def is_alone(grad: Tensor) -> bool:
     return _ALONE is not None and users_of_memory(grad) == _ALONE
 
 
-def flattened(part: Tensor) -> Tensor:
+def flatten(part: Tensor) -> Tensor:
     """The values of a dense tensor in the order of memory, [elements]."""
     return part.as_strided((part.numel(),), (1,), part.storage_offset())
 

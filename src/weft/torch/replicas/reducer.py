@@ -224,7 +224,7 @@ class Reducer:
             bucket.launch(self.lane, self._fresh)
         found = [not joined and parameter.grad is not None for _, parameter in self._named]
         for bucket in self._buckets:
-            for member in bucket.gone():
+            for member in bucket.missing_gradients():
                 found[member] = True
         present, late = self.votes.trailer(found, [bucket.number in self._late for bucket in self._buckets])
         replicas = self.votes.replicas
@@ -330,7 +330,7 @@ class Reducer:
         self.lane = lane
         self._watch()
 
-    def described(self, number: int) -> tuple[list[Tensor], list[nn.Parameter], bool]:
+    def describe_bucket(self, number: int) -> tuple[list[Tensor], list[nn.Parameter], bool]:
         """A dense bucket's gradients as views, its parameters, and whether it is the last."""
         assert self._buckets is not None
         bucket = self._buckets[number]
@@ -340,7 +340,7 @@ class Reducer:
     # --- more or fewer steps than others ------------------------------------------------------------------------
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
+    def suspend(self) -> Iterator[None]:
         """Steps inside add up gradients and average nothing."""
         self._suspended += 1
         try:

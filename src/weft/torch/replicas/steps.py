@@ -108,7 +108,7 @@ def finish_step(session: Session) -> None:
 
 
 @contextmanager
-def joined(session: Session, model: Any, divide_by_initial_world_size: bool) -> Iterator[None]:
+def join_steps(session: Session, model: Any, divide_by_initial_world_size: bool) -> Iterator[None]:
     """See ``DistributedModel.join``."""
     model.divide_by_all = divide_by_initial_world_size
     yield  # an error inside must not be met by waiting for the others

@@ -47,7 +47,7 @@ _present = threading.local()
 
 
 @contextmanager
-def counted(modules: Sequence[Any]) -> Iterator[None]:
+def without_counting(modules: Sequence[Any]) -> Iterator[None]:
     """Inside, these BatchNorms leave their running statistics alone: they have had this batch.
 
     Where some are ``SyncBatchNorm`` others stay as they are, because these let other microbatches have their turn.
@@ -134,8 +134,8 @@ class _Normalise(torch.autograd.Function):
         count = x.numel() // x.shape[1]
         mean = values.sum(dims) / max(1, count)
         m2 = (values - mean.view(shape)).square().sum(dims)
-        counted = torch.full((1,), float(count), dtype=kind, device=x.device)
-        means, m2s, counts = exchange(torch.cat([mean, m2, counted]), 0).split([len(mean), len(mean), 1], 1)
+        number = torch.full((1,), float(count), dtype=kind, device=x.device)
+        means, m2s, counts = exchange(torch.cat([mean, m2, number]), 0).split([len(mean), len(mean), 1], 1)
         total = counts.sum()
         mean = (means * counts).sum(0) / total
         variance = (m2s.sum(0) + (counts * (means - mean).square()).sum(0)) / total

@@ -40,7 +40,7 @@ class _Made:
 
 
 class _Watch(TorchFunctionMode):
-    """Sees the torch functions of glue, and the calls of units."""
+    """Notes what made each tensor, from the torch functions of glue and the calls of units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,11 +59,12 @@ class _Watch(TorchFunctionMode):
         return result
 
     def flow(self, operands: Sequence[_Made], unit: int) -> None:
+        """Note that ``unit`` uses the operands."""
         for operand in operands:
             operand.users.add(unit)
 
     def make(self, result: Any, unit: int, known: Sequence[Tensor]) -> None:
-        """`unit` made these tensors, but for those that it was given."""
+        """Note that ``unit`` made the tensors of a result, but for tensors that the unit was given."""
         given = {id(tensor) for tensor in known}
         for tensor in tensors_in(result):
             old = tensor._weft_made_by  # type: ignore[attr-defined]
@@ -73,7 +74,7 @@ class _Watch(TorchFunctionMode):
                 tensor._weft_made_by = made  # type: ignore[attr-defined]
 
     def calls(self, number: int, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Stands for a unit's call."""
+        """What stands for the call of unit ``number`` meanwhile."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self.inside:
@@ -104,7 +105,7 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 
 def origins(tree: Any) -> list[_Made]:
-    """What made the tensors of a nested structure, where a unit did."""
+    """The origins of those tensors of a nested structure that a unit made."""
     made = (tensor._weft_made_by for tensor in tensors_in(tree))  # type: ignore[attr-defined]
     return [one for one in made if one is not None]
 

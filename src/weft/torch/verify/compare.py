@@ -33,7 +33,7 @@ from weft.torch.verify.findings import Findings, compare
 from weft.torch.verify.fingerprint import Fingerprint, Sketch, fingerprint, fingerprints, sketches
 from weft.torch.verify.reference import (
     Reference,
-    borrowed,
+    borrow,
     buffers_of,
     gradients_of,
     of_gradient,
@@ -80,7 +80,7 @@ def begin(
         for model in models:
             if model.reducer is not None:
                 model.reducer.wait_for_the_end()
-        values = borrowed(session, models) if proof.takes_part else {}
+        values = borrow(session, models) if proof.takes_part else {}
         reason = agree_on(session, lambda: proof.run(function, batch, values), WHAT).strip()
     if reason:
         proof.report({"reason": reason})
@@ -229,7 +229,7 @@ class Proof:
 
     def _verdict(self, texts: Sequence[str], results: Sequence[Any], started: float) -> str:
         session, reference = self.session, self._reference
-        split = merged([json.loads(text) for text in texts], [fingerprints(result) for result in results])
+        split = merge([json.loads(text) for text in texts], [fingerprints(result) for result in results])
         split.whole = session.settings.verify == "gradients"
         split.outside = [(leaf, before, of_gradient(leaf.grad)) for leaf, before, _ in reference.outside]
         places = {name: partition for name, _, partition in units_of(self.models)}
@@ -272,7 +272,7 @@ class Proof:
             log.info("verify: step %d gives %s; this took %.2f s", step, found.proved, self.seconds)
 
 
-def merged(contents: Sequence[Any], returned: list[list[Fingerprint]]) -> Reference:
+def merge(contents: Sequence[Any], returned: list[list[Fingerprint]]) -> Reference:
     """What the ranks of a pipeline have noted of a step, in one."""
     buffers: dict[str, Fingerprint | None] = {}
     split = Reference(returned, [[] for _ in returned], [{} for _ in returned], buffers=buffers)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.torch.verify.fingerprint import Fingerprint, apart
+from weft.torch.verify.fingerprint import Fingerprint, distance
 from weft.torch.verify.reference import Reference
 
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -80,13 +80,12 @@ def relative(one: Fingerprint | None, other: Fingerprint | None, least: float) -
     infinitely different."""
     if one is None or other is None:
         there = one or other
-        distance = 0.0 if there is None else there.norm
-        size = distance
+        difference = size = 0.0 if there is None else there.norm
     else:
-        distance, size = apart(one, other), max(one.norm, other.norm)
+        difference, size = distance(one, other), max(one.norm, other.norm)
         if one.exact:
-            return math.inf if distance else 0.0
-    return distance / max(size, least) if distance else 0.0
+            return math.inf if difference else 0.0
+    return difference / max(size, least) if difference else 0.0
 
 
 def _losses(work: _Comparison) -> str:

@@ -6,7 +6,7 @@ factor of about 2, and rounding changes it by as little as it changes the tensor
 fingerprint. Where a number is not finite, that is all that is known.
 
 >>> one = fingerprint(torch.tensor([1.0, 2.0]))
->>> apart(one, fingerprint(torch.tensor([1.0, 2.5])))
+>>> distance(one, fingerprint(torch.tensor([1.0, 2.5])))
 0.5
 """
 
@@ -110,7 +110,7 @@ def _weights(device: torch.device) -> Tensor:
     return numbers.to(device)
 
 
-def apart(one: Fingerprint, other: Fingerprint) -> float:
+def distance(one: Fingerprint, other: Fingerprint) -> float:
     """About the norm of the two tensors' difference; infinite if their shapes, or where they are finite, differ."""
     if one.shape != other.shape or one.wrong != other.wrong:
         return math.inf

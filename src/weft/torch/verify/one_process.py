@@ -33,7 +33,7 @@ from weft.torch.pytorch.private import (
 )
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, call_seed, mix
 from weft.torch.tensors.nested import has_objects, replace
-from weft.torch.trace.tracer import unwatched
+from weft.torch.trace.tracer import without_modes
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint, fingerprints
 
 # Set on tensors of a reference run that would have a place in a split step.
@@ -93,7 +93,7 @@ class Alone:
             with glue.lifted():
                 return fingerprints(result)
 
-    def drawing(self, name: str, run: Callable[[], Any]) -> tuple[Any, bool]:
+    def run_with_own_stream(self, name: str, run: Callable[[], Any]) -> tuple[Any, bool]:
         """The result of ``run``, which draws from a stream of its own, and whether it drew."""
         streams = self._streams
         seed = call_seed(self._seed, self._index, name, self._drawn)
@@ -118,9 +118,9 @@ class Alone:
                 torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
             }
         if call.compiled:
-            inner = unwatched(inner)
+            inner = without_modes(inner)
         before = fingerprints((args, kwargs))
-        result = mark(self.drawing(call.name, run)[0], (args, kwargs))
+        result = mark(self.run_with_own_stream(call.name, run)[0], (args, kwargs))
         if call.owner != FLOATING:
             self.units[label, number] = before, fingerprints(result)
         return result
@@ -218,7 +218,7 @@ class AloneGlue(Glue):
         if func in self._calm:
             return run()
         name = function_name(func)
-        result, drew = self.program.drawing(name, run)
+        result, drew = self.program.run_with_own_stream(name, run)
         if not drew and name.startswith("torch.") and not any(part in name.lower() for part in CHANCE):
             self._calm.add(func)
         return result
@@ -271,7 +271,7 @@ class AloneCall:
 
 
 @contextmanager
-def alone_calls(units: Mapping[str, UnitCall]) -> Iterator[None]:
+def run_units_here(units: Mapping[str, UnitCall]) -> Iterator[None]:
     """Inside, units run here, whoever owns them."""
     for label, call in units.items():
         call.module.__dict__[SLOT] = AloneCall(label, call)
