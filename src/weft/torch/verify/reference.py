@@ -41,13 +41,19 @@ Named = dict[str, "Fingerprint | None"]
 
 @dataclass
 class Reference:
-    """What one process gives: for each microbatch the fingerprints of what the step returns, of what its backward
-    passes begin at, and of its units' inputs and results in order; gradients (if ``whole``) and buffers at the end.
+    """What one process gives, as fingerprints.
 
-    ``buffers`` is None where there are activation checkpoints: what they run again may write them once more, in an
-    order of its own.
-    ``outside``: trainable parameters that are none of the model's, with the gradients they had and those that they get.
-    ``again``: what the first microbatch returns when the same process runs it once more.
+    Args:
+        returned: For each microbatch, the tensors that the step returns.
+        given: For each microbatch, the tensors that its backward passes begin at.
+        units: For each microbatch, the inputs and results of each call of a unit, in order.
+        gradients: The parameters' gradients at the end, if ``whole``.
+        buffers: The buffers at the end. None where there are activation checkpoints: code that a checkpoint runs again
+            may write buffers once more, in an order of its own.
+        outside: Trainable parameters that are none of the model's, with the gradients before the step and after it.
+        dtypes: The types that the step computes in under autocast.
+        whole: Whether backward passes ran.
+        again: The tensors that the first microbatch returns when the same process runs it once more.
     """
 
     returned: list[list[Fingerprint]] = field(default_factory=list)
@@ -64,8 +70,10 @@ class Reference:
 
 
 def borrow(session: Session, models: Sequence[Any]) -> dict[int, Tensor]:
-    """On the deciding rank, by ``id``, what the parameters and buffers hold that live on other ranks of its pipeline;
-    every rank of the pipeline calls this."""
+    """On the deciding rank, by ``id``, the values of parameters and buffers of other ranks of its pipeline.
+
+    Every rank of the pipeline calls this.
+    """
     assert session.pipeline is not None
     peers, group, rank = session.peers("pp"), session.group("pp"), session.pipeline.rank
     found: dict[int, Tensor] = {}
@@ -103,7 +111,10 @@ def run_alone(
     session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
     values: dict[int, Tensor],
 ) -> Reference:  # fmt: skip
-    """See the module. Backward passes run if their gradients are wanted, or if the step looks at what they do."""
+    """What one process gives for a step of this batch.
+
+    Backward passes run if their gradients are wanted, or if the step looks at what backward passes do.
+    """
     modules = [model.module for model in models]
     hooks = any(has_backward_hooks(part) for module in modules for part in module.modules())
     whole = hooks or session.settings.verify == "gradients"
@@ -122,8 +133,11 @@ def _run(
     session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
     values: dict[int, Tensor], whole: bool, trial: bool,
 ) -> tuple[Reference, bool]:  # fmt: skip
-    """All microbatches, or the first one on ``trial``, and whether the step looked at what backward passes do; then it
-    ends early unless they run."""
+    """What one process gives, and whether the step looked at what backward passes do.
+
+    ``trial``: only the first microbatch runs. ``whole``: backward passes run. Where they do not, and the step looks at
+    what they do, the run ends early.
+    """
     modules = [model.module for model in models]
     if whole and any(foreign_hooks(parameter) for module in modules for parameter in module.parameters()):
         raise UsageError("the script has hooks on gradients that have grown, which would run once more")
@@ -178,7 +192,7 @@ def _run(
 
 
 def state_elsewhere(models: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Flags, numbers and texts in the modules of other ranks, as this run leaves them; the next one begins so."""
+    """Flags, numbers and texts in the modules of other ranks, as this run leaves them; the next run begins so."""
     return [
         (
             vars(module),
