@@ -220,7 +220,7 @@ class Tracer:
                 tensor._weft_made.returned.add(record.name)  # type: ignore[attr-defined]
 
     def create(self, result: Any, record: Record, placed: bool) -> None:
-        """Note that a module's own code made or wrote the tensors of ``result``; ``placed``: of parameters, in the end."""
+        """Note that a module's own code made or wrote the tensors of ``result``; ``placed``: out of parameters."""
         for tensor in result if isinstance(result, (list, tuple)) else (result,):
             if isinstance(tensor, Tensor):
                 if tensor._weft_made is None:  # type: ignore[attr-defined]
