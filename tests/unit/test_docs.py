@@ -20,7 +20,9 @@ from tests import warm
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")])
-LINKING = sorted([*PAGES, ROOT / "examples" / "README.md"])
+LINKING = sorted(
+    [*PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("examples/*.md"), *ROOT.glob("benchmarks/**/*.md")]
+)
 
 _FENCE = re.compile(r"^( *)```(\w+)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")

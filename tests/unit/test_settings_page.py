@@ -21,5 +21,7 @@ def test_the_page_tells_of_aliases_and_explains_what_the_table_cannot():
     text = PAGE.read_text(encoding="utf-8").partition("<!-- /settings -->")[2]
     for alias, name in ALIASES.items():
         assert f"`{alias}` is another name for `{name}`" in text
-    bold = {word for words in re.findall(r"\*\*(.*?)\*\*", text) for word in re.findall(r"\w+", words)}
-    assert {"partitions", "microbatches", "pipeline", "heartbeat_timeout", "wait_timeout"} <= bold
+    headings = re.findall(r"^### (.*)$", text, re.MULTILINE)
+    explained = [word for heading in headings for word in re.findall(r"\w+", heading)]
+    assert {"partitions", "microbatches", "pipeline", "heartbeat_timeout", "wait_timeout"} <= {*explained}
+    assert {*explained} <= {row.name for row in describe()}

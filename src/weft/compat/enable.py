@@ -49,7 +49,7 @@ def enable() -> None:
 
 
 def open_mpi_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Open MPI's variables for a rank that another launcher started: scripts of the time read these."""
+    """Open MPI's variables for a rank that another launcher started: scripts for the original read them."""
     if OPEN_MPI.format("RANK") in environ or "WEFT_SHARED_FD" not in environ:
         return {}
     names = {
@@ -92,7 +92,7 @@ def _trainer_is_there(module: ModuleType) -> None:
 
 
 def _mpi_is_there(module: ModuleType) -> None:
-    """Under ``weft run`` MPI would tell every rank that it is the only one."""
+    """Refuse MPI under ``weft run``, where MPI would tell every rank that it is the only one."""
     ranks = whole(os.environ.get("WORLD_SIZE", ""), MOST_RANKS) if "WEFT_SHARED_FD" in os.environ else None
     if ranks is not None and ranks > 1 and module.COMM_WORLD.Get_size() == 1:
         refuse_lonely_mpi(ranks)
@@ -104,7 +104,7 @@ def launch_environ(
     partitions: int | None = None,
     device: str | None = None,
 ) -> dict[str, str]:
-    """What to add to the environment of a process that is to find the names.
+    """The variables to add to the environment of a process that is to find the names.
 
     Args:
         environ: The environment that it would get otherwise.
@@ -145,7 +145,7 @@ def _framework(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def mp_parameters(arguments: Sequence[str]) -> dict[str, Any]:
-    """What ``--mp_parameters partitions=2,microbatches=4`` among a script's arguments says."""
+    """The settings that ``--mp_parameters partitions=2,microbatches=4`` among a script's arguments gives."""
     text = ""
     for number, argument in enumerate(arguments):
         if argument == "--mp_parameters" and number + 1 < len(arguments):

@@ -14,7 +14,7 @@ PLACES = {
     **dict.fromkeys(("load", "resume_from_checkpoint", "save_checkpoint"), "weft.compat.modelparallel.resuming"),
     "GradScaler": "weft.torch.amp",
 }  # fmt: skip
-"""Where a name is."""
+"""For each name, the module that has it."""
 
 
 def later(name: str) -> Any:

@@ -28,7 +28,7 @@ from weft.torch.pytorch.private import has_backward_hooks
 from weft.torch.replicas.comm_hook import HookLane
 from weft.torch.replicas.fsdp import is_sharded, like, shard, whole
 from weft.torch.replicas.reducer import Reducer, ReducerOptions
-from weft.torch.replicas.steps import joined, make_reducer, synchronise
+from weft.torch.replicas.steps import join_steps, make_reducer, synchronise
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
 from weft.torch.tensors.nested import replace
@@ -307,7 +307,7 @@ class DistributedModel(nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Steps inside add up gradients on each replica; the first step after it averages the sum."""
-        with self.reducer.suspended() if self.reducer is not None else nullcontext():
+        with self.reducer.suspend() if self.reducer is not None else nullcontext():
             yield
 
     @contextmanager
@@ -327,7 +327,7 @@ class DistributedModel(nn.Module):
                 "join() does not fit shard_optimizer_state and sharded_data_parallel_degree, because every replica is "
                 "needed to the end: give all replicas the same number of batches"
             )
-        with joined(current.session(), self, divide_by_initial_world_size):
+        with join_steps(current.session(), self, divide_by_initial_world_size):
             yield
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
@@ -350,7 +350,7 @@ class DistributedModel(nn.Module):
 
     def _use_comm_hook(self) -> None:
         if self._comm_hook is not None and self.reducer is not None:
-            self.reducer.use(HookLane(*self._comm_hook, self.reducer.described))
+            self.reducer.use(HookLane(*self._comm_hook, self.reducer.describe_bucket))
 
     # --- states ---------------------------------------------------------------------------------------------
 

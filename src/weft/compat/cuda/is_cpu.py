@@ -1,4 +1,4 @@
-"""Scripts that call for CUDA run on a machine without it: their calls mean the CPU.
+"""Calls for CUDA mean the CPU, so that scripts with such calls run on a machine without CUDA.
 
     torch.device("cuda:1"), "cuda" as a device anywhere, .cuda()      the CPU
     torch.cuda.set_device, synchronize, empty_cache, ...              nothing
@@ -83,7 +83,7 @@ def _constant(name: str, value: Any = None) -> Callable[..., Any]:
 
 
 def _itself(name: str) -> Callable[..., Any]:
-    """A method that gives the object as it is."""
+    """A method of that name which returns its object unchanged."""
 
     def same(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self
@@ -156,7 +156,7 @@ def _without_cuda_names(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replace_constructors() -> None:
-    """Functions that make tensors, where they are told a device."""
+    """Let functions that make tensors take a CUDA device and mean the CPU."""
 
     def replaced(original: Any) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -217,7 +217,7 @@ def _replace_autocast() -> None:
 
 
 def _replace_custom(name: str, original: Any) -> None:
-    """The decorators of a ``torch.autograd.Function``'s methods."""
+    """Let the decorators of a ``torch.autograd.Function``'s methods mean the CPU."""
 
     def decorator(function: Any = None, *, device_type: str, **kwargs: Any) -> Any:
         return original(function, device_type="cpu" if is_cuda(device_type) else device_type, **kwargs)

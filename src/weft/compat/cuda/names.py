@@ -1,4 +1,4 @@
-"""Names of ``torch.cuda`` that answer on a machine without CUDA, for scripts that use them as they come.
+"""Names of ``torch.cuda`` that answer on a machine without CUDA, for scripts that use these names without asking.
 
     Event, Stream, current_stream, stream(...)    events that measure time; streams that have nothing to wait for
     get_device_properties, mem_get_info, ...      the host's: its cores and its memory
@@ -31,7 +31,7 @@ from weft.foreign import whole
 from weft.torch.pytorch.torch_functions import STANDS_FOR
 
 CAPABILITY = (7, 0)
-"""A V100's, the first with fp16 units: no script refuses it, and none expects bfloat16 or TF32 of it."""
+"""The numbers of a V100, the first GPU with fp16 units: no script refuses it or expects bfloat16 or TF32 of it."""
 _TYPES = (
     "FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "ByteTensor", "CharTensor", "ShortTensor",
     "IntTensor", "LongTensor", "BoolTensor",
@@ -70,7 +70,7 @@ class Event:
 
 
 class Stream:
-    """There is one, and all that it was given is done."""
+    """The one stream that there is. All work that a stream was given is done."""
 
     device = torch.device("cpu")
     device_index = cuda_stream = stream_id = priority = 0
@@ -237,7 +237,7 @@ def _replace_random_states() -> None:
         return torch.get_rng_state()
 
     def set_rng_state(new_state: Tensor, device: Any = "cuda") -> None:
-        """Nothing: where a script sets the CPU's state too, that one counts."""
+        """Change nothing: where a script sets the CPU's state too, the CPU's counts."""
 
     def get_rng_state_all() -> list[Tensor]:
         return [torch.get_rng_state()]

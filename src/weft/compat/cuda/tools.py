@@ -30,7 +30,7 @@ REFUSED = {
     "GreenContext": "a part of a GPU: leave it out",
     "get_stream_from_external": "a stream of another library, which is not there: leave it out",
 }  # fmt: skip
-"""What needs a GPU, by name; with the rest of the sentence that says so."""
+"""The functions that need a GPU, by name, with the rest of the sentence that refuses each."""
 _NCCL = ("all_gather", "all_reduce", "broadcast", "init_rank", "reduce", "reduce_scatter", "unique_id")
 _NOTHING = (
     "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats", "set_sync_debug_mode", "seed", "seed_all",
@@ -68,7 +68,10 @@ def install(constant: Callable[..., Any]) -> None:
 
 
 def _put(module: Any, name: str, value: Any) -> None:
-    """Only names that this version of PyTorch has. Its compiler looks at what some of them wrap."""
+    """Put a value in the place of a name, if this version of PyTorch has the name, and keep what the name wrapped.
+
+    PyTorch's compiler looks at what some of the names wrap.
+    """
     original = getattr(module, name, None)
     if original is None:
         return
@@ -90,7 +93,7 @@ def _refused(name: str, what: str) -> Callable[..., Any]:
 
 
 def _refused_class(name: str, what: str) -> type:
-    """A class stays one, for ``isinstance`` and annotations; an object of it cannot be made."""
+    """A class for ``isinstance`` and annotations, of which no object can be made."""
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         raise _refusal(f"torch.cuda.{name}", what)
@@ -99,7 +102,7 @@ def _refused_class(name: str, what: str) -> type:
 
 
 def memory_stats(device: Any = None) -> OrderedDict[str, int]:
-    """Zero under every key: a GPU that holds nothing."""
+    """The statistics of a GPU that holds nothing: zero under every key."""
     found = dict.fromkeys(
         (
             f"{what}.{pool}.{kind}"
@@ -119,7 +122,7 @@ def memory_stats(device: Any = None) -> OrderedDict[str, int]:
 
 
 def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
-    """The same, a dict in a dict for each dot."""
+    """The statistics of :func:`memory_stats`, with a dict in a dict for each dot of a key."""
     nested: dict[str, Any] = {}
     for key, value in memory_stats().items():
         *path, last = key.split(".")
@@ -131,12 +134,12 @@ def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
 
 
 def initial_seed() -> int:
-    """The CPU's: there is one generator."""
+    """The seed of the CPU's generator: there is no other."""
     return torch.initial_seed()
 
 
 def make_graphed_callables(callables: Any, *ignored: Any, **also_ignored: Any) -> Any:
-    """What it was given: it computes what its graph would."""
+    """The callables as they were given: they compute what their graphs would."""
     return callables
 
 

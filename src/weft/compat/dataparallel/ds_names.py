@@ -1,4 +1,4 @@
-"""What scripts read of parameters that replicas share, under the names of the original: ``ds_tensor`` and its like.
+"""Names that scripts read from parameters which replicas share: ``ds_tensor`` and its like.
 
 parameter.ds_shape, ds_numel     of the whole parameter
 parameter.ds_tensor              this rank's share, with ``ds_numel``; it may be written

@@ -44,7 +44,7 @@ def install(trainer: ModuleType) -> None:
 
     @functools.wraps(save)
     def save_model(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Replicas look whether the folder is there right after this, and the Trainer lets those of smddp not wait."""
+        """Save, then wait for the other replicas: all look for the folder next, and with smddp nobody waits for it."""
         save(self, output_dir, _internal_call)
         if _internal_call and trainer.is_sagemaker_dp_enabled() and torch.distributed.is_initialized():
             torch.distributed.barrier()
@@ -92,12 +92,12 @@ def read(trainer: Any, folder: str) -> bool:
 
 
 def _in_a_file(name: str, adapter: str) -> str:
-    """The name that PEFT gives a tensor of an adapter in a file; modules that are trained whole have the model's."""
+    """The name that PEFT gives a tensor of an adapter in a file; modules trained whole keep the model's."""
     return name.replace(f".modules_to_save.{adapter}.", ".", 1).replace(f".{adapter}.", ".", 1)
 
 
 def _write_random_states_once(cls: Any) -> None:
-    """The file has a name for each replica, so the ranks of a pipeline would all write the same one at once."""
+    """Let one rank of each pipeline write random states: all its ranks have one name for the file."""
     save = cls._save_rng_state
 
     @functools.wraps(save)

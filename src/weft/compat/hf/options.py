@@ -32,7 +32,7 @@ OPTIMIZERS = ("lomo", "adalomo", "layerwise")
 
 
 def install(trainer: ModuleType) -> None:
-    """Let the Trainer say at its beginning what it cannot do, as far as ``smp.init()`` has been called."""
+    """Let the Trainer refuse at its beginning what a split model cannot do, once ``smp.init()`` has been called."""
     cls = trainer.Trainer
     made = cls.__init__
 
@@ -82,7 +82,11 @@ def arguments(module: ModuleType) -> None:
 
 
 def refuse(args: Any) -> None:
-    """Raise :class:`ConfigError` if the arguments ask for what a split model cannot do."""
+    """Refuse arguments that ask for what a split model cannot do.
+
+    Raises:
+        ConfigError: With the arguments' names, and what to do instead.
+    """
     faults = [f"{name}: {remedy}" for name, remedy in ELSEWHERE.items() if getattr(args, name, None)]
     optimizer = str(getattr(args.optim, "value", args.optim))
     if any(part in optimizer for part in OPTIMIZERS):
@@ -104,7 +108,7 @@ def refuse(args: Any) -> None:
 
 
 def choose_microbatches() -> None:
-    """Where nobody says how many microbatches there are, as many as let the partitions overlap."""
+    """Set a number of microbatches with which the partitions overlap, where nobody says how many there are."""
     from weft.torch.session.current import session
 
     partitions = session().settings.partitions
@@ -121,7 +125,7 @@ def _splits(trainer: ModuleType) -> bool:
 
 
 def _take_bfloat16(trainer: ModuleType, cls: Any) -> None:
-    """The Trainer refuses bfloat16 with the original, where it did not work."""
+    """Let the Trainer accept bfloat16: it refuses that with the original, where bfloat16 did not work."""
     validate = cls._validate_args
 
     @functools.wraps(validate)

@@ -57,7 +57,7 @@ def install(accelerator: ModuleType) -> None:
         return gathered(tensor)
 
     def gather_for_metrics(self: Any, input_data: Any, *args: Any, **kwargs: Any) -> Any:
-        """In a microbatch the replica's own: replicas are at different ones."""
+        """Leave tensors of a microbatch as they are: replicas are at different microbatches, so nothing is gathered."""
         return input_data if steps.inside() else for_metrics(self, input_data, *args, **kwargs)
 
     def unwrap_model(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:

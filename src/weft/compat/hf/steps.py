@@ -38,7 +38,7 @@ def install(trainer: Any) -> None:
 
 
 def _wrap_for_steps(trainer: ModuleType, cls: Any, makes_optimizer: bool) -> None:
-    """Wrapping the model gives the Trainer its steps.
+    """Give the Trainer its steps when the model is wrapped.
 
     Older Trainers make the optimizer of a split model by themselves, those from version 5 on forget it.
     """
@@ -75,7 +75,7 @@ def _wrap_for_steps(trainer: ModuleType, cls: Any, makes_optimizer: bool) -> Non
 
 
 def _count_once(cls: Any) -> None:
-    """In a microbatch of an evaluation the items are its part of the batch's, which have been counted over replicas."""
+    """The items of an evaluation: in a microbatch its part of the batch's, which have been counted over replicas."""
     count = getattr(cls, "_get_num_items_in_batch", None)
     if count is None:
         return
@@ -131,7 +131,7 @@ class _Steps:
         return _first(loss, lambda each: each.reduce_mean()), self._whole(logits), self._whole(labels)
 
     def _count(self, model: Any, inputs: Any, *others: Any, **kwargs: Any) -> float:
-        """What a microbatch weighs: the tokens of its loss, or else its samples."""
+        """The weight of a microbatch: the tokens of its loss, or else its samples."""
         import torch
 
         labels = inputs.get("shift_labels") if hasattr(inputs, "get") else None
@@ -147,7 +147,7 @@ class _Steps:
         return float(next((len(each) for each in _tensors(inputs) if each.dim()), 1))
 
     def _warn(self, ratio: float) -> None:
-        """Once: the script's own loss may be a mean over something else than the labels that count."""
+        """Warn once that the script's own loss may be a mean over something else than the labels that count."""
         self.ratios.add(ratio)
         if len(self.ratios) == 2:
             log.warning(

@@ -26,7 +26,7 @@ _HELD = "_weft_buffers"
 
 
 class Buffers:
-    """Those of one wrapped model, and what the first rank had after the last forward pass in training."""
+    """The buffers of one wrapped model, and the first rank's values after the last forward pass in training."""
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._group = model.process_group
@@ -44,19 +44,19 @@ class Buffers:
             self._send(model)
 
     def leave(self, model: DistributedDataParallel) -> None:
-        """From here on PyTorch sends them."""
+        """Let PyTorch send the model's buffers from here on."""
         self._left = True
         self._write(model)
 
     def _write(self, model: DistributedDataParallel) -> None:
-        """What came last, into the model's own."""
+        """Write the values that came last into the model's buffers."""
         with torch.no_grad():
             for buffer, newest in zip(_of(model), self._newest, strict=False):
                 buffer.copy_(newest)
         self._newest = []
 
     def _send(self, model: DistributedDataParallel) -> None:
-        """Those of the group's first rank, to all; collective."""
+        """Send the buffers of the group's first rank to all ranks; collective."""
         own = _of(model)
         first = dist.get_global_rank(self._group, 0)
         self._newest = [buffer.detach().clone() for buffer in own]
@@ -96,7 +96,7 @@ def install(names: Sequence[str]) -> None:
 
     @functools.wraps(joined)
     def join_hook(self: Any, **kwargs: Any) -> Any:
-        """Ranks that have no more inputs take part in what PyTorch sends, so from here on PyTorch does it."""
+        """Leave the sending of buffers to PyTorch: ranks without more inputs take part in what PyTorch sends."""
         held: Buffers | None = self.__dict__.pop(_HELD, None)
         if held is not None:
             held.leave(self)

@@ -21,11 +21,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 FOLDERS = {"SM_MODEL_DIR": "model", "SM_OUTPUT_DATA_DIR": "output"}
-"""Where results go, and the folder in the working folder that it is."""
+"""The variables for results, each with its folder in the working folder."""
 
 
 def container_environ(environ: Mapping[str, str], ranks: int, arguments: Sequence[str]) -> dict[str, str]:
-    """What ``environ`` lacks, for a job of ``ranks`` processes on this host."""
+    """The variables that ``environ`` lacks, for a job of ``ranks`` processes on this host."""
     host = socket.gethostname()
     known = {
         "SM_HOSTS": json.dumps([host]),
@@ -43,8 +43,10 @@ def container_environ(environ: Mapping[str, str], ranks: int, arguments: Sequenc
 
 @contextmanager
 def folders(added: Mapping[str, str]) -> Iterator[None]:
-    """The folders of these variables are there for the time of a job. One that was made for it and stays empty goes
-    with it, unless another job uses it by then."""
+    """Inside, the folders of these variables exist.
+
+    A folder that was made for the job and stays empty goes with the job, unless another job uses it by then.
+    """
     with ExitStack() as stack:
         for path in (Path(added[name]) for name in FOLDERS if name in added):
             with suppress(

@@ -336,7 +336,7 @@ class MasterOptimizer(DistributedOptimizer):
         return {number: masters[id(p)] for number, p in enumerate(flat) if id(p) in masters}
 
     def _load(self, content: Mapping[str, Any]) -> None:
-        """With the masters and the loss scale if it has them."""
+        """Load a state, and the masters and the loss scale if they are in it."""
         content = dict(content)
         masters, scale = content.pop(MASTERS, {}), content.pop(SCALE, None)
         self.masters()

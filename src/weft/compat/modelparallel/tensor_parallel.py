@@ -16,21 +16,21 @@ from weft.errors import UsageError
 
 @contextmanager
 def tensor_parallelism(enabled: bool = True, **config: Any) -> Iterator[None]:
-    """Modules built inside may be split over ranks; of one rank nothing is split."""
+    """Accept that modules built inside may be split over ranks; over one rank nothing is split."""
     yield
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **config: Any) -> None:
-    """``module`` may be split over ranks; of one rank nothing is split."""
+    """Accept that ``module`` may be split over ranks; over one rank nothing is split."""
 
 
 def tp_register(dist_module: type, *hooks: Any, **named: Any) -> Callable[[type], type]:
-    """A decorator that says what a module is replaced by when it is split: it leaves the module as it is."""
+    """A decorator that names the replacement of a module that is split, and leaves the module as it is."""
     return lambda module: module
 
 
 def tp_register_with_module(module_cls: type, dist_module: type, *hooks: Any, **named: Any) -> None:
-    """Says what a module is replaced by when it is split: it is not."""
+    """Accept a replacement for a module that is split; no module is split, so none is replaced."""
 
 
 class DistributedModule(nn.Module):
@@ -94,5 +94,5 @@ def no_hooks(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def same_state_dict(state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-    """A state with the names of Hugging Face's model: they are never changed."""
+    """The state as it is: its names are those of Hugging Face's model always."""
     return state_dict

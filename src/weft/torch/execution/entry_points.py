@@ -31,7 +31,7 @@ from weft.torch.execution.program import Program
 from weft.torch.execution.thread_settings import between, going_back, rehearsal
 from weft.torch.optimizer import warn_of_plain_optimizers
 from weft.torch.pytorch.private import CHECKPOINT, CHECKPOINT_GENERATOR, FUNCTION, REENTRANT, SCRIPTED, refuse
-from weft.torch.replicas.sync_batch_norm import counted
+from weft.torch.replicas.sync_batch_norm import without_counting
 from weft.torch.session import current
 
 _installed = False
@@ -76,7 +76,7 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
         outlines = (
             [m.outline for m in current.session().models if m.outline] if current.is_initialized() else []
         )
-        with counted([module for outline in outlines for module in outline.normalisers]):
+        with without_counting([module for outline in outlines for module in outline.normalisers]):
             return function(*args, **kwargs)
 
     return again

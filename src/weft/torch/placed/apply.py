@@ -1,4 +1,4 @@
-"""What a plan makes of a model on a rank: one that holds only its own part."""
+"""A plan put into effect: on each rank the model holds only the rank's own part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that a script changes between steps: seen at the next step, and taken in or refused.
+"""Changes that a script makes to models between steps: seen at the next step, and taken in or refused.
 
     hooks, requires_grad, dtype, rates of dropout     taken in: what is known of the units' calls is learned anew
     modules, parameters, forward; on one partition    taken in: replicas average the new parameters, those of the
@@ -27,13 +27,14 @@ from weft.torch.session.session import Session
 
 _hooks = itemgetter(*HOOK_TABLES)
 Dropout: Any = nn.Dropout.__base__
-"""Every kind of it."""
+"""The class of every kind of dropout; PyTorch has no public name for it."""
 
 
 class Outline:
-    """What a model was made of when it was looked at; it keeps what has been replaced since alive.
+    """The parts of a model at one moment, to be compared with its parts later.
 
-    ``parameters``: whether they count. FSDP2 replaces them by itself.
+    Parts that are replaced later stay alive with the outline. ``parameters``: whether parameters are compared; FSDP2
+    replaces them by itself.
     """
 
     def __init__(self, root: nn.Module, parameters: bool = True) -> None:
@@ -54,7 +55,7 @@ class Outline:
         }
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        """A copy of a model has None here."""
+        """A copy or pickle of a model has None in the place of an outline."""
         return type(None), ()
 
     def _find_parts(self) -> tuple[list[str], list[Any]]:
@@ -70,7 +71,7 @@ class Outline:
         return [(parameter.requires_grad, parameter.dtype) for parameter in self.parameters.values()]
 
     def _find_hooks(self) -> list[int]:
-        """The numbers of all hooks; PyTorch gives none twice."""
+        """The numbers of all hooks; PyTorch gives no number twice."""
         return [*chain.from_iterable(filter(None, chain.from_iterable(map(_hooks, self._tables))))]
 
     def _find_rates(self) -> list[float]:
@@ -79,28 +80,28 @@ class Outline:
     # --- what has changed ---------------------------------------------------------------------------------
 
     def is_whole(self) -> bool:
-        """Whether modules, parameters and what modules run are those of then."""
+        """Whether modules, parameters and the modules' forwards are those of that moment."""
         return self.has_its_parts() and self._find_forwards() == self._forwards
 
     def has_its_parts(self) -> bool:
-        """Whether modules and parameters are those of then."""
+        """Whether modules and parameters are those of that moment."""
         keys, values = self._find_parts()
         return keys == self._keys and len(values) == len(self._values) and all(map(is_, values, self._values))
 
     def is_alike(self) -> bool:
-        """Whether hooks, kinds of parameters and rates of dropout are those of then."""
+        """Whether hooks, kinds of parameters and rates of dropout are those of that moment."""
         return (
             self._find_kinds() == self._kinds
             and self._find_hooks() == self._numbers
             and self._find_rates() == self._rates
         )
 
-    def retrained(self) -> bool:
+    def trains_other_parameters(self) -> bool:
         """Whether other parameters need gradients, or have other dtypes."""
         return self._find_kinds() != self._kinds
 
-    def replaced(self) -> list[str]:
-        """What has changed of that which :meth:`is_whole` looks at, in words."""
+    def list_replaced(self) -> list[str]:
+        """In words, the changes of what :meth:`is_whole` compares."""
         return list(dict.fromkeys(self._differences()))
 
     def _differences(self) -> Iterator[str]:
@@ -122,8 +123,8 @@ class Outline:
         if self._find_forwards() != before:
             yield "the forward of a class was replaced"
 
-    def altered(self) -> list[str]:
-        """What has changed of that which :meth:`is_alike` looks at, in words."""
+    def list_altered(self) -> list[str]:
+        """In words, the changes of what :meth:`is_alike` compares."""
         found = [
             f"{name} {'needs' if now[0] else 'needs no'} gradient, {str(now[1])[6:]}"
             for (name, _), now, before in zip(
@@ -138,7 +139,7 @@ class Outline:
         return found
 
     def new_tensors(self, root: nn.Module) -> Iterator[Tensor]:
-        """The parameters that were not there, and the buffers of modules that were not."""
+        """The parameters that were not there at that moment, and the buffers of modules that were not there."""
         old = {id(parameter) for parameter in self.parameters.values()}
         modules = {id(module) for module in self.names.values()}
         yield from (parameter for parameter in root.parameters() if id(parameter) not in old)
@@ -148,8 +149,12 @@ class Outline:
 
 
 def refuse(outline: Outline, why: str) -> None:
-    """Raise :class:`UsageError` that tells what was replaced, and what to do."""
-    found = outline.replaced()
+    """Refuse a changed model, with what was replaced, and what to do.
+
+    Raises:
+        UsageError: Always.
+    """
+    found = outline.list_replaced()
     more = f", and {len(found) - 4} more changes" if found[4:] else ""
     raise UsageError(
         f"the model was changed after its first step: {', '.join(found[:4])}{more}. {why}: change the model before its "
@@ -159,7 +164,7 @@ def refuse(outline: Outline, why: str) -> None:
 
 
 def check_backward_hooks(outline: Outline, units: set[str]) -> None:
-    """Refuse backward hooks on a module whose children are on several ranks: none of them has all gradients."""
+    """Refuse backward hooks on a module whose children are on several ranks: no rank has all its gradients."""
     for name, module in outline.names.items():
         above = name
         while above not in units and above:
@@ -175,7 +180,7 @@ def check_backward_hooks(outline: Outline, units: set[str]) -> None:
 def look(session: Session) -> None:
     """Take in, or refuse, what the script has changed in its models since the last step.
 
-    Collective over the replicas if there is something to take in; all of them must have changed it.
+    Collective over the replicas if there is something to take in: all replicas must have made the change.
     """
     for model in session.models:
         outline: Outline | None = model.outline
@@ -186,7 +191,7 @@ def look(session: Session) -> None:
         elif not outline.is_alike():
             if session.pipeline is not None:
                 _relearn(session, model, outline)
-            elif model.reducer is not None and outline.retrained():
+            elif model.reducer is not None and outline.trains_other_parameters():
                 model.reducer.watch(list(model.local_named_parameters()))
         else:
             continue
@@ -194,7 +199,7 @@ def look(session: Session) -> None:
 
 
 def _renew(session: Session, model: Any, outline: Outline) -> None:
-    """Other modules or parameters, in a model of one partition."""
+    """Take in other modules or parameters, in a model of one partition."""
     if session.pipeline is not None:
         refuse(outline, "Its parts are on several ranks, as the trace of that step has placed them")
     if model.sharded:
@@ -212,10 +217,10 @@ def _renew(session: Session, model: Any, outline: Outline) -> None:
 
 
 def _relearn(session: Session, model: Any, outline: Outline) -> None:
-    """Other hooks, or other kinds of parameters: units return other tensors than is known of their calls."""
+    """Forget what is known of units' calls: with other hooks or kinds of parameters they return other tensors."""
     names = [unit.name for unit in model.plan.units]
     check_backward_hooks(outline, set(names))
     for name in names:
         call = unit_call(outline.names[name])
         call.serial = call.pipeline.next_serial()
-    session.note_changes(outline.altered())
+    session.note_changes(outline.list_altered())

@@ -1,4 +1,4 @@
-"""The plan of a split model, and what it makes of the model on a rank: one that holds only its own part."""
+"""The plan of a split model: which unit lies on which partition, and what ranks must know of the units."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.torch.execution.unit_call import FLOATING
 
 
 def is_below(name: str, module: str) -> bool:
-    """Whether a name lies in a module; the model itself has none."""
+    """Whether a name lies in a module. The model itself has the empty name, and everything lies in it."""
     return name.startswith(f"{module}." if module else "")
 
 
@@ -72,11 +72,22 @@ class PlannedUnit:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where a model's parts go. ``parameters``: those of opened modules; ``buffers``: those that the model writes;
-    ``serial``: a microbatch begins when the one before has ended; ``toggled``: parameters of which the step says
-    whether they need gradients; ``optimize`` and ``memory_weight``: the settings as they were decided, empty in older
-    checkpoints' plans; ``in_flight``: how many microbatches a rank may hold; ``by_hand``: the script
-    has placed the units."""
+    """The places of a model's parts.
+
+    Args:
+        units: The units in the order of the program.
+        parameters: The partitions of parameters that opened modules use themselves, by name.
+        buffers: The partitions of buffers that the model writes, by name.
+        numpy: Whether the step draws from NumPy's global random state.
+        chosen: The schedule that was chosen with the places, as :class:`weft.plan.chosen.Chosen` writes it.
+        attributes: Attributes of modules, by module and name, that each microbatch has for itself.
+        serial: A microbatch begins when the microbatch before has ended.
+        toggled: Parameters of which the step says whether they need gradients.
+        optimize: The setting as it was decided; empty in plans of older checkpoints.
+        memory_weight: The same of this setting.
+        in_flight: How many microbatches a rank may hold.
+        by_hand: The script has placed the units.
+    """
 
     units: tuple[PlannedUnit, ...]
     parameters: dict[str, int]
@@ -104,7 +115,11 @@ class Plan:
         return cls(**content)
 
     def check(self, partitions: int) -> None:
-        """:class:`ValueError` if it is no plan for so many partitions; for one that comes from a file."""
+        """Refuse a plan, read from a file, that is none for so many partitions.
+
+        Raises:
+            ValueError: A place is no partition, or a unit has no name.
+        """
         places = [unit.partition for unit in self.units if unit.partition != FLOATING]
         for at in (*places, *self.parameters.values(), *self.buffers.values()):
             if type(at) is not int or not 0 <= at < partitions:
@@ -124,7 +139,7 @@ class Plan:
         return [unit.name for unit in self.units if unit.partition not in (partition, FLOATING)]
 
     def owners(self, root: nn.Module) -> dict[str, int]:
-        """The partition of every parameter, of the units' buffers and of those that the model writes, by every name."""
+        """The partition of every parameter, of units' buffers and of buffers that the model writes, by every name."""
         found: dict[str, int] = {}
         by_id: dict[int, int] = {}
         places = {unit.name: unit.partition for unit in self.units if unit.partition != FLOATING}
@@ -143,14 +158,14 @@ class Plan:
         return found
 
     def changing_buffers(self, owners: dict[str, int]) -> set[str]:
-        """Those that are written by the model: only their owner knows what they hold."""
+        """The names of buffers that the model writes: only the owner of such a buffer knows what it holds."""
         writers = [unit.name for unit in self.units if unit.writes and unit.partition != FLOATING]
         return {
             name for name in owners if name in self.buffers or any(is_below(name, unit) for unit in writers)
         }
 
     def placement(self, partitions: int, microbatches: int) -> ModelPlacement:
-        """Where the units lie, for people."""
+        """The places of the units as tables for people."""
         rows = [
             PlacementRow(
                 row.name, row.partition, row.unit.parameters, row.unit.parameter_bytes, row.unit.forward_ms,

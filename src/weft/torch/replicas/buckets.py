@@ -1,14 +1,14 @@
-"""Gradients of one bucket as one flat tensor: how they get in, travel, and get out again.
+"""Buckets: the gradients that travel together, how they get in, are averaged, and get out again.
 
     take    gradient -> its place in the flat tensor, divided by the number of ranks
     launch  the flat tensor is summed over the ranks; gradients that this rank lacks count as zero
     give    its place in the flat tensor -> gradient
 
-A gradient that began in this step, so that nobody can hold its tensor yet, becomes its place in the flat tensor,
-which the bucket then lets go; any other keeps its tensor and gets a copy.
+Nobody can hold the tensor of a gradient that began in this step. Such a gradient becomes its place in the flat tensor,
+and the bucket lets the flat tensor go. Any other gradient keeps its tensor and gets a copy.
 
-With ``as_view`` a gradient *is* its place in the flat tensor, from its arrival on and in every step: no second copy in
-memory, and nothing to give. A sparse gradient has a bucket of its own and stays sparse.
+With ``as_view`` a gradient *is* its place in the flat tensor, from its arrival on and in every step: there is no second
+copy in memory, and nothing to give. A sparse gradient has a bucket of its own and stays sparse.
 
 Where the collective can sum tensors where they are (shared memory can), there is no flat tensor: gradients are averaged
 in place, see :class:`InPlace`.
@@ -30,7 +30,7 @@ from weft.torch.pytorch.private import users_of_memory
 
 
 class Lane(Protocol):
-    """What a flat tensor is launched into; see :class:`weft.reduce.lane.Lane`."""
+    """The way that buckets take; see :class:`weft.reduce.lane.Lane`."""
 
     @property
     def scale(self) -> float: ...
@@ -43,7 +43,10 @@ class Lane(Protocol):
 
 
 class Bucket(ABC):
-    """Gradients that travel together. ``members``: their parameters' numbers; ``pending``: how many it waits for."""
+    """Gradients that travel together.
+
+    ``members``: their parameters' numbers. ``pending``: how many gradients the bucket still waits for.
+    """
 
     def __init__(self, number: int, members: tuple[int, ...], parameters: list[nn.Parameter]) -> None:
         self.number = number
@@ -56,26 +59,29 @@ class Bucket(ABC):
         """Whether a full bucket can leave before the step ends."""
         return True
 
-    def gone(self) -> Sequence[int]:
-        """The numbers of the parameters that lack their gradient until it is given back."""
+    def missing_gradients(self) -> Sequence[int]:
+        """The numbers of the parameters that have no gradient between launch and give, though they had one."""
         return ()
 
     @abstractmethod
     def launch(self, lane: Lane, fresh: list[bool]) -> None:
-        """Start to average, with whatever gradients there are now.
+        """Start to average, with the gradients that are there now.
 
-        ``fresh``, by the parameters' numbers: those that had no gradient when the step began.
+        ``fresh``: for each parameter's number, whether it had no gradient when the step began.
         """
 
     def wait(self) -> None:
-        """The averages are there."""
+        """Wait for the averages."""
         assert self._work is not None
         self._work.wait()
         self._work = None
 
     @abstractmethod
     def give(self, present: list[int], factor: float) -> None:
-        """Hand the averages out, times ``factor``, to parameters for which ``present`` says that some rank had one."""
+        """Give parameters their averages, times ``factor``.
+
+        ``present``: for each parameter's number, how many ranks had a gradient. With 0 the parameter gets none.
+        """
 
 
 class Fused(Bucket):
@@ -92,7 +98,7 @@ class Fused(Bucket):
 
     @property
     def flat(self) -> Tensor:
-        """All its gradients, [elements]; a new one after it was handed out."""
+        """The flat tensor with all gradients, [elements]; a new one after the last was handed out."""
         return self._make()[0]
 
     @property
@@ -110,7 +116,7 @@ class Fused(Bucket):
 
     @torch.no_grad()
     def take(self, place: int, scale: float) -> None:
-        """The gradient at ``place`` is there."""
+        """Copy the gradient at ``place``, which has arrived, into the flat tensor."""
         self._taken[place] = True
         parameter, view = self.parameters[place], self.views[place]
         grad = parameter.grad
@@ -158,10 +164,11 @@ class Fused(Bucket):
 class InPlace(Bucket):
     """A bucket whose gradients are averaged where they are, without a flat tensor; see :class:`Fused`.
 
-    From the launch to the end of the step its parameters have no gradient: what arrives late begins anew, is added to
-    the average and averaged with it, and an average stays what it is. Where a rank has no gradient, or none that can
-    be worked on (another layout, sparse, or its memory is that of another tensor too, which the backward pass may
-    still read), a tensor stands in for it.
+    From the launch to the end of the step its parameters have no gradient. A gradient that arrives late begins anew, is
+    added to the average and averaged with it; averaging leaves an average as it is.
+
+    A tensor stands in for a gradient that is not there, or that cannot be worked on: one of another layout, a sparse
+    one, or one in memory that another tensor shares, which the backward pass may still read.
     """
 
     def __init__(
@@ -173,10 +180,10 @@ class InPlace(Bucket):
         self._grads: list[Tensor | None] = []
 
     def may_leave(self) -> bool:
-        """Not where a script's own hook may look at a gradient that has arrived."""
+        """Whether no hook of the script may look at a gradient that has arrived."""
         return all(map(unwatched, self.parameters))
 
-    def gone(self) -> Sequence[int]:
+    def missing_gradients(self) -> Sequence[int]:
         return [member for member, grad in zip(self.members, self._grads, strict=False) if grad is not None]
 
     @torch.no_grad()
@@ -197,7 +204,7 @@ class InPlace(Bucket):
                     part = self._parts[place].add_(grad)
                     if self._grads[place] is None:
                         self._grads[place] = part
-        self._work = self._sums.sum_pieces([flattened(part) for part in self._parts], lane.scale)
+        self._work = self._sums.sum_pieces([flatten(part) for part in self._parts], lane.scale)
 
     @torch.no_grad()
     def give(self, present: list[int], factor: float) -> None:
@@ -291,15 +298,15 @@ _ALONE = users_of_memory(torch.empty(1))
 
 
 def is_alone(grad: Tensor) -> bool:
-    """Whether no other tensor has the same memory: autograd makes gradients that are views of what it still reads."""
+    """Whether no other tensor shares the gradient's memory. Some gradients are views of what autograd still reads."""
     return _ALONE is not None and users_of_memory(grad) == _ALONE
 
 
-def flattened(part: Tensor) -> Tensor:
+def flatten(part: Tensor) -> Tensor:
     """The values of a dense tensor in the order of memory, [elements]."""
     return part.as_strided((part.numel(),), (1,), part.storage_offset())
 
 
 def alike(one: Tensor, other: Tensor) -> bool:
-    """Whether either can stand for the other, but for the values."""
+    """Whether two tensors of one shape have the same layout and dtype, so that either can stand for the other."""
     return one.stride() == other.stride() and one.dtype == other.dtype

@@ -13,7 +13,7 @@ from weft.reduce.collective import Work
 
 
 class GradientBucket:
-    """What a hook is given: the interface of ``torch.distributed.GradBucket``."""
+    """The bucket that a hook gets, with the interface of ``torch.distributed.GradBucket``."""
 
     def __init__(
         self, number: int, flat: Tensor, views: list[Tensor], parameters: list[nn.Parameter], last: bool
@@ -25,15 +25,15 @@ class GradientBucket:
         self._last = last
 
     def index(self) -> int:
-        """The bucket's number; buckets come in this order."""
+        """The bucket's number; hooks are called in this order."""
         return self._number
 
     def buffer(self) -> Tensor:
-        """All gradients of the bucket as one flat tensor: this rank's, not divided by anything."""
+        """This rank's gradients of the bucket as one flat tensor, not divided by anything."""
         return self._flat
 
     def set_buffer(self, buffer: Tensor) -> None:
-        """Another flat tensor in place of the present one."""
+        """Put another flat tensor in the place of the present one."""
         self._flat = buffer
 
     def gradients(self) -> list[Tensor]:
@@ -45,7 +45,7 @@ class GradientBucket:
         return self._parameters
 
     def is_last(self) -> bool:
-        """Whether no bucket of this step comes after it."""
+        """Whether this is the last bucket of the step."""
         return self._last
 
 
@@ -86,10 +86,10 @@ class HookLane:
         self._find = find
 
     def forget(self) -> None:
-        """What a hook keeps is its own."""
+        """Nothing to forget: what a hook keeps is the hook's own."""
 
     def in_place(self, size_bytes: int) -> None:
-        """A hook takes flat tensors."""
+        """None: a hook takes flat tensors."""
 
     def launch(self, number: int, flat: Tensor) -> Work:
         """Call the hook."""

@@ -1,7 +1,7 @@
-"""Whether the data loaders of a job were set up as replicas need it: told before hours of training on the wrong data.
+"""A check of data loaders before training: ranks of a replica read the same batches, other replicas other batches.
 
-Ranks of one replica must read the same batches, and different replicas different ones. A script that shards by the
-number of the process, or not at all, trains without any error and learns worse.
+A script that shards by the number of the process, or not at all, trains without any error and learns worse. The check
+tells so before hours of training.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ def check_batch(batch: Any) -> None:
 
 
 def difference(prints: Sequence[str], replicas: Sequence[int]) -> str:
-    """What is wrong with the fingerprints of all ranks (empty: no batch), which read for these replicas."""
+    """What is wrong with the ranks' batches; empty if nothing is.
+
+    ``prints``: the fingerprint of each rank's batch, empty where there is none. ``replicas``: the replica of each rank.
+    """
     readers: dict[int, int] = {}
     owners: dict[str, int] = {}
     for rank, (mine, replica) in enumerate(zip(prints, replicas, strict=True)):
@@ -76,7 +79,7 @@ def difference(prints: Sequence[str], replicas: Sequence[int]) -> str:
 
 
 def fingerprint(batch: Any) -> str:
-    """A short text for the tensors in a batch and all they hold; for other values their ``repr``."""
+    """A short text that stands for all values of a batch's tensors; without tensors, for the batch's ``repr``."""
     found = [(path, describe_tensor(t), digest_of(t)) for path, t in named_tensors(batch, "batch")]
     text = repr(found) if found else repr(batch)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

@@ -22,7 +22,7 @@ from weft.torch.session.session import Session
 
 
 def shard(session: Session, module: nn.Module) -> None:
-    """From now on this rank keeps its share of every parameter of ``module``; collective over the replicas."""
+    """Let this rank keep only its share of every parameter of ``module``; collective over the replicas."""
     mesh = _mesh(session)
     for block in blocks(module):
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
@@ -43,9 +43,11 @@ def _mesh(session: Session) -> DeviceMesh:
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """The parts whose parameters are gathered at a time: layers of a kind in a row, that is those elements of an
-    ``nn.ModuleList`` or ``nn.Sequential`` whose class occurs there more than once. Not those that share a parameter
-    with the rest of the model. What is in none of them is gathered for the whole model.
+    """The parts whose parameters are gathered one part at a time: layers of a kind in a row.
+
+    These are the elements of an ``nn.ModuleList`` or ``nn.Sequential`` whose class occurs there more than once. Layers
+    that share a parameter with the rest of the model are left out. Parameters in none of the parts are gathered for the
+    whole model at once.
     """
     holders = Counter(id(p) for part in module.modules() for p in part.parameters(recurse=False))
     found: list[nn.Module] = []
@@ -69,7 +71,7 @@ def blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether this rank has a share of a tensor only."""
+    """Whether this rank has only a share of the tensor."""
     return isinstance(tensor, DTensor)
 
 
@@ -84,7 +86,7 @@ def whole(value: Tensor) -> Tensor:
 
 
 def like(value: Tensor, target: Tensor) -> Tensor:
-    """``value``, which every replica has whole, shared as ``target`` is."""
+    """``value``, which every replica has whole, divided among them as ``target`` is."""
     if not isinstance(target, DTensor) or isinstance(value, DTensor) or value.shape != target.shape:
         return value
     moved = value.to(target.device)

@@ -1,4 +1,4 @@
-"""What a training with many replicas needs so that it learns as a small one did.
+"""Helpers for large batches: a training with many replicas learns as a training with one did.
 
 After Goyal et al., "Accurate, Large Minibatch SGD", arXiv 1706.02677, sections 2 and 3. With k replicas the batch is k
 times as large:

@@ -1,8 +1,8 @@
-"""torchmetrics counts a batch once, also if the ranks of a pipeline all have it.
+"""torchmetrics counts a batch once, though all ranks of a pipeline have the batch.
 
 A metric gathers what all processes have counted. The ranks of a pipeline are one replica, and see the same batches: a
-sum over all processes would count each sample as often as there are partitions. So what is gathered over "all
-processes" comes from one rank of each replica; a metric with a process group of its own uses that.
+sum over all processes would count each sample as often as there are partitions. So a metric that gathers over "all
+processes" gathers from one rank of each replica. A metric with a process group of its own uses that group.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weft.imported import when_imported
 
 @functools.cache
 def count_replicas_once(present: Callable[[], Any]) -> None:
-    """From now on, in this process, and also if torchmetrics is imported later; ``present()``: the session, if any."""
+    """Make torchmetrics count each replica once, also if it is imported later. ``present()``: the session, if any."""
     for name in ("torchmetrics.utilities.distributed", "torchmetrics.metric"):
         when_imported(name, functools.partial(_replace, present))
 
@@ -27,7 +27,7 @@ def count_replicas_once(present: Callable[[], Any]) -> None:
 def _replace(present: Callable[[], Any], module: ModuleType) -> None:
     original: Callable[..., list[Tensor]] = module.gather_all_tensors
     if hasattr(original, "__wrapped__"):
-        return  # the module has taken it from one where it was replaced
+        return  # the module has imported the function from a module where it was replaced already
 
     @functools.wraps(original)
     def gather_all_tensors(result: Tensor, group: Any = None) -> list[Tensor]:

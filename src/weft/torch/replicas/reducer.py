@@ -5,11 +5,13 @@
              a bucket is full             it leaves, if all before it have: several are in flight
              the step ends                what is left leaves; what was in flight is waited for and handed out
 
-Only counting tells which gradient is the last: one grows once for each microbatch, more often if its parameter
-is used at several places, and with a split backward pass when its W runs. A parameter is expected to grow as often as
-in the step with the most growth so far. If it grows once more after its bucket has left, the trailer tells all
-replicas, and the bucket is averaged again: right, only later. Where it grows less often, its bucket waits for
-the end of the step.
+Only counting tells when a gradient has grown for the last time. A gradient grows once for each microbatch, and more
+often if its parameter is used at several places. With a split backward pass it grows when its W runs.
+
+    expected    a gradient grows as often as in the step with the most growth so far
+    more often  its bucket has left already: the trailer tells all replicas, and the bucket is averaged again, which is
+                right, only later
+    less often  its bucket waits for the end of the step
 """
 
 from __future__ import annotations
@@ -63,18 +65,18 @@ class ReducerOptions:
 
 
 class Reducer:
-    """Averages the gradients of ``named`` parameters over the ranks of ``group``; every one of them makes it at once.
+    """Averages the gradients of ``named`` parameters over the ranks of ``group``; all ranks make theirs together.
 
-    A backward pass outside of a step is a step of its own, if the options allow it: it ends when autograd has ended.
+    A backward pass outside of a step is a step of its own, if the options allow that. It ends when autograd has ended.
 
     Args:
         named: All parameters of this rank's part by name; those that need no gradient at present are left out.
-        lane: What the flat tensors travel through.
-        group: For buffers; a group that nobody else uses.
-        votes: The small sums beside the gradients; sparse gradients, which NCCL does not sum, go through its group.
+        lane: The way that flat tensors take.
+        group: The group for buffers; nobody else uses it.
+        votes: The small sums beside the gradients. Sparse gradients, which NCCL does not sum, go through its group.
         options: See :class:`ReducerOptions`.
-        buffers: This rank's buffers, asked for when they are needed.
-        announced: Entered where this rank waits for the others and nobody else has said so.
+        buffers: Gives this rank's buffers, when they are needed.
+        announced: A context that tells that this rank waits; entered where no step has told so already.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class Reducer:
     # --- a step -----------------------------------------------------------------------------------------------
 
     def begin(self, microbatches: int = 1, outside: bool = False) -> None:
-        """A step of so many microbatches begins: gradients arrive from now on; ``outside``: one has arrived already."""
+        """Begin a step of so many microbatches. ``outside``: a backward pass outside of a step has begun it."""
         if self._active and self._clock:
             raise UsageError(
                 "an earlier step has failed while its gradients were averaged: the job cannot go on"
@@ -139,11 +141,11 @@ class Reducer:
             bucket.pending = sum(expected[member] > 0 for member in bucket.members)
 
     def wait_for_the_end(self) -> None:
-        """Gradients of the next step leave when it ends, not before."""
+        """Let the next step's gradients leave when that step ends, not before."""
         self._expected = {}
 
     def arrived(self, number: int) -> None:
-        """The gradient of parameter ``number`` has grown."""
+        """Note that the gradient of parameter ``number`` has grown."""
         if not self._active:
             if self._suspended or not self.options.outside:
                 return
@@ -177,7 +179,7 @@ class Reducer:
             self.finish()
 
     def finish(self) -> None:
-        """The step has ended: all replicas have the averages when this returns."""
+        """End the step: when this returns, all replicas have the averages."""
         if not self._active:
             return
         trains = any(self._seen)
@@ -216,7 +218,7 @@ class Reducer:
             self._launched += 1
 
     def _average(self, header: Header, joined: bool = False) -> None:
-        """Send what has not left yet, wait for everything, hand it out."""
+        """Send buckets that have not left yet, wait for all, and hand the averages out."""
         if self._buckets is None:
             self._build(header.trains[0])
         assert self._buckets is not None
@@ -224,7 +226,7 @@ class Reducer:
             bucket.launch(self.lane, self._fresh)
         found = [not joined and parameter.grad is not None for _, parameter in self._named]
         for bucket in self._buckets:
-            for member in bucket.gone():
+            for member in bucket.missing_gradients():
                 found[member] = True
         present, late = self.votes.trailer(found, [bucket.number in self._late for bucket in self._buckets])
         replicas = self.votes.replicas
@@ -246,12 +248,12 @@ class Reducer:
         return tuple((p.requires_grad, p.dtype, p.device) for _, p in self._everything)
 
     def watch(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
-        """The model has these parameters from now on; every replica calls this before the same step."""
+        """Average these parameters from now on; every replica calls this before the same step."""
         self._everything = list(named)
         self._watch()
 
     def _watch(self) -> None:
-        """Parameters that need gradients are watched from now on; buckets are made at the end of the next step."""
+        """Watch the parameters that need gradients; buckets are made at the end of the next step."""
         self.close()
         self._signature = self._sign()
         self._named = [(name, p) for name, p in self._everything if p.requires_grad]
@@ -263,9 +265,13 @@ class Reducer:
         ]
 
     def refuse_unseen(self) -> None:
-        """Raise :class:`UsageError` if gradients have grown that nobody averages, because nobody knew of them.
+        """Refuse gradients that nobody averages.
 
-        That is so if ``requires_grad`` was set, and then modules inside of the model were called instead of the model.
+        There are such gradients if ``requires_grad`` was set and then modules inside of the model were called, but not
+        the model itself.
+
+        Raises:
+            UsageError: A gradient has grown that is not watched.
         """
         if self._signature == self._sign():
             return
@@ -279,7 +285,7 @@ class Reducer:
             )
 
     def _build(self, source: int) -> None:
-        """Agree on buckets: collective. ``source``: the replica whose order of arrival counts."""
+        """Make the same buckets on all replicas; collective. ``source``: the replica whose order of arrival counts."""
         self.votes.check_alike(self._named)
         kinds = self.votes.agree_on_kinds(self._named)
         arrived = sorted(
@@ -312,7 +318,7 @@ class Reducer:
 
     @torch.no_grad()
     def _share_buffers(self, source: int) -> None:
-        """Buffers of replica ``source``, on every replica."""
+        """Give all replicas the buffers of replica ``source``."""
         if not self.options.buffers:
             return
         kinds: dict[Any, list[Tensor]] = {}
@@ -330,7 +336,7 @@ class Reducer:
         self.lane = lane
         self._watch()
 
-    def described(self, number: int) -> tuple[list[Tensor], list[nn.Parameter], bool]:
+    def describe_bucket(self, number: int) -> tuple[list[Tensor], list[nn.Parameter], bool]:
         """A dense bucket's gradients as views, its parameters, and whether it is the last."""
         assert self._buckets is not None
         bucket = self._buckets[number]
@@ -340,8 +346,8 @@ class Reducer:
     # --- more or fewer steps than others ------------------------------------------------------------------------
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Steps inside add up gradients and average nothing."""
+    def suspend(self) -> Iterator[None]:
+        """Inside, steps add gradients up and average nothing."""
         self._suspended += 1
         try:
             yield
@@ -349,7 +355,7 @@ class Reducer:
             self._suspended -= 1
 
     def shadow(self) -> int:
-        """Take part in the others' steps without a batch until nobody has one; the replica with the last model."""
+        """Take part in the others' steps without a batch until nobody has a batch; the replica that trained last."""
         while True:
             self.votes.start_header(trains=False, done=True, building=False)
             header = self.votes.header()
@@ -363,7 +369,7 @@ class Reducer:
                     self._average(header, joined=True)
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching gradients."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -1,9 +1,9 @@
-"""What replicas tell each other about a step, in small sums of whole numbers beside the gradients.
+"""Agreement of replicas about a step, by small sums of whole numbers beside the gradients.
 
     header    who trains in this step, who has no batch left, who has yet to make buckets, who has changed the model
     trailer   which gradients somebody has, which buckets were launched too early
 
-So a gradient that only some have counts as zero for the others, a step that trains nothing moves nothing, and a
+So a gradient that only some replicas have counts as zero for the others. A step that trains nothing moves nothing. A
 replica that does something else than the others is found out, and does not leave them waiting.
 """
 
@@ -25,7 +25,10 @@ NONE, DENSE, SPARSE = range(3)
 
 @dataclass(frozen=True)
 class Header:
-    """``trains``: the replicas that do; ``done``: how many have no batch left; ``building``: how many need buckets."""
+    """What replicas have told of a step.
+
+    ``trains``: the replicas that train. ``done``: how many have no batch left. ``building``: how many need buckets.
+    """
 
     trains: tuple[int, ...]
     done: int
@@ -42,7 +45,7 @@ class Votes:
         self._header: tuple[torch.Tensor, Any] | None = None
 
     def start_header(self, trains: bool, done: bool, building: bool, changed: bool = False) -> None:
-        """Tell the others; once for each step."""
+        """Tell the other replicas, once for each step, what this one does."""
         if self._header is not None:
             return
         told = torch.zeros(self.replicas + 3, dtype=torch.int32)
@@ -51,7 +54,11 @@ class Votes:
         self._header = told, dist.all_reduce(told, group=self.group, async_op=True)
 
     def header(self) -> Header:
-        """What all have told."""
+        """What all replicas have told.
+
+        Raises:
+            DivergenceError: Only some replicas have changed the model, or what of it is trained.
+        """
         assert self._header is not None
         (told, work), self._header = self._header, None
         work.wait()
@@ -71,19 +78,27 @@ class Votes:
         return header
 
     def agree_on_change(self) -> None:
-        """The model was changed; :class:`DivergenceError` unless it was on all replicas before the same step."""
+        """Tell that the model was changed.
+
+        Raises:
+            DivergenceError: Not all replicas have changed it before the same step.
+        """
         self.start_header(trains=False, done=False, building=False, changed=True)
         self.header()
 
     def trailer(self, present: Sequence[bool], late: Sequence[bool]) -> tuple[list[int], list[int]]:
-        """How many replicas say each."""
+        """How many replicas have each gradient, and how many launched each bucket too early."""
         told = torch.tensor([*present, *late], dtype=torch.int32)
         dist.all_reduce(told, group=self.group)
         counts: list[int] = told.tolist()
         return counts[: len(present)], counts[len(present) :]
 
     def check_alike(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
-        """Raise :class:`DivergenceError` unless all replicas train the same parameters."""
+        """Refuse replicas that do not train the same parameters.
+
+        Raises:
+            DivergenceError: Names, shapes, dtypes or memory formats differ.
+        """
         text = ";".join(f"{name} {tuple(p.shape)} {p.dtype} {p.stride()}" for name, p in named)
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
         told = torch.tensor([digest, -digest])
@@ -96,7 +111,7 @@ class Votes:
             )
 
     def agree_on_kinds(self, named: Sequence[tuple[str, nn.Parameter]]) -> list[int]:
-        """For each gradient whether it is dense or sparse, or nobody has it."""
+        """For each gradient DENSE, SPARSE, or NONE if no replica has it."""
         kinds = [
             NONE if p.grad is None else SPARSE if p.grad.layout == torch.sparse_coo else DENSE
             for _, p in named
@@ -107,7 +122,7 @@ class Votes:
         return found
 
     def agree_on_order(self, order: Sequence[int], source: int) -> list[int]:
-        """The order of the replica ``source``."""
+        """The order that the replica ``source`` gives, on all replicas."""
         told = torch.tensor(order, dtype=torch.int64)
         dist.broadcast(told, dist.get_global_rank(self.group, source), group=self.group)
         found: list[int] = told.tolist()

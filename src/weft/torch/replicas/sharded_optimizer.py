@@ -1,8 +1,8 @@
-"""Shares of an optimizer's state: of the replicas of a parameter, one keeps its state and updates it.
+"""Shares of an optimizer's state: for each parameter, one replica keeps the state and updates the parameter.
 
-Stage 1 of ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5.1), with whole parameters instead of slices of a flat
-one: so every optimizer of ``torch.optim`` computes what it does without sharding, those included that look at a whole
-parameter (LAMB, Adafactor). See ``docs/decisions/0050-shares-of-whole-parameters.md``.
+This is stage 1 of ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5.1), with whole parameters instead of slices of
+a flat tensor. So every optimizer of ``torch.optim`` computes the same as without sharding, also one that looks at a
+whole parameter (LAMB, Adafactor). See ``docs/decisions/0050-shares-of-whole-parameters.md``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.transport.private_c10d import broadcast_all
 
 BUCKET_BYTES = 25 << 20
-"""Parameters travel together up to this size."""
+"""The most bytes of parameters that travel in one message."""
 
 
 class Shares:
@@ -33,10 +33,11 @@ class Shares:
         self._load = {trains: [0] * replicas for trains in (True, False)}
 
     def extend(self, parameters: Sequence[Tensor], local: Sequence[bool]) -> None:
-        """Give away the parameters that are new: the largest first, each to the replica with the least so far.
+        """Give each new parameter to a replica: the largest first, each to the replica with the least so far.
 
-        The same on every replica, because names, sizes and order are. What is frozen is balanced by itself: nothing
-        has to move when it is trained later. Those of other partitions (not ``local``) count for nothing.
+        All replicas decide alike, because names, sizes and order are the same. Frozen parameters are balanced apart, so
+        that nothing has to move when they are trained later. Parameters of other partitions (not ``local``) count for
+        nothing.
         """
         known = len(self._replica_of)
         new = range(known, len(parameters))
@@ -52,7 +53,7 @@ class Shares:
         return self._replica_of[number] == self.replica
 
     def exchange(self, parameters: dict[int, Tensor]) -> None:
-        """Parameters by number, as the replica that updates each has them, on every replica; collective."""
+        """Bring each parameter (by number) from the replica that updates it to all replicas; collective."""
         for replica in range(self.replicas):
             mine = [p.detach() for number, p in parameters.items() if self._replica_of[number] == replica]
             if mine:

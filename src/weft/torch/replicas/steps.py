@@ -1,4 +1,4 @@
-"""Copies of a model on different data: started alike, their gradients averaged, their steps counted together."""
+"""Steps of replicas: they begin with the same weights, average their gradients, and end together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def synchronise(
     parameters: bool = True,
     only: Container[int] | None = None,
 ) -> None:
-    """Parameters (if wanted) and buffers of one replica, on every replica. ``only``: those with these ids."""
+    """Give all replicas the parameters (if wanted) and buffers of one replica. ``only``: the ids of those to send."""
     if session.mesh.rdp == 1:
         return
     group = session.group("rdp")
@@ -44,8 +44,10 @@ def synchronise(
 
 
 def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reducer | None:
-    """What averages the gradients of ``model``; ``None`` if there is one replica, or if FSDP2 does it. Collective over
-    the replicas."""
+    """The reducer for the gradients of ``model``; ``None`` if there is one replica, or if FSDP2 averages them.
+
+    Collective over the replicas.
+    """
     if session.mesh.rdp == 1 or model.sharded:
         return None
     ranks = session.peers("rdp")
@@ -53,11 +55,11 @@ def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reduc
     settings = session.settings
     compression = make(settings.compression) if settings.compression else None
     group = new_group(session, ranks, backend_of(session))
-    # A compression has a thread, whose messages must not meet those of this one in the same group.
+    # A compression has a thread of its own. Its messages must not meet those of this thread in one group.
     beside = new_group(session, ranks, "gloo") if own_gpus or compression else group
     device = session.device if own_gpus else torch.device("cpu")
     algorithm = "direct" if on_gpus and not own_gpus else settings.all_reduce
-    if settings.deterministic and algorithm == "auto":  # it measures
+    if settings.deterministic and algorithm == "auto":  # which would measure
         algorithm = "direct"
     compressed = compression is not None
     collective = choose(group, algorithm, device=device, compressed=compressed, timeout=session.timeout)
@@ -88,7 +90,7 @@ def new_group(session: Session, ranks: tuple[int, ...], backend: str) -> Any:
 
 
 def begin_step(session: Session, microbatches: int) -> None:
-    """Gradients of a step arrive from now on."""
+    """Tell all reducers that a step begins."""
     for model in session.models:
         if model.reducer is not None:
             model.reducer.divide_by_all = model.divide_by_all
@@ -96,7 +98,7 @@ def begin_step(session: Session, microbatches: int) -> None:
 
 
 def finish_step(session: Session) -> None:
-    """When this returns, all replicas have the averages."""
+    """Wait until all replicas have the averages."""
     if session.mesh.rdp == 1:
         return
     with session.doing("the gradients"), record(session, "reduce"):
@@ -108,8 +110,8 @@ def finish_step(session: Session) -> None:
 
 
 @contextmanager
-def joined(session: Session, model: Any, divide_by_initial_world_size: bool) -> Iterator[None]:
-    """See ``DistributedModel.join``."""
+def join_steps(session: Session, model: Any, divide_by_initial_world_size: bool) -> Iterator[None]:
+    """Inside, replicas may have different numbers of steps; see ``DistributedModel.join``."""
     model.divide_by_all = divide_by_initial_world_size
     yield  # an error inside must not be met by waiting for the others
     model.need_partition("join()")

@@ -7,8 +7,8 @@ the same microbatch of all replicas together, as one process would with the whol
     backward    each replica: sum dy, sum dy * x^               exchanged, then added
                 dx = w / sigma * (dy - (sum dy) / N - x^ * (sum dy * x^) / N)
 
-Replicas run their microbatches in an order of their own, so inside a step what is exchanged is addressed by module,
-step, microbatch and call, and a microbatch that waits for it lets others have their turn. PyTorch's own
+Replicas run their microbatches in an order of their own. So inside a step a message is addressed by module, step,
+microbatch and call, and a microbatch that waits for a message lets others have their turn. PyTorch's own
 ``SyncBatchNorm`` calls collectives in the order of execution, which needs the same order everywhere, and a GPU.
 """
 
@@ -34,22 +34,23 @@ from weft.torch.tensors.mini_batch import MiniBatch
 
 _COUNT = "num_batches_tracked"
 LEAST_SAMPLES = 16
-"""Below that the statistics of one replica are too noisy (arXiv 1706.02677, section 2.3, uses 32)."""
+"""With fewer samples the statistics of one replica are too noisy (arXiv 1706.02677, section 2.3, uses 32)."""
 
 
 BatchNorm: Any = nn.BatchNorm2d.__base__
-"""Every kind of it."""
+"""The class of every kind of BatchNorm; PyTorch has no public name for it."""
 
 
 _present = threading.local()
-"""``again``: an activation checkpoint runs a forward pass of this thread again."""
+"""``again`` is set while an activation checkpoint runs a forward pass of this thread again."""
 
 
 @contextmanager
-def counted(modules: Sequence[Any]) -> Iterator[None]:
-    """Inside, these BatchNorms leave their running statistics alone: they have had this batch.
+def without_counting(modules: Sequence[Any]) -> Iterator[None]:
+    """Inside, these BatchNorms leave their running statistics alone: they have counted this batch already.
 
-    Where some are ``SyncBatchNorm`` others stay as they are, because these let other microbatches have their turn.
+    Where one is a ``SyncBatchNorm``, plain ones go on counting: a ``SyncBatchNorm`` gives the turn to other
+    microbatches, whose batches the plain ones have to count.
     """
     held = [m for m in modules if m.track_running_stats and not isinstance(m, SyncBatchNorm)]
     if any(isinstance(module, SyncBatchNorm) for module in modules):
@@ -78,14 +79,14 @@ class SyncBatchNorm(BatchNorm):
     """
 
     number = 0
-    """Which of the job's it is, the same on every rank."""
+    """The number of this module among the job's, the same on every rank."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise UsageError(f"SyncBatchNorm takes [N, C, ...], it got a tensor of shape {list(input.shape)}")
 
     def exchange(self) -> Any:
-        """What brings the statistics of all replicas together in this call; None if this one's count alone."""
+        """The exchange of statistics between replicas for this call; None if this replica's statistics count alone."""
         if not current.is_initialized():
             return None
         session = current.session()
@@ -133,8 +134,8 @@ class _Normalise(torch.autograd.Function):
         count = x.numel() // x.shape[1]
         mean = values.sum(dims) / max(1, count)
         m2 = (values - mean.view(shape)).square().sum(dims)
-        counted = torch.full((1,), float(count), dtype=kind, device=x.device)
-        means, m2s, counts = exchange(torch.cat([mean, m2, counted]), 0).split([len(mean), len(mean), 1], 1)
+        number = torch.full((1,), float(count), dtype=kind, device=x.device)
+        means, m2s, counts = exchange(torch.cat([mean, m2, number]), 0).split([len(mean), len(mean), 1], 1)
         total = counts.sum()
         mean = (means * counts).sum(0) / total
         variance = (m2s.sum(0) + (counts * (means - mean).square()).sum(0)) / total
@@ -205,7 +206,7 @@ def _like(old: Any, session: Session) -> SyncBatchNorm:
 
 
 def warn_of_few_samples(session: Session, model: Any, batch: MiniBatch) -> None:
-    """Once for each model with replicas: BatchNorm that sees few samples at a time, because batches are cut up."""
+    """Warn, once for each model with replicas, of BatchNorm that sees few samples at a time because batches are cut."""
     if session.mesh.rdp == 1 or not batch.size or not model.training or model.__dict__.get(FEW_SAMPLES):
         return
     model.__dict__[FEW_SAMPLES] = True

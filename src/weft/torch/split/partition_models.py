@@ -42,9 +42,9 @@ from weft.torch.tensors.microbatch_weights import Padding
 from weft.torch.tensors.mini_batch import MiniBatch
 from weft.torch.tensors.nested import replace
 from weft.torch.trace.estimated_times import Clock, on_meta
-from weft.torch.trace.kept_state import Kept, copied, handed_over, homes_of
+from weft.torch.trace.kept_state import Kept, copy_argument, hand_to_step, homes_of
 from weft.torch.trace.record import Trace
-from weft.torch.trace.side_effects import untouched
+from weft.torch.trace.side_effects import without_side_effects
 from weft.torch.trace.trace import trace
 from weft.units import format_bytes
 
@@ -208,7 +208,7 @@ def _trace(
 ) -> Trace:
     """A measured trace, or an estimated one for a model whose parameters are still to be made."""
     delayed = has_delayed(model.module)
-    args, kwargs = replace(batch.slice(0), copied, attributes=False)
+    args, kwargs = replace(batch.slice(0), copy_argument, attributes=False)
     if delayed:
         args, kwargs = replace((args, kwargs), on_meta_device, attributes=False)
     kept = Kept(homes_of(function, model.module))
@@ -216,7 +216,7 @@ def _trace(
     padding.done = counted or delayed
 
     def run() -> None:
-        given, named = replace((args, kwargs), handed_over, attributes=False)
+        given, named = replace((args, kwargs), hand_to_step, attributes=False)
         with nullcontext() if padding.done else padding, no_training(batch.fault):
             function(*given, **named)
 
@@ -224,7 +224,7 @@ def _trace(
     with session.rehearsing(), ExitStack() as stack:
         for other in session.models:
             if other is not model and not other.partitioned:
-                stack.enter_context(untouched(other.module, session.streams))
+                stack.enter_context(without_side_effects(other.module, session.streams))
         try:
             with on_meta(model.module) if delayed else nullcontext():
                 for thing in (function, args, kwargs, *(other.module for other in session.models)):

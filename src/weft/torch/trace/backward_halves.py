@@ -6,31 +6,32 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.torch.backward.weight_gradients import Task
+from weft.torch.execution.thread_settings import rehearse
 from weft.torch.session.random_streams import Streams
 from weft.torch.trace.kept_state import Kept
-from weft.torch.trace.side_effects import untouched
+from weft.torch.trace.side_effects import without_side_effects
 from weft.torch.trace.tracer import Tracer
 
 
 def measure_halves(
     tracer: Tracer, run: Callable[[], Any], streams: Streams, kept: Kept | None = None
 ) -> dict[int, tuple[float, ...]]:
-    """Run the traced step with weight gradients left for later: the seconds of I and W of each record, by its id.
+    """The seconds of I and W of each record, by its id; the traced step runs with weight gradients left for later.
 
-    Weight gradients belong to the module that holds the parameter. They are computed twice: from its second microbatch
-    on a step adds to those that are there, and that is what counts.
+    Weight gradients belong to the module that holds the parameter. They are computed twice, and the second time counts:
+    from its second microbatch on a step adds to gradients that are there.
     """
     weights = {id(record): 0.0 for record in tracer.everything}
     tracer.restart(watching=False)
     tasks: list[Task] = []
     tracer.tasks = tasks
-    with untouched(tracer.root, streams, None, tracer.writes, kept):
-        with tracer.attached():
-            tracer.set_current(True)
+    with without_side_effects(tracer.root, streams, None, tracer.writes, kept):
+        with tracer.intercept_calls():
+            rehearse(tracer)
             try:
                 run()
             finally:
-                tracer.set_current(False)
+                rehearse(None)
                 tracer.tasks = None
         for task in tasks:
             task()

@@ -21,7 +21,7 @@ BYTES = 1e10
 
 
 class Clock(TorchDispatchMode):
-    """``seconds`` that the operations inside would have taken."""
+    """Counts in ``seconds`` what the operations inside would have taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Clock(TorchDispatchMode):
 
 @contextmanager
 def on_meta(root: nn.Module) -> Iterator[None]:
-    """All parameters and buffers of the model on the meta device, for as long as this lasts."""
+    """Inside, all parameters and buffers of the model are on the meta device."""
     kept: list[tuple[dict[str, Any], str, Any]] = []
     twins: dict[int, Any] = {}
     for module in root.modules():

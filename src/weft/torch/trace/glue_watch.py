@@ -1,4 +1,4 @@
-"""What the code of the modules themselves runs, between the modules that they call, in the watching pass of a trace."""
+"""The watch over glue: what modules' own code runs between the modules that they call, in the first pass of a trace."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What a script holds besides tensors' gradients and buffers, brought back after a rehearsal of its step.
+"""Lists, attributes and other state of a script, brought back after a rehearsal of its step.
 
-The first step runs a microbatch several times to measure it. What counts, collects or caches would do so too often:
+Gradients and buffers are brought back by ``side_effects``. The first step runs a microbatch several times, to measure
+it. Code that counts, collects or caches would do so too often:
 
     history.append(loss.item())         a list that the step function knows
     self.calls += 1; self.mask = ...    attributes of the model's modules
@@ -32,7 +33,7 @@ _ABSENT = object()
 
 
 class Kept:
-    """Notes what things hold, and brings it back as often as wanted.
+    """Notes what things hold, and brings all of that back as often as wanted.
 
     Args:
         homes: Names of the Python modules whose classes' objects are looked into.
@@ -44,12 +45,12 @@ class Kept:
         self._undo: list[Callable[[], None]] = []
 
     def bring_back(self) -> None:
-        """All that was noted is as it was."""
+        """Make all things hold again what they held when they were noted."""
         for undo in self._undo:
             undo()
 
     def note(self, thing: Any) -> None:
-        """Note what ``thing`` holds, and what those hold."""
+        """Note what ``thing`` holds, and what the things in it hold."""
         waiting = [thing]
         while waiting:
             one = waiting.pop()
@@ -58,7 +59,7 @@ class Kept:
                 waiting += self._look_into(one)
 
     def _look_into(self, thing: Any) -> Iterable[Any]:
-        """Note what one thing holds; what to look into next."""
+        """Note what one thing holds; the things in it, to be looked into next."""
         if isinstance(thing, StandIn):
             return ()
         if isinstance(thing, Tensor):
@@ -116,7 +117,7 @@ class Kept:
         return [*inner, attributes] if attributes else inner
 
     def _function(self, function: FunctionType) -> Iterable[Any]:
-        """What a function reaches by its own names."""
+        """Note what a function reaches by its own names: cells of its closure, globals of its file."""
         found = []
         for cell in function.__closure__ or ():
             found.append(self._cell(cell))
@@ -198,19 +199,21 @@ def homes_of(function: Any, root: nn.Module) -> set[str]:
     return own | {type(module).__module__ for module in root.modules()}
 
 
-def copied(tensor: Tensor) -> Tensor:
-    """A copy of an argument for a rehearsal, a leaf if it needs a gradient; trainable parameters are no copies."""
+def copy_argument(tensor: Tensor) -> Tensor:
+    """A copy of an argument for a rehearsal, a leaf if the argument needs a gradient; of a parameter the parameter."""
     if isinstance(tensor, nn.Parameter):
         return tensor
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def handed_over(tensor: Tensor) -> Tensor:
-    """What the step gets of such a copy: it goes when the step ends, and is no leaf, as a slice of a batch is none.
-    What is written into it gives the copy no graph."""
+def hand_to_step(tensor: Tensor) -> Tensor:
+    """A view of a copied argument, for the step: no leaf, as a slice of a batch is none.
+
+    The view goes when the step ends, and writing into the view gives the copy no graph.
+    """
     if isinstance(tensor, nn.Parameter):
         return tensor
     return (tensor if tensor.requires_grad else tensor.data).view_as(tensor)
 
 
-__all__ = ["Kept", "copied", "handed_over", "homes_of"]
+__all__ = ["Kept", "copy_argument", "hand_to_step", "homes_of"]

@@ -3,8 +3,9 @@
 A tensor that a unit's code made is at home there. What glue makes is at home where its newest operand is, as in a
 training run, and what depends on no unit is made everywhere. A tensor crosses once to each partition that uses it.
 
-    y = x + block(x)       x made by the unit before: with a cut in front of the block x crosses, with a cut inside
-                           of it x crosses and so does what is between
+    y = x + block(x)       x is made by the unit before the block
+                           a cut in front of the block: x crosses
+                           a cut inside of the block: x crosses, and so does what is between the block's halves
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Operations:
     steps: list[tuple[str, tuple[int, ...], int]] = field(default_factory=list)
 
     def note(self, module: str, operands: Sequence[Tensor], result: Any) -> None:
-        """``module``'s own code made ``result`` of ``operands``."""
+        """Note that ``module``'s own code made ``result`` of ``operands``."""
         made_by = (tensor._weft_operation for tensor in operands)  # type: ignore[attr-defined]
         used = {number for whose, number in filter(None, made_by) if whose is self}
         made = [
@@ -47,7 +48,7 @@ class Operations:
         return at
 
     def at_cuts(self, home: Mapping[str, int], units: int) -> list[list[int]]:
-        """For a cut in front of each unit but the first one the bytes of the tensors that cross it.
+        """The bytes of the tensors that cross a cut, for a cut in front of each unit but the first one.
 
         Args:
             home: As for :meth:`crossing`.

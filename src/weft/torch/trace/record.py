@@ -1,4 +1,4 @@
-"""What a traced step tells: a record of each module, and what is noted while its code runs."""
+"""The record of a traced step: what each module did, and what is noted while the module's code runs."""
 
 from __future__ import annotations
 
@@ -39,13 +39,24 @@ class Record:
 class Trace:
     """The records by name, in order of first call; modules that were not called stand where they are registered.
 
-    ``leaking``: modules out of which tensors get by another way than their result (an attribute, a hook, a list that
-    they are given), so that they must be opened; ``attributes``: those of modules that were written; ``operations``:
-    what ran, and on whose results; ``around``: what the step itself costs, outside of the model; ``numpy``: whether it
-    draws from NumPy's global random state; ``whole``: modules that must not be opened, with the reason;
-    ``together``: such functions, and the modules that they were given and called; ``written_parameters``: those that a
-    forward pass writes, and whether autograd keeps them for the backward pass; ``toggled``: parameters of which the
-    step says whether they need gradients; ``users``: whose own code uses a parameter or buffer; None for the step's."""
+    Args:
+        records: What each module did.
+        leaking: Modules out of which tensors get by another way than their result (an attribute, a hook, a list that
+            the module is given). They must be opened.
+        whole: Modules that must not be opened, with the reason.
+        together: Autograd functions that call modules, and the modules that each was given and called. These modules
+            must lie together.
+        written_buffers: Buffers that the step wrote.
+        replaced_buffers: Buffers that the step replaced by other tensors.
+        attributes: Attributes of modules that the step wrote.
+        operations: What ran, and on whose results.
+        around: What the step itself costs, outside of the model.
+        numpy: Whether the step draws from NumPy's global random state.
+        seconds: How long the trace took.
+        written_parameters: Parameters that a forward pass writes, and whether autograd keeps each for going backward.
+        toggled: Parameters of which the step says whether they need gradients.
+        users: The modules whose own code uses a parameter or buffer, by its name; None stands for the step's code.
+    """
 
     records: dict[str, Record]
     leaking: set[str]
@@ -64,14 +75,17 @@ class Trace:
 
 
 def has_other_parameters(module: nn.Module, own: Mapping[int, str]) -> bool:
-    """Whether there are parameters in the module that are none of ``own``, by id."""
+    """Whether the module has parameters that are not in ``own``, which has names by id."""
     tables = (tables_of(part)[0] for part in module.modules())
     return any(one is not None and id(one) not in own for table in tables for one in table.values())
 
 
 @dataclass
 class Made:
-    """Of a tensor the module whose code made it, and the modules that returned it. ``placed``: one rank may have it."""
+    """The origin of a tensor: the module whose code made it, and the modules that returned it.
+
+    ``placed``: the tensor may lie on one rank alone.
+    """
 
     maker: str
     returned: set[str] = field(default_factory=set)
@@ -79,7 +93,7 @@ class Made:
 
 
 class Received:
-    """What a call of a module can use that was made outside of the module."""
+    """The tensors that a call of a module can use and that were made outside of the module."""
 
     def __init__(self, record: Record, inputs: Any) -> None:
         self.record = record
@@ -99,7 +113,7 @@ class Received:
 
 
 def contents_of(arguments: Any) -> list[Any]:
-    """What the containers and objects among the arguments of a module hold: if it fills one, others see that."""
+    """What the containers and objects among a module's arguments hold. A module that fills one shows that to others."""
     return [thing for item in fillable_in(arguments) for thing in (None, *items_of(item))]
 
 

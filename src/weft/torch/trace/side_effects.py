@@ -1,4 +1,4 @@
-"""Running a user's step without leaving a trace of it."""
+"""A user's step runs and leaves nothing behind: gradients, parameters, buffers and random states are as before."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from weft.torch.trace.kept_state import Kept
 
 
 def forget_grad(parameter: Tensor) -> None:
-    """Drop a gradient: the trace needs none, so none is kept until its end."""
+    """Drop a parameter's gradient: the trace needs none, so none takes memory until the end of the trace."""
     parameter.grad = None
 
 
 class ParameterWrites(TorchFunctionMode):
-    """Keeps what the parameters of ``root`` hold that are written while this is active, and brings it back.
+    """Keeps the values of those parameters of ``root`` that are written while this is active, and brings them back.
 
-    To copy all of them would take as much memory again, and hardly any model writes into one.
+    To copy all parameters would take as much memory again, and hardly any model writes into a parameter.
     """
 
     _harmless = frozenset(
@@ -59,7 +59,7 @@ class ParameterWrites(TorchFunctionMode):
 
 
 @contextmanager
-def untouched(
+def without_side_effects(
     root: nn.Module,
     streams: Streams,
     forget: Callable[[Tensor], None] | None = forget_grad,
@@ -68,9 +68,9 @@ def untouched(
 ) -> Iterator[None]:
     """Whatever runs inside leaves parameters, buffers, plain attributes and random states as they were.
 
-    ``forget`` is called with each parameter that got its gradient and drops it at once; without it they go at the end.
-    ``writes``: the parameters of which it is known that they are written; they are as they were, too. ``kept``: what
-    else is brought back.
+    ``forget`` is called with each parameter that got its gradient, and drops the gradient at once. Without ``forget``
+    gradients go at the end. ``writes`` gives written parameters their values back. ``kept`` brings back what else was
+    noted.
     """
     numpy, streams.numpy = streams.numpy, True
     states = streams.capture(TORCH | PYTHON | NUMPY)

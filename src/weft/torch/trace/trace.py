@@ -1,24 +1,25 @@
 """The tracing run: one microbatch of the user's own step, the whole model on one rank, everything measured.
 
-Nothing that it does is left behind: gradients, buffers, plain attributes of modules and random states are as before.
+Nothing of the run is left behind: gradients, buffers, plain attributes of modules and random states are as before.
 
-* forward time: around every module's call
-* backward time: up to the end of every node of autograd's graph, from the one before; a node belongs to the module
-  whose call made it, which its sequence number tells; and what adding up the gradients of a module's own parameters
-  takes
-* activation bytes: what autograd saves, each piece of memory once, parameters not at all
-* which parameters and which other modules a module uses that are registered elsewhere, and what glue does
+* Forward time is taken around every module's call.
+* Backward time is taken at the end of every node of autograd's graph, from the end of the node before. A node belongs
+  to the module whose call made it; the node's sequence number tells which. Adding up the gradients of a module's own
+  parameters counts for the module, too.
+* Activation bytes are what autograd saves: each piece of memory once, parameters not at all.
+* Also noted: which parameters and other modules a module uses that are registered elsewhere, and what glue does.
 
-The first pass warms up and watches, the others measure until two agree (``times``): a machine may change its speed
-meanwhile. The smallest time of a module, and of those alike, counts, which tells best how they compare; all are
-scaled to what those passes take together, because the smallest of many times are faster than any one pass.
+The first pass warms up and watches. The others measure until two of them agree (see ``typical_times``), because a
+machine may change its speed meanwhile. The smallest time of a module, and of modules alike, counts: it tells best how
+modules compare. All times are then scaled to what the agreeing passes take together, because the smallest of many times
+are faster than any one pass.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -36,14 +37,14 @@ from weft.torch.trace.estimated_times import Clock
 from weft.torch.trace.glue_watch import GlueWatch
 from weft.torch.trace.kept_state import Kept
 from weft.torch.trace.record import Record, Trace
-from weft.torch.trace.side_effects import untouched
+from weft.torch.trace.side_effects import without_side_effects
 from weft.torch.trace.tracer import Tracer, compiles
-from weft.torch.trace.typical_times import Pass, agree, kinds_of, typical
+from weft.torch.trace.typical_times import Pass, agree, kinds_of, typical_times
 
 PASSES = 9
-"""At most, the watching one included."""
+"""The most passes, the watching one included."""
 BUDGET_S = 4.0
-"""After so many seconds a pass is the last one."""
+"""No pass begins after so many seconds."""
 
 
 def trace(
@@ -55,37 +56,28 @@ def trace(
     split: bool = False,
     kept: Kept | None = None,
 ) -> Trace:
-    """Run ``run`` (the user's step on one microbatch) a few times and measure ``root`` in it.
+    """The measured records of ``root`` in ``run``, the user's step on one microbatch, which runs a few times.
 
-    With a ``clock``, which must be active then, what it counts stands for time, and one measured pass is enough.
-    ``split``: measure the two halves of the backward pass, too. ``kept``: what is brought back after each pass.
+    ``clock``: counts instead of measuring, and must be active; one measured pass is enough then. ``split``: the two
+    halves of the backward pass are measured, too. ``kept``: what is brought back after each pass.
     """
     started = time.perf_counter()
     tracer = Tracer(root, device, clock)
-    compiled = any(map(compiles, root.modules()))
-    note = noted if not compiled else lambda root, user: nullcontext(list[Attribute]())
+    compiled = any(map(compiles, root.modules()))  # asked before calls are intercepted in the same place
     passes: list[Pass] = []
     for number in range(PASSES):
         tracer.restart(watching=number == 0)
-        with untouched(root, streams, tracer.accumulated, tracer.writes, kept), tracer.attached():
+        with (
+            without_side_effects(root, streams, tracer.take_gradient, tracer.writes, kept),
+            tracer.intercept_calls(),
+        ):
             rehearse(tracer)
             try:
                 if number == 0:
-                    with note(root, lambda: tracer.stack[-1].name) as attributes:
-                        written, replaced, numpy = watched(tracer, run, streams)
-                    tracer.find_written_later(attributes)
-                    if any(each.lazy for each in attributes):  # a second microbatch finds them
-                        tracer.watching = False
-                        places = {each.place for each in attributes}
-                        # what the first one has left may have a graph that is freed
-                        with suppress(RuntimeError):
-                            with note(root, lambda: tracer.stack[-1].name) as again:
-                                run()
-                            places = {each.place for each in again}
-                        attributes = [replace(each, lazy=each.place not in places) for each in attributes]
+                    attributes, written, replaced, numpy = _run_and_watch(tracer, run, streams, compiled)
                     kinds = kinds_of(tracer.everything)
                     if device.type == "cpu":
-                        HugePages().look()  # as before the steps that the times are for
+                        HugePages().look()  # steps have huge pages, too, and the times are for steps
                 else:
                     start = tracer.now()
                     run()
@@ -95,27 +87,15 @@ def trace(
                 tracer.give_back()
         if number > 0:
             times: Pass = {id(record): (record.forward_s, record.backward_s) for record in tracer.everything}
-            if split:  # in turn, so that a machine whose speed drifts does so for both
+            if split:  # right after the pass, so that a machine whose speed drifts does so for both
                 halves = measure_halves(tracer, run, streams, kept)
                 times = {key: (*both, *halves[key]) for key, both in times.items()}
             passes.append(times)
             if clock is not None or agree(passes, kinds) or time.perf_counter() - started > BUDGET_S:
                 break
-    best = typical(passes, kinds)
-    # a clock does not see the threads in which a GPU's backward pass runs
-    uncounted = (
-        device.type == "cuda"
-        and clock is not None
-        and not any(backward_s for _, backward_s, *_ in best.values())
-    )
-    for record in tracer.everything:  # who was not called may hold a parameter all the same
-        record.forward_s, record.backward_s, *halves_s = best[id(record)]
-        if not (tracer.went_backward and numbers_nodes) or uncounted:
-            record.backward_s = 2 * record.forward_s
-        if halves_s:
-            record.input_s, record.weight_s = halves_s
+    _set_times(tracer, typical_times(passes, kinds))
     called = [record for record in tracer.records.values() if record.order >= 0]
-    records = sorted([*called, *uncalled(tracer)], key=lambda record: record.order)
+    records = sorted([*called, *find_uncalled(tracer)], key=lambda record: record.order)
     tracer.note_writers()
     leaking = {name for name in tracer.leaking if name in tracer.records}
     return Trace(
@@ -125,12 +105,59 @@ def trace(
     )  # fmt: skip
 
 
-def watched(tracer: Tracer, run: Callable[[], Any], streams: Streams) -> tuple[set[str], set[str], bool]:
-    """A pass that looks at all that ``run`` does: buffers written, buffers replaced, whether it draws from NumPy."""
+def _set_times(tracer: Tracer, best: dict[Any, tuple[float, ...]]) -> None:
+    """Give each record its times. A backward pass that could not be timed takes twice as long as the forward pass."""
+    # a clock does not see the threads in which a GPU's backward pass runs
+    uncounted = (
+        tracer.device.type == "cuda"
+        and tracer.clock is not None
+        and not any(backward_s for _, backward_s, *_ in best.values())
+    )
+    for record in tracer.everything:  # a module that was not called may hold a parameter all the same
+        record.forward_s, record.backward_s, *halves_s = best[id(record)]
+        if not (tracer.went_backward and numbers_nodes) or uncounted:
+            record.backward_s = 2 * record.forward_s
+        if halves_s:
+            record.input_s, record.weight_s = halves_s
+
+
+def _run_and_watch(
+    tracer: Tracer, run: Callable[[], Any], streams: Streams, compiled: bool
+) -> tuple[list[Attribute], set[str], set[str], bool]:
+    """The attributes that ``run`` writes, the buffers that it writes or replaces, and whether it draws from NumPy.
+
+    ``compiled``: some modules are. Attributes are not looked at then.
+    """
+    root = tracer.root
+
+    def note() -> AbstractContextManager[list[Attribute]]:
+        if compiled:
+            return nullcontext(list[Attribute]())
+        return noted(root, lambda: tracer.stack[-1].name)
+
+    with note() as attributes:
+        buffers = _watch_buffers(tracer, run, streams)
+    tracer.find_written_later(attributes)
+    if any(each.lazy for each in attributes):  # made where missing: a second run finds them
+        tracer.watching = False
+        places = {each.place for each in attributes}
+        # what the first run has left may belong to a graph that is freed
+        with suppress(RuntimeError):
+            with note() as again:
+                run()
+            places = {each.place for each in again}
+        attributes = [replace(each, lazy=each.place not in places) for each in attributes]
+    return attributes, *buffers
+
+
+def _watch_buffers(
+    tracer: Tracer, run: Callable[[], Any], streams: Streams
+) -> tuple[set[str], set[str], bool]:
+    """The buffers that ``run`` writes, those that it replaces, and whether it draws from NumPy."""
     root = tracer.root
     known = {name: (b, version(b), b.detach().clone()) for name, b in root.named_buffers()}
     before = streams.capture(NUMPY)
-    with tracer.writes, GlueWatch(tracer), saving(tracer.save):
+    with tracer.writes, GlueWatch(tracer), see_saved_tensors(tracer.save):
         run()
     written = {n for n, b in root.named_buffers() if n not in known or is_new(b, *known[n])}
     replaced = {n for n, b in root.named_buffers() if n in known and known[n][0] is not b}
@@ -138,7 +165,7 @@ def watched(tracer: Tracer, run: Callable[[], Any], streams: Streams) -> tuple[s
 
 
 @contextmanager
-def saving(save: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def see_saved_tensors(save: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Inside, ``save`` sees what autograd keeps for the backward pass, except where ``torch.func`` allows no hooks."""
     graph = torch.autograd.graph
     hooks, original = (
@@ -163,8 +190,8 @@ def saving(save: Callable[[Tensor], Tensor]) -> Iterator[None]:
         graph.disable_saved_tensors_hooks = original
 
 
-def uncalled(tracer: Tracer) -> list[Record]:
-    """Modules that could have been called but were not (a skipped layer, an idle expert), with a place in the order."""
+def find_uncalled(tracer: Tracer) -> list[Record]:
+    """Modules that could have been called but were not (a skipped layer, an idle expert), placed where they stand."""
     found = []
     last = 0.0
     called = [name for name, record in tracer.records.items() if record.order >= 0]

@@ -1,4 +1,4 @@
-"""What watches and times the modules of a model while a step runs; ``trace`` runs it."""
+"""The tracer: it watches and times the modules of a model while a step runs; ``trace`` makes it and runs the step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from weft.torch.backward.autograd import graph_nodes, leaf_of, run_autograd
 from weft.torch.backward.weight_gradients import Task, take_weights
 from weft.torch.calls.attributes import Attribute
 from weft.torch.calls.interception import intercepted
-from weft.torch.execution.thread_settings import rehearse
 from weft.torch.pytorch.private import (
     LEAF,
     call_of,
@@ -55,7 +54,7 @@ BY_SWAPPING = (
 
 
 class Tracer:
-    """Measures ``root`` while the step runs; :meth:`active` is the tracer that ``backward`` must report to."""
+    """Measures ``root`` while the step runs. Backward passes report to the tracer that ``rehearsal()`` gives."""
 
     def __init__(self, root: nn.Module, device: torch.device, clock: Clock | None = None) -> None:
         self.root = root
@@ -65,10 +64,10 @@ class Tracer:
         self.top = Record("", root)
         self.everything = (*self.records.values(), self.top)
         self.hidden = inside_compiled(root)
-        """Modules in compiled ones: the compiler must see nothing but them."""
+        """Modules inside of compiled modules. Nothing is put around them: the compiler must see them alone."""
         self.stack: list[Record] = [self.top]
         self.received: list[Received] = []
-        """Of each module that runs but the step itself, outermost first."""
+        """What was handed to each module that runs at present, outermost first; the step itself is left out."""
         self.children_s = [0.0]
         self.events: list[tuple[int, Record]] = []
         self.calls = 0
@@ -83,14 +82,14 @@ class Tracer:
         self.went_backward = False
         self.going_back = False
         self.reached = 0.0
-        """Up to when the time of the backward pass has been counted."""
+        """The moment up to which the time of the backward pass has been counted."""
         self.leaking: set[str] = set()
         self.writings: list[tuple[int, int, Record]] = []
-        """Each writing in place: the memory, how often that had been written then, and the module whose code did it."""
+        """Each writing in place: the memory, how often that memory had been written then, and the writing module."""
         self.toggled: set[str] = set()
         self.whole: dict[str, str] = {}
         self.swapped = False
-        """Whether a module runs with parameters that are none of its own."""
+        """Whether a module runs with parameters that are not the model's."""
         self.together: list[tuple[str, set[str]]] = []
         self.functions: list[Running] = []
         self.operations = Operations()
@@ -98,17 +97,13 @@ class Tracer:
         self.outside: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def restart(self, watching: bool) -> None:
-        """Forget the times of a pass."""
+        """Forget the times of the last pass. ``watching``: the next one notes what modules do, too."""
         self.watching = watching
         self.events = []
         self.children_s = [0.0]
         for record in self.everything:
             record.calls = 0
             record.forward_s = record.backward_s = 0.0
-
-    def set_current(self, on: bool) -> None:
-        """Whether ``backward`` reports here."""
-        rehearse(self if on else None)
 
     def now(self) -> float:
         if self.clock is not None:
@@ -124,14 +119,14 @@ class Tracer:
 
     # --- forward ------------------------------------------------------------------------------------------
 
-    def attached(self) -> AbstractContextManager[None]:
+    def intercept_calls(self) -> AbstractContextManager[None]:
         """Inside, this sees the calls of all modules."""
         modules = [(one, one.module) for one in self.records.values() if one.name not in self.hidden]
         return intercepted([(module, self._interceptor(one, call_of(module))) for one, module in modules])
 
     def _interceptor(self, record: Record, inner: Callable[..., Any]) -> Callable[..., Any]:
         if compiles(record.module):
-            inner = unwatched(inner)
+            inner = without_modes(inner)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self.going_back:
@@ -182,7 +177,7 @@ class Tracer:
         return call
 
     def _note_swapped(self, record: Record) -> None:
-        """A module is called with parameters that are none of its own: all microbatches would see these."""
+        """Note, or refuse, a call of a module with parameters of another one: all microbatches would see these."""
         self.swapped = True
         if self.outside_modules:
             raise UsageError(
@@ -194,7 +189,7 @@ class Tracer:
 
     @contextmanager
     def inside_function(self, name: str, arguments: Any) -> Iterator[None]:
-        """While an autograd function runs: modules that it calls may run again in its backward pass."""
+        """Inside, an autograd function runs. Modules that the function calls may run again in its backward pass."""
         given = {id(part) for module in modules_in(arguments) for part in module.modules()}
         self.functions.append(Running(name, self.stack[-1], given))
         try:
@@ -215,7 +210,7 @@ class Tracer:
                 tensor._weft_made.returned.add(record.name)  # type: ignore[attr-defined]
 
     def create(self, result: Any, record: Record, placed: bool) -> None:
-        """A module's own code made or wrote these tensors; ``placed``: of parameters, or of what was made of them."""
+        """Note that a module's own code made or wrote the tensors of ``result``; ``placed``: out of parameters."""
         for tensor in result if isinstance(result, (list, tuple)) else (result,):
             if isinstance(tensor, Tensor):
                 if tensor._weft_made is None:  # type: ignore[attr-defined]
@@ -223,7 +218,7 @@ class Tracer:
                 tensor._weft_made.placed |= placed  # type: ignore[attr-defined]
 
     def use(self, tensor: Tensor, record: Record) -> None:
-        """``record``'s own code uses a tensor: the modules around its maker must have returned it."""
+        """Note that ``record``'s own code uses a tensor: modules around its maker that did not return it leak it."""
         made = tensor._weft_made  # type: ignore[attr-defined]
         if made is None:
             return
@@ -242,14 +237,14 @@ class Tracer:
             self.leaking.update(name for name in around if name != maker or maker not in returned)
 
     def find_written_later(self, attributes: Iterable[Attribute]) -> None:
-        """What ``attributes`` hold was written by code outside of their modules: these must be opened to see that."""
+        """Note modules whose ``attributes`` hold what outside code has written: opened, they show the writing."""
         for each in attributes:
             for memory, count, record in self.writings:
                 if count > each.held.get(memory, count):
                     self.leaking.update(name for user in each.users for name in self._around(user, record))
 
     def _around(self, inner: str, record: Record) -> list[str]:
-        """The module ``inner`` and those around it which do not have the code of ``record`` inside."""
+        """The module ``inner``, and the modules around ``inner`` that do not have the code of ``record`` inside."""
         around: list[str] = []
         while not contains(inner, record.name, self.top is record):
             around.append(inner)
@@ -259,7 +254,7 @@ class Tracer:
         return around
 
     def save(self, tensor: Tensor) -> Tensor:
-        """autograd keeps ``tensor`` for the backward pass."""
+        """Count a tensor that autograd keeps for the backward pass; what autograd is to keep instead."""
         pointer = storage_key(tensor) if tensor.layout == torch.strided else 0
         self.saved.append(pointer)  # no set: a compiler may follow this
         if pointer not in self.seen_storages:
@@ -268,7 +263,7 @@ class Tracer:
         return tensor.detach() if tensor.grad_fn is not None else tensor
 
     def written_parameters(self) -> dict[str, bool]:
-        """Those that a forward pass wrote, and whether autograd has kept them."""
+        """The parameters that a forward pass wrote, by name, and whether autograd has kept each."""
         storages = self.writes.written()
         if not storages:
             return {}
@@ -277,11 +272,11 @@ class Tracer:
         return {name: key in saved for name, key in keys.items() if key in storages}
 
     def note_user(self, name: str, record: Record) -> None:
-        """``record``'s own code uses a parameter or buffer; None stands for the step."""
+        """Note that ``record``'s own code uses a parameter or buffer; None is noted for the step's code."""
         self.users.setdefault(name, set()).add(None if record is self.top else record.name)
 
     def note_writers(self) -> None:
-        """Who writes parameters and buffers uses them, through whatever view."""
+        """Note modules that have written into a parameter or buffer, through whatever view, as its users."""
         named = (*self.root.named_parameters(), *self.root.named_buffers())
         names: dict[int, list[str]] = {}
         for name, tensor in named:
@@ -294,9 +289,10 @@ class Tracer:
     # --- backward -----------------------------------------------------------------------------------------
 
     def backward(self, tensors: list[Tensor], grads: list[Tensor], keep: bool = False) -> None:
-        """Run the backward pass and time each node, with what autograd does before it: it adds up gradients.
+        """Run the backward pass and time each node, with what autograd does right before the node: adding up gradients.
 
-        ``keep``: the graph is not freed."""
+        ``keep``: the graph is not freed.
+        """
         begun = self.now()
         self.went_backward = True
         places = [at for at, _ in self.events]
@@ -307,34 +303,34 @@ class Tracer:
                 continue
             at = bisect.bisect_right(places, number) - 1
             record = self.events[at][1] if at >= 0 else self.top
-            node.register_hook(lambda _, __, record=record: self._went_back(record))
+            node.register_hook(lambda _, __, record=record: self._count_backward(record))
         self.going_back = True
         try:
             then = self._at_once if self.tasks is None else self.tasks.append
             inputs = () if keep else take_weights(tensors, then, at_once=self.tasks is None)
-            self.reached = self.now()  # what went before belongs to no module
+            self.reached = self.now()  # looking for weights belongs to no module
             run_autograd(tensors, grads, inputs, keep)
         finally:
             self.going_back = False
             self.children_s[0] += self.now() - begun
 
     def _set_aside(self, node: Any) -> None:
-        """A leaf that is none of the model's (an input, a parameter of the loss) gets its gradient apart."""
+        """Let a leaf that is none of the model's (an input, a parameter of the loss) begin without a gradient."""
         leaf = leaf_of(node)
         if leaf is not None and id(leaf) not in self.own and id(leaf) not in self.outside:
             self.outside[id(leaf)] = leaf, leaf.grad
             leaf.grad = None
 
     def give_back(self) -> None:
-        """Leaves that are none of the model's have their own gradients again."""
+        """Give leaves that are none of the model's the gradients back that they had."""
         for leaf, grad in self.outside.values():
             leaf.grad = grad
         self.outside.clear()
 
-    def accumulated(self, parameter: Tensor) -> None:
-        """A parameter has its gradient, which the trace does not keep.
+    def take_gradient(self, parameter: Tensor) -> None:
+        """Drop a parameter's new gradient, and time what adding it to an earlier one would take.
 
-        From its second microbatch on a step adds gradients up. That takes as long as adding the parameter does.
+        From its second microbatch on a step adds gradients up. Adding the parameter takes as long.
         """
         grad, parameter.grad = parameter.grad, None
         name = self.own.get(id(parameter), "")
@@ -344,10 +340,10 @@ class Tracer:
             self.reached = self.now()
         with torch.no_grad():
             grad.add_(parameter)
-        self._went_back(self.records[name.rpartition(".")[0]])
+        self._count_backward(self.records[name.rpartition(".")[0]])
 
     def _at_once(self, task: Task) -> None:
-        """Add a weight's gradient to one that is there, as a step does from its second microbatch on."""
+        """Add a weight's gradient to a gradient that is there, as a step does from its second microbatch on."""
         before = self.now()
         parameter = task.parameter
         parameter.grad = parameter.detach().clone()
@@ -356,8 +352,8 @@ class Tracer:
         task.drop()
         parameter.grad = None
 
-    def _went_back(self, record: Record) -> None:
-        """What the backward pass did since the last time was for ``record``."""
+    def _count_backward(self, record: Record) -> None:
+        """Count what the backward pass did since the last call of this for ``record``."""
         now = self.now()
         record.backward_s += now - self.reached
         self.reached = now
@@ -369,7 +365,7 @@ def compiles(module: nn.Module) -> bool:
 
 
 def inside_compiled(root: nn.Module) -> set[str]:
-    """The modules below those that are compiled."""
+    """The names of the modules inside of compiled modules."""
     tops = [name for name, module in root.named_modules() if compiles(module)]
     return {
         name
@@ -379,8 +375,8 @@ def inside_compiled(root: nn.Module) -> set[str]:
     }
 
 
-def unwatched(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The call, without the modes of the trace, which a compiler would follow."""
+def without_modes(call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call``, without the modes of the trace around it: a compiler would follow their code."""
 
     def inner(*args: Any, **kwargs: Any) -> Any:
         modes = [pop_mode() for _ in range(count_modes())]

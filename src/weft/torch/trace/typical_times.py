@@ -1,6 +1,6 @@
 """One time for each thing that was measured several times.
 
-Things of one kind are measured more often: each has the smallest time of all. Else blocks that are alike would look
+Each thing of a kind gets the smallest time that was measured of any of them. Else blocks that are alike would look
 different where the machine changed its speed between them.
 """
 
@@ -16,22 +16,23 @@ Pass = Mapping[Any, tuple[float, ...]]
 """The times of each thing in one pass over all of them."""
 
 Kinds = Mapping[Any, Any]
-"""The kind of each thing that others are like."""
+"""The kind of each thing that has others like it."""
 NO_KINDS: Kinds = {}
 
 AGREED = 1.08
-"""Passes that take at most this times what the smallest of all passes' times add up to, agree with them."""
+"""A pass agrees with the smallest times if it takes at most this times what the smallest times add up to."""
 
 
-def typical(passes: Sequence[Pass], kinds: Kinds = NO_KINDS) -> dict[Any, tuple[float, ...]]:
-    """The smallest of each key's times, scaled so that all together are what the passes that agree take, on average;
-    what the shortest pass takes where none agrees.
+def typical_times(passes: Sequence[Pass], kinds: Kinds = NO_KINDS) -> dict[Any, tuple[float, ...]]:
+    """The smallest of each key's times, scaled to what the passes that agree take on average.
 
-    >>> typical([{"a": (1.0, 2.0), "b": (3.0, 3.0)}, {"a": (2.0, 1.0), "b": (2.0, 5.0)}])
+    Where no pass agrees, the times are scaled to what the shortest pass takes.
+
+    >>> typical_times([{"a": (1.0, 2.0), "b": (3.0, 3.0)}, {"a": (2.0, 1.0), "b": (2.0, 5.0)}])
     {'a': (1.2857142857142858, 1.2857142857142858), 'b': (2.5714285714285716, 3.8571428571428577)}
-    >>> typical([{"a": (1.0,), "b": (3.0,), "c": (2.0,)}], {"a": "block", "b": "block"})
+    >>> typical_times([{"a": (1.0,), "b": (3.0,), "c": (2.0,)}], {"a": "block", "b": "block"})
     {'a': (1.5,), 'b': (1.5,), 'c': (3.0,)}
-    >>> typical([{"a": (20.0,)}, {"a": (21.0,)}, {"a": (35.0,)}])
+    >>> typical_times([{"a": (20.0,)}, {"a": (21.0,)}, {"a": (35.0,)}])
     {'a': (20.5,)}
     """
     least = _least(passes, kinds)
@@ -45,7 +46,8 @@ def typical(passes: Sequence[Pass], kinds: Kinds = NO_KINDS) -> dict[Any, tuple[
 def agree(passes: Sequence[Pass], kinds: Kinds = NO_KINDS) -> bool:
     """Whether two passes agree with the smallest times: both ran at one speed of the machine from end to end.
 
-    One is not enough: where the speed changed in the middle of it, half of the smallest times may be its own.
+    One pass is not enough. Where the speed changed in the middle of a pass, half of the smallest times may be that
+    pass's own.
 
     >>> fast, slow, changed = {"a": (1.0,), "b": (1.0,)}, {"a": (1.5,), "b": (1.5,)}, {"a": (1.0,), "b": (1.5,)}
     >>> agree([slow, slow]), agree([changed, slow]), agree([changed, slow, slow, fast, fast])

@@ -5,8 +5,8 @@
     after it          the deciding rank compares: what the step returns, the tensors given to backward, buffers,
                       and gradients if that is wanted
 
-A difference is an error on every rank, before gradients are averaged and any weight changes. Afterwards nothing is left
-of all this, and no later step costs anything.
+A difference is an error on every rank, before gradients are averaged and any weight changes. Afterwards nothing of the
+comparison is left, and no later step costs anything.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft.torch.verify.findings import Findings, compare
 from weft.torch.verify.fingerprint import Fingerprint, Sketch, fingerprint, fingerprints, sketches
 from weft.torch.verify.reference import (
     Reference,
-    borrowed,
+    borrow,
     buffers_of,
     gradients_of,
     of_gradient,
@@ -45,11 +45,11 @@ log = logging.getLogger("weft")
 
 WHAT = "the comparison with one process"
 STEPS = 3
-"""So many are compared for ``weft verify``."""
+"""How many steps ``weft verify`` compares."""
 
 
 def reason_against(session: Session, models: Sequence[Any]) -> str:
-    """Why the first step of these models, which are about to be split, cannot be compared; empty if it can."""
+    """Why the first step of these models, which are about to be split, cannot be compared; empty if it can be."""
     if any(has_delayed(model.module) for model in models):
         return "a model is built without memory (weft.delay_param_initialization), so that no rank holds all of it"
     if any(model.resumed_plan is not None for model in models):
@@ -64,10 +64,9 @@ def reason_against(session: Session, models: Sequence[Any]) -> str:
 def begin(
     session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch
 ) -> Proof | None:
-    """Run the reference, if this step is to be compared and can be; collective over all ranks.
+    """The proof that watches the step, which has to follow; None if the step is not compared.
 
-    ``models``: those that have just been split. The step, which has to follow, is watched by what comes back, if
-    anything does.
+    The reference runs in here. Collective over all ranks. ``models``: the models that have just been split.
     """
     settings = session.settings
     if settings.verify_report and session.steps < STEPS:
@@ -80,7 +79,7 @@ def begin(
         for model in models:
             if model.reducer is not None:
                 model.reducer.wait_for_the_end()
-        values = borrowed(session, models) if proof.takes_part else {}
+        values = borrow(session, models) if proof.takes_part else {}
         reason = agree_on(session, lambda: proof.run(function, batch, values), WHAT).strip()
     if reason:
         proof.report({"reason": reason})
@@ -93,13 +92,13 @@ def begin(
 
 
 def end(session: Session) -> None:
-    """Leave the job after the steps that ``weft verify`` wants."""
+    """End the job after the steps that ``weft verify`` wants."""
     if session.settings.verify_report and session.steps >= STEPS:
         raise SystemExit(0)
 
 
 class Recorded:
-    """Stands for what a unit runs, in a step that is compared: notes what it gets and what it returns."""
+    """What stands for a unit's code in a step that is compared: it notes what the unit gets and what it returns."""
 
     def __init__(self, proof: Proof, name: str, call: UnitCall) -> None:
         self.proof = proof
@@ -119,7 +118,7 @@ class Recorded:
 
 
 class Proof:
-    """One step that is compared. ``takes_part``: this rank is of the pipeline whose first rank decides."""
+    """One step that is compared. ``takes_part``: this rank belongs to the pipeline whose first rank decides."""
 
     def __init__(self, session: Session, models: Sequence[Any]) -> None:
         self.session = session
@@ -137,7 +136,7 @@ class Proof:
     # --- before the step ----------------------------------------------------------------------------------
 
     def run(self, function: Callable[..., Any], batch: MiniBatch, values: dict[int, Tensor]) -> str:
-        """The reference, on the deciding rank; why there is none, or nothing."""
+        """Run the reference, on the deciding rank. Why there is no reference; empty if there is one."""
         session = self.session
         session.monitor.note("verify", session.steps + 1)
         states = session.streams.capture()
@@ -151,7 +150,7 @@ class Proof:
         return ""
 
     def attach(self) -> None:
-        """Note what this rank does in the step."""
+        """Begin to note what this rank does in the step."""
         session = self.session
         if not self.takes_part or session.pipeline is None:
             return
@@ -166,7 +165,7 @@ class Proof:
     # --- in the step --------------------------------------------------------------------------------------
 
     def begins_at(self, program: Any, tensors: Any) -> None:
-        """A backward pass begins at these tensors."""
+        """Note that a backward pass begins at these tensors."""
         noted = self.given.setdefault(program.microbatch.index, [])
         for tensor in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
             value = program.value_of(tensor)
@@ -187,7 +186,7 @@ class Proof:
     # --- after the step -----------------------------------------------------------------------------------
 
     def detach(self) -> None:
-        """The step is over."""
+        """Stop noting: the step is over."""
         if self.session.pipeline is not None:
             self.session.pipeline.proof = None
         for call, recorded in self._recorded:
@@ -195,7 +194,11 @@ class Proof:
         self._recorded.clear()
 
     def conclude(self, results: Sequence[Any]) -> None:
-        """Compare, once all microbatches have run: :class:`VerifyError` if something differs; collective."""
+        """Compare, once all microbatches have run; collective.
+
+        Raises:
+            VerifyError: Something differs.
+        """
         self.detach()
         started = time.perf_counter()
         with self.session.doing(WHAT):
@@ -203,7 +206,7 @@ class Proof:
         agree_on(self.session, lambda: self._verdict(texts, results, started), WHAT)
 
     def _content(self) -> str:
-        """What the deciding rank must know of this one, as JSON."""
+        """What the deciding rank must know of this rank, as JSON."""
         session = self.session
         content: dict[str, Any] = {
             "units": [
@@ -227,7 +230,7 @@ class Proof:
 
     def _verdict(self, texts: Sequence[str], results: Sequence[Any], started: float) -> str:
         session, reference = self.session, self._reference
-        split = merged([json.loads(text) for text in texts], [fingerprints(result) for result in results])
+        split = merge([json.loads(text) for text in texts], [fingerprints(result) for result in results])
         split.whole = session.settings.verify == "gradients"
         split.outside = [(leaf, before, of_gradient(leaf.grad)) for leaf, before, _ in reference.outside]
         places = {name: partition for name, _, partition in units_of(self.models)}
@@ -244,7 +247,7 @@ class Proof:
                    default=torch.float32)  # fmt: skip
 
     def report(self, row: dict[str, Any]) -> None:
-        """A line for ``weft verify``."""
+        """Write a line for ``weft verify``."""
         session = self.session
         if session.settings.verify_report and session.rank == 0:
             content = {"step": session.steps, "settings": asdict(session.settings), **row}
@@ -270,8 +273,8 @@ class Proof:
             log.info("verify: step %d gives %s; this took %.2f s", step, found.proved, self.seconds)
 
 
-def merged(contents: Sequence[Any], returned: list[list[Fingerprint]]) -> Reference:
-    """What the ranks of a pipeline have noted of a step, in one."""
+def merge(contents: Sequence[Any], returned: list[list[Fingerprint]]) -> Reference:
+    """One reference from what the ranks of a pipeline have noted of a step."""
     buffers: dict[str, Fingerprint | None] = {}
     split = Reference(returned, [[] for _ in returned], [{} for _ in returned], buffers=buffers)
     for content in contents:

@@ -1,7 +1,8 @@
-"""What comes of comparing a split step with one process: how far apart they are, and where they part first.
+"""The findings of comparing a split step with one process: how far apart the two are, and where they part first.
 
-Two tensors differ if their distance is more than a part of their size, which depends on the precision that the step
-computes in. Sizes far below those of their like do not count: what is zero in exact arithmetic is noise.
+Two tensors differ if their distance is more than a certain part of their size. That part depends on the precision that
+the step computes in. Tensors far smaller than others of their kind are measured by those: what is zero in exact
+arithmetic is noise.
 
     float64 1e-9    float32 1e-4    float16 1e-2    bfloat16 5e-2    ten times as much for gradients: they are sums
 """
@@ -14,15 +15,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.torch.verify.fingerprint import Fingerprint, apart
+from weft.torch.verify.fingerprint import Fingerprint, distance
 from weft.torch.verify.reference import Reference
 
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 LOOSEST = 0.2
 SMALL = 1e-3
-"""A tensor below this part of the largest of its like is compared with that part."""
+"""The difference of a tensor counts as a part of the tensor's norm, or of this part of the largest norm of its kind."""
 LEAST = 1e-6
-"""The same, whatever its like are."""
+"""The least norm that a difference is taken as a part of, whatever the kind."""
 
 CAUSES = (
     "Usual causes: state that weft cannot see (a closure, a global, an object of another library, a file, a random "
@@ -35,9 +36,12 @@ CAUSES = (
 
 @dataclass
 class Findings:
-    """``fault``: what differs, where, why and what to do; ``proved``: what is equal; the largest differences, relative;
-    ``gradients`` is None where they were not compared; ``unsteady``: the numbers of returned tensors that differ, but
-    also do when one process runs the same microbatch twice."""
+    """What a comparison has found.
+
+    ``fault``: what differs, where, why, and what to do; empty if nothing differs. ``proved``: what is equal.
+    ``losses`` and ``gradients``: the largest relative differences; ``gradients`` is None where these were not compared.
+    ``unsteady``: the numbers of returned tensors that differ even when one process runs the same microbatch twice.
+    """
 
     fault: str = ""
     proved: str = ""
@@ -56,7 +60,7 @@ class _Comparison:
 
 
 def compare(one: Reference, split: Reference, precision: torch.dtype, places: dict[str, int]) -> Findings:
-    """``one`` process against the ``split`` step; ``places``: the partition of each unit."""
+    """The findings for ``one`` process against the ``split`` step. ``places``: the partition of each unit."""
     work = _Comparison(one, split, LIMITS.get(precision, LOOSEST), places)
     fault = _losses(work) or _buffers(work) or _gradients(work)
     work.found.fault = fault
@@ -76,21 +80,22 @@ def compare(one: Reference, split: Reference, precision: torch.dtype, places: di
 
 
 def relative(one: Fingerprint | None, other: Fingerprint | None, least: float) -> float:
-    """The difference of two tensors as a part of their size, or of ``least``. None is zeros; whole numbers are equal or
-    infinitely different."""
+    """The difference of two tensors as a part of their norm, or of ``least`` if that is larger.
+
+    None stands for zeros. Whole numbers are equal, or infinitely different.
+    """
     if one is None or other is None:
         there = one or other
-        distance = 0.0 if there is None else there.norm
-        size = distance
+        difference = size = 0.0 if there is None else there.norm
     else:
-        distance, size = apart(one, other), max(one.norm, other.norm)
+        difference, size = distance(one, other), max(one.norm, other.norm)
         if one.exact:
-            return math.inf if distance else 0.0
-    return distance / max(size, least) if distance else 0.0
+            return math.inf if difference else 0.0
+    return difference / max(size, least) if difference else 0.0
 
 
 def _losses(work: _Comparison) -> str:
-    """What the microbatches returned, went backward from, and computed on the way."""
+    """The first difference in what the microbatches returned, went backward from, or computed on the way."""
     fault = ""
     for index in range(len(work.one.returned)):
         for what, of_one, of_split in (
@@ -122,18 +127,18 @@ def _losses(work: _Comparison) -> str:
 
 
 def _rounded(work: _Comparison, one: Fingerprint | None) -> bool:
-    """Whether rounding decides such whole numbers: which of some values is the largest, say."""
+    """Whether rounding may decide these whole numbers: which of some values is the largest, say."""
     return one is not None and one.exact and work.limit > LIMITS[torch.float32]
 
 
 def _unsteady(work: _Comparison, number: int) -> bool:
-    """Whether one process returns another tensor, too, when it runs the first microbatch twice: a time, say."""
+    """Whether one process, too, returns another tensor (a time, say) when it runs the first microbatch twice."""
     first, again = work.one.returned[0], work.one.again
     return len(again) == len(first) and relative(first[number], again[number], LEAST) > LEAST
 
 
 def _parting(work: _Comparison, index: int, limit: float) -> tuple[tuple[str, int], bool, str] | None:
-    """The first call of a unit that differs, whether it was given something else already, and the one before it."""
+    """The first call of a unit that differs, whether its inputs differ already, and the unit before it."""
 
     def differ(some: Sequence[Fingerprint], others: Sequence[Fingerprint]) -> bool:
         return len(some) != len(others) or any(
@@ -152,7 +157,7 @@ def _parting(work: _Comparison, index: int, limit: float) -> tuple[tuple[str, in
 
 
 def _where(work: _Comparison, index: int) -> str:
-    """Where the microbatch parts from one process: units in the order in which it calls them."""
+    """A sentence on where the microbatch parts from one process, by units in the order of their calls."""
     found = _parting(work, index, work.limit / 10)
     if found is None:
         told = "All modules give the same, so look at the code after them. " if work.one.units[index] else ""
@@ -224,7 +229,7 @@ def _gradients(work: _Comparison) -> str:
 
 
 def _place(name: str, order: dict[str, int]) -> int:
-    """When the module around a parameter is first called."""
+    """The place in the order of calls of the unit around a parameter; -1 if there is none."""
     around = [number for unit, number in order.items() if name.startswith(f"{unit}.")]
     return max(around, default=-1)
 
@@ -238,7 +243,7 @@ def _largest(prints: Iterable[Fingerprint | None]) -> float:
 
 
 def _shown(one: Fingerprint | None) -> str:
-    """A number as it is, a tensor by its norm."""
+    """A fingerprint for people: a number as it is, a tensor by its norm."""
     if one is None:
         return "none"
     if not one.shape:

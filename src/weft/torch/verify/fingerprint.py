@@ -1,12 +1,12 @@
 """Fingerprints of tensors: short lists of numbers that tell how far apart two tensors are, wherever they are.
 
-A tensor of n numbers becomes a matrix A [n / 8, 8], and its fingerprint is w A, with one vector w for all tensors,
-whose numbers lie between 0.5 and 1.5, with random signs. It is linear, so |w A - w B| says how large A - B is, up to a
-factor of about 2, and rounding changes it by as little as it changes the tensor. Up to 8 numbers are their own
-fingerprint. Where a number is not finite, that is all that is known.
+A tensor of n numbers becomes a matrix A [n / 8, 8], and its fingerprint is w A. The vector w is the same for all
+tensors; its numbers lie between 0.5 and 1.5, with random signs. A fingerprint is linear, so |w A - w B| says how large
+A - B is, up to a factor of about 2. Rounding changes a fingerprint by as little as it changes the tensor. Up to 8
+numbers are their own fingerprint. Of a tensor with a number that is not finite, only that is known.
 
 >>> one = fingerprint(torch.tensor([1.0, 2.0]))
->>> apart(one, fingerprint(torch.tensor([1.0, 2.5])))
+>>> distance(one, fingerprint(torch.tensor([1.0, 2.5])))
 0.5
 """
 
@@ -24,13 +24,13 @@ from weft.torch.tensors.nested import tensors_in
 
 COLUMNS = 8
 ROWS = 1 << 17
-"""So many rows of a matrix at a time."""
+"""How many rows of a matrix are multiplied at a time."""
 SEED = 28
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Shape and dtype of the tensor, whether a number of it is not finite, its norm, and w A."""
+    """Shape and dtype of a tensor, whether one of its numbers is not finite, its norm, and w A (see the module)."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -44,7 +44,7 @@ class Fingerprint:
         return not (self.dtype.startswith(("float", "bfloat", "complex")))
 
     def to_list(self) -> list[Any]:
-        """As JSON."""
+        """The fingerprint as JSON has it; :meth:`from_list` reads that."""
         return [list(self.shape), self.dtype, self.wrong, self.norm, list(self.sums)]
 
     @classmethod
@@ -76,7 +76,10 @@ class Sketch:
 
 @torch.no_grad()
 def sketch(tensor: Tensor) -> Sketch:
-    """See the module. No torch-function mode of weft's may be on, but for those that look for values that are read."""
+    """The fingerprint of a tensor, not read yet.
+
+    No torch-function mode of weft's may be on, but for the modes that look for values that are read.
+    """
     shape, dtype = tuple(tensor.shape), str(tensor.dtype)[6:]
     plain = tensor.detach()
     if plain.layout != torch.strided:
@@ -96,7 +99,7 @@ def sketch(tensor: Tensor) -> Sketch:
 
 
 def fingerprint(tensor: Tensor) -> Fingerprint:
-    """See the module."""
+    """The fingerprint of a tensor."""
     return sketch(tensor).read()
 
 
@@ -110,18 +113,18 @@ def _weights(device: torch.device) -> Tensor:
     return numbers.to(device)
 
 
-def apart(one: Fingerprint, other: Fingerprint) -> float:
-    """About the norm of the two tensors' difference; infinite if their shapes, or where they are finite, differ."""
+def distance(one: Fingerprint, other: Fingerprint) -> float:
+    """About the norm of the two tensors' difference. Infinite if shapes differ, or if one of the two is not finite."""
     if one.shape != other.shape or one.wrong != other.wrong:
         return math.inf
     return math.hypot(*(a - b for a, b in zip(one.sums, other.sums, strict=True)))
 
 
 def sketches(tree: Any) -> list[Sketch]:
-    """Those of the tensors with data in a structure, in order."""
+    """The sketches of all tensors with data in a nested structure, in order."""
     return [sketch(tensor) for tensor in tensors_in(tree) if tensor.device.type != "meta"]
 
 
 def fingerprints(tree: Any) -> list[Fingerprint]:
-    """The same, read."""
+    """The fingerprints of all tensors with data in a nested structure, in order."""
     return [one.read() for one in sketches(tree)]

@@ -1,8 +1,8 @@
 """A step as one process runs it: the reference that the first step of a split model is compared with.
 
-Every microbatch runs whole, one after the other, on one rank. Nothing is sent and nothing has a place. What is the same
-as in a split step are the random numbers alone: units, and operations on what units have made, draw from streams of
-their own (see ``random_state``), so what would have a place there is marked here.
+Every microbatch runs whole, one after the other, on one rank. Nothing is sent and nothing has a place. Only the random
+numbers are those of a split step: there units, and operations on what units have made, draw from streams of their own
+(see ``random_streams``). So a tensor that would have a place in a split step is marked here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft.torch.pytorch.private import (
 )
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, call_seed, mix
 from weft.torch.tensors.nested import has_objects, replace
-from weft.torch.trace.tracer import unwatched
+from weft.torch.trace.tracer import without_modes
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint, fingerprints
 
 ANOTHER = "the step uses a model that an earlier step has split"
@@ -42,16 +42,16 @@ CHANCE = (
     "drop", "rand", "normal", "bernoulli", "multinomial", "uniform", "exponential", "geometric", "cauchy", "poisson",
     "gumbel", "rrelu", "attention", "fractional", "sample", "lstm", "gru", "rnn",
 )  # fmt: skip
-"""What the names of PyTorch's functions have in them that may draw random numbers. Of others the first call tells."""
+"""Parts of the names of PyTorch's functions that may draw random numbers. Of other functions the first call tells."""
 
 
 class Alone:
-    """What one microbatch of the reference does: stands for its ``Program``.
+    """One microbatch of the reference; stands in the place of a ``Program``.
 
-    ``lent``: the ``id`` of what is borrowed of other ranks;
-    ``units``: (name, number of the call) of each call of a unit in order, with the fingerprints of what it was given
-    and of what it returned; ``given``: those of the tensors that backward passes began at; ``whole``: backward passes
-    run, and gradients add up in ``.grad``; ``asked``: whether something looked at what a backward pass does.
+    ``lent``: the ids of tensors that are borrowed from other ranks. ``units``: for each call of a unit (name, number of
+    the call), in order, the fingerprints of what the unit was given and of what it returned. ``given``: the
+    fingerprints of the tensors that backward passes began at. ``whole``: backward passes run, and gradients add up in
+    ``.grad``. ``asked``: whether something looked at what a backward pass does.
     """
 
     def __init__(
@@ -73,24 +73,24 @@ class Alone:
         self._calls: dict[str, int] = {}
 
     def value_of(self, tensor: Tensor) -> Tensor | None:
-        """The tensor if it would have a place."""
+        """The tensor itself, if it would have a place in a split step."""
         owner = tensor._weft_owner  # type: ignore[attr-defined]
         if owner and id(tensor) not in self._lent:
             raise UsageError(ANOTHER)
         return tensor if owner is not None or tensor._weft_placed else None  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
-        raise UsageError(ANOTHER)  # a unit of a model that is none of those compared asks for its program
+        raise UsageError(ANOTHER)  # only a unit of a model that is not compared asks for more of its program
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> list[Fingerprint]:
-        """The microbatch, from its arguments to the fingerprints of what it returns."""
+        """Run the microbatch; the fingerprints of what it returns."""
         self._streams.seed(mix(self._seed, self._index))
         with AloneGlue(self) as glue:
             result = function(*args, **kwargs)
             with glue.lifted():
                 return fingerprints(result)
 
-    def drawing(self, name: str, run: Callable[[], Any]) -> tuple[Any, bool]:
+    def run_with_own_stream(self, name: str, run: Callable[[], Any]) -> tuple[Any, bool]:
         """The result of ``run``, which draws from a stream of its own, and whether it drew."""
         streams = self._streams
         seed = call_seed(self._seed, self._index, name, self._drawn)
@@ -102,7 +102,7 @@ class Alone:
         return result, drew
 
     def unit(self, label: str, call: UnitCall, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A call of a unit; with nothing intercepted inside."""
+        """Run a unit, with nothing intercepted inside; its result."""
         number = self._calls[label] = self._calls.get(label, 0) + 1
 
         def run() -> Any:
@@ -115,15 +115,15 @@ class Alone:
                 torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
             }
         if call.compiled:
-            inner = unwatched(inner)
+            inner = without_modes(inner)
         before = fingerprints((args, kwargs))
-        result = mark(self.drawing(call.name, run)[0], (args, kwargs))
+        result = mark(self.run_with_own_stream(call.name, run)[0], (args, kwargs))
         if call.owner != FLOATING:
             self.units[label, number] = before, fingerprints(result)
         return result
 
     def backward(self, tensors: Any, grads: Any, keep: bool) -> None:
-        """A backward pass; only noted unless its gradients are wanted."""
+        """Note a backward pass, and run it if its gradients are wanted."""
         several, given = paired(tensors, grads)
         self.given += [fingerprint(tensor) for tensor in several]
         if not self.whole:
@@ -134,13 +134,13 @@ class Alone:
 
 
 class Outside:
-    """Leaves that are none of the models': their gradients are as they were when the run is over."""
+    """Leaves that are none of the models', whose gradients are given back when the run is over."""
 
     def __init__(self) -> None:
         self._leaves: dict[int, tuple[weakref.ref[Tensor], Tensor | None]] = {}
 
     def note(self, tensors: list[Tensor]) -> None:
-        """A backward pass begins at these."""
+        """Note the leaves of a backward pass that begins at these tensors."""
         for node in graph_nodes(tensors):
             leaf = leaf_of(node)
             if leaf is None or leaf._weft_owner is not None:  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ class Outside:
                 leaf.grad = None if leaf.grad is None else leaf.grad.clone()
 
     def living(self) -> list[tuple[Tensor, Tensor | None]]:
-        """The leaves that there still are, with the gradients they had."""
+        """The leaves that still exist, with the gradients that they had before."""
         found = ((known(), grad) for known, grad in self._leaves.values())
         return [(leaf, grad) for leaf, grad in found if leaf is not None]
 
@@ -161,7 +161,7 @@ class Outside:
 
 
 class AloneGlue(Glue):
-    """The mode of such a microbatch outside of units: it finds what has a place as :class:`Glue` does."""
+    """The torch-function mode of such a microbatch outside of units: tensors with a place are found as in ``Glue``."""
 
     program: Any
     _calm: set[Any] = set()
@@ -181,7 +181,7 @@ class AloneGlue(Glue):
             self.program.backward(tensors, grads, keep)
 
     def from_first(self, inputs: Any) -> Any:
-        """Inputs that only the pipeline's first rank has are values of that rank."""
+        """Marked inputs: what only the pipeline's first rank has would be values of that rank."""
         return replace(inputs, lambda tensor: _marked(tensor.view_as(tensor)), attributes=False)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -215,14 +215,14 @@ class AloneGlue(Glue):
         if func in self._calm:
             return run()
         name = function_name(func)
-        result, drew = self.program.drawing(name, run)
+        result, drew = self.program.run_with_own_stream(name, run)
         if not drew and name.startswith("torch.") and not any(part in name.lower() for part in CHANCE):
             self._calm.add(func)
         return result
 
 
 def mark(result: Any, inputs: Any) -> Any:
-    """``result`` with its tensors marked as having a place; one that was given and has none stays as it is."""
+    """``result`` with its tensors marked as having a place. A tensor that was among the inputs gives a view instead."""
     known: set[int] = set()
     replace(inputs, lambda tensor: known.add(id(tensor)) or tensor, attributes=False)  # type: ignore[func-returns-value]
 
@@ -240,7 +240,7 @@ def _marked(tensor: Tensor) -> Tensor:
 
 
 class AloneCall:
-    """Stands for a unit's ``UnitCall`` in such a run: every unit runs here."""
+    """What stands for a unit's ``UnitCall`` in such a run: every unit runs here."""
 
     def __init__(self, label: str, call: UnitCall) -> None:
         self.label = label
@@ -267,6 +267,6 @@ class AloneCall:
             return glue.program.unit(self.label, self.call, inner, args, kwargs)
 
 
-def alone_calls(units: Mapping[str, UnitCall]) -> AbstractContextManager[None]:
+def run_units_here(units: Mapping[str, UnitCall]) -> AbstractContextManager[None]:
     """Inside, units run here, whoever owns them."""
     return intercepted([(call.module, AloneCall(label, call)) for label, call in units.items()])

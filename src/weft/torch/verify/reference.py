@@ -1,7 +1,8 @@
 """The reference run of a step on the rank that decides: all microbatches in one process, without side effects.
 
-Parameters and buffers of other ranks are borrowed from these. What ``untouched`` and ``Kept`` bring back after a trace,
-they bring back here. At most one microbatch's graph lives at a time, and of tensors only fingerprints stay.
+Parameters and buffers of other ranks are borrowed from their owners. ``without_side_effects`` and ``Kept`` bring the
+same things back as after a trace. At most one microbatch's graph lives at a time, and of tensors only fingerprints
+stay.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from weft.torch.pytorch.private import has_backward_hooks
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch
 from weft.torch.tensors.nested import replace
-from weft.torch.trace.kept_state import Kept, copied, homes_of
-from weft.torch.trace.side_effects import ParameterWrites, untouched
+from weft.torch.trace.kept_state import Kept, copy_argument, homes_of
+from weft.torch.trace.side_effects import ParameterWrites, without_side_effects
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint
-from weft.torch.verify.one_process import Alone, Outside, alone_calls
+from weft.torch.verify.one_process import Alone, Outside, run_units_here
 from weft.transport.tags import BORROWED
 
 log = logging.getLogger("weft")
@@ -40,13 +41,19 @@ Named = dict[str, "Fingerprint | None"]
 
 @dataclass
 class Reference:
-    """What one process gives: for each microbatch the fingerprints of what the step returns, of what its backward
-    passes begin at, and of its units' inputs and results in order; gradients (if ``whole``) and buffers at the end.
+    """What one process gives, as fingerprints.
 
-    ``buffers`` is None where there are activation checkpoints: what they run again may write them once more, in an
-    order of its own.
-    ``outside``: trainable parameters that are none of the model's, with the gradients they had and those that they get.
-    ``again``: what the first microbatch returns when the same process runs it once more.
+    Args:
+        returned: For each microbatch, the tensors that the step returns.
+        given: For each microbatch, the tensors that its backward passes begin at.
+        units: For each microbatch, the inputs and results of each call of a unit, in order.
+        gradients: The parameters' gradients at the end, if ``whole``.
+        buffers: The buffers at the end. None where there are activation checkpoints: code that a checkpoint runs again
+            may write buffers once more, in an order of its own.
+        outside: Trainable parameters that are none of the model's, with the gradients before the step and after it.
+        dtypes: The types that the step computes in under autocast.
+        whole: Whether backward passes ran.
+        again: The tensors that the first microbatch returns when the same process runs it once more.
     """
 
     returned: list[list[Fingerprint]] = field(default_factory=list)
@@ -62,9 +69,11 @@ class Reference:
     again: list[Fingerprint] = field(default_factory=list)
 
 
-def borrowed(session: Session, models: Sequence[Any]) -> dict[int, Tensor]:
-    """On the deciding rank, by ``id``, what the parameters and buffers hold that live on other ranks of its pipeline;
-    every rank of the pipeline calls this."""
+def borrow(session: Session, models: Sequence[Any]) -> dict[int, Tensor]:
+    """On the deciding rank, by ``id``, the values of parameters and buffers of other ranks of its pipeline.
+
+    Every rank of the pipeline calls this.
+    """
     assert session.pipeline is not None
     peers, group, rank = session.peers("pp"), session.group("pp"), session.pipeline.rank
     found: dict[int, Tensor] = {}
@@ -84,7 +93,7 @@ def borrowed(session: Session, models: Sequence[Any]) -> dict[int, Tensor]:
 
 
 @contextmanager
-def lent(models: Sequence[Any], values: dict[int, Tensor]) -> Iterator[None]:
+def lend(models: Sequence[Any], values: dict[int, Tensor]) -> Iterator[None]:
     """Inside, parameters and buffers hold these values."""
     with ExitStack() as stack:
         for model in models:
@@ -102,7 +111,10 @@ def run_alone(
     session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
     values: dict[int, Tensor],
 ) -> Reference:  # fmt: skip
-    """See the module. Backward passes run if their gradients are wanted, or if the step looks at what they do."""
+    """What one process gives for a step of this batch.
+
+    Backward passes run if their gradients are wanted, or if the step looks at what backward passes do.
+    """
     modules = [model.module for model in models]
     hooks = any(has_backward_hooks(part) for module in modules for part in module.modules())
     whole = hooks or session.settings.verify == "gradients"
@@ -121,33 +133,38 @@ def _run(
     session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
     values: dict[int, Tensor], whole: bool, trial: bool,
 ) -> tuple[Reference, bool]:  # fmt: skip
-    """All microbatches, or the first one on ``trial``, and whether the step looked at what backward passes do; then it
-    ends early unless they run."""
+    """What one process gives, and whether the step looked at what backward passes do.
+
+    ``trial``: only the first microbatch runs. ``whole``: backward passes run. Where they do not, and the step looks at
+    what they do, the run ends early.
+    """
     modules = [model.module for model in models]
     if whole and any(foreign_hooks(parameter) for module in modules for parameter in module.parameters()):
         raise UsageError("the script has hooks on gradients that have grown, which would run once more")
-    args, kwargs = replace((batch.args, batch.kwargs), copied, attributes=False)
+    args, kwargs = replace((batch.args, batch.kwargs), copy_argument, attributes=False)
     batch = replace_fields(batch, args=args, kwargs=kwargs)
     reference, outside, asked = Reference(whole=whole), Outside(), False
     checkpoints = checkpoints_seen()
     with ExitStack() as stack:
-        stack.enter_context(lent(models, values))
+        stack.enter_context(lend(models, values))
         kept = Kept({home for module in modules for home in homes_of(function, module)})
         for thing in (function, args, kwargs, *modules):
             kept.note(thing)
         stack.callback(outside.give_back)
         for number, module in enumerate(modules):
-            stack.enter_context(untouched(module, session.streams, None, kept=None if number else kept))
+            stack.enter_context(
+                without_side_effects(module, session.streams, None, kept=None if number else kept)
+            )
         for model in models:
             if model.reducer is not None:
-                stack.enter_context(model.reducer.suspended())
+                stack.enter_context(model.reducer.suspend())
         for names, left in session.left or ():
             names.update(left)
         for module in modules:
             writes = ParameterWrites(module)
             stack.callback(torch.no_grad()(writes.undo))
             stack.enter_context(writes)
-        stack.enter_context(alone_calls({name: call for name, call, _ in units_of(models)}))
+        stack.enter_context(run_units_here({name: call for name, call, _ in units_of(models)}))
         for index in range(1 if trial else batch.microbatches):
             alone = Alone(session.streams, seed, index, whole, outside, values)
             given, named = batch.slice(index)
@@ -170,12 +187,12 @@ def _run(
         if checkpoints_seen() == checkpoints:
             reference.buffers = buffers_of(models)
         if not trial:
-            session.left = left_elsewhere(models)
+            session.left = state_elsewhere(models)
     return reference, asked
 
 
-def left_elsewhere(models: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Flags, numbers and texts in the modules of other ranks, as this run leaves them; the next one begins so."""
+def state_elsewhere(models: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Flags, numbers and texts in the modules of other ranks, as this run leaves them; the next run begins so."""
     return [
         (
             vars(module),

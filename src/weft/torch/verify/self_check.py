@@ -86,10 +86,13 @@ def _function(net: Any, x: Tensor) -> Tensor:
 
 
 def _checkpoint(reentrant: bool) -> Run:
-    """Only whether weft takes it over, without gradients: PyTorch's own imports the compiler, which takes seconds."""
+    """A run that tells whether weft takes activation checkpoints over.
+
+    The run has no gradients: PyTorch's own checkpoint imports the compiler for these, which takes seconds.
+    """
     checkpoint: Any = torch.utils.checkpoint.checkpoint
     if checkpoint.__module__ == torch.utils.checkpoint.__name__:
-        checkpoint = inspect.unwrap(checkpoint)  # what is around it imports that, too
+        checkpoint = inspect.unwrap(checkpoint)  # the decorator around it imports the compiler, too
 
     def run(net: Any, x: Tensor) -> Tensor:
         def inside(x: Tensor) -> Tensor:
@@ -146,7 +149,7 @@ PARTS: dict[str, Callable[[], Run]] = {
 
 
 def check(first: bool) -> None:
-    """Refuse a PyTorch that weft cannot work with. ``first``: whether this rank tells what is different.
+    """Refuse a PyTorch that weft cannot work with. ``first``: this rank logs what is different.
 
     Raises:
         ConfigError: Names that weft needs are missing, or modules cannot be split over ranks.
@@ -197,7 +200,7 @@ def release_of(version: str) -> tuple[int, ...]:
 
 
 def remedy() -> str:
-    """What a user can do."""
+    """The advice to a user whose PyTorch does not work with weft."""
     major, minor = release_of(TESTED[1])
     return (
         f'install one that was tested: pip install "torch>={TESTED[0]},<{major}.{minor + 1}", or a newer weft'
@@ -205,7 +208,7 @@ def remedy() -> str:
 
 
 def try_out() -> dict[str, str]:
-    """What went wrong, by the part of PyTorch that was tried; the process's random states stay as they were."""
+    """The faults, by the part of PyTorch that was tried; the process's random states stay as they were."""
     install()
     streams = Streams(CPU)
     kept = streams.capture(TORCH | PYTHON)
@@ -220,7 +223,7 @@ def try_out() -> dict[str, str]:
 
 
 def _fault(net: _Net, x: Tensor, run: Run, apart: bool) -> str:
-    """How the step of two ranks differs from that of plain PyTorch; nothing if it does not."""
+    """How the step of two ranks differs from the step of plain PyTorch; empty if they are equal."""
     alone = copy.deepcopy(net)
     loss = run(alone, x).square().mean()
     if loss.requires_grad:
@@ -241,7 +244,7 @@ def _fault(net: _Net, x: Tensor, run: Run, apart: bool) -> str:
 
 
 def _results(loss: Tensor, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The loss, and the gradients that there are, by name."""
+    """The loss and all present gradients, by name."""
     gradients = {f"the gradient of {name}": p.grad for name, p in parameters.items() if p.grad is not None}
     return {"the loss": loss.detach(), **gradients}
 
@@ -254,7 +257,7 @@ def _trace_fault(net: _Net, x: Tensor, streams: Streams) -> str:
         rehearsing.backward([loss], [torch.ones_like(loss)])
 
     try:
-        traced = trace(net, step, torch.device("meta"), streams)  # it need not join its memory to huge pages
+        traced = trace(net, step, torch.device("meta"), streams)  # meta: no huge pages are needed
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "" if all(traced.records[name].calls for name in ("first", "second")) else "modules were not seen"
@@ -288,7 +291,7 @@ def _rank(
     net: _Net, x: Tensor, run: Run, splits: frozenset[int], channel: LoopbackChannel, found: dict[str, Tensor],
     errors: list[BaseException],
 ) -> None:  # fmt: skip
-    """One rank's step."""
+    """Run one rank's step, and note its results or its error."""
     rank = channel.rank
     pipeline = Pipeline(rank, 2, CPU, channel, Streams(CPU))  # type: ignore[arg-type]
     losses: list[float] = []

@@ -182,12 +182,12 @@ def test_what_has_left_is_gone_until_it_is_given_back(sums: Both):
     one, two = Replica(sums), Replica(sums)
     one.weight.grad, two.bias.grad = torch.ones(2, 3), torch.ones(2)
     for replica in (one, two):
-        assert list(replica.bucket.gone()) == []
+        assert list(replica.bucket.missing_gradients()) == []
         replica.bucket.launch(Lane(), [True, True])
         assert replica.weight.grad is None and replica.bias.grad is None
-    assert (list(one.bucket.gone()), list(two.bucket.gone())) == ([WEIGHT], [BIAS])
+    assert (list(one.bucket.missing_gradients()), list(two.bucket.missing_gradients())) == ([WEIGHT], [BIAS])
     finish((one, two))
-    assert list(one.bucket.gone()) == list(two.bucket.gone()) == []
+    assert list(one.bucket.missing_gradients()) == list(two.bucket.missing_gradients()) == []
     assert torch.equal(two.weight.grad, torch.full((2, 3), 0.5))
 
 

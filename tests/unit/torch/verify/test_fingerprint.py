@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.torch.verify.findings import LIMITS, compare
-from weft.torch.verify.fingerprint import Fingerprint, apart, fingerprint, fingerprints
+from weft.torch.verify.fingerprint import Fingerprint, distance, fingerprint, fingerprints
 from weft.torch.verify.reference import Reference
 
 SHAPES = [(), (1,), (8,), (9,), (3, 50), (1024, 1030), (2, 0)]
@@ -20,7 +20,7 @@ KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.in
 def test_the_same_numbers_have_the_same_fingerprint(shape, dtype):
     values = (torch.randn(shape) * 3).to(dtype)
     one = fingerprint(values)
-    assert apart(one, fingerprint(values.clone())) == 0.0
+    assert distance(one, fingerprint(values.clone())) == 0.0
     assert Fingerprint.from_list(one.to_list()) == one
     assert one.exact == (dtype in (torch.int64, torch.bool))
 
@@ -30,34 +30,34 @@ def test_the_distance_is_that_of_the_tensors(shape):
     values = torch.randn(shape, dtype=torch.float64)
     other = values.clone()
     other.view(-1)[-1] += 1.0
-    assert 0.49 < apart(fingerprint(values), fingerprint(other)) < 2.3
+    assert 0.49 < distance(fingerprint(values), fingerprint(other)) < 2.3
     step = torch.randn(shape, dtype=torch.float64)
-    found = apart(fingerprint(values), fingerprint(values + step))
+    found = distance(fingerprint(values), fingerprint(values + step))
     assert found == pytest.approx(float(step.norm()), rel=0.9)
 
 
 def test_swapped_rows_columns_and_halves_are_seen():
     values = torch.randn(64, 64)
     for other in (values.t(), values.flip(0), values.flip(1), values.roll(8), values.roll(1, 0)):
-        assert apart(fingerprint(values), fingerprint(other)) > 1.0
+        assert distance(fingerprint(values), fingerprint(other)) > 1.0
 
 
 def test_what_is_not_finite_is_alike():
     nan = fingerprint(torch.tensor([1.0, math.nan]))
-    assert apart(nan, fingerprint(torch.tensor([2.0, math.inf]))) == 0.0
-    assert apart(nan, fingerprint(torch.tensor([1.0, 2.0]))) == math.inf
-    assert apart(fingerprint(torch.ones(2)), fingerprint(torch.ones(2, 1))) == math.inf
+    assert distance(nan, fingerprint(torch.tensor([2.0, math.inf]))) == 0.0
+    assert distance(nan, fingerprint(torch.tensor([1.0, 2.0]))) == math.inf
+    assert distance(fingerprint(torch.ones(2)), fingerprint(torch.ones(2, 1))) == math.inf
 
 
 def test_differences_are_linear():
     one, other = torch.randn(20), torch.randn(20)
     less = fingerprint(one).less(fingerprint(other))
-    assert apart(less, fingerprint(one - other)) < 1e-5
+    assert distance(less, fingerprint(one - other)) < 1e-5
 
 
 def test_sparse_and_nested_tensors():
     sparse = torch.eye(3).to_sparse()
-    assert apart(fingerprint(sparse), fingerprint(torch.eye(3))) == 0.0
+    assert distance(fingerprint(sparse), fingerprint(torch.eye(3))) == 0.0
     assert fingerprints({"x": [sparse, 3], "y": torch.empty(2, device="meta")}) == [fingerprint(torch.eye(3))]
 
 
