@@ -17,7 +17,7 @@ from weft.torch.collective import agree_on
 from weft.torch.intercept import install
 from weft.torch.measured_link import company, measure_link
 from weft.torch.model import DistributedModel
-from weft.torch.partition import _trace
+from weft.torch.partition import trace_step
 from weft.torch.planned import ahead
 from weft.torch.slicing import prepare
 from weft.torch.step import Step
@@ -50,11 +50,7 @@ def predictions(
         return found
 
     def decide() -> str:
-        session.tracing = True
-        try:
-            tree = Tree(model.module, _trace(session, model, step.function, batch, counted=False))
-        finally:
-            session.tracing = False
+        tree = Tree(model.module, trace_step(session, model, step.function, batch, counted=False))
         found = [predicted(tree, name) for name in schedules]
         faults = [f"{one.option}: {one.fault}" for one in found if one.fault]
         if faults:

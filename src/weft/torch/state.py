@@ -226,7 +226,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     if settings.partitions > 1:
         _connect(_session)
     recording.start(_session, recorder)
-    products.use(quicker=not settings.deterministic)
+    products.multiplier.allowed = not settings.deterministic
     _session.progress = wanted(place.rank, os.environ)
     monitor.note("")
     atexit.register(_leave)
@@ -269,7 +269,7 @@ def _change(session: Session, settings: Settings) -> None:
             settings, optimize=old.optimize, memory_weight=old.memory_weight
         )  # decided, see room
     session.settings = settings
-    products.use(quicker=not settings.deterministic)
+    products.multiplier.allowed = not settings.deterministic
     session.chosen = session.watch = None
     if session.executor is not None:
         session.executor.wait_timeout_s = settings.wait_timeout + JUDGE_S
