@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forking import run_script
-from tests.launching import FOREIGN, SOURCE, processes_left, run_ranks, started
+from tests.launching import FOREIGN, SOURCE, processes_left, run_ranks, run_script, started
 from weft.checkpoint.find import faults, in_order
 
 JOB = Path(__file__).parent / "workers" / "saving.py"

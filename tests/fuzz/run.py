@@ -106,12 +106,12 @@ class Job:
     """Ranks that were forked, and the pipes to them."""
 
     def __init__(self, ranks: int, folder: Path, change: str, wait_s: float) -> None:
-        from tests.forking import Forked
+        from tests import warm
 
         self.ranks = ranks
         self.down = [os.pipe() for _ in range(ranks)]
         self.up = [os.pipe() for _ in range(ranks)]
-        self.job = Forked(ranks, lambda rank: self._rank(rank, change, wait_s), folder)
+        self.job = warm.Ranks(ranks, lambda rank: self._rank(rank, change, wait_s), folder)
         for reading, _ in self.down:
             os.close(reading)
         for _, writing in self.up:
@@ -183,7 +183,7 @@ def write_all(descriptor: int, text: bytes) -> None:
 
 def serve(change: str, wait_s: float) -> None:
     """Runs the programs of standard input until it ends."""
-    from tests.forking import preload
+    from tests.warm import preload
 
     sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     preload()

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
-from tests.forking import Forked
+from tests.warm import Ranks
 from weft.checkpoint.find import look
 
 STEPS, MORE, ROWS, WIDTH = 2, 3, 8, 12
@@ -304,7 +304,7 @@ def main() -> None:
     others = [Layout(3, 1), Layout(3, 2), Layout(1, 1)]
     for work, places in ((save, SAVING), (resume, RESUMING), (read_ranges, others)):
         for place in places:
-            job = Forked(
+            job = Ranks(
                 place.partitions * place.replicas,
                 lambda rank, work=work, place=place: work(folder, place),
                 folder / f"{work.__name__}-{place}",

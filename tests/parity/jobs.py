@@ -14,12 +14,14 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests import warm
+from tests.launching import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent
@@ -79,6 +81,24 @@ def run_items(
     return outcomes | {
         item: Outcome(broken=f"not run: {MOST_RESTARTS} jobs broke before") for item in waiting
     }
+
+
+def pass_checks(
+    script: str,
+    checks: Iterable[str],
+    ranks: int,
+    *options: str,
+    env: Mapping[str, str] = MappingProxyType({}),
+    timeout: float = 400,
+) -> None:
+    """Runs checks of a script of this folder (see `registry`) in one job; each has to pass on every rank."""
+    names = list(checks)
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    done = run_ranks(
+        ranks, FOLDER / script, [*options, *names], env={**path, **env}, timeout=timeout, warm=True
+    ).check()
+    missing = [name for name in names if done.stdout.count(f"{name}: passed\n") != ranks]
+    assert names and not missing, f"not passed on every rank: {missing}\n{done.stdout}"
 
 
 def command(script: str, items: Sequence[str], ranks: int, partitions: int) -> list[str]:

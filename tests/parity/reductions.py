@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import weft.torch as weft
 from tests.parity.compare import device
+from tests.parity.registry import Checks
 from weft.reduce.choice import choose
 from weft.reduce.collective import Collective, Direct, Work
 from weft.reduce.compression import make
@@ -26,6 +27,7 @@ from weft.reduce.lane import Lane
 from weft.reduce.shared import HostMemory, SharedMemory
 from weft.reduce.tracks import Tracks
 
+CHECKS = Checks()
 # The spec, the largest difference of one update relative to the largest value, and whether errors are fed back.
 BATTERY = {
     "fp16": (2e-3, False),
@@ -93,6 +95,7 @@ def collectives() -> dict[str, Collective]:
     return found
 
 
+@CHECKS.check
 def algorithms() -> None:
     """Sums equal brute force; several are in flight; all ranks get the same bits."""
     for name, each in collectives().items():
@@ -123,6 +126,7 @@ def algorithms() -> None:
         each.close()
 
 
+@CHECKS.check
 def pieces() -> None:
     """Tensors summed where they are equal brute force, however they are cut; in fp16 nothing overflows."""
     everyone = dist.group.WORLD
@@ -148,6 +152,7 @@ def pieces() -> None:
         each.close()
 
 
+@CHECKS.check
 def halves_of_a_sum() -> None:
     """Inside one host: a scaled reduce-scatter gives each rank its shard of the mean, an all-gather gives the rest."""
     everyone = dist.group.WORLD
@@ -197,6 +202,7 @@ class Counted:
         pass
 
 
+@CHECKS.check
 def volumes() -> None:
     """Bytes sent are those of the docstrings."""
     n, numel = ranks(), ranks() * 256 * 40
@@ -214,6 +220,7 @@ def volumes() -> None:
         assert counted.sent == sent, (spec, counted.sent, sent)
 
 
+@CHECKS.check
 def compressions() -> None:
     """One battery for every compression, over the backend and, for four ranks, between two hosts."""
     over: dict[str, Collective] = {"direct": Direct(world())}
@@ -278,6 +285,7 @@ def battery(spec: str, collective: Collective, numel: int) -> None:
         assert not update(torch.zeros(numel, device=device())).any(), "zeros have another average"
 
 
+@CHECKS.check
 def chance() -> None:
     """Stochastic rounding is right on average, where nearest rounding is not."""
     flat = torch.full((512,), 0.3, device=device())
@@ -289,6 +297,7 @@ def chance() -> None:
     assert means["nearest"] == 0.0 and abs(means["stochastic"] - 0.3) < 0.05, means
 
 
+@CHECKS.check
 def lanes() -> None:
     """Buckets in flight through a lane, whole or in pieces that take several tracks, step after step."""
     collective: Collective = Direct(world())
@@ -311,15 +320,6 @@ def lanes() -> None:
     collective.close()
 
 
-CHECKS = {
-    check.__name__: check
-    for check in (algorithms, pieces, halves_of_a_sum, volumes, compressions, chance, lanes)
-}
-
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    weft.init({"partitions": 1})
-    for check in sys.argv[1:] or CHECKS:
-        CHECKS[check]()
-        print(f"passed {check}", flush=True)
+    CHECKS.run(sys.argv[1:], lambda: weft.init({"partitions": 1}))
     dist.barrier()
