@@ -216,10 +216,11 @@ def serve_rank(requests: IO[str], answers: IO[str], change: str, wait_s: float) 
     """Runs programs until one does not end well."""
     import torch
 
+    from tests.counted_costs import count_costs
     from tests.fuzz.beside import DIFFERS, EQUAL, INVALID, outcome
 
     torch.set_num_threads(1)
-    clock_that_counts()
+    count_costs()
     if change:
         module, _, name = change.partition(":")
         getattr(__import__(module, fromlist=[name]), name)()
@@ -237,19 +238,6 @@ def serve_rank(requests: IO[str], answers: IO[str], change: str, wait_s: float) 
                 if word and state.is_initialized() and state.session().pipeline is not None:
                     state.session().pipeline.channel.abort(text)  # type: ignore[union-attr]
             time.sleep(60)  # until the server ends it: others may still need what it holds
-
-
-def clock_that_counts() -> None:
-    """Costs in traces are counts of what was done, so that splits repeat."""
-    from weft.torch.tracer import Tracer
-
-    ticks = [0.0]
-
-    def now(self: Any) -> float:
-        ticks[0] += 0.01
-        return ticks[0]
-
-    Tracer.now = now  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

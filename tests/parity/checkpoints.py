@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests.counted_costs import count_costs
 from tests.warm import Ranks
 from weft.checkpoint.find import look
 
@@ -176,6 +177,7 @@ class Job:
 
 def start(place: Layout) -> None:
     torch.set_num_threads(1)
+    count_costs()
     weft.init(
         {
             "partitions": place.partitions,

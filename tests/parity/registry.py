@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from tests.counted_costs import count_costs
+
 Check = TypeVar("Check", bound=Callable[[], Any])
 
 
@@ -40,7 +42,7 @@ class Checks(dict[str, Callable[[], Any]]):
         return function
 
     def run(self, arguments: Sequence[str], start: Callable[[], object]) -> None:
-        """Runs checks one after the other, after `start`; each that has passed is told in a line.
+        """Runs checks one after the other, after `start`, with splits that repeat. Each that has passed is told.
 
         [--folder FOLDER] [--partitions N] [--pipeline NAME] [check...]      no check means all
         """
@@ -53,6 +55,7 @@ class Checks(dict[str, Callable[[], Any]]):
         if unknown := [name for name in self.given.checks if name not in self]:
             parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(self)}")
         torch.set_num_threads(1)
+        count_costs()
         start()
         for name in self.given.checks or self:
             self[name]()
