@@ -34,6 +34,7 @@ STEPS, MORE, ROWS, WIDTH = 2, 3, 8, 12
 BLOCKS = 4
 NUMBERS = ("fp32", "bf16", "fp16")
 KINDS = (*NUMBERS, "tied", "dropout")
+STATES = ("model", "optimizer")
 CONTENT = {"args": {"lr": 0.02}, "seen": (1, 2), "inf": float("inf")}
 
 
@@ -249,16 +250,15 @@ def read_ranges(folder: Path, place: Layout) -> None:
         job.train(1)
         mine = [name for name, _ in job.model.local_named_parameters()]
         mine += [name for name, _ in job.model.local_named_buffers()]
-        names = [name.removeprefix("module.") for name in mine]
-        prefixes = tuple(f"{kind}/{name}/" for kind in ("model", "optimizer") for name in names)
-        own = {path for path in sizes if f"{path}/".startswith(prefixes)}
+        names = {name.removeprefix("module.") for name in mine}
+        own = {path for path in sizes if path.split("/")[0] in STATES and path.split("/")[1] in names}
         alone = sum(size for path, size in sizes.items() if path.startswith(("ranks/0/", "user/")))
         assert counted["preadv"] == sum(sizes[path] for path in own) + alone, (counted, own)
         compared = sum(weft.allgather(counted["pread"], weft.WORLD))
         checked = sum(sizes[path] for path in own if path.startswith("model/"))  # before the model is changed
         every = sum(shard.size for shard in save.index.shards.values())
         assert compared == (every if level == "full" else sum(weft.allgather(checked, weft.WORLD)))
-        everything = sorted(path for path in sizes if path.startswith(("model/", "optimizer/")))
+        everything = sorted(path for path in sizes if path.split("/")[0] in STATES)
         if place.replicas == 1:  # each rank has the buffers of a module that the split opened
             buffers = {f"model/blocks.{number}.scale" for number in range(BLOCKS)}
             read = [path for paths in weft.allgather(sorted(own), weft.WORLD) for path in paths]

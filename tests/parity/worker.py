@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import weft.torch as weft
-from tests.counted_costs import count_costs
 
 # What an item gives back: the faults (none: all is well) and more fields for its line.
 RunItem = Callable[[str, int], "tuple[str, dict[str, Any]]"]
@@ -41,7 +40,6 @@ def work(given: argparse.Namespace, run_item: RunItem) -> None:
     """Runs all items. An exception ends the job after its line: the other ranks may be elsewhere by then."""
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False
-    count_costs()
     weft.init({"partitions": given.partitions})
     for item in given.items:
         _write(given.results, {"case": item, "rank": weft.rank(), "began": True})
