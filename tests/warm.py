@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import json
 import os
 import random
@@ -150,6 +151,7 @@ def serve(connection: socket.socket, more: Sequence[str]) -> None:
     if more:
         import transformers.modeling_utils  # noqa: F401
 
+    gc.freeze()  # else each collection of a rank would walk, and so copy, all that was imported here
     while True:
         text, received, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 2)
         if not text:

@@ -17,7 +17,7 @@ JOB = Path(__file__).parent / "workers" / "saving.py"
 
 
 def test_a_save_that_one_rank_calls_is_named(tmp_path):
-    with started(2, JOB, ["gate", str(tmp_path)]) as job:
+    with started(2, JOB, ["gate", str(tmp_path)], warm=True) as job:
         done = job.wait(60)
         assert processes_left(job.mark) == []
     assert done.returncode != 0
@@ -30,7 +30,7 @@ def test_a_save_that_one_rank_calls_is_named(tmp_path):
 @pytest.mark.parametrize("launcher", ["weft", "torchrun"])
 @pytest.mark.parametrize("end", ["last", "leave"])
 def test_a_last_save_that_fails_is_an_error_of_the_job(tmp_path, end, launcher):
-    done = run_ranks(2, JOB, [end, str(tmp_path)], timeout=120, launcher=launcher)
+    done = run_ranks(2, JOB, [end, str(tmp_path)], timeout=120, launcher=launcher, warm=launcher == "weft")
     assert done.returncode != 0
     first = next(line for line in done.stderr.splitlines() if line.startswith("weft: "))
     assert (

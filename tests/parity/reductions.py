@@ -54,10 +54,18 @@ def world() -> Any:
     return dist.group.WORLD if device().type == "cpu" else dist.new_group(backend="nccl")
 
 
+@functools.lru_cache(16)
 def values(numel: int, dtype: torch.dtype = torch.float32, salt: int = 0) -> list[torch.Tensor]:
-    """What each rank has: the same on all ranks."""
+    """What each rank has: the same on all ranks. Nobody writes into it."""
     made = [torch.Generator().manual_seed(1000 * salt + rank) for rank in range(ranks())]
     return [(torch.randn(numel, generator=each) * 8).to(device(), dtype) for each in made]
+
+
+@functools.lru_cache(32)
+def exact_sum(numel: int, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
+    """The sum of `values` in double precision, and the largest sum of their sizes."""
+    rows = torch.stack(values(numel, dtype, salt=numel)).double()
+    return rows.sum(0), float(rows.abs().sum(0).max())
 
 
 def own(each: list[torch.Tensor]) -> torch.Tensor:
@@ -107,13 +115,13 @@ def algorithms() -> None:
             torch.int64: 0,
         }.items():
             sizes = [1, 3, 1000, 70_001, 600_001]
-            given = [values(numel, dtype, salt=numel) for numel in sizes]
-            flats = [own(rows) for rows in given]
+            if "small" in name:
+                sizes.pop()  # slots of 4 KiB take turns more than a hundred times for the one before, too
+            flats = [own(values(numel, dtype, salt=numel)) for numel in sizes]
             works = [each.all_reduce(flat) for flat in flats]
-            for flat, rows, work in zip(flats, given, works, strict=True):
+            for flat, work in zip(flats, works, strict=True):
                 work.wait()
-                exact = torch.stack([row.double() for row in rows]).sum(0)
-                scale = float(torch.stack(rows).double().abs().sum(0).max())
+                exact, scale = exact_sum(flat.numel(), dtype)
                 assert float((flat.double() - exact).abs().max()) <= close * scale, (
                     name,
                     dtype,
