@@ -21,7 +21,8 @@ import pytest
 
 from tests import warm as forked
 
-SOURCE = Path(__file__).parents[1] / "src"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
 MARK = "WEFT_TEST_JOB"
 """The variable by which the processes of a job are found again."""
 SESSION = "session "
@@ -150,6 +151,18 @@ def started(
                 on_end(mark)
             end_all(mark)
             process.communicate()
+
+
+def run_script(script: Path, *args: str, timeout: float = 900) -> str:
+    """What a script of the tests wrote that forks its jobs itself; it has to end with "passed".
+
+    It is forked from a process that has imported what the ranks need; see `tests.warm.Ranks`.
+    """
+    environ = _environ({"PYTHONPATH": os.pathsep.join([str(SOURCE), str(ROOT)])})
+    job = forked.start([str(script), *args], environ, ROOT)
+    done = Running(job, f"{SESSION}{job.pid}", time.monotonic()).wait(timeout).check()
+    assert done.stdout.endswith("passed\n"), f"{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 def _written(script: str | Path, folder: str) -> Path:

@@ -5,8 +5,11 @@ and its ranks are forked from a process that has done so, instead of started ane
 launcher's own code, a process for each rank, pipes, sockets, collectives, signals and exit codes. Tests of launching
 and of faults start their jobs cold.
 
-    test ──request──> server ──fork──> launcher (weft.cli.main) ──fork──> ranks (runpy)
+    test ──request──> server ──fork──> launcher (weft.cli.main) ──fork──> ranks (a script, by runpy)
          <──pid, later its exit code──
+                      server ──fork──> a script of the tests ──fork──> ranks (a function; see `Ranks`)
+
+The process that forks must not have used PyTorch's threads, so it is never pytest itself.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import json
 import os
 import random
@@ -25,7 +29,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-import types
+import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -131,54 +136,84 @@ def _server(transformers: bool) -> socket.socket:
 # --- in the server -----------------------------------------------------------------------------------------------
 
 
-def serve(connection: socket.socket, more: Sequence[str]) -> None:
-    """Forks a launcher for each request, one at a time, until the other end is closed."""
+def preload() -> None:
+    """Imports what every rank would import for itself."""
+    import safetensors.torch  # noqa: F401
     import torch._dynamo  # noqa: F401 - the first optimizer imports it
 
     import weft.cli.main
     import weft.torch  # noqa: F401
 
+
+def serve(connection: socket.socket, more: Sequence[str]) -> None:
+    """Forks a launcher for each request, one at a time, until the other end is closed."""
+    preload()
     if more:
         import transformers.modeling_utils  # noqa: F401
 
+    gc.freeze()  # else each collection of a rank would walk, and so copy, all that was imported here
     while True:
         text, received, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 2)
         if not text:
             return
-        pid = os.fork()
-        if pid == 0:
-            connection.close()
-            _launch(json.loads(text), received)
+        process = Process(functools.partial(_launch, connection, json.loads(text), received))
         for descriptor in received:
             os.close(descriptor)
-        connection.send(json.dumps(pid).encode())
-        _, status = os.waitpid(pid, 0)
-        connection.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+        connection.send(json.dumps(process.pid).encode())
+        connection.send(json.dumps(process.wait()).encode())
 
 
-def _launch(request: Mapping[str, Any], output: Sequence[int]) -> NoReturn:
-    """The launcher's process: `weft`, whose ranks are forked."""
+def _launch(connection: socket.socket, request: Mapping[str, Any], output: Sequence[int]) -> object:
+    """The launcher's process: `weft`, whose ranks are forked; or a script."""
     from weft.cli.main import main
-    from weft.launch import local
+    from weft.launch.local import Launcher
 
+    connection.close()
     os.setsid()
     for target, descriptor in enumerate(output, start=1):
         os.dup2(descriptor, target)
         os.close(descriptor)
     os.chdir(request["cwd"])
-    local.subprocess = types.SimpleNamespace(  # type: ignore[attr-defined]
-        Popen=Rank, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL
-    )
+    Launcher.start_process = Rank
     arguments = request["arguments"]
     if arguments[0].endswith(".py"):
         _become(request["env"], arguments)
-        _end(lambda: runpy.run_path(arguments[0], run_name="__main__"))
+        return runpy.run_path(arguments[0], run_name="__main__")
     _become(request["env"], ["weft", *arguments])
-    _end(lambda: sys.exit(main(arguments)))
+    sys.exit(main(arguments))
 
 
-class Rank:
-    """A rank, forked from its launcher; as much of ``subprocess.Popen`` as the launcher uses."""
+# --- forked processes --------------------------------------------------------------------------------------------
+
+
+class Process:
+    """A process forked off this one. It does `work`, and ends as the interpreter would after it."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            _end(work)
+
+    def poll(self) -> int | None:
+        """The exit code, or minus the number of a signal; None while the process runs."""
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        """The same, after its end."""
+        return self._wait(0)
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+
+class Rank(Process):
+    """A rank of a launcher; as much of ``subprocess.Popen`` as the launcher uses."""
 
     def __init__(
         self,
@@ -190,31 +225,81 @@ class Rank:
         pass_fds: Iterable[int],
         preexec_fn: Callable[[], None],
     ) -> None:
-        out, err = os.pipe(), os.pipe()
-        self.returncode: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
+        pipes = os.pipe(), os.pipe()
+
+        def work() -> object:
             preexec_fn()
-            os.dup2(out[1], 1)
-            os.dup2(err[1], 2)
+            for target, (_, writing) in enumerate(pipes, start=1):
+                os.dup2(writing, target)
             _forget_the_launcher({0, 1, 2, *pass_fds})
             _become(env, command[1:])
-            _end(lambda: runpy.run_path(command[1], run_name="__main__"))
-        for _, writing in (out, err):
+            return runpy.run_path(command[1], run_name="__main__")
+
+        super().__init__(work)
+        for _, writing in pipes:
             os.close(writing)
-        self.stdout, self.stderr = (os.fdopen(reading, "rb", 0) for reading, _ in (out, err))
+        self.stdout, self.stderr = (os.fdopen(reading, "rb", 0) for reading, _ in pipes)
 
-    def poll(self) -> int | None:
-        return self._wait(os.WNOHANG)
 
-    def wait(self) -> int | None:
-        return self._wait(0)
+class Ranks:
+    """A job of `n` ranks without a launcher: each runs `work(rank)`. What rank r writes goes to `folder/rank-r.txt`.
 
-    def _wait(self, options: int) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
+    Each job that a script starts so is closed by it.
+    """
+
+    def __init__(self, n: int, work: Callable[[int], object], folder: Path) -> None:
+        from weft.watch.heartbeat import Page
+
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        _, self._shared = Page.create(n)
+        self._processes = [Process(functools.partial(self._work, rank, n, work)) for rank in range(n)]
+
+    def _work(self, rank: int, n: int, work: Callable[[int], object]) -> object:
+        from weft.launch.environ import rank_environ
+
+        os.environ |= {**rank_environ({}, rank, n, 1), "WEFT_SHARED_FD": str(self._shared)}
+        output = os.open(self.folder / f"rank-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for target in (1, 2):
+            os.dup2(output, target)
+        try:
+            return work(rank)
+        except Exception:
+            traceback.print_exc()  # weft leaves it to a launcher, which would show it
+            raise
+
+    def kill(self, *ranks: int) -> None:
+        """Kills ranks as the machine would; all of them if none is named."""
+        for rank in ranks or range(len(self._processes)):
+            if self._processes[rank].poll() is None:
+                os.kill(self._processes[rank].pid, signal.SIGKILL)
+
+    def wait(self, seconds: float, *ranks: int) -> dict[int, int]:
+        """The exit codes (negative: a signal) of `ranks`, or of all. If some still run after `seconds`, all are killed,
+        and the error says what they wrote."""
+        deadline = time.monotonic() + seconds
+        wanted = ranks or range(len(self._processes))
+        while None in (codes := {rank: self._processes[rank].poll() for rank in wanted}).values():
+            if time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"not all ranks ended: {codes}\n{self.text()}")
+            time.sleep(0.002)
+        return {rank: code for rank, code in codes.items() if code is not None}
+
+    def check(self, seconds: float) -> None:
+        """Waits; an error with all output unless every rank ended well."""
+        ends = self.wait(seconds)
+        self.close()
+        assert not any(ends.values()), f"exit codes {ends}\n{self.text()}"
+
+    def close(self) -> None:
+        """Gives back the memory that the ranks share."""
+        os.close(self._shared)
+
+    def text(self) -> str:
+        """All that the ranks wrote."""
+        files = sorted(self.folder.glob("rank-*.txt"))
+        return "\n".join(f"--- {file.stem}\n{file.read_text(errors='replace')}" for file in files)
 
 
 def _forget_the_launcher(kept: set[int]) -> None:

@@ -19,7 +19,7 @@ from weft.torch.session import current
 from weft.torch.session.collectives import agree_on
 from weft.torch.split.automatic import links_of, placed
 from weft.torch.split.link_speed import company, measure_link
-from weft.torch.split.partition_models import _trace
+from weft.torch.split.partition_models import trace_step
 from weft.torch.split.unit_tree import Tree
 from weft.torch.step import Step
 from weft.torch.tensors.mini_batch import prepare
@@ -51,11 +51,7 @@ def predictions(
         return found
 
     def decide() -> str:
-        session.tracing = True
-        try:
-            tree = Tree(model.module, _trace(session, model, step.function, batch, counted=False))
-        finally:
-            session.tracing = False
+        tree = Tree(model.module, trace_step(session, model, step.function, batch, counted=False))
         found = [predicted(tree, name) for name in schedules]
         faults = [f"{one.option}: {one.fault}" for one in found if one.fault]
         if faults:

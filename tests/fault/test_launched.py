@@ -176,7 +176,7 @@ def test_a_rank_that_stands_still_while_weft_does_not_watch_it_is_frozen(when: s
     text, where = UNWATCHED[when]
     stop = "exec(\"if os.environ['RANK'] == '1':\\n os.kill(os.getpid(), signal.SIGSTOP)\")"
     script = f"import os, signal\n{text.replace('STOP', stop)}\n"
-    done = run_ranks(2, script, timeout=60, options=["--timeout-heartbeat", "3"])
+    done = run_ranks(2, script, timeout=60, options=["--timeout-heartbeat", "3"], warm=True)
     assert done.returncode == 1
     seen = f"; last seen in {where}" if where else ""
     told = rf"weft: rank 1 on \S+ \(pid \d+\) is frozen: no heartbeat for \d+\.\d s{seen}$"

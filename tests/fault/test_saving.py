@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.forking import run_script
-from tests.launching import FOREIGN, SOURCE, processes_left, run_ranks, started
+from tests.launching import FOREIGN, SOURCE, processes_left, run_ranks, run_script, started
 from weft.checkpoint.find import faults, in_order
 
 JOB = Path(__file__).parent / "workers" / "saving.py"
 
 
 def test_a_save_that_one_rank_calls_is_named(tmp_path):
-    with started(2, JOB, ["gate", str(tmp_path)]) as job:
+    with started(2, JOB, ["gate", str(tmp_path)], warm=True) as job:
         done = job.wait(60)
         assert processes_left(job.mark) == []
     assert done.returncode != 0
@@ -31,7 +30,7 @@ def test_a_save_that_one_rank_calls_is_named(tmp_path):
 @pytest.mark.parametrize("launcher", ["weft", "torchrun"])
 @pytest.mark.parametrize("end", ["last", "leave"])
 def test_a_last_save_that_fails_is_an_error_of_the_job(tmp_path, end, launcher):
-    done = run_ranks(2, JOB, [end, str(tmp_path)], timeout=120, launcher=launcher)
+    done = run_ranks(2, JOB, [end, str(tmp_path)], timeout=120, launcher=launcher, warm=launcher == "weft")
     assert done.returncode != 0
     first = next(line for line in done.stderr.splitlines() if line.startswith("weft: "))
     assert (

@@ -1,13 +1,13 @@
 """Faults in training jobs: every job ends soon, the culprit is named first, and nothing is left behind.
 
-The promise is 3 seconds from the fault to the job's end; a loaded machine gets more.
+The promise is 3 seconds from the fault to the job's end. How long that is on a machine that does other things too is
+not measured here: a job that does not end is a failure.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,20 +17,18 @@ import pytest
 from tests.launching import processes_left, run_ranks, started
 
 JOB = Path(__file__).parent / "workers" / "training.py"
-BOUND_S = 30.0
 KILLED = r"was killed by SIGKILL{} \(by hand, or because the machine ran out of memory\)"
 WHO = r"rank {} on \S+ \(pid \d+\) "
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job with a fault ended; `after_s` counts from the fault."""
+    """How a job with a fault ended."""
 
     code: int
     first: str
     stderr: str
     stdout: str
-    after_s: float
 
 
 def run(*arguments: object, ranks: int = 2, launcher: str = "weft", job: Path = JOB) -> Ended:
@@ -39,22 +37,19 @@ def run(*arguments: object, ranks: int = 2, launcher: str = "weft", job: Path = 
     given = [str(argument) for argument in arguments]
     with started(ranks, job, given, launcher=launcher, warm=launcher == "weft") as running:
         done = running.wait(200)
-        end = time.monotonic()
         assert processes_left(running.mark) == []
     assert {name for name in set(os.listdir("/dev/shm")) - shared if "weft" in name} == set()
-    struck = re.search(r"fault at ([0-9.]+)", done.stdout)
     first = next((line for line in done.stderr.splitlines() if line.startswith("weft: ")), "")
     if launcher == "weft":
         told = done.stderr[: done.stderr.index(first)].splitlines()
         assert all(line.startswith("partition ") for line in told), done.stderr  # the split's unevenness
-    return Ended(done.returncode, first, done.stderr, done.stdout, end - float(struck[1]) if struck else 0.0)
+    return Ended(done.returncode, first, done.stderr, done.stdout)
 
 
 def fault(kind: str, rank: int, step: int, phase: str, *more: object, **how: object) -> Ended:
     given = ("--fault", kind, "--rank", rank, "--step", step, "--phase", phase, *more)
     ended = run(*given, **how)  # type: ignore[arg-type]
     assert "fault at" in ended.stdout, f"the fault never came\n{ended.stdout}\n{ended.stderr}"
-    assert ended.after_s < BOUND_S, ended.stderr
     return ended
 
 
@@ -177,9 +172,8 @@ DIFFERENCES: dict[str, tuple[Sequence[object], str]] = {
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_ranks_that_differ_are_told_so_at_once(name: str):
     arguments, text = DIFFERENCES[name]
-    before = time.monotonic()
     ended = run(*arguments)
-    assert ended.code == 1 and time.monotonic() - before < 60
+    assert ended.code == 1
     assert "DivergenceError" in ended.first and text in ended.first, ended.stderr
 
 

@@ -106,12 +106,12 @@ class Job:
     """Ranks that were forked, and the pipes to them."""
 
     def __init__(self, ranks: int, folder: Path, change: str, wait_s: float) -> None:
-        from tests.forking import Forked
+        from tests import warm
 
         self.ranks = ranks
         self.down = [os.pipe() for _ in range(ranks)]
         self.up = [os.pipe() for _ in range(ranks)]
-        self.job = Forked(ranks, lambda rank: self._rank(rank, change, wait_s), folder)
+        self.job = warm.Ranks(ranks, lambda rank: self._rank(rank, change, wait_s), folder)
         for reading, _ in self.down:
             os.close(reading)
         for _, writing in self.up:
@@ -183,7 +183,7 @@ def write_all(descriptor: int, text: bytes) -> None:
 
 def serve(change: str, wait_s: float) -> None:
     """Runs the programs of standard input until it ends."""
-    from tests.forking import preload
+    from tests.warm import preload
 
     sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     preload()
@@ -216,10 +216,11 @@ def serve_rank(requests: IO[str], answers: IO[str], change: str, wait_s: float) 
     """Runs programs until one does not end well."""
     import torch
 
+    from tests.counted_costs import count_costs
     from tests.fuzz.beside import DIFFERS, EQUAL, INVALID, outcome
 
     torch.set_num_threads(1)
-    clock_that_counts()
+    count_costs()
     if change:
         module, _, name = change.partition(":")
         getattr(__import__(module, fromlist=[name]), name)()
@@ -237,19 +238,6 @@ def serve_rank(requests: IO[str], answers: IO[str], change: str, wait_s: float) 
                 if word and state.is_initialized() and state.session().pipeline is not None:
                     state.session().pipeline.channel.abort(text)  # type: ignore[union-attr]
             time.sleep(60)  # until the server ends it: others may still need what it holds
-
-
-def clock_that_counts() -> None:
-    """Costs in traces are counts of what was done, so that splits repeat."""
-    from weft.torch.trace.tracer import Tracer
-
-    ticks = [0.0]
-
-    def now(self: Any) -> float:
-        ticks[0] += 0.01
-        return ticks[0]
-
-    Tracer.now = now  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

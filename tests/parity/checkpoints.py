@@ -26,13 +26,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
-from tests.forking import Forked
+from tests.counted_costs import count_costs
+from tests.warm import Ranks
 from weft.checkpoint.find import look
 
 STEPS, MORE, ROWS, WIDTH = 2, 3, 8, 12
 BLOCKS = 4
 NUMBERS = ("fp32", "bf16", "fp16")
 KINDS = (*NUMBERS, "tied", "dropout")
+STATES = ("model", "optimizer")
 CONTENT = {"args": {"lr": 0.02}, "seen": (1, 2), "inf": float("inf")}
 
 
@@ -176,6 +178,7 @@ class Job:
 
 def start(place: Layout) -> None:
     torch.set_num_threads(1)
+    count_costs()
     weft.init(
         {
             "partitions": place.partitions,
@@ -247,16 +250,15 @@ def read_ranges(folder: Path, place: Layout) -> None:
         job.train(1)
         mine = [name for name, _ in job.model.local_named_parameters()]
         mine += [name for name, _ in job.model.local_named_buffers()]
-        names = [name.removeprefix("module.") for name in mine]
-        prefixes = tuple(f"{kind}/{name}/" for kind in ("model", "optimizer") for name in names)
-        own = {path for path in sizes if f"{path}/".startswith(prefixes)}
+        names = {name.removeprefix("module.") for name in mine}
+        own = {path for path in sizes if path.split("/")[0] in STATES and path.split("/")[1] in names}
         alone = sum(size for path, size in sizes.items() if path.startswith(("ranks/0/", "user/")))
         assert counted["preadv"] == sum(sizes[path] for path in own) + alone, (counted, own)
         compared = sum(weft.allgather(counted["pread"], weft.WORLD))
         checked = sum(sizes[path] for path in own if path.startswith("model/"))  # before the model is changed
         every = sum(shard.size for shard in save.index.shards.values())
         assert compared == (every if level == "full" else sum(weft.allgather(checked, weft.WORLD)))
-        everything = sorted(path for path in sizes if path.startswith(("model/", "optimizer/")))
+        everything = sorted(path for path in sizes if path.split("/")[0] in STATES)
         if place.replicas == 1:  # each rank has the buffers of a module that the split opened
             buffers = {f"model/blocks.{number}.scale" for number in range(BLOCKS)}
             read = [path for paths in weft.allgather(sorted(own), weft.WORLD) for path in paths]
@@ -304,7 +306,7 @@ def main() -> None:
     others = [Layout(3, 1), Layout(3, 2), Layout(1, 1)]
     for work, places in ((save, SAVING), (resume, RESUMING), (read_ranges, others)):
         for place in places:
-            job = Forked(
+            job = Ranks(
                 place.partitions * place.replicas,
                 lambda rank, work=work, place=place: work(folder, place),
                 folder / f"{work.__name__}-{place}",

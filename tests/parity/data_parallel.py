@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,17 +30,14 @@ from tests.parity.data_parallel_models import (
     Tied,
     Twice,
 )  # fmt: skip
+from tests.parity.registry import Checks
 from weft.errors import DivergenceError, UsageError
 
-CHECKS: dict[str, Callable[[], None]] = {**data_parallel_changes.CHECKS}
+CHECKS = Checks()
+CHECKS.update(data_parallel_changes.CHECKS)
 
 
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    CHECKS[function.__name__] = function
-    return function
-
-
-@check
+@CHECKS.check
 def plain() -> None:
     compare(
         Plain,
@@ -57,7 +53,7 @@ def plain() -> None:
     )
 
 
-@check
+@CHECKS.check
 def compressed() -> None:
     """Near the exact losses, and the same on all replicas."""
     torch.manual_seed(7)
@@ -74,39 +70,39 @@ def compressed() -> None:
             assert torch.equal(first, parameter)
 
 
-@check
+@CHECKS.check
 def unused() -> None:
     compare(Sometimes, {"find_unused_parameters": True}, [{}, {"gradient_as_bucket_view": True}])
 
 
-@check
+@CHECKS.check
 def gradients_in_the_same_memory() -> None:
     compare(Shifted, variants=[{}, {"bucket_cap_mb": 25}, {"overlapping_allreduce": False}])
 
 
-@check
+@CHECKS.check
 def shared() -> None:
     compare(Tied)
 
 
-@check
+@CHECKS.check
 def used_twice() -> None:
     compare(Twice, variants=[{}, {"gradient_as_bucket_view": True}])
 
 
-@check
+@CHECKS.check
 def several_dtypes() -> None:
     """More than two values of bfloat16 make another sum in another order."""
     tolerance = TOLERANCE if weft.dp_size() == 2 else 1e-3
     compare(Mixed, variants=[{}, {"bucket_cap_mb": 25}], tolerance=tolerance)
 
 
-@check
+@CHECKS.check
 def sparse() -> None:
     compare(Embedding)
 
 
-@check
+@CHECKS.check
 def channels_last() -> None:
     def make() -> nn.Module:
         return Convolutions().to(memory_format=torch.channels_last)
@@ -114,7 +110,7 @@ def channels_last() -> None:
     compare(make, variants=[{}, {"gradient_as_bucket_view": True}])
 
 
-@check
+@CHECKS.check
 def accumulation() -> None:
     compare(
         Plain,
@@ -156,13 +152,13 @@ def uneven(divide_by_all: bool) -> None:
         assert torch.equal(first, value), f"{name} differs after join"
 
 
-@check
+@CHECKS.check
 def join() -> None:
     uneven(True)
     uneven(False)
 
 
-@check
+@CHECKS.check
 def hook() -> None:
     """PyTorch's own hooks on weft's buckets. More than two values of float16 make another sum in another order."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -235,13 +231,13 @@ def grow(**options: Any) -> None:
             torch.testing.assert_close(mine, parameter.grad, rtol=1e-5, atol=1e-7)
 
 
-@check
+@CHECKS.check
 def a_gradient_after_its_bucket_left() -> None:
     grow()
     grow(overlapping_allreduce=False, gradient_as_bucket_view=True)
 
 
-@check
+@CHECKS.check
 def steps_without_backward() -> None:
     """Evaluation moves nothing; a replica that skips a backward pass counts as zero."""
     torch.manual_seed(2)
@@ -273,7 +269,7 @@ def steps_without_backward() -> None:
         torch.testing.assert_close(all_of_them, sum(each))
 
 
-@check
+@CHECKS.check
 def gradients_that_somebody_holds() -> None:
     """No later step writes into a gradient that was set to None, and a tensor that was given as `.grad` stays it."""
     torch.manual_seed(9)
@@ -304,7 +300,7 @@ def gradients_that_somebody_holds() -> None:
         torch.testing.assert_close(grad, wanted, rtol=1e-5, atol=1e-7)
 
 
-@check
+@CHECKS.check
 def hooks_of_the_script() -> None:
     """A script's own hook for arrived gradients finds them, where buckets would have left long ago."""
     torch.manual_seed(9)
@@ -334,7 +330,7 @@ def hooks_of_the_script() -> None:
             torch.testing.assert_close(average, parameter.grad / dist.get_world_size())
 
 
-@check
+@CHECKS.check
 def outside_of_a_step() -> None:
     """With one partition a step is optional."""
     torch.manual_seed(4)
@@ -352,7 +348,7 @@ def outside_of_a_step() -> None:
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-7)
 
 
-@check
+@CHECKS.check
 def freezing() -> None:
     """What is trained may change, on all replicas at once; if it does on one alone, that is told everywhere."""
     torch.manual_seed(6)
@@ -385,7 +381,7 @@ def freezing() -> None:
         raise AssertionError("no error")
 
 
-@check
+@CHECKS.check
 def wrong_options() -> None:
     for options, text in (
         ({"bucket_cap_mb": 0}, "bucket_cap_mb is 0: give a number of MiB above 0"),
@@ -399,14 +395,5 @@ def wrong_options() -> None:
             raise AssertionError("no error")
 
 
-def main(names: list[str]) -> None:
-    torch.set_num_threads(1)
-    weft.init({})
-    for name in names or CHECKS:
-        CHECKS[name]()
-        if weft.rank() == 0:
-            print(f"{name} passed", flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    CHECKS.run(sys.argv[1:], lambda: weft.init({}))

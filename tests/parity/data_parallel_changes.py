@@ -14,8 +14,10 @@ from torch.utils.checkpoint import checkpoint
 import weft.torch as weft
 from tests.parity.checks.changes import Adapter, descend
 from tests.parity.compare import device
+from tests.parity.registry import Checks
 from weft.errors import DivergenceError
 
+CHECKS = Checks()
 Change = Callable[[nn.Sequential], None]
 ROWS, WIDTH = 6, 4
 
@@ -81,6 +83,7 @@ def compare(change: Change, **options: Any) -> None:
             assert torch.equal(first, value), f"{name} differs between replicas"
 
 
+@CHECKS.check
 def replaced_layer() -> None:
     def change(net: nn.Sequential) -> None:
         net[3] = nn.Linear(8, 3)
@@ -89,6 +92,7 @@ def replaced_layer() -> None:
         compare(change, **options)
 
 
+@CHECKS.check
 def added_layers() -> None:
     def change(net: nn.Sequential) -> None:
         net.append(nn.Tanh())
@@ -97,6 +101,7 @@ def added_layers() -> None:
     compare(change)
 
 
+@CHECKS.check
 def deleted_layer() -> None:
     def change(net: nn.Sequential) -> None:
         del net[2]
@@ -104,6 +109,7 @@ def deleted_layer() -> None:
     compare(change)
 
 
+@CHECKS.check
 def tied_layers() -> None:
     def change(net: Any) -> None:
         net[2][0].weight = nn.Parameter(torch.randn(8, 8) / 3)
@@ -113,6 +119,7 @@ def tied_layers() -> None:
     compare(change)
 
 
+@CHECKS.check
 def adapted_layers() -> None:
     def change(net: Any) -> None:
         net.requires_grad_(False)
@@ -121,6 +128,7 @@ def adapted_layers() -> None:
     compare(change)
 
 
+@CHECKS.check
 def frozen_and_thawed() -> None:
     def freeze(net: Any) -> None:
         net[2].requires_grad_(False)
@@ -128,6 +136,7 @@ def frozen_and_thawed() -> None:
     compare(freeze)
 
 
+@CHECKS.check
 def replaced_parameter() -> None:
     def change(net: Any) -> None:
         net[3].weight = nn.Parameter(torch.randn(1, 8))
@@ -135,6 +144,7 @@ def replaced_parameter() -> None:
     compare(change)
 
 
+@CHECKS.check
 def replaced_forward() -> None:
     def change(net: Any) -> None:
         layer = copy.copy(net[3])
@@ -143,6 +153,7 @@ def replaced_forward() -> None:
     compare(change)
 
 
+@CHECKS.check
 def changed_on_one_replica_alone() -> None:
     def replace(net: Any) -> None:
         net[3] = nn.Linear(8, 1)
@@ -167,6 +178,7 @@ def changed_on_one_replica_alone() -> None:
                 raise AssertionError(f"{change.__name__}: no error")
 
 
+@CHECKS.check
 def batch_norm_in_checkpoints_counts_once() -> None:
     weft.init({"microbatches": 2})
     net = nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8)).to(device())
@@ -180,13 +192,3 @@ def batch_norm_in_checkpoints_counts_once() -> None:
     for reentrant in (False, True, False):
         train_step(model, x, reentrant)
     assert int(net[1].num_batches_tracked) == 6
-
-
-CHECKS = {
-    check.__name__: check
-    for check in (
-        replaced_layer, added_layers, deleted_layer, tied_layers, adapted_layers, frozen_and_thawed,
-        replaced_parameter, replaced_forward, changed_on_one_replica_alone,
-        batch_norm_in_checkpoints_counts_once,
-    )
-}  # fmt: skip

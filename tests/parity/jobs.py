@@ -14,12 +14,14 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests import warm
+from tests.launching import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent
@@ -85,6 +87,24 @@ def start_apart(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> 
     """Starts a job each of whose ranks is told that it has a host of its own."""
     at = next(at for at, given in enumerate(arguments) if given.endswith(".py"))
     return warm.start([*arguments[:at], str(FOLDER / "apart.py"), *arguments[at:]], env, cwd)
+
+
+def pass_checks(
+    script: str,
+    checks: Iterable[str],
+    ranks: int,
+    *options: str,
+    env: Mapping[str, str] = MappingProxyType({}),
+    timeout: float = 400,
+) -> None:
+    """Runs checks of a script of this folder (see `registry`) in one job; each has to pass on every rank."""
+    names = list(checks)
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    done = run_ranks(
+        ranks, FOLDER / script, [*options, *names], env={**path, **env}, timeout=timeout, warm=True
+    ).check()
+    missing = [name for name in names if done.stdout.count(f"{name}: passed\n") != ranks]
+    assert names and not missing, f"not passed on every rank: {missing}\n{done.stdout}"
 
 
 def command(script: str, items: Sequence[str], ranks: int, partitions: int) -> list[str]:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests.counted_costs import count_costs
 from tests.parity.compare import TOLERANCE, Comparison, copies, gradients
 from tests.parity.models import WIDTH, Chain
 
@@ -103,6 +104,7 @@ def main() -> None:
     parser.add_argument("--placement", default="cluster", choices=TABLES)
     placement = parser.parse_args().placement
     torch.set_num_threads(1)
+    count_costs()
     weft.init({"partitions": 2, "microbatches": MICROBATCHES, "ddp": True, "placement_strategy": placement})
     check_ranks(placement)
     torch.manual_seed(3)

@@ -1,17 +1,16 @@
 """Replicas that share parameters train as one process on the whole batch; started by `test_sharded.py`.
 
-    sharded.py FOLDER check...
+    sharded.py --folder FOLDER check...
 
 Every rank asserts for itself; a job that ends well has passed.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import gc
+import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from tests.parity.compare import TOLERANCE, Comparison
+from tests.parity.registry import Checks
 from tests.parity.shares import WIDTH, Block
 from tests.parity.together import told
 from weft.compat.modelparallel import interface as smp
@@ -28,15 +28,10 @@ from weft.errors import ConfigError, UsageError
 from weft.torch.activation_checkpointing import set_activation_checkpointing
 from weft.torch.replicas.fsdp import blocks, is_sharded, share_of, whole
 
-CHECKS: dict[str, Callable[[], None]] = {}
+CHECKS = Checks()
 STEPS, ROWS, WORDS, CLIP = 3, 16, 11, 0.05
 DEGREES = (4, 2)
-given = argparse.Namespace()
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    CHECKS[function.__name__] = function
-    return function
+given = CHECKS.given
 
 
 class Net(nn.Module):
@@ -156,7 +151,7 @@ def train_alone(steps: int) -> tuple[list[Any], dict[str, Tensor], list[float]]:
     return found, copy.deepcopy(named(net)), losses
 
 
-@check
+@CHECKS.check
 def trains_as_one_process() -> None:
     expected, parameters, losses = train_alone(STEPS)
     numel = sum(p.numel() for p in Net().parameters())
@@ -192,7 +187,7 @@ def trains_as_one_process() -> None:
         del job, model
 
 
-@check
+@CHECKS.check
 def states_are_whole_and_plain() -> None:
     job = Job(2)
     job.train(2)
@@ -214,7 +209,7 @@ def states_are_whole_and_plain() -> None:
         del job
 
 
-@check
+@CHECKS.check
 def checkpoints_go_to_other_layouts() -> None:
     root = given.folder / "sharded"
     job = Job(2)
@@ -243,7 +238,7 @@ def checkpoints_go_to_other_layouts() -> None:
     del job
 
 
-@check
+@CHECKS.check
 def what_does_not_fit_is_told() -> None:
     from weft.checkpoint import meeting
 
@@ -263,7 +258,7 @@ def what_does_not_fit_is_told() -> None:
         weft.init({"sharded_data_parallel_degree": 3})
 
 
-@check
+@CHECKS.check
 def scripts_in_16_bits() -> None:
     """As the original does: gradients are clipped in `optimizer.step()`, and 32-bit masters are updated."""
     records = []
@@ -302,17 +297,5 @@ def scripts_in_16_bits() -> None:
         torch.testing.assert_close(sharded_masters[number], master, rtol=2e-2, atol=2e-2)
 
 
-def main() -> None:
-    global given
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("checks", nargs="+", choices=CHECKS)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    for name in given.checks:
-        CHECKS[name]()
-        print(f"{name}: passed", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    CHECKS.run(sys.argv[1:], lambda: None)

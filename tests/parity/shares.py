@@ -1,16 +1,16 @@
 """Replicas that share an optimizer's state train as those that each have all of it; started by `test_shares.py`.
 
-    shares.py FOLDER --partitions 2 check...
+    shares.py --folder FOLDER --partitions 2 check...
 
 Every rank asserts for itself; a job that ends well has passed.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -22,18 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests.parity.registry import Checks
 from tests.parity.together import told
 from weft.compat.modelparallel.optimizers import FusedLAMB
 from weft.errors import UsageError
 
-CHECKS: dict[str, Callable[[], None]] = {}
+CHECKS = Checks()
 STEPS, ROWS, WIDTH = 3, 8, 12
-given = argparse.Namespace()
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    CHECKS[function.__name__] = function
-    return function
+given = CHECKS.given
 
 
 class Block(nn.Module):
@@ -150,7 +146,7 @@ def compare(make: Callable[[bool], Job]) -> tuple[Job, int]:
 # --- training -----------------------------------------------------------------------------------------------
 
 
-@check
+@CHECKS.check
 def optimizers_compute_the_same_with_half_the_state() -> None:
     for optimizer_of in (adamw, sgd, FusedLAMB, torch.optim.Adagrad):
         job, whole_bytes = compare(lambda shared, of=optimizer_of: Job(shared, of))  # type: ignore[misc]
@@ -167,7 +163,7 @@ def grouped(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=0.02)
 
 
-@check
+@CHECKS.check
 def groups_clipping_and_frozen_parameters() -> None:
     def make(shared: bool) -> Job:
         net = network()
@@ -191,13 +187,13 @@ def groups_clipping_and_frozen_parameters() -> None:
     same(jobs[0][1], jobs[1][1])
 
 
-@check
+@CHECKS.check
 def a_rank_without_parameters() -> None:
     job, _ = compare(lambda shared: Job(shared, adamw, places={"0": 0}))
     assert (weft.pp_rank() == 0) == bool(list(job.model.local_parameters()))
 
 
-@check
+@CHECKS.check
 def states_go_to_jobs_with_and_without_shares() -> None:
     job = Job(True, adamw)
     job.train(2)
@@ -231,7 +227,7 @@ def states_go_to_jobs_with_and_without_shares() -> None:
         del job
 
 
-@check
+@CHECKS.check
 def masters_are_shared_too() -> None:
     from weft.compat.modelparallel import interface as smp
 
@@ -307,7 +303,7 @@ def copied(content: Any) -> Any:
 # --- checkpoints --------------------------------------------------------------------------------------------
 
 
-@check
+@CHECKS.check
 def checkpoints_go_to_other_layouts() -> None:
     """Resumes what is in the folder, with and without shares, then saves its own."""
     for earlier in sorted(given.folder.glob("*/losses.json")):
@@ -344,7 +340,7 @@ def resume(job: Job, root: Path) -> None:
     job.steps = 2
 
 
-@check
+@CHECKS.check
 def all_replicas_have_to_save() -> None:
     from weft.checkpoint import meeting
 
@@ -357,18 +353,5 @@ def all_replicas_have_to_save() -> None:
     weft.barrier()
 
 
-def main() -> None:
-    global given
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--partitions", type=int)
-    parser.add_argument("checks", nargs="+", choices=CHECKS)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    for name in given.checks:
-        CHECKS[name]()
-        print(f"{name}: passed", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    CHECKS.run(sys.argv[1:], lambda: None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forking import run_script
+from tests.launching import run_script
 
 
 @pytest.mark.timeout(1200)

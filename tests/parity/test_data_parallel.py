@@ -10,7 +10,8 @@ import pytest
 
 from tests.launching import run_ranks
 
-from .jobs import ROOT
+from .data_parallel import CHECKS
+from .jobs import ROOT, pass_checks
 
 PATH = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
@@ -18,10 +19,8 @@ PATH = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("ranks", "algorithm"), [(2, "direct"), (2, "shared"), (4, "shared")])
 def test_replicas_train_as_ddp(ranks: int, algorithm: str):
-    job = Path(__file__).parent / "data_parallel.py"
-    env = {**PATH, "WEFT_CONFIG": json.dumps({"all_reduce": algorithm})}
-    done = run_ranks(ranks, job, env=env, timeout=800, warm=True).check()
-    assert done.stdout.count(" passed") == done.stdout.count("\n") > 10
+    env = {"WEFT_CONFIG": json.dumps({"all_reduce": algorithm})}
+    pass_checks("data_parallel.py", CHECKS, ranks, env=env, timeout=800)
 
 
 @pytest.mark.parametrize(

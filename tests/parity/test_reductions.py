@@ -12,7 +12,8 @@ import pytest
 
 from tests.launching import run_ranks
 
-from .jobs import ROOT
+from .jobs import ROOT, pass_checks
+from .reductions import CHECKS
 
 HERE = Path(__file__).parent
 PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
@@ -20,8 +21,7 @@ PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_algorithms_and_compressions_equal_brute_force(ranks: int):
-    done = run_ranks(ranks, HERE / "reductions.py", env=PATHS, timeout=500, warm=True).check()
-    assert done.stdout.count("passed") == 7 * ranks
+    pass_checks("reductions.py", CHECKS, ranks, timeout=500)
 
 
 def test_the_loss_is_that_of_single_precision():
@@ -54,7 +54,7 @@ def test_a_rank_that_is_missing_dead_or_different_is_named(tmp_path: Path):
         "DivergenceError: rank 0 adds up 1000 values of torch.float32 where rank 1 has 1001 of torch.float32: every "
         "rank must make the same calls"
     )
-    assert out[1].startswith("StallError: rank 0 waited 0.")
+    assert out[1].startswith("StallError: rank 0 waited ")
     assert "for rank 1 in a sum in shared memory: see what that rank does" in out[1]
     assert out[2].startswith(
         "PeerError: rank 1 failed: its process ended before it had done its part of a sum"

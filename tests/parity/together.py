@@ -7,10 +7,10 @@ Every rank asserts for itself; a job that ends well has passed.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
 import enum
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from tests.parity.compare import TOLERANCE, Comparison, copies, gradients
+from tests.parity.registry import Checks
 from weft.errors import DivergenceError, TransportError, UsageError
 from weft.torch.session import current
 
-CHECKS: dict[str, Callable[[], None]] = {}
+CHECKS = Checks()
 BIG = 40_000
 """Elements of a tensor that travels as a part of its own."""
 
@@ -39,11 +40,6 @@ class Result:
 
 class Odd(enum.Enum):
     ONE = 1
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    CHECKS[function.__name__] = function
-    return function
 
 
 @contextmanager
@@ -60,7 +56,7 @@ def told(kind: type[Exception], text: str) -> Iterator[None]:
 # --- objects ------------------------------------------------------------------------------------------------
 
 
-@check
+@CHECKS.check
 def objects_travel() -> None:
     rank, size = weft.rank(), weft.size()
     sent = {
@@ -93,7 +89,7 @@ def objects_travel() -> None:
     assert weft.allgather("x" * rank) == ["x" * number for number in range(size)]
 
 
-@check
+@CHECKS.check
 def groups_are_those_of_the_mesh() -> None:
     for axis in ("world", "mp", "dp", "tp", "pp", "rdp"):
         group = weft.CommGroup(axis)
@@ -113,7 +109,7 @@ def groups_are_those_of_the_mesh() -> None:
     weft.dp_barrier()
 
 
-@check
+@CHECKS.check
 def mistakes_are_told_before_anything_is_sent() -> None:
     other = 1 - weft.rank() if weft.rank() < 2 else 0
     with told(TransportError, "the object['x'][1] is of type __main__.Odd, which cannot travel"):
@@ -132,7 +128,7 @@ def mistakes_are_told_before_anything_is_sent() -> None:
     weft.barrier()
 
 
-@check
+@CHECKS.check
 def different_calls_meet_as_an_error() -> None:
     """Both ranks are told, at once, and the next calls are not disturbed."""
     one, two = (weft.rank() == 0, weft.rank() == 1)
@@ -193,7 +189,7 @@ def scaled_step(model: Any, scaler: Any, x: Tensor, y: Tensor) -> Tensor:
     return loss
 
 
-@check
+@CHECKS.check
 def the_scaler_agrees_on_every_rank() -> None:
     """An overflow that one rank sees skips the step of all; everything else is as with PyTorch's on one process."""
     for fused in (False, True):
@@ -265,7 +261,7 @@ def plain_step(model: Any, x: Tensor, y: Tensor) -> Tensor:
 MICROBATCHES, ROWS = 4, 8
 
 
-@check
+@CHECKS.check
 def batch_norm_over_replicas_is_that_of_one_process() -> None:
     """Microbatch m of all replicas together: statistics, gradients, running values, over steps and evaluation."""
     torch.manual_seed(2)
@@ -295,7 +291,7 @@ def batch_norm_over_replicas_is_that_of_one_process() -> None:
     assert comparison.ok, comparison.report()
 
 
-@check
+@CHECKS.check
 def few_samples_for_batch_norm_are_warned_of() -> None:
     torch.manual_seed(weft.dp_rank())
     with warnings.catch_warnings(record=True) as caught:
@@ -311,7 +307,7 @@ def few_samples_for_batch_norm_are_warned_of() -> None:
     assert all("(a.1 and 3 more) sees 15 samples at a time" in text for text in found)
 
 
-@check
+@CHECKS.check
 def the_loss_is_a_mean_over_the_global_batch() -> None:
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
@@ -336,7 +332,7 @@ def the_loss_is_a_mean_over_the_global_batch() -> None:
     assert comparison.ok, comparison.report()
 
 
-@check
+@CHECKS.check
 def data_is_shuffled_once_and_divided() -> None:
     torch.manual_seed(weft.rank())  # the seed of rank 0 counts
     data = list(range(16 * weft.dp_size()))
@@ -367,7 +363,7 @@ def data_is_shuffled_once_and_divided() -> None:
         weft.check_loader(iter([1]))
 
 
-@check
+@CHECKS.check
 def calls_inside_a_step_are_refused() -> None:
     model = weft.DistributedModel(nn.Linear(2, 2))
 
@@ -382,20 +378,12 @@ def calls_inside_a_step_are_refused() -> None:
     step(model, torch.ones(4, 2))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--partitions", type=int, required=True)
-    parser.add_argument("--pipeline", default="interleaved")
-    parser.add_argument("checks", nargs="*")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
+def start() -> None:
     warnings.simplefilter("error")
+    given = CHECKS.given
     settings = {"partitions": given.partitions, "microbatches": MICROBATCHES, "pipeline": given.pipeline}
     weft.init({**settings, "ddp": True})
-    for name in given.checks or CHECKS:
-        CHECKS[name]()
-        print(f"{name}: passed on rank {weft.rank()}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    CHECKS.run(sys.argv[1:], start)

@@ -14,9 +14,9 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO
+from typing import IO, ClassVar, Protocol
 
 from weft.errors import LaunchError
 from weft.launch.culprit import Blame, End, blame, is_failure, judged, only_victims, signal_name, victims_text
@@ -75,19 +75,39 @@ def usable_cores() -> int:
 
 def run(job: Job) -> int:
     """Runs a job to its end and returns the exit code for the launcher."""
-    with _Launcher(job) as launcher:
+    with Launcher(job) as launcher:
         return launcher.run()
 
 
-class _Launcher:
-    """One running job. All of it happens in the main thread."""
+class Process(Protocol):
+    """A rank's process: what the launcher uses of ``subprocess.Popen``."""
+
+    pid: int
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+
+    def poll(self) -> int | None:
+        """The exit code, or None while the process runs."""
+
+    def wait(self) -> int | None:
+        """The exit code, after the end of the process."""
+
+
+class Launcher:
+    """One running job. All of it happens in the main thread.
+
+    ``start_process`` starts one rank. The launcher calls it as it would call ``subprocess.Popen``. Tests set another
+    one, which forks ranks from a process that has imported PyTorch.
+    """
+
+    start_process: ClassVar[Callable[..., Process]] = subprocess.Popen
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._page, self._shared = Page.create(job.ranks)
         self._judge = Judge()
         self._host = host_name()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Process] = []
         self._ends: dict[int, End] = {}
         self._ordered = False
         self._stopped_by: list[int] = []
@@ -98,7 +118,7 @@ class _Launcher:
         self._shown = Streams(1, 2)
         self._held, self._master = free_port()
 
-    def __enter__(self) -> _Launcher:
+    def __enter__(self) -> Launcher:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -159,7 +179,7 @@ class _Launcher:
             die_with_parent(launcher)
 
         try:
-            process = subprocess.Popen(
+            process = self.start_process(
                 self._job.command,
                 env={**environ, **self._master, SHARED_FD: str(self._shared), MARK: self._guard.mark},
                 stdin=None if rank == 0 and not os.isatty(0) else subprocess.DEVNULL,
@@ -249,8 +269,8 @@ class _Launcher:
                 lines.flush()
         self._shown.push()
         for rank, process in enumerate(self._processes):
-            if rank not in self._ends and process.poll() is not None:
-                end = End(rank, process.pid, process.returncode, time.monotonic(), self._ordered)
+            if rank not in self._ends and (code := process.poll()) is not None:
+                end = End(rank, process.pid, code, time.monotonic(), self._ordered)
                 self._ends[rank] = end
                 self._guard.forget(process.pid)
 

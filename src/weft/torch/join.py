@@ -79,7 +79,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     if settings.partitions > 1:
         _connect(session)
     recording.start(session, recorder, session.channel)
-    matrix_products.use(quicker=not settings.deterministic)
+    matrix_products.multiplier.allowed = not settings.deterministic
     session.show_progress(wanted(place.rank, os.environ))
     monitor.note("")
     atexit.register(_leave)
@@ -113,7 +113,7 @@ def _change(session: Session, settings: Settings) -> None:
             settings, optimize=old.optimize, memory_weight=old.memory_weight
         )  # decided, see room
     session.use_settings(settings)
-    matrix_products.use(quicker=not settings.deterministic)
+    matrix_products.multiplier.allowed = not settings.deterministic
 
 
 def _connect(session: Session) -> None:

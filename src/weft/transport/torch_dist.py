@@ -66,10 +66,12 @@ DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 class TorchChannel:
     """This rank's end of a pipeline's network.
 
-    ``group``: a gloo group of the pipeline's ranks. ``device``: where arriving tensors go.
+    ``group``: a gloo group of the pipeline's ranks. The channel calls its ``rank()``, ``size()``, ``send`` and
+    ``recv``, so that tests can hand in one without processes. ``device``: where arriving tensors go.
     ``direct``: NCCL groups by (sender, receiver) position, or empty to stage CUDA tensors through the host.
     ``mailbox``: that of another channel, which this one fills too; its peers count -1, -2, ... there.
     ``rings``: memory and pipes to ranks of the same host, for CPU ranks; the channel closes them.
+    ``ranks``: the job's ranks of the group's members, as errors name them; PyTorch knows them for its own groups.
     ``stream``: where what arrives will be used, on a GPU.
     ``record(kind, peer, key, start_s, end_s)``, if one is set, is told of every message that has left ("send") or
     arrived ("recv", from its header on), on this channel's threads.
@@ -86,18 +88,19 @@ class TorchChannel:
         direct: dict[tuple[int, int], Any] | None = None,
         mailbox: Mailbox | None = None,
         rings: Rings | None = None,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         self.mailbox = mailbox or Mailbox()
         self._mirrored = mailbox is not None
-        self.rank = dist.get_rank(group)
-        self.ranks = dist.get_process_group_ranks(group)
+        self.rank, size = group.rank(), group.size()
+        self.ranks = list(ranks) if ranks is not None else dist.get_process_group_ranks(group)
         self.device = device
         self._group = group
         self._direct = direct or {}
         self._rings = rings
         self._pipes = rings.pipes if rings is not None else {}
-        self._late = [0] * dist.get_world_size(group)
-        self._sent = [0] * dist.get_world_size(group)
+        self._late = [0] * size
+        self._sent = [0] * size
         self._lock = threading.Lock()
         self._closing = False
         self._threads: list[threading.Thread] = []
@@ -105,7 +108,7 @@ class TorchChannel:
         self._posted = [Posted() for _ in self._sent]
         if device.type == "cuda":
             self.stream = torch.cuda.current_stream(device)
-        for peer in range(dist.get_world_size(group)):
+        for peer in range(size):
             self._pending.append(queue.SimpleQueue())
             if peer != self.rank:
                 for target in (self._receive, self._reap):

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 import weft.torch as weft
-from tests.forking import Forked
+from tests.warm import Ranks
 from weft.checkpoint.find import faults, look, saves
 from weft.torch.checkpoint import save, whole_file
 
@@ -83,7 +83,7 @@ def work(folder: Path, rank: int, number: int, ready: int, victim: int, phase: s
 def strike(folder: Path, number: int, victim: int, phase: str, background: bool, after_s: float) -> str:
     """One job, killed in a save; the newest tag that it left. Everything that is there is whole."""
     told, ready = os.pipe()
-    job = Forked(
+    job = Ranks(
         2,
         lambda rank: work(folder / "saves", rank, number, ready, victim, phase, background),
         folder / "output",
@@ -124,10 +124,10 @@ def main() -> None:
         number += 1
     assert left == {"t0", "t1", "t2"}
     damage(folder / "saves")
-    Forked(1, lambda rank: clean(folder / "saves"), folder / "output").check(WAIT_S)
+    Ranks(1, lambda rank: clean(folder / "saves"), folder / "output").check(WAIT_S)
     for phase in PHASES_OF_FULL:
         strike_full(folder, phase)
-    Forked(1, lambda rank: clean(folder / "full"), folder / "output").check(WAIT_S)
+    Ranks(1, lambda rank: clean(folder / "full"), folder / "output").check(WAIT_S)
     print("passed")
 
 
@@ -179,7 +179,7 @@ def strike_full(folder: Path, phase: str) -> None:
         save.reached = killer(phase)
         weft.save_checkpoint(root, "b", False, model=model, user_content=phase)
 
-    job = Forked(1, work, folder / "output")
+    job = Ranks(1, work, folder / "output")
     assert job.wait(WAIT_S) == {0: -signal.SIGKILL}, job.text()
     job.close()
     for tag in ("a", "b"):

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import weft.torch as weft
-from tests.forking import Forked
+from tests.warm import Ranks
 from weft.checkpoint import meeting
 from weft.errors import CheckpointError
 
@@ -115,7 +115,7 @@ def run(root: Path, number: int) -> None:
         if acts[at] is not end:
             weft.barrier()
 
-    job = Forked(len(acts), work, root / "output")
+    job = Ranks(len(acts), work, root / "output")
     callers = [at for at, act in enumerate(acts) if act not in CALLS]
     began = time.monotonic()
     ends = job.wait(WAIT_S, *callers)
@@ -150,7 +150,7 @@ def one_rank_cannot_write(root: Path) -> None:
         weft.resume_from_checkpoint(root, "better")
         weft.shutdown()
 
-    Forked(2, work, root / "output").check(WAIT_S)
+    Ranks(2, work, root / "output").check(WAIT_S)
 
 
 def main() -> None:

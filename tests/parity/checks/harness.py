@@ -26,6 +26,7 @@ from ..compare import (
     on_device,
     train_alone,
 )
+from ..registry import Checks
 from ..split import OptimizerOf, train_split
 
 RANKS = 2
@@ -33,16 +34,9 @@ ROWS = 8
 WIDTH = 16
 MICROBATCHES = 4
 
-CHECKS: dict[str, Callable[[], Any]] = {}
+CHECKS = Checks()
+check = CHECKS.check
 Places = Mapping[str, int]
-
-
-def check(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Makes a function one of the checks, under its own name."""
-    if function.__name__ in CHECKS:
-        raise ValueError(f"two checks named {function.__name__}")
-    CHECKS[function.__name__] = function
-    return function
 
 
 def start(microbatches: int = MICROBATCHES, **settings: Any) -> None:

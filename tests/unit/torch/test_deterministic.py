@@ -76,7 +76,7 @@ def test_runs_with_other_times_give_the_same_bits(ranks, words, tmp_path: Path):
     script.write_text(SCRIPT, encoding="utf-8")
     found = set()
     for slow in ("0", "4"):  # by its time this block would lie on a partition of its own
-        done = run_ranks(ranks, script, [slow, *words], launcher="weft").check()
+        done = run_ranks(ranks, script, [slow, *words], warm=True).check()
         found |= {line for line in done.stdout.splitlines() if line.startswith("RESULT")}
     assert len(found) == 1
 

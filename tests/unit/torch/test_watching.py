@@ -82,12 +82,12 @@ def test_a_terminal_shows_one_line_that_makes_room_for_others(partitions, tmp_pa
 
 def test_quiet_and_redirected_jobs_show_no_line_of_so_short_a_loop(tmp_path):
     assert " of 20 " not in on_a_terminal("--quiet", str(script(tmp_path, 1)), cwd=tmp_path)
-    done = run_ranks(2, script(tmp_path, 2), launcher="weft", options=["--log-dir", str(tmp_path)]).check()
+    done = run_ranks(2, script(tmp_path, 2), warm=True, options=["--log-dir", str(tmp_path)]).check()
     assert " of 20 " not in done.stderr + done.stdout
 
 
 def test_values_are_lines_of_json_of_the_first_rank(tmp_path):
-    run_ranks(2, script(tmp_path, 2), launcher="weft", options=["--log-dir", str(tmp_path / "log")]).check()
+    run_ranks(2, script(tmp_path, 2), warm=True, options=["--log-dir", str(tmp_path / "log")]).check()
     (path,) = (tmp_path / "log").glob("*.jsonl")
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert [line["step"] for line in lines] == list(range(20))

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -28,6 +29,8 @@ LIMIT_S = 30.0
 MESSAGES = 400
 KEYS = 7
 LARGE = 8 * 2**20  # numbers of 4 bytes: 32 MiB
+RINGS: dict[TorchChannel, Rings | None] = {}
+"""The memory that each channel has."""
 
 
 def take(channel: TorchChannel, key: Key) -> Message:
@@ -115,7 +118,8 @@ def many_large(channel: TorchChannel) -> None:
         payload = take(channel, Key(VALUE, 0, 0, number)).payload
         expected = torch.arange(size[0] * size[1]).view(size) + 1 - channel.rank + number
         assert torch.equal(payload, expected.t() if number % 2 else expected)
-    assert channel._rings is None or channel._rings.given(1 - channel.rank) > RING_BYTES
+    if (rings := RINGS.get(channel)) is not None:
+        assert rings.given(1 - channel.rank) > RING_BYTES
 
 
 def payloads_are_aligned(channel: TorchChannel) -> None:
@@ -223,13 +227,13 @@ def main(path: str, names: list[str]) -> None:
             group = dist.new_group([0, 1], backend="gloo")
             rings = Rings.connect(group) if shared else None
             channel = TorchChannel(group, torch.device("cpu"), rings=rings)
+            RINGS[channel] = rings
             CHECKS[name](channel)
             channel.close()
             if name != "peer_killed":
                 channel.join(10)
-                assert not any(thread.is_alive() for thread in channel._threads), (
-                    "a thread of the channel stays"
-                )
+                left = [thread.name for thread in threading.enumerate() if thread.name.startswith("weft-")]
+                assert not left, f"threads of the channel stay: {left}"
         print(f"{name} passed", flush=True)
     os._exit(0)  # after a failure no group can be taken down in good order
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import threading
 from collections.abc import Iterator
 
@@ -11,11 +10,13 @@ import pytest
 import torch
 
 from weft.errors import PeerError, TransportError
-from weft.transport.channel import VALUE, Key, Mailbox, Message
-from weft.transport.payloads import Payloads
+from weft.transport.channel import VALUE, Key, Message
 from weft.transport.pipes import Pipe
+from weft.transport.rings import Rings
 from weft.transport.segment import available
-from weft.transport.torch_dist import WORDS, TorchChannel, header_of
+from weft.transport.torch_dist import TorchChannel
+
+from .wires import Group, Pair, Wire
 
 pytestmark = pytest.mark.skipif(not available(), reason="pipes go with shared memory: Linux on x86-64")
 
@@ -100,6 +101,13 @@ class Narrow(Pipe):
         return self.tries % 2 == 0 and super().write(data)
 
 
+class PipesOnly(Rings):
+    """Pipes to the other rank, and no shared memory."""
+
+    def __init__(self, rank: int, pipe: Pipe) -> None:
+        super().__init__(rank, {}, {1 - rank: pipe})
+
+
 def test_headers_without_room_keep_their_order():
     """They are written later by the thread that waits for sends, and those after them queue behind."""
     ours, theirs = Narrow(), Pipe()
@@ -107,48 +115,46 @@ def test_headers_without_room_keep_their_order():
     theirs.connect(os.getpid(), ours.number)
     theirs.connected()
     ours.connected()
-    channels = [bare(0, {1: ours}), bare(1, {0: theirs})]
-    threads = [
-        threading.Thread(target=channels[0]._reap, args=(1,), daemon=True),
-        threading.Thread(target=channels[1]._receive, args=(0,), daemon=True),
-    ]
-    for thread in threads:
-        thread.start()
+    pair = Pair(rings=(PipesOnly(0, ours), PipesOnly(1, theirs)))
     for number in range(200):
-        channels[0].send(1, Message(Key(VALUE, 0, 0, 7), torch.tensor([number])))
-    mailbox = channels[1].mailbox
-    while mailbox.arrivals < 200:
+        pair.channels[0].send(1, Message(Key(VALUE, 0, 0, 7), torch.tensor([number])))
+    mailbox = pair.channels[1].mailbox
+    while mailbox.arrivals < 200 and mailbox.failure is None:
         mailbox.wait(mailbox.arrivals, 5.0)
     arrived = [mailbox.take(0, Key(VALUE, 0, 0, 7)).payload.item() for _ in range(200)]
     assert arrived == list(range(200))
+    assert not pair.wire.sent, "headers go through pipes alone"
+    pair.close()
+    assert not ours.writes and not theirs.writes, "the channels close their pipes"
+    assert mailbox.failure is None
+
+
+def test_a_pipe_whose_other_end_is_gone_is_told():
+    """A rank that ended leaves nothing else than its pipes' ends."""
+    ours, theirs, other = Pipe(), Pipe(), Pipe()
+    ours.connect(os.getpid(), theirs.number)
+    theirs.connect(os.getpid(), other.number)
+    theirs.connected()
+    other.connected()
+    channel = TorchChannel(
+        Group(1, Wire(), Wire()), torch.device("cpu"), rings=PipesOnly(1, theirs), ranks=[0, 1]
+    )
     ours.close()
-    mailbox.wait(mailbox.arrivals, 5.0)
-    assert isinstance(mailbox.failure, PeerError) and "at its other end is gone" in mailbox.failure.text
-    theirs.close()
-    channels[0]._pending[1].put(None)
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
+    channel.mailbox.wait(0, 60.0)
+    assert isinstance(channel.mailbox.failure, PeerError)
+    assert "at its other end is gone" in channel.mailbox.failure.text
+    channel.close()
+    channel.join()
+    other.close()
 
 
-def test_host_tensors_beside_a_gpu_stay_in_host_memory():
-    """The header tells: what else comes goes to the receiver's device, or straight there."""
-    sender, receiver = bare(0, {}), bare(1, {})
-    sender.device = receiver.device = torch.device("cuda", 0)
+def test_tensors_beside_the_device_stay_in_host_memory():
+    """The header tells: what else comes goes to the receiver's device, or straight there. Here that has no memory."""
+    pair = Pair("meta")
     content = torch.arange(6.0).view(2, 3).t()
-    words, payload, inline, direct = sender._pack(1, Message(Key(VALUE, 0, 0, 7), content))
-    header = header_of(words, inline)
-    assert payload is None and not direct
-    message = receiver._unpack(0, header, WORDS.unpack_from(header), Payloads(None, 0))
-    assert message.payload.device.type == "cpu" and torch.equal(message.payload, content)
-
-
-def bare(rank: int, pipes: dict[int, Pipe]) -> TorchChannel:
-    """A channel that has only pipes, without its threads."""
-    channel = object.__new__(TorchChannel)
-    channel.rank, channel.ranks, channel.device = rank, [0, 1], torch.device("cpu")
-    channel._group, channel._direct, channel._rings, channel._pipes = None, {}, None, pipes
-    channel._sent, channel._late, channel._closing = [0, 0], [0, 0], False
-    channel._lock, channel.mailbox = threading.Lock(), Mailbox()
-    channel._pending = [queue.SimpleQueue(), queue.SimpleQueue()]
-    return channel
+    pair.channels[0].send(1, Message(Key(VALUE, 0, 0, 7), content))
+    mailbox = pair.channels[1].mailbox
+    mailbox.wait(0, 60.0)
+    payload = mailbox.take(0, Key(VALUE, 0, 0, 7)).payload
+    assert payload.device.type == "cpu" and torch.equal(payload, content)
+    pair.close()

@@ -1,8 +1,8 @@
-"""Tensors into headers and back, without a second process: a fake group moves the bytes."""
+"""Tensors into headers and back, without a second process: a group of two in this one moves the bytes."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,83 +14,52 @@ from weft.errors import TransportError
 from weft.transport.channel import ALIGNMENT, TELL, VALUE, Key, Message
 from weft.transport.payloads import Payloads
 from weft.transport.posted import POSTED_BYTES, Posted
-from weft.transport.tags import AHEAD, ASKED, HEADERS
+from weft.transport.tags import AHEAD, ASKED
 from weft.transport.torch_dist import (
     DIMS,
     DTYPES,
-    HEADER_BYTES,
     INLINE_BYTES,
-    TorchChannel,
     dense,
     flat,
-    header_of,
 )
+
+from .wires import Group, Pair, Wire
 
 KEY = Key(VALUE, 3, 1, 2**40 + 5)
 
 
-class Done:
-    def wait(self) -> bool:
-        return True
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    """Two channels; each test sends over them."""
+    made = Pair()
+    yield made
+    made.close()
 
 
-class Arrival:
-    """A receive; like gloo's, it takes messages that are shorter than its buffer."""
-
-    def __init__(self, buffer: Tensor, queue: deque[Tensor]) -> None:
-        self.buffer, self.queue = buffer, queue
-
-    def wait(self) -> bool:
-        content = self.queue.popleft()
-        self.buffer[: len(content)] = content
-        return True
-
-
-class Wire:
-    """A process group of two whose messages lie in a queue for each tag."""
-
-    def __init__(self) -> None:
-        self.queues: dict[int, deque[Tensor]] = {HEADERS: deque(), AHEAD: deque(), ASKED: deque()}
-
-    def send(self, tensors: list[Tensor], peer: int, tag: int) -> Done:
-        self.queues[tag].append(tensors[0].clone())
-        return Done()
-
-    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> Arrival:
-        return Arrival(tensors[0], self.queues[tag])
-
-
-def bare_channel(wire: Wire) -> TorchChannel:
-    """A channel without threads and without a real group."""
-    channel = object.__new__(TorchChannel)
-    channel.rank, channel.device = 0, torch.device("cpu")
-    channel._group, channel._direct = wire, {}
-    return channel
-
-
-def round_trip(message: Message) -> tuple[Message, bool]:
+def round_trip(pair: Pair, message: Message) -> tuple[Message, bool]:
     """What arrives, and whether its payload travelled inside the header."""
-    wire = Wire()
-    channel = bare_channel(wire)
-    words, payload, inline, direct = channel._pack(1, message)
-    header = header_of(words, inline)
-    assert len(header) == HEADER_BYTES and not direct
-    if payload is not None:
-        wire.send([payload], 1, ASKED)
-    return channel._unpack(1, header, words, Payloads(wire, 1)), payload is None
+    before = pair.wire.sent[AHEAD] + pair.wire.sent[ASKED]
+    mailbox = pair.channels[1].mailbox
+    seen = mailbox.arrivals
+    pair.channels[0].send(1, message)
+    mailbox.wait(seen, 60.0)
+    assert mailbox.failure is None, mailbox.failure
+    arrived = mailbox.take(0, message.key)
+    assert arrived is not None
+    return arrived, pair.wire.sent[AHEAD] + pair.wire.sent[ASKED] == before
 
 
 def test_payloads_go_where_a_receive_is_posted():
     """Both sides count alike, whatever the sizes; small ones do not keep a large buffer alive."""
     wire, there = Wire(), Posted()
-    payloads = Payloads(wire, 1)
+    payloads = Payloads(Group(1, Wire(), wire), 0)
     for number, size in enumerate((900, 900, 5000, 900, 5000, 1000, POSTED_BYTES + 1, 5000)):
         sent = torch.full((size,), number, dtype=torch.uint8)
-        wire.send([sent], 1, AHEAD if there.takes(size) else ASKED)
+        wire.send(sent, AHEAD if there.takes(size) else ASKED)
         arrived = payloads.next(size)
         assert torch.equal(arrived, sent)
         assert arrived.untyped_storage().nbytes() <= 2 * size
-    assert not any(wire.queues.values())
+    assert all(messages.empty() for messages in wire.queues.values())
 
 
 def bits(tensor: Tensor) -> list[int]:
@@ -106,8 +75,8 @@ def filled(dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randint(0, 256, (count,), dtype=torch.uint8).view(dtype).reshape(shape)
 
 
-def assert_arrives(tensor: Tensor) -> bool:
-    arrived, inline = round_trip(Message(KEY, tensor, flag=True))
+def assert_arrives(pair: Pair, tensor: Tensor) -> bool:
+    arrived, inline = round_trip(pair, Message(KEY, tensor, flag=True))
     assert arrived.key == KEY and arrived.flag and arrived.text is None
     got = arrived.payload
     assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
@@ -118,15 +87,15 @@ def assert_arrives(tensor: Tensor) -> bool:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (2, 3), (7, 11, 13)], ids=str)
-def test_every_dtype_and_size_arrives_bit_by_bit(dtype: torch.dtype, shape: tuple[int, ...]):
+def test_every_dtype_and_size_arrives_bit_by_bit(pair: Pair, dtype: torch.dtype, shape: tuple[int, ...]):
     tensor = filled(dtype, *shape)
-    inline = assert_arrives(tensor)
+    inline = assert_arrives(pair, tensor)
     assert inline == (tensor.numel() * tensor.element_size() <= INLINE_BYTES)
 
 
 @pytest.mark.parametrize("size", [INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1])
-def test_the_limit_of_what_a_header_holds(size: int):
-    assert assert_arrives(filled(torch.uint8, size)) == (size <= INLINE_BYTES)
+def test_the_limit_of_what_a_header_holds(pair: Pair, size: int):
+    assert assert_arrives(pair, filled(torch.uint8, size)) == (size <= INLINE_BYTES)
 
 
 STRIDED = {
@@ -146,27 +115,27 @@ GAPPED = {
 
 
 @pytest.mark.parametrize("name", STRIDED)
-def test_dense_tensors_keep_their_strides(name: str):
+def test_dense_tensors_keep_their_strides(pair: Pair, name: str):
     tensor = STRIDED[name]
     assert dense(tensor) is tensor, "nothing is copied"
-    arrived, _ = round_trip(Message(KEY, tensor))
+    arrived, _ = round_trip(pair, Message(KEY, tensor))
     assert arrived.payload.stride() == tensor.stride()
     assert torch.equal(arrived.payload, tensor)
 
 
 @pytest.mark.parametrize("name", GAPPED)
-def test_others_are_copied_and_arrive_with_their_values(name: str):
+def test_others_are_copied_and_arrive_with_their_values(pair: Pair, name: str):
     tensor = GAPPED[name]
     copy = dense(tensor)
     assert copy is not tensor and not copy.is_conj() and not copy.is_neg()
     assert flat(copy).numel() == tensor.numel()
-    arrived, _ = round_trip(Message(KEY, tensor))
+    arrived, _ = round_trip(pair, Message(KEY, tensor))
     assert torch.equal(arrived.payload, tensor)
 
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_any_view_arrives_with_its_values(data: st.DataObject):
+def test_any_view_arrives_with_its_values(pair: Pair, data: st.DataObject):
     shape = data.draw(st.lists(st.integers(1, 5), max_size=4))
     tensor = torch.arange(torch.Size(shape).numel(), dtype=torch.int32).reshape(shape)
     tensor = tensor.permute(data.draw(st.permutations(range(len(shape)))))
@@ -174,49 +143,49 @@ def test_any_view_arrives_with_its_values(data: st.DataObject):
         start = data.draw(st.integers(0, tensor.shape[dim]))
         step = data.draw(st.integers(1, 2))
         tensor = tensor[(slice(None),) * dim + (slice(start, None, step),)]
-    assert_arrives(tensor)
+    assert_arrives(pair, tensor)
 
 
-def test_a_slice_does_not_send_the_memory_around_it():
+def test_a_slice_does_not_send_the_memory_around_it(pair: Pair):
     tensor = torch.arange(1000.0)[10:20]
-    assert assert_arrives(tensor), "ten numbers fit the header"
+    assert assert_arrives(pair, tensor), "ten numbers fit the header"
 
 
-def test_what_needs_a_gradient_arrives_without_graph():
+def test_what_needs_a_gradient_arrives_without_graph(pair: Pair):
     tensor = torch.randn(3, requires_grad=True) * 2
-    arrived, _ = round_trip(Message(KEY, tensor))
+    arrived, _ = round_trip(pair, Message(KEY, tensor))
     assert not arrived.payload.requires_grad and torch.equal(arrived.payload, tensor)
 
 
 @pytest.mark.parametrize("text", ["", "x", "naïve ✓", "long " * 1000])
-def test_texts_arrive(text: str):
-    arrived, _ = round_trip(Message(Key(TELL, 0, 0, 5), text=text, flag=True))
+def test_texts_arrive(pair: Pair, text: str):
+    arrived, _ = round_trip(pair, Message(Key(TELL, 0, 0, 5), text=text, flag=True))
     assert (arrived.text, arrived.payload, arrived.flag) == (text, None, True)
 
 
-def test_a_message_without_content_arrives():
-    arrived, inline = round_trip(Message(KEY))
+def test_a_message_without_content_arrives(pair: Pair):
+    arrived, inline = round_trip(pair, Message(KEY))
     assert arrived == Message(KEY) and inline
 
 
-def test_numbers_of_63_bits_fit_a_key():
+def test_numbers_of_63_bits_fit_a_key(pair: Pair):
     key = Key(TELL, 2**31, 2**20, 2**63 - 1)
-    assert round_trip(Message(key))[0].key == key
+    assert round_trip(pair, Message(key))[0].key == key
 
 
-def test_as_many_dims_as_the_header_has():
-    assert_arrives(torch.randn([1] * (DIMS - 1) + [2]))
+def test_as_many_dims_as_the_header_has(pair: Pair):
+    assert_arrives(pair, torch.randn([1] * (DIMS - 1) + [2]))
     with pytest.raises(TransportError, match=r"a tensor of torch\.float32 with 13 dims cannot be sent"):
-        round_trip(Message(KEY, torch.randn([1] * (DIMS + 1))))
+        round_trip(pair, Message(KEY, torch.randn([1] * (DIMS + 1))))
 
 
-def test_a_dtype_that_no_header_knows_is_an_error_that_lists_those_it_knows():
+def test_a_dtype_that_no_header_knows_is_an_error_that_lists_those_it_knows(pair: Pair):
     with pytest.raises(
         TransportError, match=r"a tensor of torch\.bits8 .*weft sends the dtypes torch\.float32"
     ):
-        round_trip(Message(KEY, torch.empty(2, dtype=torch.bits8)))
+        round_trip(pair, Message(KEY, torch.empty(2, dtype=torch.bits8)))
 
 
-def test_a_sparse_tensor_is_an_error_that_says_what_to_do():
+def test_a_sparse_tensor_is_an_error_that_says_what_to_do(pair: Pair):
     with pytest.raises(TransportError, match=r"layout torch\.sparse_coo cannot be sent .*use \.to_dense\(\)"):
-        round_trip(Message(KEY, torch.eye(3).to_sparse()))
+        round_trip(pair, Message(KEY, torch.eye(3).to_sparse()))

@@ -106,7 +106,8 @@ class Lost:
         return call
 
 
-def stored(store: Any, rank: int, ranks: int = 2, heartbeat: float = 0.6) -> Stored:
+def stored(store: Any, rank: int, ranks: int = 2, heartbeat: float = 60.0) -> Stored:
+    """A rank's board; a `heartbeat` that is short lets its silence be judged soon."""
     board = Stored(store, rank, ranks, interval=0.02)
     board.slot.open(heartbeat, 60)
     return board
@@ -137,7 +138,7 @@ def test_ranks_see_each_other_through_the_store():
 
 def test_a_rank_whose_signs_stop_is_judged_by_rank_0():
     store = torch_distributed.HashStore()
-    watching, frozen = stored(store, 0), stored(store, 1)
+    watching, frozen = stored(store, 0), stored(store, 1, heartbeat=0.05)
     frozen.beat()
     frozen.close()
     verdict = verdict_of(watching)
@@ -151,7 +152,7 @@ def test_a_rank_whose_signs_stop_is_judged_by_rank_0():
 
 def test_a_process_that_is_gone_is_told_at_once():
     store = torch_distributed.HashStore()
-    watching = stored(store, 0, heartbeat=60)
+    watching = stored(store, 0)
     gone = stored(store, 1)
     child = subprocess.Popen(["true"])
     child.wait()
@@ -177,7 +178,7 @@ def test_a_process_that_said_that_it_finished_is_not_missed():
         board._publish()
         return board
 
-    watching = stored(store, 0, heartbeat=60)
+    watching = stored(store, 0)
     ending(State.FINISHING)
     while not watching.signs():
         assert watching.beat() is None

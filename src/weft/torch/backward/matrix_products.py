@@ -30,69 +30,99 @@ GAIN = 0.75
 _SIZES = 512, 256, 512
 """The product that is measured: rows and columns of the result, length of the sums."""
 _TRIES = 5
-_may_measure = True
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """How long the call takes."""
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+class Multiplier:
+    """Multiplies by oneDNN what it multiplies quicker than PyTorch, and the rest by PyTorch.
+
+    Args:
+        onednn: oneDNN's product of two matrices.
+        seconds: How long a call takes.
+        least: See `LEAST`.
+        shortest: See `SHORTEST`.
+
+    Attributes:
+        allowed: Whether oneDNN may be used at all.
+    """
+
+    def __init__(
+        self,
+        onednn: Callable[[Tensor, Tensor], Tensor] = onednn_product,
+        seconds: Callable[[Callable[[], Any]], float] = seconds,
+        least: int = LEAST,
+        shortest: int = SHORTEST,
+    ) -> None:
+        self.allowed = True
+        self._onednn = onednn
+        self._seconds = seconds
+        self._least = least
+        self._shortest = shortest
+
+    def adder(self, held: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Callable[[], Any]:
+        """What adds ``factor`` times ``left @ right``, [n, k] and [k, m], to ``held`` [n, m]."""
+        if type(held) is Tensor and self._fits(left, right):
+            return functools.partial(self._add, held, left, right, factor)
+        return functools.partial(held.addmm_, left, right, alpha=factor)
+
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        """``left @ right``, [n, k] and [k, m]."""
+        return self._onednn(left, right) if self._fits(left, right) else left @ right
+
+    @functools.cached_property
+    def onednn_is_quicker(self) -> bool:
+        """By the shortest of some calls of each, in turns; not if this PyTorch lacks the operator, or has another."""
+        rows, columns, length = _SIZES
+        held, left, right = torch.zeros(rows, columns), torch.ones(rows, length), torch.ones(length, columns)
+        usual, other = [], []
+        try:
+            with torch.no_grad():
+                for _ in range(_TRIES):
+                    usual.append(self._seconds(lambda: held.addmm_(left, right)))
+                    other.append(self._seconds(lambda: self._add(held, left, right, 1)))
+        except (AttributeError, RuntimeError, TypeError):
+            return False
+        return min(other) < GAIN * min(usual)
+
+    def _fits(self, left: Tensor, right: Tensor) -> bool:
+        """Whether oneDNN can multiply these, and is quicker."""
+        return (
+            len(left) * right.numel() >= self._least
+            and min(*left.shape, *right.shape) >= self._shortest
+            and left.dtype is right.dtype is torch.float32
+            and left.is_cpu
+            and type(left) is type(right) is Tensor
+            and _is_dense(left)
+            and _is_dense(right)
+            and self.allowed
+            and bool(torch.backends.mkldnn.enabled)
+            and self.onednn_is_quicker
+        )
+
+    def _add(self, held: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
+        held.add_(self._onednn(left, right), alpha=factor)
+
+
+multiplier = Multiplier()
+"""That of this process."""
 
 
 def adder(held: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Callable[[], Any]:
-    """What adds ``factor`` times ``left @ right``, [n, k] and [k, m], to ``held`` [n, m]."""
-    if type(held) is Tensor and _fits(left, right):
-        return functools.partial(_add, held, left, right, factor)
-    return functools.partial(held.addmm_, left, right, alpha=factor)
+    """`Multiplier.adder` of this process."""
+    return multiplier.adder(held, left, right, factor)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right``, [n, k] and [k, m]."""
-    return onednn_product(left, right) if _fits(left, right) else left @ right
-
-
-def use(quicker: bool) -> None:
-    """Whether the quicker library may be used from now on, which is measured."""
-    global _may_measure
-    _may_measure = quicker
-
-
-def _fits(left: Tensor, right: Tensor) -> bool:
-    """Whether oneDNN can multiply these, and is quicker."""
-    return (
-        len(left) * right.numel() >= LEAST
-        and min(*left.shape, *right.shape) >= SHORTEST
-        and left.dtype is right.dtype is torch.float32
-        and left.is_cpu
-        and type(left) is type(right) is Tensor
-        and _is_dense(left)
-        and _is_dense(right)
-        and _may_measure
-        and bool(torch.backends.mkldnn.enabled)
-        and _is_quicker()
-    )
+    """`Multiplier.product` of this process."""
+    return multiplier.product(left, right)
 
 
 def _is_dense(matrix: Tensor) -> bool:
     """Without gaps between rows or columns: for some others oneDNN only has reference code, 1000 times slower."""
     return matrix.is_contiguous() or matrix.t().is_contiguous()
-
-
-def _add(held: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
-    held.add_(onednn_product(left, right), alpha=factor)
-
-
-@functools.cache
-def _is_quicker() -> bool:
-    """By the shortest of some calls of each, in turns; not if this PyTorch lacks the operator, or has another one."""
-    rows, columns, length = _SIZES
-    held, left, right = torch.zeros(rows, columns), torch.ones(rows, length), torch.ones(length, columns)
-    usual, other = [], []
-    try:
-        with torch.no_grad():
-            for _ in range(_TRIES):
-                usual.append(_seconds(lambda: held.addmm_(left, right)))
-                other.append(_seconds(lambda: _add(held, left, right, 1)))
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-    return min(other) < GAIN * min(usual)
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun

@@ -116,7 +116,7 @@ def make_plan(
     counted: bool = True,
 ) -> Plan:
     """Trace the step and place the model's units; on the rank that decides. ``link``: measured, for `auto`."""
-    traced = _trace(session, model, function, batch, counted)
+    traced = trace_step(session, model, function, batch, counted)
     if not any(record.calls for record in traced.records.values()):
         raise UsageError(
             "the step never called the model: call it inside the function that @weft.step decorates"
@@ -203,10 +203,13 @@ def _check_buffers(tree: Tree, opened: set[str]) -> None:
         )
 
 
-def _trace(
+def trace_step(
     session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, counted: bool
 ) -> Trace:
-    """A measured trace, or an estimated one for a model whose parameters are still to be made."""
+    """One microbatch of the step, measured; estimated for a model whose parameters are still to be made.
+
+    Runs on the rank that decides. ``counted``: the step says itself what its microbatches weigh.
+    """
     delayed = has_delayed(model.module)
     args, kwargs = replace(batch.slice(0), copy_argument, attributes=False)
     if delayed:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.torch.backward import matrix_products
-from weft.torch.backward.matrix_products import adder, product
+from weft.torch.backward.matrix_products import GAIN, Multiplier
 from weft.torch.backward.weight_gradients import run_all
+from weft.torch.pytorch.private import onednn_product
 
 from .test_weight_gradients import DEFERRED, WHOLE, Applied, apart, backward, in_halves
 
@@ -22,24 +22,23 @@ pytestmark = pytest.mark.skipif(
 ROWS, COLUMNS, LENGTH = 256, 320, 128
 
 
-@pytest.fixture
-def quicker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """oneDNN counts as the quicker library, whatever the machine is."""
-    monkeypatch.setattr(matrix_products, "_is_quicker", lambda: True)
+class Measured(Multiplier):
+    """oneDNN counts as the quicker library, whatever the machine is. `by_onednn`: how many products it made."""
+
+    onednn_is_quicker = True
+
+    def __init__(self, **limits: int) -> None:
+        super().__init__(onednn=self.note, **limits)
+        self.by_onednn = 0
+
+    def note(self, left: Tensor, right: Tensor) -> Tensor:
+        self.by_onednn += 1
+        return onednn_product(left, right)
 
 
 @pytest.fixture
-def by_onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[None]]:
-    """A note for each product by oneDNN."""
-    noted: list[None] = []
-    usual = matrix_products.onednn_product
-
-    def note(left: Tensor, right: Tensor) -> Tensor:
-        noted.append(None)
-        return usual(left, right)
-
-    monkeypatch.setattr(matrix_products, "onednn_product", note)
-    yield noted
+def measured() -> Measured:
+    return Measured()
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -60,18 +59,18 @@ LAYOUTS: dict[str, Callable[[int, int], Tensor]] = {
 
 @pytest.mark.parametrize("right", LAYOUTS)
 @pytest.mark.parametrize("left", LAYOUTS)
-def test_every_layout_gives_the_product(left: str, right: str, quicker: None, by_onednn: list[None]):
+def test_every_layout_gives_the_product(left: str, right: str, measured: Measured):
     one, other = LAYOUTS[left](ROWS, LENGTH), LAYOUTS[right](LENGTH, COLUMNS)
     wide, other_wide = one.contiguous().double(), other.contiguous().double()
     exact = wide @ other_wide
     bound = LENGTH * 2**-24 * (wide.abs() @ other_wide.abs())  # Higham, Accuracy and Stability, (3.13)
-    assert ((product(one, other) - exact).abs() <= bound).all()
+    assert ((measured.product(one, other) - exact).abs() <= bound).all()
     held = torch.ones(ROWS, COLUMNS)
     memory = held.data_ptr()
-    adder(held, one, other, 0.5)()
+    measured.adder(held, one, other, 0.5)()
     assert held.data_ptr() == memory
     assert ((held - 1 - exact / 2).abs() <= bound + 2**-24 * held.abs()).all()
-    assert len(by_onednn) == (2 if {left, right} <= {*DENSE} else 0)
+    assert measured.by_onednn == (2 if {left, right} <= {*DENSE} else 0)
 
 
 class Own(Tensor):
@@ -90,30 +89,32 @@ class Own(Tensor):
     ],
     ids=["small", "narrow", "empty", "64 bits", "16 bits", "a subclass"],
 )
-def test_what_gains_nothing_stays_with_pytorch(
-    operands: tuple[Tensor, Tensor], quicker: None, by_onednn: list[None]
-):
-    assert torch.equal(product(*operands), operands[0] @ operands[1])
+def test_what_gains_nothing_stays_with_pytorch(operands: tuple[Tensor, Tensor], measured: Measured):
+    assert torch.equal(measured.product(*operands), operands[0] @ operands[1])
     held = torch.ones(len(operands[0]), operands[1].shape[1], dtype=operands[0].dtype)
     expected = held.clone().addmm_(*operands, alpha=2)
-    adder(held, *operands, 2)()
+    measured.adder(held, *operands, 2)()
     assert torch.equal(held, expected)
-    assert not by_onednn
+    assert not measured.by_onednn
 
 
-def test_with_pytorchs_switch_off_nothing_goes_to_onednn(
-    quicker: None, by_onednn: list[None], monkeypatch: pytest.MonkeyPatch
-):
+def test_with_pytorchs_switch_off_nothing_goes_to_onednn(measured: Measured, monkeypatch: pytest.MonkeyPatch):
     operands = numbers(ROWS, LENGTH), numbers(LENGTH, COLUMNS)
-    product(*operands)
-    assert len(by_onednn) == 1
+    measured.product(*operands)
+    assert measured.by_onednn == 1
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    product(*operands)
-    assert len(by_onednn) == 1
+    measured.product(*operands)
+    assert measured.by_onednn == 1
+
+
+def test_where_it_is_not_allowed_nothing_goes_to_onednn(measured: Measured):
+    measured.allowed = False
+    measured.product(numbers(ROWS, LENGTH), numbers(LENGTH, COLUMNS))
+    assert not measured.by_onednn
 
 
 @pytest.mark.parametrize(("onednn_s", "quicker"), [(1.0, True), (1.8, False), (2.5, False)])
-def test_the_quicker_library_is_measured(onednn_s: float, quicker: bool, monkeypatch: pytest.MonkeyPatch):
+def test_the_quicker_library_is_measured(onednn_s: float, quicker: bool):
     """PyTorch's products take 2 s here, and each first one much longer."""
     times = iter([30.0, 40.0] + [2.0, onednn_s] * 4)
 
@@ -121,25 +122,22 @@ def test_the_quicker_library_is_measured(onednn_s: float, quicker: bool, monkeyp
         call()
         return next(times)
 
-    monkeypatch.setattr(matrix_products, "_seconds", seconds)
-    assert matrix_products._is_quicker.__wrapped__() is quicker
+    assert quicker is (onednn_s < GAIN * 2.0)
+    assert Multiplier(seconds=seconds).onednn_is_quicker is quicker
 
 
-def test_a_pytorch_with_another_operator_multiplies_by_itself(monkeypatch: pytest.MonkeyPatch):
+def test_a_pytorch_with_another_operator_multiplies_by_itself():
     def other(*_: Any) -> Tensor:
         raise RuntimeError("expected at most 5 arguments")
 
-    monkeypatch.setattr(matrix_products, "onednn_product", other)
-    assert not matrix_products._is_quicker.__wrapped__()
+    assert not Multiplier(onednn=other).onednn_is_quicker
 
 
 @pytest.mark.parametrize("name", [*DEFERRED, *WHOLE])
-def test_gradients_by_onednn_are_those_of_autograd(
-    name: str, quicker: None, by_onednn: list[None], monkeypatch: pytest.MonkeyPatch
-):
+def test_gradients_by_onednn_are_those_of_autograd(name: str, monkeypatch: pytest.MonkeyPatch):
     """In halves and at once, also the smallest products."""
-    monkeypatch.setattr(matrix_products, "LEAST", 1)
-    monkeypatch.setattr(matrix_products, "SHORTEST", 1)
+    measured = Measured(least=1, shortest=1)
+    monkeypatch.setattr(matrix_products, "multiplier", measured)
     monkeypatch.setattr("weft.torch.backward.weight_gradients.FUSED_BYTES", 0)
     use, x, *shapes = {**DEFERRED, **WHOLE}[name]
     expected, of_x = backward(Applied(use, *shapes), x)
@@ -149,18 +147,19 @@ def test_gradients_by_onednn_are_those_of_autograd(
     _, also_of_x = apart(net, x, 2, lambda task: task.at_once(), at_once=True)
     torch.testing.assert_close(([p.grad for p in net.parameters()], also_of_x), (expected, of_x))
     multiplies = name in ("linear", "linear without bias", "matmul", "operator", "addmm", "a vector")
-    assert len(by_onednn) == 4 * multiplies
+    assert measured.by_onednn == 4 * multiplies
 
 
-def test_a_large_layer_learns_by_onednn(quicker: None, by_onednn: list[None]):
+def test_a_large_layer_learns_by_onednn(measured: Measured, monkeypatch: pytest.MonkeyPatch):
     """Whose first gradient is made, the next added to."""
+    monkeypatch.setattr(matrix_products, "multiplier", measured)
     torch.manual_seed(0)
     net = nn.Linear(LENGTH, COLUMNS)
     x = numbers(3, ROWS, LENGTH)
     tasks: list[Any] = []
     apart(net, x, 2, tasks.append)
     run_all(tasks)
-    assert len(by_onednn) == 2
+    assert measured.by_onednn == 2
     exact, _ = backward(copy.deepcopy(net).double(), x.double())
     assert net.weight.grad is not None
     assert exact[0] is not None

@@ -45,7 +45,7 @@ def test_errors_of_a_bucket_are_not_fed_back_into_the_next_one(tmp_path: Path):
     script.write_text(SCRIPT, encoding="utf-8")
     found = []
     for words in ((), ("before",)):
-        done = run_ranks(2, script, words, launcher="weft").check()
+        done = run_ranks(2, script, words, warm=True).check()
         found.append({line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT" in line})
     assert found[0] == found[1] and len(found[0]) == 1
     assert any(json.loads(found[0].pop()))

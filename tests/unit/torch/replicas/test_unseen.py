@@ -47,12 +47,12 @@ WORDS = "module.last.weight needs gradients since the model was called the last 
 def test_modules_inside_of_the_model_called_after_requires_grad_changed(words, tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    done = run_ranks(2, script, words, launcher="weft")
+    done = run_ranks(2, script, words, warm=True)
     assert done.returncode != 0 and WORDS in done.stderr and "RESULT" not in done.stdout
 
 
 def test_the_model_called_after_requires_grad_changed(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    done = run_ranks(2, script, ["model"], launcher="weft").check()
+    done = run_ranks(2, script, ["model"], warm=True).check()
     assert len({line.partition("RESULT")[2] for line in done.stdout.splitlines() if "RESULT" in line}) == 1
