@@ -13,7 +13,6 @@ OF_TENSORS = {
     "_weft_owner": None,  # the partition that holds a parameter, or a buffer that the model writes
     "_weft_buffer": False,  # whether the tensor is a buffer of a model that is split
     "_weft_made": None,  # in the watching pass of a trace: who made the tensor, a ``Made``
-    "_weft_made_by": None,  # while flows are watched: the unit that made the tensor
     "_weft_operation": None,  # in the watching pass: the ``Operations`` and the number of the one that made the tensor
     "_weft_placed": False,  # in a reference run: whether the tensor would have a place in a split step
 }
