@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.torch.backward.matrix_products import GAIN, Multiplier
 from weft.torch.backward import matrix_products
+from weft.torch.backward.matrix_products import GAIN, Multiplier
 from weft.torch.backward.weight_gradients import run_all
 from weft.torch.pytorch.private import onednn_product
 
