@@ -23,10 +23,14 @@ hypothesis.settings.register_profile("weft", deadline=None)
 hypothesis.settings.load_profile("weft")
 
 LONG = (
-    "tests/fuzz/test_fuzz.py", "tests/parity/test_checkpoints.py", "tests/parity/test_zoo.py",
-    "tests/parity/test_schedules.py", "tests/parity/test_behaviour.py", "tests/fault/test_training.py",
-    "tests/fault/test_saving.py", "tests/parity/test_shares.py", "tests/parity/test_smdistributed.py",
-    "tests/scripts/test_scripts.py", "tests/unit/test_examples.py", "tests/unit/test_docs.py",
+    "tests/fuzz/test_fuzz.py", "tests/parity/test_behaviour.py", "tests/parity/test_zoo.py",
+    "tests/parity/test_schedules.py", "tests/unit/test_benchmarks.py", "tests/fault/test_training.py",
+    "tests/parity/test_checkpoints.py", "tests/fault/test_launchers.py", "tests/fault/test_launched.py",
+    "tests/fault/test_saving.py", "tests/unit/test_docs.py", "tests/parity/test_data_parallel.py",
+    "tests/parity/test_reductions.py", "tests/parity/test_shares.py", "tests/parity/test_smdistributed.py",
+    "tests/parity/test_sharded.py", "tests/unit/test_examples.py", "tests/fault/test_waits.py",
+    "tests/fault/test_streams.py", "tests/unit/test_wheel.py", "tests/unit/torch/test_watching.py",
+    "tests/scripts/test_scripts.py",
     "tests/integrations/test_ray.py", "tests/integrations/test_lightning.py", "tests/integrations/test_transformers.py",
     "tests/integrations/test_accelerate.py", "tests/integrations/test_fabric.py",
 )  # fmt: skip

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import weft.torch as weft
 from tests.parity.compare import TOLERANCE, Comparison, copies, device, largest_of
 
-STEPS = 20
+STEPS = 8
 TINY = 0.001
 """MiB: a bucket for nearly every parameter."""
 
