@@ -201,14 +201,15 @@ WAYS = {
     r"\.read_text\(": {"profiler", "runtime", "watch", "transport", "report", "launch", "cli/verify.py"},
     r"\.read_bytes\(": {"profiler/recorder.py"},
     r"csv\.reader\(": {"schedule/file.py"},
-    r"pickle\.(loads?|Unpickler)\(": {"torch/tensors/content.py", "torch/tensors/packing.py"},
+    r"pickle\.(loads?|Unpickler)\(": {"torch/tensors/serialise.py"},
     r"torch\.load\(": {"torch/checkpoint/formats/torch_file.py", "compat/written.py"},
     r"safe_open\(": {"torch/checkpoint/formats/source.py"},
     r"\.isdigit\(|\.isdecimal\(": {"foreign.py", "profiler/recorder.py", "launch/guard.py"},
     r"int\((os\.)?environ": set(),
     r"json\.loads\(": {
-        "foreign.py", "watch", "report/chrome.py", "launch", "cli/verify.py", "checkpoint/shard.py",
-        "checkpoint/meeting.py", "compat/modelparallel/optimizer.py", "plan/chosen.py", "session", "torch",
+        "foreign.py", "watch", "report/chrome.py", "launch", "cli/verify.py", "checkpoint/agree.py",
+        "checkpoint/meeting.py", "checkpoint/save.py", "checkpoint/shard.py",
+        "compat/modelparallel/optimizer.py", "plan/chosen.py", "session", "torch",
     },
 }  # fmt: skip
 """What reads from outside, and where it may stand: what the kernel says, what ranks of the job tell each other,
@@ -233,7 +234,8 @@ def test_files_of_torch_and_checkpoints_are_no_messages():
     """What reads files does not parse JSON by itself."""
     root = Path(weft.__file__).parent / "torch"
     files = ("export", "named_state", "older_scripts", "tensor_files", "whole_file")
-    readers = [root / "tensors" / "content.py", *(root / "checkpoint" / f"{name}.py" for name in files)]
+    values = (root / "tensors" / name for name in ("serialise.py", "saved_values.py"))
+    readers = [*values, *(root / "checkpoint" / f"{name}.py" for name in files)]
     for path in [*readers, *(root / "checkpoint" / "formats").glob("*.py")]:
         assert "json.loads(" not in path.read_text(encoding="utf-8"), path
 

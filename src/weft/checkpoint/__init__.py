@@ -9,4 +9,7 @@
     <path>/.lock                         held by the job that writes here
 
 Nothing here knows a framework's tensors: a tensor is a name, a dtype, a shape and a range of bytes.
+
+    save     the ranks meet (meeting), each writes its part (part), and the save appears (folder, index, shard)
+    agree    the ranks find (find) a save that is whole, the same on all of them
 """

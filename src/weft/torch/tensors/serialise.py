@@ -11,7 +11,6 @@ one member, whose name is a tag:
     $bytes       base64, or where they lie        $dtype, $device    text
     $int         hexadecimal, from 64 bits on     $float             "nan", "inf", "-inf"
     $pickle      as $bytes, only where the caller allows pickle
-
     in messages only:  $frozenset, $size  list      $ordered  as $dict     $complex  text
                        $bytearray  as $bytes        $dataclass  [module, name, {field: value}]
 
@@ -227,7 +226,7 @@ class Decoder:
 
 
 class Form(NamedTuple):
-    """How the values of a tag are written and read."""
+    """How the values of one tag are written and read: a row of `FORMS`."""
 
     write: Callable[[Encoder, Any, str, int], Any]
     read: Callable[[Decoder, Any, int], Any]
@@ -267,6 +266,7 @@ _TAGS: dict[type, str] = {
     dict: "$dict", OrderedDict: "$ordered", defaultdict: "$default", argparse.Namespace: "$namespace",
     torch.dtype: "$dtype", torch.device: "$device",
 }  # fmt: skip
+"""``$default`` is in no row of `FORMS`: files write a ``defaultdict`` as a dict, messages refuse it."""
 _BASES = (bytes, bytearray, argparse.Namespace)
 
 
