@@ -53,7 +53,7 @@ class CallCheck:
         for index, log in pipeline.logs.items():
             if log and self._told.get(index) != len(log):
                 self._told[index] = len(log)
-                text = json.dumps([len(log), described(log[-1])])
+                text = json.dumps([len(log), describe(log[-1])])
                 for peer in pipeline.others():
                     pipeline.channel.send(peer, Message(Key(WHERE, self._step, index, 0), text=text))
         for peer in pipeline.others():
@@ -117,7 +117,7 @@ class CallCheck:
         if numbers == pipeline.latest.get(pipeline.rank):
             return ""
         pipeline.latest[pipeline.rank] = numbers
-        return json.dumps([numbers, {self._number(call): described(call) for call in self._new}])
+        return json.dumps([numbers, {self._number(call): describe(call) for call in self._new}])
 
     def _take(self, peer: int, message: Message) -> None:
         """All calls of a peer have arrived."""
@@ -145,7 +145,7 @@ class CallCheck:
                 zip(self._pipeline.logs.get(index, ()), theirs, strict=False)
             ):
                 if self._number(call) != number:
-                    self._refuse(index, place + 1, described(call), peer, texts.get(number, "something else"))
+                    self._refuse(index, place + 1, describe(call), peer, texts.get(number, "something else"))
         for other, index, number, text in self._open:
             theirs = calls[index] if other != peer and index < len(calls) else []
             if len(theirs) >= number and texts.get(theirs[number - 1], text) != text:
@@ -156,7 +156,7 @@ class CallCheck:
         log = self._pipeline.logs.get(index, [])
         if len(log) < number:
             return False
-        mine = described(log[number - 1])
+        mine = describe(log[number - 1])
         if mine != text:
             self._refuse(index, number, mine, peer, text)
         return True
@@ -181,10 +181,10 @@ def name_of(what: Any) -> str:
     return str(what.name) if hasattr(what, "serial") else function_name(what)
 
 
-def described(key: Sequence[Any]) -> str:
+def describe(key: Sequence[Any]) -> str:
     """A call as its signature has it: a function or module, and its arguments.
 
-    >>> described([torch.add, True, torch.Size([2, 3]), torch.float32, 1])
+    >>> describe([torch.add, True, torch.Size([2, 3]), torch.float32, 1])
     'torch.add(float32[2, 3], 1) (grad mode on)'
     """
     what, *parts = key

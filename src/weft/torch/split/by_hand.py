@@ -90,7 +90,7 @@ def wishes(root: nn.Module, default: int, partitions: int) -> dict[str, int]:
     return found
 
 
-def manual(
+def place_by_hand(
     tree: Tree, root: nn.Module, default: int, partitions: int
 ) -> tuple[set[str], list[Piece], list[int]]:
     """The units and places that the user's wishes give: as large as a wish reaches."""

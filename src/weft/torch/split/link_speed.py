@@ -85,7 +85,7 @@ def _there_and_back(channel: Channel, me: int, content: torch.Tensor, number: in
     return (time.perf_counter() - start_s) / 2
 
 
-def company(session: Session) -> AbstractContextManager[Any]:
+def keep_others_busy(session: Session) -> AbstractContextManager[Any]:
     """Inside, the ranks that do not decide keep their processors busy: the deciding one measures what a step will find,
     where all compute at once."""
     return busy(session.device.type == "cpu" and session.position("pp") > 0)

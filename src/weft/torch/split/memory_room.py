@@ -55,7 +55,7 @@ def fits(pieces: Sequence[Piece], partitions: Sequence[int], settings: Settings,
     return max(taken) <= ROOM * available
 
 
-def decided(settings: Settings, optimize: str) -> Settings:
+def decide_optimize(settings: Settings, optimize: str) -> Settings:
     """The settings with that for ``optimize`` where they leave it open."""
     if settings.optimize != "auto":
         return settings

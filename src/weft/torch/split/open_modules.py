@@ -132,7 +132,7 @@ def _candidates(tree: Tree, choice: Choice) -> list[str]:
     return [name for name in names if tree.openable(name) and not tree.writes(name)][:CANDIDATES]
 
 
-def turned(tree: Tree, settings: Settings, layout: Sequence[int], most: int) -> Iterator[Choice]:
+def turn_choices(tree: Tree, settings: Settings, layout: Sequence[int], most: int) -> Iterator[Choice]:
     """Choices for a V whose turn is one stage, with first stages of different sizes; at most so many.
 
     Large modules are opened, but not cut where that sends much more than elsewhere; tied units lie on one rank.

@@ -32,10 +32,10 @@ from weft.torch.placed.plan import Plan, PlannedUnit, is_below
 from weft.torch.session.collectives import agree_on
 from weft.torch.session.divergence import from_first_rank
 from weft.torch.session.session import Session
-from weft.torch.split.automatic import Watch, choose_automatically, placed
-from weft.torch.split.by_hand import manual
-from weft.torch.split.link_speed import MeasuredLink, company, measure_link
-from weft.torch.split.memory_room import decided, device_bytes, fits, limit_bytes
+from weft.torch.split.automatic import Watch, choose_automatically, place_units
+from weft.torch.split.by_hand import place_by_hand
+from weft.torch.split.link_speed import MeasuredLink, keep_others_busy, measure_link
+from weft.torch.split.memory_room import decide_optimize, device_bytes, fits, limit_bytes
 from weft.torch.split.open_modules import Choice, graph_of, piece_costs
 from weft.torch.split.unit_tree import Piece, Tree
 from weft.torch.tensors.microbatch_weights import Padding
@@ -68,7 +68,7 @@ def partition_models(
     measured = KINDS[session.settings.pipeline].measured and session.chosen is None
     link = measure_link(session) if measured else None
     for model in models:
-        with nullcontext() if link is None else company(session):
+        with nullcontext() if link is None else keep_others_busy(session):
             text = agree_on(
                 session, functools.partial(_plan_text, session, model, function, batch, link, counted)
             )
@@ -82,11 +82,7 @@ def partition_models(
         session.streams.numpy = session.streams.numpy or plan.numpy
         model.finish_partition(plan)
         if session.settings.optimize == "auto" and plan.optimize or plan.optimize == "memory":
-            session.settings = replace_fields(
-                session.settings,
-                optimize=plan.optimize,  # type: ignore[arg-type]
-                memory_weight=plan.memory_weight,
-            )
+            session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)
         if session.rank == 0:
             placement = plan.placement(session.settings.partitions, session.settings.microbatches)
             log.info("Partition assignments:\n%s", placement.tables())
@@ -162,11 +158,11 @@ def _decide(
 
     Time comes first; memory only where ranks have too little of it.
     """
-    settings = decided(session.settings, "speed")
+    settings = decide_optimize(session.settings, "speed")
     found, chosen = _place(session, settings, model, tree, link)
     available = device_bytes(session)
     if session.settings.optimize == "auto" and not fits(found.pieces, found.partitions, settings, available):
-        settings = decided(session.settings, "memory")
+        settings = decide_optimize(session.settings, "memory")
         log.info(
             'a split by time alone leaves less than 30 % of %s on a rank: optimize is "memory"',
             format_bytes(available),
@@ -179,7 +175,7 @@ def _place(
     session: Session, settings: Settings, model: DistributedModel, tree: Tree, link: MeasuredLink | None
 ) -> tuple[Choice, Chosen | None]:
     if not settings.auto_partition:
-        opened, pieces, partitions = manual(
+        opened, pieces, partitions = place_by_hand(
             tree, model.module, settings.default_partition, settings.partitions
         )
         return Choice(frozenset(opened), pieces, partitions, partitions, [], 0.0), None
@@ -188,7 +184,7 @@ def _place(
         log.info("%s:\n%s", settings.pipeline, chosen.reasons)
         return choice, chosen
     links = FREE if session.chosen is None else session.chosen.links
-    return placed(tree, settings, links, layout(settings, session.chosen)).placement, None
+    return place_units(tree, settings, links, layout(settings, session.chosen)).placement, None
 
 
 def _check_buffers(tree: Tree, opened: set[str]) -> None:

@@ -178,11 +178,11 @@ class Tree:
         if not fixed:
             return
         for record in self.glue(pieces):
-            before(fixed, record.order).add(cost_of(record))
+            last_before(fixed, record.order).add(cost_of(record))
         fixed[-1].add(cost_of(self.trace.around))  # a loss, in most steps
         for piece in pieces:
             if piece.floating:
-                before(fixed, piece.order).add(piece.unit)
+                last_before(fixed, piece.order).add(piece.unit)
         for parameter, at in self.glue_parameters(pieces):
             at.parameters[id(parameter)] = parameter
 
@@ -195,7 +195,7 @@ class Tree:
             for number, order in record.parameters_used.items():
                 used[number] = min(order, used.get(number, order))
         rest = [p for p in self.root.parameters() if id(p) not in owned]
-        return [(p, before(fixed, used.get(id(p), 0))) for p in rest] if fixed else []
+        return [(p, last_before(fixed, used.get(id(p), 0))) for p in rest] if fixed else []
 
     def _tie(self, pieces: list[Piece]) -> None:
         """Number groups of units that must lie together."""
@@ -234,7 +234,7 @@ class Tree:
                 piece.tied = numbers.setdefault(find(piece.name), len(numbers))
 
 
-def before(pieces: list[Piece], order: float) -> Piece:
+def last_before(pieces: list[Piece], order: float) -> Piece:
     """The last piece that was first called no later than ``order``; the first one if none was."""
     earlier = [piece for piece in pieces if piece.order <= order]
     return earlier[-1] if earlier else pieces[0]
