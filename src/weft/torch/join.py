@@ -35,7 +35,7 @@ from weft.torch.verify.self_check import check
 from weft.transport.torch_dist import TorchChannel
 from weft.visible import keep_log_visible
 from weft.watch.monitor import Limits
-from weft.watch.progress import wanted
+from weft.watch.progress import open_progress
 
 
 def init(config: Mapping[str, Any] | None = None) -> None:
@@ -79,7 +79,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         _connect(session)
     recording.start(session, recorder, session.channel)
     matrix_products.use(quicker=not settings.deterministic)
-    session.show_progress(wanted(place.rank, os.environ))
+    session.show_progress(open_progress(place.rank, os.environ))
     monitor.note("")
     atexit.register(_leave)
 

@@ -29,7 +29,7 @@ def pair() -> Iterator[tuple[Pipe, Pipe]]:
     for one, other in (pipes, pipes[::-1]):
         one.connect(os.getpid(), other.number)
     for pipe in pipes:
-        pipe.connected()
+        pipe.release_lent()
     yield pipes
     for pipe in pipes:
         pipe.close()
@@ -105,8 +105,8 @@ def test_headers_without_room_keep_their_order():
     ours, theirs = Narrow(), Pipe()
     ours.connect(os.getpid(), theirs.number)
     theirs.connect(os.getpid(), ours.number)
-    theirs.connected()
-    ours.connected()
+    theirs.release_lent()
+    ours.release_lent()
     channels = [bare(0, {1: ours}), bare(1, {0: theirs})]
     threads = [
         threading.Thread(target=channels[0]._reap, args=(1,), daemon=True),

@@ -68,7 +68,7 @@ class CallCheck:
                 self._take(peer, message)
         for peer in self._ended:
             self._compare_all(peer)
-        self._open = [one for one in self._open if not self._compared(*one)]
+        self._open = [one for one in self._open if not self._is_alike(*one)]
 
     def end(self, microbatch: Microbatch) -> None:
         """All microbatches have run here. The first rank compares all that the others have called in the step.
@@ -151,7 +151,7 @@ class CallCheck:
             if len(theirs) >= number and texts.get(theirs[number - 1], text) != text:
                 self._refuse(index, number, texts[theirs[number - 1]], other, text, peer)
 
-    def _compared(self, peer: int, index: int, number: int, text: str) -> bool:
+    def _is_alike(self, peer: int, index: int, number: int, text: str) -> bool:
         """Whether that call has been made here, too, and alike."""
         log = self._pipeline.logs.get(index, [])
         if len(log) < number:

@@ -21,7 +21,7 @@ from weft.config import Settings
 from weft.graph.model import Graph
 from weft.partition.chain.chain import split
 from weft.partition.cost import unit_costs
-from weft.plan.late import latest, shifted
+from weft.plan.late import least_step, shift_cuts
 from weft.plan.turn import turns
 from weft.torch.split.unit_tree import Piece, Tree
 from weft.torch.trace.record import Record
@@ -65,7 +65,7 @@ def choose(
     """The best choice found; deterministic for a given trace.
 
     ``partition_of_stage``: one stage each by default; ``late``: what part of the loads before it counts with each
-    stage's own (:func:`~weft.plan.late.latest`).
+    stage's own (:func:`~weft.plan.late.least_step`).
     """
     layout = list(partition_of_stage or range(settings.partitions))
     tried: dict[frozenset[str], Choice] = {}
@@ -168,7 +168,7 @@ def _place(
     costs = piece_costs(pieces, settings)
     if stages is None:
         groups = [piece.tied for piece in pieces]
-        stages = shifted(costs, split(costs, len(layout), groups), len(layout), late, groups)
+        stages = shift_cuts(costs, split(costs, len(layout), groups), len(layout), late, groups)
     closed = _close(tree, opened, pieces, stages)
     if closed != opened:
         where = {piece.name: at for piece, at in zip(pieces, stages, strict=True)}
@@ -185,7 +185,7 @@ def _place(
     home = _homes(tree, pieces)
     crossing_s = sum(map(_crossing_s, tree.trace.operations.crossing(home, partitions)))
     extra_s = CALL_S * calls + crossing_s
-    score = latest(loads, late) + (1.0 - settings.memory_weight) * extra_s / time_s + 1e-6 * len(pieces)
+    score = least_step(loads, late) + (1.0 - settings.memory_weight) * extra_s / time_s + 1e-6 * len(pieces)
     return Choice(frozenset(opened), pieces, stages, partitions, costs, score, calls, crossing_s)
 
 

@@ -225,7 +225,7 @@ def _trace(
             with on_meta(model.module) if delayed else nullcontext():
                 for thing in (function, args, kwargs, *(other.module for other in session.models)):
                     kept.note(thing)
-                traced = _traced(session, model.module, run, kept, delayed)
+                traced = _trace_by_settings(session, model.module, run, kept, delayed)
         except BaseException as error:
             session.monitor.locate(error)
             raise
@@ -238,7 +238,9 @@ def on_meta_device(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
 
 
-def _traced(session: Session, root: nn.Module, run: Callable[[], Any], kept: Kept, delayed: bool) -> Trace:
+def _trace_by_settings(
+    session: Session, root: nn.Module, run: Callable[[], Any], kept: Kept, delayed: bool
+) -> Trace:
     if not delayed and session.settings.deterministic:
         with Clock() as clock:
             return trace(root, run, session.device, session.streams, clock, kept=kept)
@@ -267,7 +269,12 @@ def _plan(
 ) -> Plan:
     units = [
         PlannedUnit(
-            unit, at, round(cost, 5), _writes(traced, unit.name), stage, traced.records[unit.name].calls > 0
+            unit,
+            at,
+            round(cost, 5),
+            _count_writes(traced, unit.name),
+            stage,
+            traced.records[unit.name].calls > 0,
         )
         for unit, stage, at, cost in zip(graph_of(pieces).units, stages, partitions, costs, strict=True)
     ]
@@ -283,13 +290,13 @@ def _plan(
         parameters = dict.fromkeys(names.values(), 0)
     attributes = own(traced.attributes, [unit.name for unit in units])
     return Plan(
-        tuple(units), parameters, _written(tree, traced, where, pieces), traced.numpy, attributes=attributes,
+        tuple(units), parameters, _place_buffers(tree, traced, where, pieces), traced.numpy, attributes=attributes,
         toggled=tuple(sorted(traced.toggled)),
-        serial=_serial(traced, [unit.name for unit in units]),
+        serial=_must_follow(traced, [unit.name for unit in units]),
     )  # fmt: skip
 
 
-def _serial(traced: Trace, units: Sequence[str]) -> bool:
+def _must_follow(traced: Trace, units: Sequence[str]) -> bool:
     """Whether microbatches must not overlap, because one would see what another writes into parameters and buffers.
 
     The backward pass may need a parameter as it was, or code outside of its unit writes or reads it. Buffers of no unit
@@ -319,7 +326,7 @@ def _serial(traced: Trace, units: Sequence[str]) -> bool:
     return bool(found)
 
 
-def _writes(traced: Trace, name: str) -> int:
+def _count_writes(traced: Trace, name: str) -> int:
     """How often a microbatch calls the unit, if it leaves something to the next one: buffers, attributes."""
     written = traced.written_buffers | traced.replaced_buffers | traced.written_parameters.keys()
     keeps = any(is_below(buffer, name) for buffer in written) or any(
@@ -328,7 +335,7 @@ def _writes(traced: Trace, name: str) -> int:
     return traced.records[name].calls if keeps else 0
 
 
-def _written(tree: Tree, traced: Trace, where: dict[str, int], pieces: list[Piece]) -> dict[str, int]:
+def _place_buffers(tree: Tree, traced: Trace, where: dict[str, int], pieces: list[Piece]) -> dict[str, int]:
     """The partition of each buffer that the model writes: its unit's, else that of the unit before its module."""
     buffers = {}
     for buffer in sorted(traced.written_buffers):
