@@ -261,7 +261,7 @@ class StepRun:
             result = self._step.function(*args, **kwargs)
             self._step.note_training(trains())
             with glue.lifted():
-                drawn = bool(program.drawn) or session.streams.drawn(mix(session.seed, index))
+                drawn = bool(program.drawn) or session.streams.has_drawn_since(mix(session.seed, index))
                 self._drew |= drawn
                 result = self._returned.deliver(program, result)
         program.close()

@@ -30,15 +30,22 @@ FLAGS = {True: "on", False: "off"}
 
 
 class CallCheck:
-    """What the ranks of a pipeline call in one ``step``. ``ranks``: they, by position in the job."""
+    """Compares what the ranks of a pipeline call in one ``step``.
+
+    Args:
+        pipeline: Has the calls of this rank's microbatches, and hears those of the others.
+        ranks: The ranks of the pipeline, by their numbers in the job.
+        step: The number of the step.
+    """
 
     def __init__(self, pipeline: Pipeline, ranks: Sequence[int], step: int) -> None:
         self._pipeline = pipeline
         self._ranks = ranks
         self._step = step
         self._told: dict[int, int] = {}
-        """By microbatch the number of calls that it had made when the others were told."""
+        """How many calls each microbatch had made when the other ranks were told."""
         self._open: list[tuple[int, int, int, str]] = []
+        """What other ranks have told and this one has yet to call: peer, microbatch, number of the call, its text."""
         self._new: list[Sequence[Any]] = []
         """Calls that no step before has made."""
         self._ended: set[int] = set()
@@ -46,7 +53,11 @@ class CallCheck:
         pipeline.logs.clear()
 
     def look(self, waited_s: float) -> None:
-        """This rank has waited so long; :class:`DivergenceError` if another one waits at another call."""
+        """Tell the others at which call this rank waits, and compare; ``waited_s``: how long it has waited.
+
+        Raises:
+            DivergenceError: Another rank has made another call.
+        """
         if waited_s < PATIENCE_S:
             return
         pipeline = self._pipeline
@@ -93,7 +104,7 @@ class CallCheck:
         return Key(WHERE, self._step, 0, 1)
 
     def _number(self, call: Sequence[Any]) -> int:
-        """The same on every rank for the same call."""
+        """A number that every rank gives the same call."""
         calls = self._pipeline.calls
         number = calls.get(call)
         if number is None:
@@ -104,14 +115,14 @@ class CallCheck:
         return number
 
     def _numbers(self) -> list[int]:
-        """Those of all calls."""
+        """The numbers of all calls of this rank, in order."""
         known = self._pipeline.calls
         calls = [call for _, log in sorted(self._pipeline.logs.items()) for call in log]
         numbers = [known.get(call) for call in calls]
         return [self._number(call) for call in calls] if None in numbers else numbers  # type: ignore[return-value]
 
     def _text(self) -> str:
-        """The numbers of all calls, and the texts of those that are new; nothing if it is as in the step before."""
+        """The numbers of all calls, and the texts of new calls; nothing if this step is as the one before."""
         pipeline = self._pipeline
         numbers = self._numbers()
         if numbers == pipeline.latest.get(pipeline.rank):

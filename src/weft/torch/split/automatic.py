@@ -48,7 +48,9 @@ STEPS = 20
 def choose_automatically(
     tree: Tree, settings: Settings, link: MeasuredLink, memory_bytes: float | None
 ) -> tuple[Chosen, Choice]:
-    """The best schedule, and the placement on its stages; of those that need too much memory if none fits it.
+    """The best schedule, and the placement on its stages. If no schedule fits the memory, the best of all.
+
+    ``link``: what messages between the first two ranks take; ``memory_bytes``: what a rank has, if that is limited.
 
     Raises:
         PlacementError: If the units cannot be placed on the stages of any schedule.
@@ -107,7 +109,7 @@ def links_of(tree: Tree, link: MeasuredLink) -> Links:
 
 
 def place_units(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
-    """The units on stages with these ranks."""
+    """The units on stages. ``layout``: the rank of each stage."""
     ranks = settings.partitions
     if KINDS[settings.pipeline].chunks == (1, 1) and ahead(settings) and settings.microbatches > 1:
         return _place_shifted(tree, settings, links, layout)
@@ -120,10 +122,11 @@ def place_units(tree: Tree, settings: Settings, links: Links, layout: Sequence[i
 
 
 def _place_shifted(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
-    """One stage a rank, the first ones larger than the last by what makes the simulated step the shortest.
+    """The units on one stage a rank: the first stages may be larger than the last, so that the step is the shortest.
 
-    What crosses counts, too. Loads are even where simulating all placements is more than `EFFORT`, and where units that
-    share a parameter send microbatches back: the last rank does not end first then.
+    The step is simulated, and what crosses counts, too. Loads are even where simulating all placements is more than
+    `EFFORT`. They are even as well where units that share a parameter send microbatches back: then the last rank does
+    not end first.
     """
     made = schedule_for(settings, None, settings.microbatches)
     most = (1.0 - settings.memory_weight) / settings.microbatches
@@ -175,14 +178,14 @@ def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:
 
 
 class Watch:
-    """Compares steps with the prediction; see the module."""
+    """Compares the first steps with their prediction, once."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[float, dict[str, float]]] = []
         self.done = False
 
     def add(self, session: Session, step_s: float, microbatches: int) -> None:
-        """After each step, on every rank. The same step is the last one everywhere."""
+        """Count one more step, on every rank. After ``STEPS`` of them all ranks compare."""
         assert session.chosen is not None and session.executor is not None
         spans = session.executor.spans
         if self.done or microbatches != session.chosen.schedule.microbatches:

@@ -163,7 +163,10 @@ def _place(
     stages: list[int] | None = None,
     late: float = 0.0,
 ) -> Choice:
-    """The units on their stages, by default as even as ``late`` wants them; without opened modules that need not be."""
+    """The units on their stages, and what that costs. Modules that need not be open are closed again.
+
+    ``stages``: where the units go; by default as even as ``late`` wants them.
+    """
     pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
     costs = piece_costs(pieces, settings)
     if stages is None:
@@ -195,7 +198,7 @@ def _homes(tree: Tree, pieces: list[Piece]) -> dict[str, int]:
 
 
 def _crossing_s(size: int) -> float:
-    """What a tensor of so many bytes and its gradient cost where they cross."""
+    """What a tensor of ``size`` bytes and its gradient cost where they cross, in seconds."""
     return CROSSING_S + 2 * size / BYTES_PER_S
 
 
