@@ -17,8 +17,8 @@ from weft.torch.execution.entry_points import install
 from weft.torch.model import DistributedModel
 from weft.torch.session import current
 from weft.torch.session.collectives import agree_on
-from weft.torch.split.automatic import links_of, placed
-from weft.torch.split.link_speed import company, measure_link
+from weft.torch.split.automatic import links_of, place_units
+from weft.torch.split.link_speed import keep_others_busy, measure_link
 from weft.torch.split.partition_models import trace_step
 from weft.torch.split.unit_tree import Tree
 from weft.torch.step import Step
@@ -43,7 +43,7 @@ def predictions(
         (found,) = search(
             settings.partitions,
             settings.microbatches,
-            functools.partial(placed, tree, own, FREE),  # as without `auto`, which measures the link
+            functools.partial(place_units, tree, own, FREE),  # as without `auto`, which measures the link
             links_of(tree, link),
             tried=[Option(name, chunks=chunks_of(name, settings.chunks))],
             ahead=ahead(own),
@@ -58,7 +58,7 @@ def predictions(
             raise RuntimeError("; ".join(faults))
         return json.dumps({one.option.schedule: one.step_s for one in found})
 
-    with company(session):
+    with keep_others_busy(session):
         return json.loads(agree_on(session, decide))
 
 

@@ -21,7 +21,7 @@ LONGEST = 1800
 """Characters of an error that are printed; more of them come from what was given."""
 
 
-def told(text: str) -> str:
+def printable(text: str) -> str:
     """An error as it is printed: what was given may be long, or steer a terminal."""
     return cut(visible(text, LINES), LONGEST)
 
@@ -30,7 +30,7 @@ class _Parser(argparse.ArgumentParser):
     """Tells a mistake in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {told(message)}; see {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: error: {printable(message)}; see {self.prog} --help\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except WeftError as error:
-        print(f"weft {options.command}: error: {told(str(error))}", file=sys.stderr)
+        print(f"weft {options.command}: error: {printable(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         if not _nobody_reads():

@@ -97,7 +97,7 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     asked = _read(options)
-    found = _by_file(asked) if options.schedule == "file" else choices(asked.placer, _tried(options))
+    found = _by_file(asked) if options.schedule == "file" else choices(asked.placer, _options_asked(options))
     best = found[0]
     if best.fault:
         raise PlacementError(_no_choice(options.schedule, found))
@@ -169,7 +169,7 @@ def _read(options: argparse.Namespace) -> _Asked:
     )
 
 
-def _tried(asked: argparse.Namespace) -> list[Option] | None:
+def _options_asked(asked: argparse.Namespace) -> list[Option] | None:
     """The options of the schedule that was asked for; None for all."""
     name, chunks = asked.schedule, asked.chunks
     if name == "auto":

@@ -66,7 +66,7 @@ def main(options: argparse.Namespace) -> int:
         if against:
             rows.append(Row(name, "", "", "", f"left out: {against}"))
             continue
-        code, told = compared(options, name)
+        code, told = run_and_compare(options, name)
         settings = settings or next((Settings(**one["settings"]) for one in told), None)
         good = good and not code and bool(told) and not any(one.get("fault") for one in told)
         rows += [row(name, one) for one in told]
@@ -77,7 +77,7 @@ def main(options: argparse.Namespace) -> int:
     return 0 if good else 1
 
 
-def compared(options: argparse.Namespace, name: str) -> tuple[int, list[dict[str, Any]]]:
+def run_and_compare(options: argparse.Namespace, name: str) -> tuple[int, list[dict[str, Any]]]:
     """The exit code of a job with that schedule, and what it has told of each step."""
     with tempfile.TemporaryDirectory(prefix="weft-verify-") as folder:
         path = Path(folder) / "report"

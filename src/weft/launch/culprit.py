@@ -80,7 +80,7 @@ def only_victims(ends: Sequence[End], failures: Sequence[Failure], signs: Mappin
     return bool(failed) and failed <= victims and all(failure.victim for failure in failures)
 
 
-def judged(verdict: Verdict, ends: Sequence[End]) -> Blame:
+def blame_by(verdict: Verdict, ends: Sequence[End]) -> Blame:
     """The same for a job that was ended because of a verdict."""
     rank = verdict.ranks[0]
     code = next((end.code for end in ends if end.rank == rank and end.code > 0), 1)

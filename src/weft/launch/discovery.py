@@ -248,7 +248,7 @@ def _openmpi(place: Place, environ: Mapping[str, str]) -> Place:
     names = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "OMPI_MCA_orte_precondition_transports")
     job = ":".join([uri, *(environ.get(name, "") for name in names)])
     return replace(
-        place, leader=found and (found[1] or found[2]), port=derived_port(job) if found else None, job=job
+        place, leader=found and (found[1] or found[2]), port=port_of_job(job) if found else None, job=job
     )
 
 
@@ -265,7 +265,7 @@ def _slurm(place: Place, environ: Mapping[str, str]) -> Place:
     return replace(place, leader=next(hosts, None), port=port, job=f"{number}.{step}")
 
 
-def derived_port(job: str) -> int:
+def port_of_job(job: str) -> int:
     """A port that follows from what only this job has."""
     return PORTS.start + int(hashlib.sha256(job.encode()).hexdigest()[:8], 16) % len(PORTS)
 

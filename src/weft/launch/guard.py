@@ -83,13 +83,13 @@ def _groups(text: str) -> set[int]:
 def end_marked(mark: str) -> None:
     """Kills the processes of a job until there are none."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (left := marked(mark)) and time.monotonic() < deadline:
+    while (left := find_marked(mark)) and time.monotonic() < deadline:
         for pid in left:
             _kill(pid)
         time.sleep(0.01)
 
 
-def marked(mark: str) -> list[int]:
+def find_marked(mark: str) -> list[int]:
     """The living processes of this user that carry a job's mark; none where there is no /proc."""
     wanted = f"{MARK}={mark}".encode()
     found = []

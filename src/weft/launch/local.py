@@ -19,7 +19,16 @@ from dataclasses import dataclass, field
 from typing import IO, ClassVar, Protocol
 
 from weft.errors import LaunchError
-from weft.launch.culprit import Blame, End, blame, is_failure, judged, only_victims, signal_name, victims_text
+from weft.launch.culprit import (
+    Blame,
+    End,
+    blame,
+    blame_by,
+    is_failure,
+    only_victims,
+    signal_name,
+    victims_text,
+)
 from weft.launch.discovery import SHARED_FD
 from weft.launch.environ import free_port, rank_environ
 from weft.launch.guard import MARK, Guard
@@ -301,7 +310,7 @@ class Launcher:
         self._settle(verdict)
         failures = read_reports(self._page)
         ends = list(self._ends.values())
-        found = judged(verdict, ends) if verdict else blame(ends, failures, self._page.signs(), self._host)
+        found = blame_by(verdict, ends) if verdict else blame(ends, failures, self._page.signs(), self._host)
         assert found is not None
         self._drain()
         self._report(found, victims_text(failures, found.rank))

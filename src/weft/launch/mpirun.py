@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from weft.errors import LaunchError
-from weft.launch.discovery import MASTER, derived_port, discover
+from weft.launch.discovery import MASTER, discover, port_of_job
 
 LOOPBACK = "127.0.0.1"
 _HANDED_ON = (
@@ -62,7 +62,7 @@ def torchrun_environ(environ: Mapping[str, str]) -> dict[str, str]:
     leader = LOOPBACK if place.one_host or place.leader is None else place.leader
     numbers = {
         "RANK": place.rank, "WORLD_SIZE": place.world_size, "LOCAL_RANK": place.local_rank,
-        "LOCAL_WORLD_SIZE": place.local_size, "MASTER_PORT": derived_port(f"{place.job} master"),
+        "LOCAL_WORLD_SIZE": place.local_size, "MASTER_PORT": port_of_job(f"{place.job} master"),
     }  # fmt: skip
     found = {name: str(value) for name, value in numbers.items()}
     return {**found, "MASTER_ADDR": leader, MASTER: f"{leader}:{found['MASTER_PORT']}"}

@@ -91,7 +91,7 @@ def schedule_for(settings: Settings, chosen: Chosen | None, microbatches: int) -
         name = (
             "interleaved" if kind.measured else settings.pipeline
         )  # nothing is measured for a split by hand
-        return _made(name, settings.partitions, microbatches, active, chunks)
+        return _make(name, settings.partitions, microbatches, active, chunks)
     if chosen.schedule.microbatches == microbatches:
         return chosen.schedule
     option = chosen.option
@@ -109,7 +109,7 @@ def schedule_for(settings: Settings, chosen: Chosen | None, microbatches: int) -
             None,
             chosen.schedule.rank_of_stage,
         )
-    return _made(
+    return _make(
         option.like or option.schedule, settings.partitions, microbatches, option.active, option.chunks
     )
 
@@ -150,5 +150,5 @@ def most_in_flight(settings: Settings) -> int:
 
 
 @functools.lru_cache(16)
-def _made(name: str, ranks: int, microbatches: int, active: int | None, chunks: int | None) -> Schedule:
+def _make(name: str, ranks: int, microbatches: int, active: int | None, chunks: int | None) -> Schedule:
     return schedule.make(name, ranks, microbatches, active=active, chunks=chunks)

@@ -33,7 +33,7 @@ def explain(found: Sequence[Found]) -> str:
     else:
         lines.append("no choice is possible")
     if good[BEST:]:
-        lines += _listed("slower: ", good[BEST:])
+        lines += _wrap("slower: ", good[BEST:])
     reasons: dict[str, list[Found]] = {}
     for one in found:
         if one.fault:
@@ -41,11 +41,11 @@ def explain(found: Sequence[Found]) -> str:
     if reasons:
         lines.append("fell out:")
     for fault, group in reasons.items():
-        lines += _listed(f"  {fault}: ", group)
+        lines += _wrap(f"  {fault}: ", group)
     return "\n".join(lines)
 
 
-def _listed(what: str, group: Sequence[Found]) -> list[str]:
+def _wrap(what: str, group: Sequence[Found]) -> list[str]:
     text = what + "; ".join(str(one.option) for one in group)
     return textwrap.wrap(
         text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False

@@ -22,10 +22,10 @@ PARTS = (0.25, 0.5, 0.75, 1.0)
 """What parts of ``late`` to try, besides none."""
 
 
-def latest(loads: Sequence[float], late: float) -> float:
+def least_step(loads: Sequence[float], late: float) -> float:
     """The least that a step takes, in the unit of the loads.
 
-    >>> latest([4, 4], late=1 / 4), latest([4, 3], late=1 / 4)
+    >>> least_step([4, 4], late=1 / 4), least_step([4, 3], late=1 / 4)
     (5.0, 4.0)
     """
     before = most = 0.0
@@ -35,14 +35,14 @@ def latest(loads: Sequence[float], late: float) -> float:
     return most
 
 
-def shifted(
+def shift_cuts(
     costs: Sequence[float],
     stages: Sequence[int],
     count: int,
     late: float,
     groups: Sequence[int | str | None] | None = None,
 ) -> list[int]:
-    """The stages of all units, of ``count``, with each cut where :func:`latest` is nearest to its least.
+    """The stages of all units, of ``count``, with each cut where :func:`least_step` is nearest to its least.
 
     That is the same for all stages if those up to r (from 0) have 1 - (1 - late)^(r + 1) of what all count ones have
     by this formula. No stage is left without units that may move.
@@ -54,7 +54,7 @@ def shifted(
         late: What part of the loads before it counts with each stage's own, from 0 to below 1; with 0 nothing moves.
         groups: A number for each unit: units with the same one lie together; None for a unit on its own.
 
-    >>> shifted([1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1, 1], count=2, late=1 / 2)
+    >>> shift_cuts([1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1, 1], count=2, late=1 / 2)
     [0, 0, 0, 0, 0, 1, 1, 1]
     """
     groups = groups or [None] * len(costs)

@@ -92,10 +92,10 @@ def search(
             found.append(Found(option, fault=_line(error)))
             continue
         if layout not in placed:
-            placed[layout] = _placed(place, layout)
+            placed[layout] = _try_to_place(place, layout)
         one = evaluate.choice(option, layout, placed[layout])
         if one.fault and one.placed is not None and memory_bytes is not None and within is not None:
-            other = evaluate.choice(option, layout, _placed(within, option))
+            other = evaluate.choice(option, layout, _try_to_place(within, option))
             one = one if other.placed is None else other
         found.append(one)
     return sorted(found, key=merit)
@@ -112,7 +112,7 @@ def merit(found: Found) -> tuple[bool, float, int, bool]:
 T = TypeVar("T")
 
 
-def _placed(place: Callable[[T], Placed], where: T) -> Placed | str:
+def _try_to_place(place: Callable[[T], Placed], where: T) -> Placed | str:
     """Units on stages, or why that cannot be."""
     try:
         return place(where)

@@ -249,10 +249,10 @@ class Placer:
     def __call__(self, rank_of_stage: Sequence[int]) -> Placed:
         """The units on stages, without a limit on memory."""
         if self.ranks > 1 and tuple(rank_of_stage) == Option("list", like="v").layout(self.ranks):
-            return self._turned(tuple(rank_of_stage))
+            return self._place_turn(tuple(rank_of_stage))
         chunks, layout = self._layout(rank_of_stage)
         held = held_by(self.ranks, self.microbatches, chunks, layout)
-        return self._placed(chunks, layout, held, ())
+        return self._place(chunks, layout, held, ())
 
     def within(self, option: Option) -> Placed:
         """The units on the stages of an option, so that what it keeps fits the memory of each rank.
@@ -265,7 +265,7 @@ class Placer:
         if option.like is None and not option.recompute:
             held = held_by_stage(_pattern(option, self.ranks, self.microbatches))
         devices = tuple(Device(memory_bytes=size) for size in self.memory_bytes or ())
-        return self._placed(chunks, layout, held, devices)
+        return self._place(chunks, layout, held, devices)
 
     def _layout(self, rank_of_stage: Sequence[int]) -> tuple[int, str]:
         chunks = len(rank_of_stage) // self.ranks
@@ -277,7 +277,7 @@ class Placer:
             f"dealt out in turn or as a V, {self.ranks} for each chunk"
         )
 
-    def _turned(self, rank_of_stage: tuple[int, ...]) -> Placed:
+    def _place_turn(self, rank_of_stage: tuple[int, ...]) -> Placed:
         """The units on the stages of a V whose turn is one stage; units of a group are on one rank."""
         problem = Problem(
             self.graph, self.ranks, chunks=2, layout="v", memory_weight=self.memory_weight, copies=self.copies
@@ -294,7 +294,7 @@ class Placer:
                 found.append(stages_of(self.graph, stages, rank_of_stage, placement=placement))
         return best_turn(found, self.ranks, self.microbatches, self.links)
 
-    def _placed(self, chunks: int, layout: str, held: tuple[int, ...], devices: tuple[Device, ...]) -> Placed:
+    def _place(self, chunks: int, layout: str, held: tuple[int, ...], devices: tuple[Device, ...]) -> Placed:
         key = (chunks, layout, held, devices)
         if key not in self._known:
             problem = Problem(

@@ -51,7 +51,7 @@ def page(title: str, entries: Sequence[Entry]) -> str:
         "legend": _legend({span.kind for entry in entries for span in entry.timeline.spans}),
         "open": " open" if ranks <= OPEN_RANKS else "",
         "tables": "".join(map(_table, entries)),
-        "data": embedded(_data(entries)),
+        "data": embed(_data(entries)),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
@@ -69,7 +69,7 @@ def _hash(source: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
-def embedded(value: Any) -> str:
+def embed(value: Any) -> str:
     """JSON for a script element: no text in it can end the element or begin another one."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 

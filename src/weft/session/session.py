@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -169,6 +169,14 @@ class Session:
         self.chosen = self.watch = None
         if self.executor is not None:
             self.executor.wait_timeout_s = wait_timeout_s(settings)
+
+    def decide(self, **decided: Any) -> None:
+        """Put what was decided in the place of settings that were left open; all else stays."""
+        self.settings = replace(self.settings, **decided)
+
+    def begin_draws(self, seed: int) -> None:
+        """From now on random numbers of microbatches follow from this seed."""
+        self.seed = seed
 
     def use_schedule(self, chosen: Chosen, watch: StepWatch | None = None) -> None:
         """Run this schedule from now on. ``watch``: who compares steps with its prediction; as before if not given."""

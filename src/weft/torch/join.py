@@ -21,7 +21,6 @@ from weft.launch.discovery import discover
 from weft.launch.startup import agree
 from weft.runtime.allocator import keep_memory
 from weft.runtime.executor import Executor, Hooks
-from weft.runtime.microbatch import Microbatch
 from weft.session import recording
 from weft.session.session import JUDGE_S, timeout_of, wait_timeout_s
 from weft.topology.mesh import Mesh
@@ -30,13 +29,13 @@ from weft.torch.replicas.metrics import count_replicas_once
 from weft.torch.session import current, scratch_memory
 from weft.torch.session.groups import choose_device, direct_groups, have_own_gpus, make_groups, rings_of
 from weft.torch.session.pipeline import Pipeline
-from weft.torch.session.random_streams import Streams, mix
+from weft.torch.session.random_streams import Streams
 from weft.torch.session.session import Session
 from weft.torch.verify.self_check import check
 from weft.transport.torch_dist import TorchChannel
 from weft.visible import keep_log_visible
 from weft.watch.monitor import Limits
-from weft.watch.progress import wanted
+from weft.watch.progress import open_progress
 
 
 def init(config: Mapping[str, Any] | None = None) -> None:
@@ -61,7 +60,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
     patience = timedelta(seconds=limits.start + JUDGE_S)
     place, store, monitor = rendezvous.enter(place, limits, patience)
-    agree(store, place, described(settings), patience)
+    agree(store, place, describe_start(settings), patience)
     recorder = recording.open_recorder(settings, place)
     device = choose_device(place)
     if place.world_size > 1:
@@ -80,12 +79,12 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         _connect(session)
     recording.start(session, recorder, session.channel)
     matrix_products.multiplier.allowed = not settings.deterministic
-    session.show_progress(wanted(place.rank, os.environ))
+    session.show_progress(open_progress(place.rank, os.environ))
     monitor.note("")
     atexit.register(_leave)
 
 
-def described(settings: Settings) -> dict[str, str]:
+def describe_start(settings: Settings) -> dict[str, str]:
     """What every rank must have been started with alike."""
     return {
         "settings": settings.to_json(),
@@ -123,7 +122,7 @@ def _connect(session: Session) -> None:
     )
     group = session.group("pp")
     channel = TorchChannel(group, session.device, direct, rings=rings_of(group, session.device))
-    session.pipeline = Pipeline(
+    pipeline = Pipeline(
         session.position("pp"), session.mesh.pp, session.device, channel, session.streams,
         replicas=session.mesh.rdp,
     )  # fmt: skip
@@ -134,7 +133,7 @@ def _connect(session: Session) -> None:
         return peers[peer] if peer >= 0 else replicas[-1 - peer]
 
     hooks = Hooks(
-        resume=lambda m: _resume(session, m),
+        resume=session.draw_for,
         note=lambda phase, microbatch, peer: monitor.note(
             phase, session.steps, microbatch, None, None if peer is None else rank_of(peer)
         ),
@@ -142,30 +141,9 @@ def _connect(session: Session) -> None:
     )
     if session.device.type == "cpu":
         hooks.leave = scratch_memory.find_release()
-    session.pipeline.note = monitor.note
-    session.executor = Executor(
-        channel.mailbox, session.position("pp"), wait_timeout_s(session.settings), hooks
-    )
-
-
-def _resume(session: Session, microbatch: Microbatch) -> None:
-    """Bring in a microbatch's own random states, unless they are there still; those of the one before it are kept."""
-    streams, before = session.streams, session.drawing
-    if before is microbatch:
-        return
-    own = None if session.pipeline is None else session.pipeline.own
-    if before is not None and not before.done:
-        before.kept = streams.capture()
-    if own and before is not None:
-        before.held = own.take()
-    if own:
-        own.put(own.first if microbatch.held is None else microbatch.held)
-        microbatch.held = None
-    session.drawing = microbatch
-    if microbatch.kept is None:
-        streams.seed(mix(session.seed, microbatch.index))
-    else:
-        streams.restore(microbatch.kept)
+    pipeline.note = monitor.note
+    executor = Executor(channel.mailbox, pipeline.rank, wait_timeout_s(session.settings), hooks)
+    session.connect(pipeline, executor)
 
 
 def shutdown() -> None:

@@ -31,7 +31,7 @@ from weft.torch.replicas.steps import begin_step, finish_step
 from weft.torch.replicas.sync_batch_norm import warn_of_few_samples
 from weft.torch.session import current
 from weft.torch.session.differing_calls import CallCheck
-from weft.torch.session.divergence import compare_start, describe_call, described_inputs
+from weft.torch.session.divergence import compare_start, describe_call, describe_inputs
 from weft.torch.session.random_streams import mix
 from weft.torch.session.session import Session
 from weft.torch.split.partition_models import partition_models
@@ -71,7 +71,7 @@ class Step:
             for model in pending:
                 model.move(session.device)
             name = self.function.__qualname__
-            compare_start(session, pending, describe_call(name, batch, True), described_inputs(name, batch))
+            compare_start(session, pending, describe_call(name, batch, True), describe_inputs(name, batch))
             session.unproved = compare.reason_against(session, pending)
             partition_models(session, pending, self.function, batch, counted=self.weight is not None)
         if self.weight is not None:
@@ -200,7 +200,7 @@ class StepRun:
         """What the step is called with, as far as all ranks of the pipeline have it in common."""
         session, name = self._session, self._step.function.__qualname__
         if session.first_inputs:
-            return described_inputs(name, self.batch, session.changes)
+            return describe_inputs(name, self.batch, session.changes)
         return describe_call(name, self.batch, session.settings.checked == "always", session.changes)
 
     def run(self, proof: compare.Proof | None) -> list[Any]:
@@ -209,7 +209,8 @@ class StepRun:
         pipeline.begin_step()
         try:
             session.monitor.note("wait", session.steps, peer=session.peers("pp")[0])
-            session.seed, shares = self._check.begin([self._own_seed, self.batch.shares])
+            seed, shares = self._check.begin([self._own_seed, self.batch.shares])
+            session.begin_draws(seed)
             self.batch = replace_fields(self.batch, shares=shares)
             began_s = time.perf_counter()
             checks = Checks(self._check.look, self._calls.look)
@@ -225,9 +226,8 @@ class StepRun:
                 pipeline.channel.abort(session.broken)
             raise
         finally:
-            session.drawing = None
             pipeline.logs.clear()
-            session.streams.restore(self._states_after if self._drew else self._states_before)
+            session.end_draws(self._states_after if self._drew else self._states_before)
         pipeline.end_step()
         return results
 
@@ -261,7 +261,7 @@ class StepRun:
             result = self._step.function(*args, **kwargs)
             self._step.note_training(trains())
             with glue.lifted():
-                drawn = bool(program.drawn) or session.streams.drawn(mix(session.seed, index))
+                drawn = bool(program.drawn) or session.streams.has_drawn_since(mix(session.seed, index))
                 self._drew |= drawn
                 result = self._returned.deliver(program, result)
         program.close()

@@ -52,7 +52,7 @@ class Pipe:
         """Whether the peer's end is open."""
         return self._writing >= 0
 
-    def connected(self) -> None:
+    def release_lent(self) -> None:
         """The peer has opened its end: from now on this pipe ends with that process."""
         if self._lent >= 0:
             os.close(self._lent)

@@ -64,7 +64,7 @@ class Rings:
         mapped = _gather([int(peer in reached) for peer in range(size)], group)
         kept = {peer for peer in reached if mapped[peer][rank]}
         for peer in kept:
-            pipes[peer].connected()
+            pipes[peer].release_lent()
         for peer in pipes.keys() - kept:
             pipes[peer].close()
         for peer in opened.keys() - kept:

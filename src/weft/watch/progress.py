@@ -139,7 +139,7 @@ def on_stderr(how: str) -> Progress:
     return Progress(how, write, shutil.get_terminal_size().columns)
 
 
-def wanted(rank: int, environ: Mapping[str, str]) -> Progress | None:
+def open_progress(rank: int, environ: Mapping[str, str]) -> Progress | None:
     """The line of the first rank, if the launcher wants one."""
     how = environ.get(VARIABLE, "off")
     return on_stderr(how) if rank == 0 and how != "off" else None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft.launch.culprit import End, blame, is_failure, judged, only_victims, victims_text
+from weft.launch.culprit import End, blame, blame_by, is_failure, only_victims, victims_text
 from weft.watch.failure import Failure
 from weft.watch.heartbeat import Sign, State
 from weft.watch.judge import Verdict
@@ -93,9 +93,9 @@ def test_what_a_failure_is(code: int, state: State, failed: bool):
 
 def test_a_verdict_keeps_the_exit_code_of_its_rank():
     verdict = Verdict("left", (1,), "rank 1 left")
-    assert judged(verdict, [End(1, 41, 3, 9.0)]).code == 3
-    assert judged(verdict, [End(1, 41, 0, 9.0)]).code == 1
-    assert judged(verdict, []).headline == "rank 1 left"
+    assert blame_by(verdict, [End(1, 41, 3, 9.0)]).code == 3
+    assert blame_by(verdict, [End(1, 41, 0, 9.0)]).code == 1
+    assert blame_by(verdict, []).headline == "rank 1 left"
 
 
 def test_the_others_are_listed_in_order():

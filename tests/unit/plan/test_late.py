@@ -9,7 +9,7 @@ from statistics import mean
 import pytest
 
 from weft.partition.chain.chain import split
-from weft.plan.late import PARTS, latest, shifted
+from weft.plan.late import PARTS, least_step, shift_cuts
 from weft.plan.search import as_weft_runs
 from weft.schedule import make
 from weft.simulate import FREE, StageCost, simulate
@@ -34,9 +34,9 @@ def test_the_bound_is_met_but_for_what_a_unit_costs(count: int, late: float):
     draw = random.Random(count)
     for _ in range(20):
         costs = [draw.random() for _ in range(draw.randint(count, 50 * count))]
-        found = latest(loads_of(costs, shifted(costs, split(costs, count), count, late), count), late)
+        found = least_step(loads_of(costs, shift_cuts(costs, split(costs, count), count, late), count), late)
         least = late * sum(costs) / (1 - (1 - late) ** count)
-        assert least - 1e-9 <= latest(loads_of(costs, split(costs, count), count), late)
+        assert least - 1e-9 <= least_step(loads_of(costs, split(costs, count), count), late)
         assert least - 1e-9 <= found
         if len(costs) > 20 * count:
             assert found <= least + (1 + late / 2) * max(costs)
@@ -44,7 +44,7 @@ def test_the_bound_is_met_but_for_what_a_unit_costs(count: int, late: float):
 
 def test_nothing_moves_where_no_rank_is_late():
     costs = [1.0, 5, 1, 1, 2]
-    assert shifted(costs, split(costs, 2), 2, 0.0) == split(costs, 2)
+    assert shift_cuts(costs, split(costs, 2), 2, 0.0) == split(costs, 2)
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "simple"])
@@ -54,9 +54,9 @@ def test_a_simulated_step_takes_no_less(schedule: str, loads: tuple[float, ...])
     stages = [StageCost(load / 24, load / 12) for load in loads]
     made = make(schedule, len(loads), 8)
     step_s = simulate(made.ranks, made.rank_of_stage, stages).step_s
-    assert step_s >= latest(loads, 1 / 8) - 1e-9
+    assert step_s >= least_step(loads, 1 / 8) - 1e-9
     if schedule == "interleaved" and loads[-1] == max(loads):
-        assert step_s == pytest.approx(latest(loads, 1 / 8))
+        assert step_s == pytest.approx(least_step(loads, 1 / 8))
 
 
 @pytest.mark.parametrize(("count", "most"), [(2, 0.005), (3, 0.02), (4, 0.03)])
@@ -76,7 +76,7 @@ def test_the_best_of_the_parts_is_near_the_best_of_all_cuts(count: int, most: fl
         forward = draw.uniform(0.3, 0.5)
         even = split(costs, count)
         steps = [
-            step_s(loads_of(costs, shifted(costs, even, count, part / microbatches), count))
+            step_s(loads_of(costs, shift_cuts(costs, even, count, part / microbatches), count))
             for part in (0, *PARTS)
         ]
         best = min(map(step_s, all_cuts(costs, count)))
@@ -89,12 +89,12 @@ def test_the_best_of_the_parts_is_near_the_best_of_all_cuts(count: int, most: fl
 
 def test_units_of_a_group_stay_and_no_stage_is_emptied():
     costs = [1.0, 1, 1, 1, 1, 3]
-    assert shifted(costs, [0, 0, 0, 0, 0, 1], 2, 0.5) == [0, 0, 0, 0, 0, 1]
+    assert shift_cuts(costs, [0, 0, 0, 0, 0, 1], 2, 0.5) == [0, 0, 0, 0, 0, 1]
     tied = [None, None, None, "one", None, "one"]
-    assert shifted(costs, [0, 0, 1, 1, 1, 1], 2, 0.5, tied) == [0, 0, 0, 1, 1, 1]
-    assert shifted([1.0, 0, 0], [0, 1, 2], 3, 0.5) == [0, 1, 2]
-    assert shifted([1.0, 1], [0, 2], 3, 0.5) == [0, 2], "fewer units than stages"
+    assert shift_cuts(costs, [0, 0, 1, 1, 1, 1], 2, 0.5, tied) == [0, 0, 0, 1, 1, 1]
+    assert shift_cuts([1.0, 0, 0], [0, 1, 2], 3, 0.5) == [0, 1, 2]
+    assert shift_cuts([1.0, 1], [0, 2], 3, 0.5) == [0, 2], "fewer units than stages"
 
 
 def test_units_that_cost_nothing_at_the_end_go_to_the_last_stage():
-    assert shifted([1.0, 1, 1, 0, 0], [0, 0, 1, 1, 1], 2, 0.5) == [0, 0, 1, 1, 1]
+    assert shift_cuts([1.0, 1, 1, 0, 0], [0, 0, 1, 1, 1], 2, 0.5) == [0, 0, 1, 1, 1]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.golden.timelines import STEP
-from weft.report.page import Entry, embedded, page
+from weft.report.page import Entry, embed, page
 from weft.report.styles import STYLES
 from weft.timeline import KINDS, Span, Timeline
 from weft.visible import visible
@@ -93,7 +93,7 @@ def test_text_from_outside_stays_text():
     st.recursive(st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 )
 def test_embedded_json_has_no_markup_and_gives_the_same_value(value):
-    text = embedded(value)
+    text = embed(value)
     assert "<" not in text and text.isascii() and json.loads(text) == value
 
 

@@ -30,7 +30,7 @@ def pair() -> Iterator[tuple[Pipe, Pipe]]:
     for one, other in (pipes, pipes[::-1]):
         one.connect(os.getpid(), other.number)
     for pipe in pipes:
-        pipe.connected()
+        pipe.release_lent()
     yield pipes
     for pipe in pipes:
         pipe.close()
@@ -113,8 +113,8 @@ def test_headers_without_room_keep_their_order():
     ours, theirs = Narrow(), Pipe()
     ours.connect(os.getpid(), theirs.number)
     theirs.connect(os.getpid(), ours.number)
-    theirs.connected()
-    ours.connected()
+    theirs.release_lent()
+    ours.release_lent()
     pair = Pair(rings=(PipesOnly(0, ours), PipesOnly(1, theirs)))
     for number in range(200):
         pair.channels[0].send(1, Message(Key(VALUE, 0, 0, 7), torch.tensor([number])))
@@ -134,7 +134,7 @@ def test_a_pipe_whose_other_end_is_gone_is_told():
     ours, theirs, other = Pipe(), Pipe(), Pipe()
     ours.connect(os.getpid(), theirs.number)
     theirs.connect(os.getpid(), other.number)
-    theirs.connected()
+    theirs.release_lent()
     other.connected()
     channel = TorchChannel(
         Group(1, Wire(), Wire()), torch.device("cpu"), rings=PipesOnly(1, theirs), ranks=[0, 1]

@@ -37,10 +37,10 @@ class Exchange:
             with self._session.doing("the statistics of BatchNorm"):
                 dist.all_gather(everything, host, group=self._session.group("rdp"))
         else:
-            everything = self._addressed(host, phase, self._microbatch)
+            everything = self._exchange_in_step(host, phase, self._microbatch)
         return torch.stack(everything).to(mine.device)
 
-    def _addressed(self, mine: Tensor, phase: int, microbatch: Microbatch) -> list[Tensor]:
+    def _exchange_in_step(self, mine: Tensor, phase: int, microbatch: Microbatch) -> list[Tensor]:
         channel = self._session.replicas
         assert channel is not None
         number = (self._number * 2 + phase) << 16 | self._call

@@ -15,7 +15,7 @@ def enter(session: Session) -> None:
 
 
 def leave() -> None:
-    """From now on it is in none."""
+    """From now on this process is in no job."""
     global _session
     _session = None
 

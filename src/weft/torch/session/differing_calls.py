@@ -30,15 +30,22 @@ FLAGS = {True: "on", False: "off"}
 
 
 class CallCheck:
-    """What the ranks of a pipeline call in one ``step``. ``ranks``: they, by position in the job."""
+    """Compares what the ranks of a pipeline call in one ``step``.
+
+    Args:
+        pipeline: Has the calls of this rank's microbatches, and hears those of the others.
+        ranks: The ranks of the pipeline, by their numbers in the job.
+        step: The number of the step.
+    """
 
     def __init__(self, pipeline: Pipeline, ranks: Sequence[int], step: int) -> None:
         self._pipeline = pipeline
         self._ranks = ranks
         self._step = step
         self._told: dict[int, int] = {}
-        """By microbatch the number of calls that it had made when the others were told."""
+        """How many calls each microbatch had made when the other ranks were told."""
         self._open: list[tuple[int, int, int, str]] = []
+        """What other ranks have told and this one has yet to call: peer, microbatch, number of the call, its text."""
         self._new: list[Sequence[Any]] = []
         """Calls that no step before has made."""
         self._ended: set[int] = set()
@@ -46,14 +53,18 @@ class CallCheck:
         pipeline.logs.clear()
 
     def look(self, waited_s: float) -> None:
-        """This rank has waited so long; :class:`DivergenceError` if another one waits at another call."""
+        """Tell the others at which call this rank waits, and compare; ``waited_s``: how long it has waited.
+
+        Raises:
+            DivergenceError: Another rank has made another call.
+        """
         if waited_s < PATIENCE_S:
             return
         pipeline = self._pipeline
         for index, log in pipeline.logs.items():
             if log and self._told.get(index) != len(log):
                 self._told[index] = len(log)
-                text = json.dumps([len(log), described(log[-1])])
+                text = json.dumps([len(log), describe(log[-1])])
                 for peer in pipeline.others():
                     pipeline.channel.send(peer, Message(Key(WHERE, self._step, index, 0), text=text))
         for peer in pipeline.others():
@@ -68,7 +79,7 @@ class CallCheck:
                 self._take(peer, message)
         for peer in self._ended:
             self._compare_all(peer)
-        self._open = [one for one in self._open if not self._compared(*one)]
+        self._open = [one for one in self._open if not self._is_alike(*one)]
 
     def end(self, microbatch: Microbatch) -> None:
         """All microbatches have run here. The first rank compares all that the others have called in the step.
@@ -93,7 +104,7 @@ class CallCheck:
         return Key(WHERE, self._step, 0, 1)
 
     def _number(self, call: Sequence[Any]) -> int:
-        """The same on every rank for the same call."""
+        """A number that every rank gives the same call."""
         calls = self._pipeline.calls
         number = calls.get(call)
         if number is None:
@@ -104,20 +115,20 @@ class CallCheck:
         return number
 
     def _numbers(self) -> list[int]:
-        """Those of all calls."""
+        """The numbers of all calls of this rank, in order."""
         known = self._pipeline.calls
         calls = [call for _, log in sorted(self._pipeline.logs.items()) for call in log]
         numbers = [known.get(call) for call in calls]
         return [self._number(call) for call in calls] if None in numbers else numbers  # type: ignore[return-value]
 
     def _text(self) -> str:
-        """The numbers of all calls, and the texts of those that are new; nothing if it is as in the step before."""
+        """The numbers of all calls, and the texts of new calls; nothing if this step is as the one before."""
         pipeline = self._pipeline
         numbers = self._numbers()
         if numbers == pipeline.latest.get(pipeline.rank):
             return ""
         pipeline.latest[pipeline.rank] = numbers
-        return json.dumps([numbers, {self._number(call): described(call) for call in self._new}])
+        return json.dumps([numbers, {self._number(call): describe(call) for call in self._new}])
 
     def _take(self, peer: int, message: Message) -> None:
         """All calls of a peer have arrived."""
@@ -145,18 +156,18 @@ class CallCheck:
                 zip(self._pipeline.logs.get(index, ()), theirs, strict=False)
             ):
                 if self._number(call) != number:
-                    self._refuse(index, place + 1, described(call), peer, texts.get(number, "something else"))
+                    self._refuse(index, place + 1, describe(call), peer, texts.get(number, "something else"))
         for other, index, number, text in self._open:
             theirs = calls[index] if other != peer and index < len(calls) else []
             if len(theirs) >= number and texts.get(theirs[number - 1], text) != text:
                 self._refuse(index, number, texts[theirs[number - 1]], other, text, peer)
 
-    def _compared(self, peer: int, index: int, number: int, text: str) -> bool:
+    def _is_alike(self, peer: int, index: int, number: int, text: str) -> bool:
         """Whether that call has been made here, too, and alike."""
         log = self._pipeline.logs.get(index, [])
         if len(log) < number:
             return False
-        mine = described(log[number - 1])
+        mine = describe(log[number - 1])
         if mine != text:
             self._refuse(index, number, mine, peer, text)
         return True
@@ -181,10 +192,10 @@ def name_of(what: Any) -> str:
     return str(what.name) if hasattr(what, "serial") else function_name(what)
 
 
-def described(key: Sequence[Any]) -> str:
+def describe(key: Sequence[Any]) -> str:
     """A call as its signature has it: a function or module, and its arguments.
 
-    >>> described([torch.add, True, torch.Size([2, 3]), torch.float32, 1])
+    >>> describe([torch.add, True, torch.Size([2, 3]), torch.float32, 1])
     'torch.add(float32[2, 3], 1) (grad mode on)'
     """
     what, *parts = key

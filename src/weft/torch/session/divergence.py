@@ -67,7 +67,7 @@ def digest_of(tensor: Tensor) -> str:
     return hashlib.blake2b(to_bytes(content), digest_size=6).hexdigest()
 
 
-def described_inputs(name: str, batch: MiniBatch, changes: Sequence[str] = ()) -> str:
+def describe_inputs(name: str, batch: MiniBatch, changes: Sequence[str] = ()) -> str:
     """The step, how many samples it has, and its arguments that are no tensors: what ranks must agree on if only the
     first one's tensors count."""
     content: dict[str, Any] = {"step": name, "samples": batch.size}

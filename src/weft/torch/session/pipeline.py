@@ -18,7 +18,7 @@ from weft.transport.channel import Channel
 
 
 class SharedBuffer:
-    """A buffer that the code between units writes: microbatches must use it one after the other."""
+    """A buffer that the code between units writes. Microbatches must use such a buffer one after the other."""
 
     def __init__(self, name: str, buffer: Tensor) -> None:
         self.name, self._buffer = name, buffer
@@ -30,10 +30,10 @@ class SharedBuffer:
         self._user = self._latest = self._writer = -1
 
     def use(self, microbatch: int) -> None:
-        """It is read or written by a microbatch.
+        """A microbatch reads or writes the buffer.
 
         Raises:
-            UsageError: A later one has used it, and one of both writes it.
+            UsageError: A later microbatch has used the buffer already, and one of the two writes into it.
         """
         self.end()
         if self._writer > microbatch:
@@ -41,7 +41,7 @@ class SharedBuffer:
         self._user, self._latest = microbatch, max(self._latest, microbatch)
 
     def end(self) -> None:
-        """Notice what was written by the one that used it last."""
+        """Notice whether the microbatch that used the buffer last has written into it."""
         if self._version != version(self._buffer):
             self._version, self._writer = version(self._buffer), max(self._writer, self._user)
             if self._latest > self._user:
@@ -57,21 +57,31 @@ class SharedBuffer:
 
 
 MOST_CALLS = 10_000
-"""So many signatures are known at most, or four times as many as a step has: each new shape of a batch has one for each
-call, which takes up to 2 KiB."""
+"""The most signatures of calls that are kept, or four times as many as a step has. Each new shape of a batch brings one
+for each call, and a signature takes up to 2 KiB."""
 
 
 @dataclass
 class Pipeline:
     """What all microbatches of a pipeline share on this rank.
 
-    ``specs``: what is known of calls, by signature; ``told``: the signatures that this rank has told the others;
-    ``own``: the attributes that each microbatch has for itself; ``fuses``: whether a weight of this rank gains by being
-    added to its gradient in one call; ``replicas``: how many copies of the model there are; ``buffers``: those of this
-    rank that the code between units writes, by id; ``proof``: what notes the numbers of a step that is compared with
-    one process (see ``verify``); ``logs``: of each microbatch of the present step the signatures of its
-    calls, in order; ``calls``: their numbers; ``latest``: those of the last step by rank, as the ranks have told them,
-    and ``texts`` by number (see ``diverging``); ``generation``: how often old ones were forgotten.
+    Attributes:
+        rank: Which partition this rank runs.
+        size: How many partitions there are.
+        specs: What is known of calls, by signature.
+        told: The signatures that this rank has told the others.
+        own: The attributes of modules that each microbatch has for itself.
+        buffers: The buffers of this rank that the code between units writes, by id.
+        fuses: Whether a weight of this rank gains by being added to its gradient in one call.
+        replicas: How many copies of the model there are.
+        units: How many units have a number.
+        logs: The signatures of the calls of each microbatch in the present step, in order.
+        calls: The numbers of calls, by signature; see ``differing_calls``.
+        latest: The numbers of the calls of the last step, by rank, as the ranks have told them.
+        texts: The texts of calls, by number.
+        generation: How often old signatures were forgotten.
+        proof: Notes the numbers of a step that is compared with one process; see ``verify``.
+        note: Tells the monitor what this rank does.
     """
 
     rank: int
@@ -107,10 +117,10 @@ class Pipeline:
             buffer.end()
 
     def forget_old_calls(self) -> None:
-        """At the end of a step: where too many signatures are known, keep those of this step only.
+        """Where too many signatures are known at the end of a step, keep those of this step only.
 
-        Every rank makes the same calls, so all forget the same ones at the same step. What is told from then on belongs
-        to the next generation: a rank that is ahead is never mistaken for one that repeats an older call.
+        Every rank makes the same calls, so all ranks forget the same signatures at the same step. What ranks tell from
+        then on belongs to the next generation, so a rank that is ahead is never mistaken for one that repeats a call.
         """
         if len(self.specs) <= MOST_CALLS:
             return

@@ -58,6 +58,7 @@ class Streams:
         return torch_states, python_state, numpy.get_state() if numpy is not None else None
 
     def restore(self, states: Any) -> None:
+        """Go on with states that :meth:`capture` gave; streams that it left out stay as they are."""
         torch_states, python_state, numpy_state = states
         if torch_states is not None:
             for generator, state in zip(self._generators, torch_states, strict=True):
@@ -79,6 +80,7 @@ class Streams:
             sys.modules["numpy.random"].RandomState().set_state(numpy_state)
 
     def seed(self, seed: int, which: int = TORCH | PYTHON) -> None:
+        """Begin the streams named in ``which`` anew."""
         if which & TORCH:
             for generator in self._generators:
                 generator.manual_seed(seed)
@@ -88,10 +90,10 @@ class Streams:
         if numpy is not None:
             numpy.seed(seed % 2**32)
 
-    def drawn(self, seed: int, which: int = TORCH | PYTHON) -> bool:
-        """Whether the streams have been drawn from since they were seeded so; they are not as before afterwards.
+    def has_drawn_since(self, seed: int, which: int = TORCH | PYTHON) -> bool:
+        """Whether a number was drawn since the streams were seeded with ``seed``. The streams are used up afterwards.
 
-        Python's next number says so: its whole state would be a tuple of 625 numbers.
+        For Python's generator the next number decides: its whole state would be a tuple of 625 numbers.
         """
         found, number = self.capture(which & ~PYTHON), random.getrandbits(64)
         self.seed(seed, which)
@@ -103,7 +105,7 @@ class Streams:
 
     @contextmanager
     def own(self, seed: int, which: int) -> Iterator[None]:
-        """A stream of its own for what runs inside; the present one is as before afterwards."""
+        """Inside, numbers come from a stream of its own; the present stream is as before afterwards."""
         before = self.capture(which)
         self.seed(seed, which)
         try:

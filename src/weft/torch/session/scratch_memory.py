@@ -1,8 +1,9 @@
 """The memory in which matrix products pack their operands.
 
-MKL, which multiplies matrices in PyTorch's builds for Intel and AMD processors, keeps it for each thread. Microbatches
-are threads of which one runs at a time: each would have megabytes of its own, and find them in no cache when it has
-its turn. Given back with the turn, they go to the next thread as they are.
+MKL multiplies matrices in PyTorch's builds for Intel and AMD processors. It keeps such memory for each thread.
+Microbatches are threads of which one runs at a time. Each would have megabytes of its own, and would find them in no
+cache when its turn comes. A thread that gives its memory back with the turn leaves it to the next thread, still in
+the cache.
 """
 
 from __future__ import annotations

@@ -9,12 +9,13 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from weft.runtime.executor import Executor
 from weft.runtime.microbatch import Microbatch
 from weft.session import session as base
 from weft.session.session import Closable
 from weft.torch.session.groups import default_takes_host_tensors, rings_of
 from weft.torch.session.pipeline import Pipeline
-from weft.torch.session.random_streams import Streams
+from weft.torch.session.random_streams import Streams, mix
 from weft.transport.channel import Channel
 from weft.transport.torch_dist import TorchChannel
 
@@ -71,6 +72,34 @@ class Session(base.Session):
     def channels(self) -> list[Channel]:
         """All channels of this rank."""
         return [channel for channel in (self.channel, self.replicas) if channel is not None]
+
+    def connect(self, pipeline: Pipeline, executor: Executor) -> None:
+        """Run microbatches over this pipeline, by this executor."""
+        self.pipeline, self.executor = pipeline, executor
+
+    def draw_for(self, microbatch: Microbatch) -> None:
+        """Bring in a microbatch's own random states, unless they are there still; those of the one before are kept."""
+        streams, before = self.streams, self.drawing
+        if before is microbatch:
+            return
+        own = None if self.pipeline is None else self.pipeline.own
+        if before is not None and not before.done:
+            before.kept = streams.capture()
+        if own and before is not None:
+            before.held = own.take()
+        if own:
+            own.put(own.first if microbatch.held is None else microbatch.held)
+            microbatch.held = None
+        self.drawing = microbatch
+        if microbatch.kept is None:
+            streams.seed(mix(self.seed, microbatch.index))
+        else:
+            streams.restore(microbatch.kept)
+
+    def end_draws(self, states: Any) -> None:
+        """All microbatches have drawn: the process goes on with these random states."""
+        self.drawing = None
+        self.streams.restore(states)
 
     def add_model(self, model: Any) -> None:
         """Know one more model, as long as it exists."""

@@ -33,7 +33,7 @@ from weft.torch.session.collectives import agree_on, gather_texts
 from weft.torch.session.session import Session
 from weft.torch.split.link_speed import MeasuredLink
 from weft.torch.split.memory_room import limit_bytes
-from weft.torch.split.open_modules import CALL_S, MICROBATCH_S, Choice, choose, turned
+from weft.torch.split.open_modules import CALL_S, MICROBATCH_S, Choice, choose, turn_choices
 from weft.torch.split.unit_tree import Tree
 
 log = logging.getLogger("weft")
@@ -48,14 +48,16 @@ STEPS = 20
 def choose_automatically(
     tree: Tree, settings: Settings, link: MeasuredLink, memory_bytes: float | None
 ) -> tuple[Chosen, Choice]:
-    """The best schedule, and the placement on its stages; of those that need too much memory if none fits it.
+    """The best schedule, and the placement on its stages. If no schedule fits the memory, the best of all.
+
+    ``link``: what messages between the first two ranks take; ``memory_bytes``: what a rank has, if that is limited.
 
     Raises:
         PlacementError: If the units cannot be placed on the stages of any schedule.
     """
     links = links_of(tree, link)
 
-    place = functools.partial(placed, tree, settings, links)
+    place = functools.partial(place_units, tree, settings, links)
     by_memory = dataclasses.replace(settings, memory_weight=MEMORY_WEIGHT)
     if settings.pipeline == "file":
         return _from_file(settings, place, links)
@@ -67,7 +69,7 @@ def choose_automatically(
         place,
         links,
         tried=options_for(settings, limits is not None),
-        within=lambda option: placed(tree, by_memory, links, option.layout(settings.partitions)),
+        within=lambda option: place_units(tree, by_memory, links, option.layout(settings.partitions)),
         ahead=ahead(settings),
     )
     found = look(memory_bytes=limits)
@@ -106,24 +108,25 @@ def links_of(tree: Tree, link: MeasuredLink) -> Links:
     return link.links(median(sizes) if sizes else 0.0)
 
 
-def placed(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
-    """The units on stages with these ranks."""
+def place_units(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
+    """The units on stages. ``layout``: the rank of each stage."""
     ranks = settings.partitions
     if KINDS[settings.pipeline].chunks == (1, 1) and ahead(settings) and settings.microbatches > 1:
-        return _shifted(tree, settings, links, layout)
+        return _place_shifted(tree, settings, links, layout)
     if ranks == 1 or tuple(layout) != TURN.layout(ranks):
         return as_placed(choose(tree, settings, layout), layout)
     few = tries(ranks, settings.microbatches)
-    found = [as_placed(choice, layout) for choice in turned(tree, settings, layout, few)]
+    found = [as_placed(choice, layout) for choice in turn_choices(tree, settings, layout, few)]
     halves = any(piece.unit.input_ms is not None for one in found for piece in one.placement.pieces)
     return best_turn(found, ranks, settings.microbatches, links, halves)
 
 
-def _shifted(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
-    """One stage a rank, the first ones larger than the last by what makes the simulated step the shortest.
+def _place_shifted(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
+    """The units on one stage a rank: the first stages may be larger than the last, so that the step is the shortest.
 
-    What crosses counts, too. Loads are even where simulating all placements is more than `EFFORT`, and where units that
-    share a parameter send microbatches back: the last rank does not end first then.
+    The step is simulated, and what crosses counts, too. Loads are even where simulating all placements is more than
+    `EFFORT`. They are even as well where units that share a parameter send microbatches back: then the last rank does
+    not end first.
     """
     made = schedule_for(settings, None, settings.microbatches)
     most = (1.0 - settings.memory_weight) / settings.microbatches
@@ -175,14 +178,14 @@ def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:
 
 
 class Watch:
-    """Compares steps with the prediction; see the module."""
+    """Compares the first steps with their prediction, once."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[float, dict[str, float]]] = []
         self.done = False
 
     def add(self, session: Session, step_s: float, microbatches: int) -> None:
-        """After each step, on every rank. The same step is the last one everywhere."""
+        """Count one more step, on every rank. After ``STEPS`` of them all ranks compare."""
         assert session.chosen is not None and session.executor is not None
         spans = session.executor.spans
         if self.done or microbatches != session.chosen.schedule.microbatches:

@@ -90,10 +90,10 @@ def wishes(root: nn.Module, default: int, partitions: int) -> dict[str, int]:
     return found
 
 
-def manual(
+def place_by_hand(
     tree: Tree, root: nn.Module, default: int, partitions: int
 ) -> tuple[set[str], list[Piece], list[int]]:
-    """The units and places that the user's wishes give: as large as a wish reaches."""
+    """The opened modules, the units and their partitions, as the user wishes. A unit is as large as a wish reaches."""
     wished = wishes(root, default, partitions)
     modules = {id(module): name for name, module in root.named_modules()}
 

@@ -85,15 +85,17 @@ def _there_and_back(channel: Channel, me: int, content: torch.Tensor, number: in
     return (time.perf_counter() - start_s) / 2
 
 
-def company(session: Session) -> AbstractContextManager[Any]:
-    """Inside, the ranks that do not decide keep their processors busy: the deciding one measures what a step will find,
-    where all compute at once."""
+def keep_others_busy(session: Session) -> AbstractContextManager[Any]:
+    """Inside, the ranks that do not decide keep their processors busy.
+
+    So the deciding rank measures times as they are in a step, where all ranks compute at once.
+    """
     return busy(session.device.type == "cpu" and session.position("pp") > 0)
 
 
 @contextmanager
 def busy(wanted: bool) -> Iterator[Callable[[], float]]:
-    """A thread that computes as a step does; gives a function that tells its processor time so far."""
+    """Inside, a thread computes as a step does, if ``wanted``; the value tells its processor time so far."""
     spent, stop = [0.0], threading.Event()
 
     def work() -> None:

@@ -27,7 +27,7 @@ _LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def limit_bytes(session: Session) -> float | None:
-    """What a rank may take, if the setting or the GPU says it."""
+    """How much memory a rank may take; None where neither the setting nor a GPU limits it."""
     if session.settings.memory_limit:
         return session.settings.memory_limit * 2**30
     if session.device.type == "cuda":
@@ -36,7 +36,7 @@ def limit_bytes(session: Session) -> float | None:
 
 
 def device_bytes(session: Session) -> float:
-    """What a rank has: the setting's, its GPU's, or its part of the host's (of the control group's) memory."""
+    """How much memory a rank has: what the setting says, its GPU's, or its part of the host's (or control group's)."""
     limited = limit_bytes(session)
     if limited is not None:
         return limited
@@ -55,8 +55,8 @@ def fits(pieces: Sequence[Piece], partitions: Sequence[int], settings: Settings,
     return max(taken) <= ROOM * available
 
 
-def decided(settings: Settings, optimize: str) -> Settings:
-    """The settings with that for ``optimize`` where they leave it open."""
+def decide_optimize(settings: Settings, optimize: str) -> Settings:
+    """The settings with ``optimize`` as given, where they leave that open."""
     if settings.optimize != "auto":
         return settings
     weight = settings.memory_weight

@@ -21,7 +21,7 @@ from weft.config import Settings
 from weft.graph.model import Graph
 from weft.partition.chain.chain import split
 from weft.partition.cost import unit_costs
-from weft.plan.late import latest, shifted
+from weft.plan.late import least_step, shift_cuts
 from weft.plan.turn import turns
 from weft.torch.split.unit_tree import Piece, Tree
 from weft.torch.trace.record import Record
@@ -65,7 +65,7 @@ def choose(
     """The best choice found; deterministic for a given trace.
 
     ``partition_of_stage``: one stage each by default; ``late``: what part of the loads before it counts with each
-    stage's own (:func:`~weft.plan.late.latest`).
+    stage's own (:func:`~weft.plan.late.least_step`).
     """
     layout = list(partition_of_stage or range(settings.partitions))
     tried: dict[frozenset[str], Choice] = {}
@@ -132,7 +132,7 @@ def _candidates(tree: Tree, choice: Choice) -> list[str]:
     return [name for name in names if tree.openable(name) and not tree.writes(name)][:CANDIDATES]
 
 
-def turned(tree: Tree, settings: Settings, layout: Sequence[int], most: int) -> Iterator[Choice]:
+def turn_choices(tree: Tree, settings: Settings, layout: Sequence[int], most: int) -> Iterator[Choice]:
     """Choices for a V whose turn is one stage, with first stages of different sizes; at most so many.
 
     Large modules are opened, but not cut where that sends much more than elsewhere; tied units lie on one rank.
@@ -163,12 +163,15 @@ def _place(
     stages: list[int] | None = None,
     late: float = 0.0,
 ) -> Choice:
-    """The units on their stages, by default as even as ``late`` wants them; without opened modules that need not be."""
+    """The units on their stages, and what that costs. Modules that need not be open are closed again.
+
+    ``stages``: where the units go; by default as even as ``late`` wants them.
+    """
     pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
     costs = piece_costs(pieces, settings)
     if stages is None:
         groups = [piece.tied for piece in pieces]
-        stages = shifted(costs, split(costs, len(layout), groups), len(layout), late, groups)
+        stages = shift_cuts(costs, split(costs, len(layout), groups), len(layout), late, groups)
     closed = _close(tree, opened, pieces, stages)
     if closed != opened:
         where = {piece.name: at for piece, at in zip(pieces, stages, strict=True)}
@@ -185,7 +188,7 @@ def _place(
     home = homes(tree, pieces)
     crossing_s = sum(map(_crossing_s, tree.trace.operations.crossing(home, partitions)))
     extra_s = CALL_S * calls + crossing_s
-    score = latest(loads, late) + (1.0 - settings.memory_weight) * extra_s / time_s + 1e-6 * len(pieces)
+    score = least_step(loads, late) + (1.0 - settings.memory_weight) * extra_s / time_s + 1e-6 * len(pieces)
     return Choice(frozenset(opened), pieces, stages, partitions, costs, score, calls, crossing_s)
 
 
@@ -195,7 +198,7 @@ def homes(tree: Tree, pieces: list[Piece]) -> dict[str, int]:
 
 
 def _crossing_s(size: int) -> float:
-    """What a tensor of so many bytes and its gradient cost where they cross."""
+    """What a tensor of ``size`` bytes and its gradient cost where they cross, in seconds."""
     return CROSSING_S + 2 * size / BYTES_PER_S
 
 

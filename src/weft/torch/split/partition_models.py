@@ -32,10 +32,10 @@ from weft.torch.placed.plan import Plan, PlannedUnit, is_below
 from weft.torch.session.collectives import agree_on
 from weft.torch.session.divergence import from_first_rank
 from weft.torch.session.session import Session
-from weft.torch.split.automatic import Watch, choose_automatically, placed
-from weft.torch.split.by_hand import manual
-from weft.torch.split.link_speed import MeasuredLink, company, measure_link
-from weft.torch.split.memory_room import decided, device_bytes, fits, limit_bytes
+from weft.torch.split.automatic import Watch, choose_automatically, place_units
+from weft.torch.split.by_hand import place_by_hand
+from weft.torch.split.link_speed import MeasuredLink, keep_others_busy, measure_link
+from weft.torch.split.memory_room import decide_optimize, device_bytes, fits, limit_bytes
 from weft.torch.split.open_modules import Choice, graph_of, piece_costs
 from weft.torch.split.unit_tree import Piece, Tree
 from weft.torch.tensors.microbatch_weights import Padding
@@ -68,7 +68,7 @@ def partition_models(
     measured = KINDS[session.settings.pipeline].measured and session.chosen is None
     link = measure_link(session) if measured else None
     for model in models:
-        with nullcontext() if link is None else company(session):
+        with nullcontext() if link is None else keep_others_busy(session):
             text = agree_on(
                 session, functools.partial(_plan_text, session, model, function, batch, link, counted)
             )
@@ -82,11 +82,7 @@ def partition_models(
         session.streams.numpy = session.streams.numpy or plan.numpy
         model.finish_partition(plan)
         if session.settings.optimize == "auto" and plan.optimize or plan.optimize == "memory":
-            session.settings = replace_fields(
-                session.settings,
-                optimize=plan.optimize,  # type: ignore[arg-type]
-                memory_weight=plan.memory_weight,
-            )
+            session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)
         if session.rank == 0:
             placement = plan.placement(session.settings.partitions, session.settings.microbatches)
             log.info("Partition assignments:\n%s", placement.tables())
@@ -162,11 +158,11 @@ def _decide(
 
     Time comes first; memory only where ranks have too little of it.
     """
-    settings = decided(session.settings, "speed")
+    settings = decide_optimize(session.settings, "speed")
     found, chosen = _place(session, settings, model, tree, link)
     available = device_bytes(session)
     if session.settings.optimize == "auto" and not fits(found.pieces, found.partitions, settings, available):
-        settings = decided(session.settings, "memory")
+        settings = decide_optimize(session.settings, "memory")
         log.info(
             'a split by time alone leaves less than 30 % of %s on a rank: optimize is "memory"',
             format_bytes(available),
@@ -179,7 +175,7 @@ def _place(
     session: Session, settings: Settings, model: DistributedModel, tree: Tree, link: MeasuredLink | None
 ) -> tuple[Choice, Chosen | None]:
     if not settings.auto_partition:
-        opened, pieces, partitions = manual(
+        opened, pieces, partitions = place_by_hand(
             tree, model.module, settings.default_partition, settings.partitions
         )
         return Choice(frozenset(opened), pieces, partitions, partitions, [], 0.0), None
@@ -188,7 +184,7 @@ def _place(
         log.info("%s:\n%s", settings.pipeline, chosen.reasons)
         return choice, chosen
     links = FREE if session.chosen is None else session.chosen.links
-    return placed(tree, settings, links, layout(settings, session.chosen)).placement, None
+    return place_units(tree, settings, links, layout(settings, session.chosen)).placement, None
 
 
 def _check_buffers(tree: Tree, opened: set[str]) -> None:
@@ -232,7 +228,7 @@ def trace_step(
             with on_meta(model.module) if delayed else nullcontext():
                 for thing in (function, args, kwargs, *(other.module for other in session.models)):
                     kept.note(thing)
-                traced = _traced(session, model.module, run, kept, delayed)
+                traced = _trace_by_settings(session, model.module, run, kept, delayed)
         except BaseException as error:
             session.monitor.locate(error)
             raise
@@ -245,7 +241,9 @@ def on_meta_device(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
 
 
-def _traced(session: Session, root: nn.Module, run: Callable[[], Any], kept: Kept, delayed: bool) -> Trace:
+def _trace_by_settings(
+    session: Session, root: nn.Module, run: Callable[[], Any], kept: Kept, delayed: bool
+) -> Trace:
     if not delayed and session.settings.deterministic:
         with Clock() as clock:
             return trace(root, run, session.device, session.streams, clock, kept=kept)
@@ -274,7 +272,12 @@ def _plan(
 ) -> Plan:
     units = [
         PlannedUnit(
-            unit, at, round(cost, 5), _writes(traced, unit.name), stage, traced.records[unit.name].calls > 0
+            unit,
+            at,
+            round(cost, 5),
+            _count_writes(traced, unit.name),
+            stage,
+            traced.records[unit.name].calls > 0,
         )
         for unit, stage, at, cost in zip(graph_of(pieces).units, stages, partitions, costs, strict=True)
     ]
@@ -290,13 +293,13 @@ def _plan(
         parameters = dict.fromkeys(names.values(), 0)
     attributes = own(traced.attributes, [unit.name for unit in units])
     return Plan(
-        tuple(units), parameters, _written(tree, traced, where, pieces), traced.numpy, attributes=attributes,
+        tuple(units), parameters, _place_buffers(tree, traced, where, pieces), traced.numpy, attributes=attributes,
         toggled=tuple(sorted(traced.toggled)),
-        serial=_serial(traced, [unit.name for unit in units]),
+        serial=_must_follow(traced, [unit.name for unit in units]),
     )  # fmt: skip
 
 
-def _serial(traced: Trace, units: Sequence[str]) -> bool:
+def _must_follow(traced: Trace, units: Sequence[str]) -> bool:
     """Whether microbatches must not overlap, because one would see what another writes into parameters and buffers.
 
     The backward pass may need a parameter as it was, or code outside of its unit writes or reads it. Buffers of no unit
@@ -326,7 +329,7 @@ def _serial(traced: Trace, units: Sequence[str]) -> bool:
     return bool(found)
 
 
-def _writes(traced: Trace, name: str) -> int:
+def _count_writes(traced: Trace, name: str) -> int:
     """How often a microbatch calls the unit, if it leaves something to the next one: buffers, attributes."""
     written = traced.written_buffers | traced.replaced_buffers | traced.written_parameters.keys()
     keeps = any(is_below(buffer, name) for buffer in written) or any(
@@ -335,7 +338,7 @@ def _writes(traced: Trace, name: str) -> int:
     return traced.records[name].calls if keeps else 0
 
 
-def _written(tree: Tree, traced: Trace, where: dict[str, int], pieces: list[Piece]) -> dict[str, int]:
+def _place_buffers(tree: Tree, traced: Trace, where: dict[str, int], pieces: list[Piece]) -> dict[str, int]:
     """The partition of each buffer that the model writes: its unit's, else that of the unit before its module."""
     buffers = {}
     for buffer in sorted(traced.written_buffers):

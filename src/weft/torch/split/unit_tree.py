@@ -98,8 +98,11 @@ class Tree:
             yield from self.subtree(child)
 
     def openable(self, name: str) -> bool:
-        """Whether its children may be units, and its own code glue. Backward hooks see input and output, so they keep a
-        module together. One without children is opened where tensors get out of it by another way than its result."""
+        """Whether the module's children may be units, and its own code glue.
+
+        Backward hooks see input and output of the module, so they keep it together. A module without children is opened
+        where tensors get out of it by another way than its result.
+        """
         module = self.records[name].module
         if isinstance(module, torch.jit.ScriptModule) or name in self.trace.whole:
             return False
@@ -110,7 +113,7 @@ class Tree:
         return not any(map(self.stuck, self.children[name]))
 
     def stuck(self, name: str) -> bool:
-        """Whether it must be opened, and cannot be: what calls it stays in one piece."""
+        """Whether the module must be opened, and cannot be: the module that calls it stays in one piece."""
         return self.must_open(name) and not self.openable(name)
 
     def writes(self, name: str) -> bool:
@@ -122,11 +125,11 @@ class Tree:
         )
 
     def must_open(self, name: str) -> bool:
-        """Whether it cannot be one unit: its result cannot be sent, or tensors get out of it by another way."""
+        """Whether the module cannot be one unit: its result cannot be sent, or tensors get out by another way."""
         return not self.records[name].describable or name in self.trace.leaking
 
     def always_opened(self, name: str) -> bool:
-        """Constant buffers and nothing else: glue that is replicated."""
+        """Whether the module has constant buffers and nothing else: its code is glue that every rank runs."""
         module = self.records[name].module
         if next(module.parameters(), None) is not None:
             return False
@@ -134,7 +137,7 @@ class Tree:
         return bool(buffers) and not any(buffer in self.trace.written_buffers for buffer in buffers)
 
     def has_state(self, name: str) -> bool:
-        """Whether it has parameters, buffers, or attributes that go from microbatch to microbatch."""
+        """Whether the module has parameters, buffers, or attributes that go from microbatch to microbatch."""
         module = self.records[name].module
         return (
             next(module.parameters(), None) is not None
@@ -173,16 +176,16 @@ class Tree:
         return [record for record in self.records.values() if record.name not in inside]
 
     def _add_glue(self, pieces: list[Piece], opened: set[str]) -> None:
-        """What glue and floating units cost counts for the unit before them, as do parameters used in glue."""
+        """Count what glue and floating units cost for the unit before them, and the parameters that glue uses."""
         fixed = [piece for piece in pieces if not piece.floating]
         if not fixed:
             return
         for record in self.glue(pieces):
-            before(fixed, record.order).add(cost_of(record))
+            last_before(fixed, record.order).add(cost_of(record))
         fixed[-1].add(cost_of(self.trace.around))  # a loss, in most steps
         for piece in pieces:
             if piece.floating:
-                before(fixed, piece.order).add(piece.unit)
+                last_before(fixed, piece.order).add(piece.unit)
         for parameter, at in self.glue_parameters(pieces):
             at.parameters[id(parameter)] = parameter
 
@@ -195,7 +198,7 @@ class Tree:
             for number, order in record.parameters_used.items():
                 used[number] = min(order, used.get(number, order))
         rest = [p for p in self.root.parameters() if id(p) not in owned]
-        return [(p, before(fixed, used.get(id(p), 0))) for p in rest] if fixed else []
+        return [(p, last_before(fixed, used.get(id(p), 0))) for p in rest] if fixed else []
 
     def _tie(self, pieces: list[Piece]) -> None:
         """Number groups of units that must lie together."""
@@ -234,7 +237,7 @@ class Tree:
                 piece.tied = numbers.setdefault(find(piece.name), len(numbers))
 
 
-def before(pieces: list[Piece], order: float) -> Piece:
+def last_before(pieces: list[Piece], order: float) -> Piece:
     """The last piece that was first called no later than ``order``; the first one if none was."""
     earlier = [piece for piece in pieces if piece.order <= order]
     return earlier[-1] if earlier else pieces[0]

@@ -96,7 +96,7 @@ class Alone:
         seed = call_seed(self._seed, self._index, name, self._drawn)
         with streams.own(seed, ALL):
             result = run()
-            drew = streams.drawn(seed, ALL)
+            drew = streams.has_drawn_since(seed, ALL)
         if drew:
             self._drawn[name] = self._drawn.get(name, 0) + 1
         return result, drew

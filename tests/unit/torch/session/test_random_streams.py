@@ -105,7 +105,7 @@ def test_streams_know_whether_they_were_drawn_from(
     streams = Streams(CPU, numpy=numpy_too)
     streams.seed(11)
     draws()
-    assert streams.drawn(11) == expected
+    assert streams.has_drawn_since(11) == expected
 
 
 def test_states_are_compared_by_content():

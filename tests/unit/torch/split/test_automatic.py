@@ -15,7 +15,7 @@ from weft.plan.chosen import Chosen, layout, schedule_for
 from weft.schedule.legal import check
 from weft.simulate import FREE
 from weft.torch.split import automatic
-from weft.torch.split.automatic import choose_automatically, placed
+from weft.torch.split.automatic import choose_automatically, place_units
 from weft.torch.split.link_speed import MeasuredLink
 from weft.torch.split.open_modules import Choice
 from weft.torch.split.unit_tree import Tree
@@ -73,17 +73,17 @@ def test_units_that_no_schedule_can_place_are_told(monkeypatch: pytest.MonkeyPat
     def nowhere(*_: object) -> None:
         raise PlacementError("there are no units")
 
-    monkeypatch.setattr(automatic, "placed", nowhere)
+    monkeypatch.setattr(automatic, "place_units", nowhere)
     with pytest.raises(PlacementError, match="no schedule can run: there are no units"):
         choose_automatically(split_tree(4), FEW, MeasuredLink(), None)
 
 
 def test_another_model_of_the_step_is_even_on_the_same_ranks(found: tuple[Chosen, Choice]):
     chosen, _ = found
-    other = placed(split_tree(8), FEW, chosen.links, layout(FEW, chosen)).placement
+    other = place_units(split_tree(8), FEW, chosen.links, layout(FEW, chosen)).placement
     assert set(other.stages) == {0, 1, 2}
     assert sum(cost for cost, at in zip(other.costs, other.partitions, strict=True) if at) == pytest.approx(
         0.5, abs=0.05
     )
-    alone = placed(split_tree(8), FEW, FREE, (0, 1)).placement
+    alone = place_units(split_tree(8), FEW, FREE, (0, 1)).placement
     assert set(alone.stages) == {0, 1}

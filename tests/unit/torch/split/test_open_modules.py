@@ -15,9 +15,9 @@ from weft.config import Settings
 from weft.errors import PlacementError
 from weft.graph import Unit
 from weft.simulate import FREE
-from weft.torch.split.automatic import placed
-from weft.torch.split.by_hand import manual
-from weft.torch.split.open_modules import Choice, choose, graph_of, turned
+from weft.torch.split.automatic import place_units
+from weft.torch.split.by_hand import place_by_hand
+from weft.torch.split.open_modules import Choice, choose, graph_of, turn_choices
 from weft.torch.split.partition_models import Plan, PlannedUnit
 from weft.torch.split.unit_tree import Tree
 
@@ -67,7 +67,7 @@ def test_a_block_is_opened_where_balance_needs_it():
 def test_the_first_rank_gets_more_where_the_last_one_waits_for_it(settings: dict[str, Any], first: int):
     """Of 8 even parts 5 and 3 take max(5, 3 + 5/m), 4 and 4 take 4 + 4/m: with m = 2 it is 5.5 against 6."""
     known = Settings(**{"partitions": 2, "optimize": "speed", "memory_weight": 0.0, **settings})
-    choice = placed(tree_of(Chain(4)), known, FREE, range(2)).placement
+    choice = place_units(tree_of(Chain(4)), known, FREE, range(2)).placement
     parts = [0.0, 0.0]
     for piece, at in zip(choice.pieces, choice.partitions, strict=True):
         parts[at] += piece.unit.forward_ms / 1e3
@@ -83,7 +83,7 @@ def test_loads_stay_even_where_a_shared_parameter_sends_microbatches_back():
     even = choose(tree, known)
     assert even.stages[0] == even.stages[-1] == 0 and 1 in even.stages
     assert where(choose(tree, known, late=0.5)) != where(even)
-    assert where(placed(tree, known, FREE, range(2)).placement) == where(even)
+    assert where(place_units(tree, known, FREE, range(2)).placement) == where(even)
 
 
 def test_program_order_counts_not_the_order_of_registration():
@@ -174,7 +174,7 @@ def test_the_same_trace_gives_the_same_choice():
     assert where(choice_of(tree, 3)) == where(choice_of(tree, 3))
 
 
-# --- manual ----------------------------------------------------------------------------------------------
+# --- place_by_hand ----------------------------------------------------------------------------------------------
 
 
 def test_units_are_as_large_as_a_wish_reaches():
@@ -182,7 +182,7 @@ def test_units_are_as_large_as_a_wish_reaches():
     for index in (2, 3):
         weft.set_partition(net.blocks[index], 1)
     weft.set_partition(net.blocks[1].down, 1)
-    _, pieces, places = manual(tree_of(net), net, 0, 2)
+    _, pieces, places = place_by_hand(tree_of(net), net, 0, 2)
     assert dict(zip([piece.name for piece in pieces], places, strict=True)) == {
         "blocks.0": 0, "blocks.1.up": 0, "blocks.1.down": 1, "blocks.2": 1, "blocks.3": 1,
     }  # fmt: skip
@@ -190,7 +190,7 @@ def test_units_are_as_large_as_a_wish_reaches():
 
 def test_a_model_with_one_wish_for_all_is_one_unit_at_least_below_its_root():
     net = Chain(2)
-    _, pieces, places = manual(tree_of(net), net, 1, 2)
+    _, pieces, places = place_by_hand(tree_of(net), net, 1, 2)
     assert set(places) == {1} and [piece.name for piece in pieces] == ["blocks.0", "blocks.1"]
 
 
@@ -198,7 +198,7 @@ def test_modules_that_share_a_parameter_apart_are_an_error_that_names_all_three(
     net = Tied()
     weft.set_partition(net.last, 1)
     with pytest.raises(PlacementError) as caught:
-        manual(tree_of(net), net, 0, 2)
+        place_by_hand(tree_of(net), net, 0, 2)
     assert str(caught.value) == (
         "first (partition 0) and last (partition 1) share the parameter first.weight: put modules that share a "
         "parameter on the same partition"
@@ -210,7 +210,7 @@ def test_what_cannot_be_opened_cannot_be_split():
     net.blocks[1].register_full_backward_hook(lambda module, before, after: None)
     weft.set_partition(net.blocks[1].down, 1)
     with pytest.raises(PlacementError, match=r"^blocks\.1 cannot be split over partitions: .*as a whole"):
-        manual(tree_of(net), net, 0, 2)
+        place_by_hand(tree_of(net), net, 0, 2)
 
 
 # --- plans -----------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_a_plan_of_an_older_checkpoint_is_read():
 
 def turns_of(tree: Tree, partitions: int = 2) -> list[Choice]:
     layout = [*range(partitions), *range(partitions - 2, -1, -1)]
-    return list(turned(tree, Settings(partitions=partitions, optimize="speed"), layout, most=100))
+    return list(turn_choices(tree, Settings(partitions=partitions, optimize="speed"), layout, most=100))
 
 
 def test_a_turn_has_first_stages_of_all_sizes_and_even_ranks():
