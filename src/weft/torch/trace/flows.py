@@ -111,7 +111,7 @@ def origins(tree: Any) -> list[_Made]:
 
 
 @contextmanager
-def _attached(watch: _Watch, units: Sequence[nn.Module]) -> Iterator[None]:
+def _intercept(watch: _Watch, units: Sequence[nn.Module]) -> Iterator[None]:
     before = [module.__dict__.get(SLOT) for module in units]
     for number, module in enumerate(units):
         module.__dict__[SLOT] = watch.calls(number, call_of(module))
@@ -136,7 +136,7 @@ def with_flows(graph: Graph, units: Sequence[nn.Module], run: Callable[[], Any])
     Tensors that would flow back to an earlier unit (of a module that is called several times) are left out.
     """
     watch = _Watch()
-    with _attached(watch, units), watch:
+    with _intercept(watch, units), watch:
         run()
     names = [unit.name for unit in graph]
     tensors = []
