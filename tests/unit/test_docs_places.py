@@ -117,6 +117,15 @@ def test_the_drawings_are_those_of_the_layers():
     assert {*re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)} >= MAY_USE.keys()
 
 
+def test_words_lead_to_files():
+    cells = re.findall(
+        r"^\|[^|]*\|[^|]*\| (`.*`) \|$", (ROOT / "docs" / "words.md").read_text(), re.MULTILINE
+    )
+    paths = [path for cell in cells for path in _CODE.findall(cell)]
+    assert len(paths) > 50
+    assert [path for path in paths if not (PACKAGE / path).is_file()] == []
+
+
 def test_what_is_not_there_is_found(tmp_path):
     text = "| 1 | it runs | `a/b.py` | `One.two`, `three` |\n| a | `a/b.py` | text |\n"
     assert places(text) == [Place("a/b.py", ("One.two", "three"))]

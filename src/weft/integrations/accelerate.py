@@ -20,7 +20,7 @@ from accelerate.state import (  # type: ignore[import-not-found,import-untyped,u
 from accelerate.utils import DistributedType  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor, nn
 
-from weft.compat.hf.ranks import gathered, reduced
+from weft.compat.hf.ranks import gather_over_replicas, reduce_over_replicas
 from weft.errors import UsageError
 from weft.integrations.alike import draw_alike
 from weft.torch.communication import objects
@@ -100,7 +100,7 @@ class Accelerator(accelerate.Accelerator):
 
     def gather(self, tensor: Any) -> Any:
         """What all copies of the model have, one after another along dim 0."""
-        return tensor if ranks.dp_size() == 1 else gathered(tensor)
+        return tensor if ranks.dp_size() == 1 else gather_over_replicas(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         plain = replace(input_data, lambda _: None, attributes=False)  # type: ignore[arg-type,return-value]
@@ -114,7 +114,7 @@ class Accelerator(accelerate.Accelerator):
         """The sum over the copies of the model, or "mean"; "none" gives what was there."""
         if reduction == "none" or ranks.dp_size() == 1:
             return replace(tensor, lambda each: each * scale)
-        return reduced(tensor, reduction == "mean", scale)
+        return reduce_over_replicas(tensor, reduction == "mean", scale)
 
     def save_state(self, *args: Any, **kwargs: Any) -> Any:
         """Every rank calls it, and has random states of its own in it."""

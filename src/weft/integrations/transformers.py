@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from weft.compat.enable import enable as enable_names
-from weft.compat.hf.ranks import gathered
+from weft.compat.hf.ranks import gather_over_replicas
 from weft.compat.modelparallel.session import state
 from weft.compat.variables import DEFAULTS, FRAMEWORK, PARAMETERS
 from weft.launch.discovery import discover
@@ -41,4 +41,4 @@ def enable(**settings: Any) -> None:
     for name in _READ_AT_IMPORT:
         if name in sys.modules and not hasattr(sys.modules[name], "smp"):
             sys.modules[name].smp = importlib.import_module("smdistributed.modelparallel.torch")  # type: ignore[attr-defined]
-            sys.modules[name].smp_gather = gathered  # type: ignore[attr-defined]
+            sys.modules[name].smp_gather = gather_over_replicas  # type: ignore[attr-defined]

@@ -54,7 +54,7 @@ def install(accelerator: ModuleType) -> None:
     def gather_replicas(self: Any, tensor: Any) -> Any:
         if not state.initialized or _dp_size() == 1:
             return gather(self, tensor)
-        return gathered(tensor)
+        return gather_over_replicas(tensor)
 
     def gather_for_metrics(self: Any, input_data: Any, *args: Any, **kwargs: Any) -> Any:
         """Leave tensors of a microbatch as they are: replicas are at different microbatches, so nothing is gathered."""
@@ -66,7 +66,7 @@ def install(accelerator: ModuleType) -> None:
     def reduce_replicas(self: Any, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         if not state.initialized or _dp_size() == 1 or reduction not in ("sum", "mean"):
             return reduce(self, tensor, reduction, scale)
-        return reduced(tensor, reduction == "mean", scale)
+        return reduce_over_replicas(tensor, reduction == "mean", scale)
 
     cls.gather, cls.gather_for_metrics, cls.unwrap_model = gather_replicas, gather_for_metrics, unwrap_model
     cls.reduce = reduce_replicas
@@ -110,7 +110,7 @@ def _local_rank() -> int:
     return local_rank()
 
 
-def gathered(tree: Any) -> Any:
+def gather_over_replicas(tree: Any) -> Any:
     """The tensors of all replicas after one another along dim 0, in a structure of the same form; a number is a row."""
     from weft.torch.communication import objects
     from weft.torch.tensors.nested import replace
@@ -122,7 +122,7 @@ def gathered(tree: Any) -> Any:
     return replace(tree, one)
 
 
-def reduced(tree: Any, mean: bool, scale: float) -> Any:
+def reduce_over_replicas(tree: Any, mean: bool, scale: float) -> Any:
     """The sum over all replicas, or their mean, times ``scale``, in a structure of the same form."""
     from weft.torch.session.current import session
     from weft.torch.tensors.nested import replace

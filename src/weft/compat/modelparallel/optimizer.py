@@ -115,7 +115,7 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
             return
         content = dict(state_dict)
         if content.get("_smp_is_partial"):
-            content |= self._merged(content)
+            content |= self._merge(content)
         self._load(content)
 
     def _load(self, content: Mapping[str, Any]) -> None:
@@ -126,7 +126,7 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
         models = (model for model in session_of.session().models if model.optimizer is self)
         return next((model for model in models if not model.partitioned), None)
 
-    def _merged(self, content: Mapping[str, Any]) -> dict[str, Any]:
+    def _merge(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """The states and masters of all ranks, if some rank lacks what another one has; else those of this rank."""
         session = session_of.session()
         states, masters = content["state"], content.get(MASTERS, {})

@@ -213,12 +213,12 @@ class Proof:
                 [*key, *([one.read().to_list() for one in each] for each in both)]
                 for key, both in self.units.items()
             ],
-            "given": [[index, _lists(noted)] for index, noted in self.given.items()],
-            "buffers": _listed(buffers_of(self.models, local=True)),
+            "given": [[index, _as_json(noted)] for index, noted in self.given.items()],
+            "buffers": _named_as_json(buffers_of(self.models, local=True)),
             "gradients": {},
         }
         if session.settings.verify == "gradients":
-            content["gradients"] = _listed(
+            content["gradients"] = _named_as_json(
                 {
                     name: grad
                     if (before := self._before.get(name)) is None or grad is None
@@ -288,11 +288,11 @@ def merge(contents: Sequence[Any], returned: list[list[Fingerprint]]) -> Referen
     return split
 
 
-def _lists(prints: Sequence[Fingerprint | None]) -> list[Any]:
+def _as_json(prints: Sequence[Fingerprint | None]) -> list[Any]:
     return [None if one is None else one.to_list() for one in prints]
 
 
-def _listed(prints: dict[str, Fingerprint | None]) -> dict[str, Any]:
+def _named_as_json(prints: dict[str, Fingerprint | None]) -> dict[str, Any]:
     return {name: None if one is None else one.to_list() for name, one in prints.items()}
 
 

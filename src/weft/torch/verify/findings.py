@@ -108,7 +108,7 @@ def _losses(work: _Comparison) -> str:
                     f"{len(of_one[index])}. {_where(work, index)}"
                 )
             for number, (a, b) in enumerate(zip(of_one[index], of_split[index], strict=True)):
-                if _rounded(work, a):
+                if _rounding_decides(work, a):
                     continue
                 least = SMALL * _largest(prints[number] for prints in of_one if len(prints) > number)
                 difference = relative(a, b, max(least, LEAST))
@@ -119,14 +119,14 @@ def _losses(work: _Comparison) -> str:
                 if difference > work.limit and not fault:
                     fault = (
                         f"microbatch {index} {what} another tensor than in one process (number {number}, "
-                        f"{_shown(b)} instead of {_shown(a)}, difference {difference:.1e}). {_where(work, index)}"
+                        f"{_show(b)} instead of {_show(a)}, difference {difference:.1e}). {_where(work, index)}"
                     )
-        if not fault and _parting(work, index, work.limit):
+        if not fault and _find_parting(work, index, work.limit):
             fault = f"microbatch {index} computes something else than in one process. {_where(work, index)}"
     return fault
 
 
-def _rounded(work: _Comparison, one: Fingerprint | None) -> bool:
+def _rounding_decides(work: _Comparison, one: Fingerprint | None) -> bool:
     """Whether rounding may decide these whole numbers: which of some values is the largest, say."""
     return one is not None and one.exact and work.limit > LIMITS[torch.float32]
 
@@ -137,12 +137,14 @@ def _unsteady(work: _Comparison, number: int) -> bool:
     return len(again) == len(first) and relative(first[number], again[number], LEAST) > LEAST
 
 
-def _parting(work: _Comparison, index: int, limit: float) -> tuple[tuple[str, int], bool, str] | None:
+def _find_parting(work: _Comparison, index: int, limit: float) -> tuple[tuple[str, int], bool, str] | None:
     """The first call of a unit that differs, whether its inputs differ already, and the unit before it."""
 
     def differ(some: Sequence[Fingerprint], others: Sequence[Fingerprint]) -> bool:
         return len(some) != len(others) or any(
-            relative(a, b, LEAST) > limit for a, b in zip(some, others, strict=True) if not _rounded(work, a)
+            relative(a, b, LEAST) > limit
+            for a, b in zip(some, others, strict=True)
+            if not _rounding_decides(work, a)
         )
 
     before = ""
@@ -158,7 +160,7 @@ def _parting(work: _Comparison, index: int, limit: float) -> tuple[tuple[str, in
 
 def _where(work: _Comparison, index: int) -> str:
     """A sentence on where the microbatch parts from one process, by units in the order of their calls."""
-    found = _parting(work, index, work.limit / 10)
+    found = _find_parting(work, index, work.limit / 10)
     if found is None:
         told = "All modules give the same, so look at the code after them. " if work.one.units[index] else ""
         return told + CAUSES.format(advice="weft.set_partition(module, index)")
@@ -184,8 +186,8 @@ def _buffers(work: _Comparison) -> str:
         difference = relative(value, seen, LEAST)
         if difference > work.limit:
             return (
-                f"the buffer {name} is another one than in one process after all microbatches ({_shown(seen)} "
-                f"instead of {_shown(value)}, difference {difference:.1e}), though the losses are equal. "
+                f"the buffer {name} is another one than in one process after all microbatches ({_show(seen)} "
+                f"instead of {_show(value)}, difference {difference:.1e}), though the losses are equal. "
                 + CAUSES.format(advice=f"weft.set_partition({_module(name)}, index)")
             )
     return ""
@@ -208,7 +210,7 @@ def _gradients(work: _Comparison) -> str:
         last = max(wrong, key=lambda name: _place(name, order))
         fault = (
             f"the gradient of {last} (over all microbatches) is another one than in one process "
-            f"({_shown(work.split.gradients.get(last))} instead of {_shown(work.one.gradients[last])}, difference "
+            f"({_show(work.split.gradients.get(last))} instead of {_show(work.one.gradients[last])}, difference "
             f"{apart_by[last]:.1e}), though the losses are equal; so are those of {len(wrong) - 1} more parameters. On "
             f"the way back {_module(last)} is the first module that differs. "
             + CAUSES.format(advice=f"weft.set_partition({_module(last)}, index)")
@@ -221,7 +223,7 @@ def _gradients(work: _Comparison) -> str:
         if difference > limit and not fault:
             fault = (
                 f"the gradient of a tensor of shape {list(leaf.shape)} that is none of the model's is another one than "
-                f"in one process ({_shown(seen)} instead of {_shown(grad)}, difference {difference:.1e}). "
+                f"in one process ({_show(seen)} instead of {_show(grad)}, difference {difference:.1e}). "
                 + CAUSES.format(advice="weft.set_partition(module, index)")
             )
     work.found.gradients = worst
@@ -242,7 +244,7 @@ def _largest(prints: Iterable[Fingerprint | None]) -> float:
     return max((one.norm for one in prints if one is not None), default=0.0)
 
 
-def _shown(one: Fingerprint | None) -> str:
+def _show(one: Fingerprint | None) -> str:
     """A fingerprint for people: a number as it is, a tensor by its norm."""
     if one is None:
         return "none"

@@ -182,7 +182,7 @@ class AloneGlue(Glue):
 
     def from_first(self, inputs: Any) -> Any:
         """Marked inputs: what only the pipeline's first rank has would be values of that rank."""
-        return replace(inputs, lambda tensor: _marked(tensor.view_as(tensor)), attributes=False)
+        return replace(inputs, lambda tensor: _mark(tensor.view_as(tensor)), attributes=False)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         with self.lifted():
@@ -208,7 +208,7 @@ class AloneGlue(Glue):
             return mark(result, (args, kwargs))
         for target in targets:
             if target._weft_owner is None:  # type: ignore[attr-defined]
-                _marked(target)
+                _mark(target)
         return result
 
     def _run(self, func: Any, run: Callable[[], Any]) -> Any:
@@ -229,12 +229,12 @@ def mark(result: Any, inputs: Any) -> Any:
     def one(tensor: Tensor) -> Tensor:
         if tensor._weft_placed or tensor._weft_owner is not None:  # type: ignore[attr-defined]
             return tensor
-        return _marked(tensor.view_as(tensor) if id(tensor) in known else tensor)
+        return _mark(tensor.view_as(tensor) if id(tensor) in known else tensor)
 
     return replace(result, one, attributes=False)
 
 
-def _marked(tensor: Tensor) -> Tensor:
+def _mark(tensor: Tensor) -> Tensor:
     tensor._weft_placed = True  # type: ignore[attr-defined]
     return tensor
 

@@ -218,7 +218,7 @@ def gradients_of(models: Sequence[Any], local: bool = False) -> Named:
     """Fingerprints of the gradients, or of those of this rank's own parameters, by name."""
     return {
         name: of_gradient(parameter.grad)
-        for name, parameter in _named(models, "parameters", local)
+        for name, parameter in _named_tensors(models, "parameters", local)
         if parameter.requires_grad
     }
 
@@ -227,7 +227,7 @@ def buffers_of(models: Sequence[Any], local: bool = False) -> Named:
     """Fingerprints of the buffers, or of this rank's own, by name."""
     return {
         name: fingerprint(buffer)
-        for name, buffer in _named(models, "buffers", local)
+        for name, buffer in _named_tensors(models, "buffers", local)
         if buffer.device.type != "meta"
     }
 
@@ -237,7 +237,7 @@ def of_gradient(grad: Tensor | None) -> Fingerprint | None:
     return None if grad is None else fingerprint(grad)
 
 
-def _named(models: Sequence[Any], what: str, local: bool) -> Iterator[tuple[str, Any]]:
+def _named_tensors(models: Sequence[Any], what: str, local: bool) -> Iterator[tuple[str, Any]]:
     for number, model in enumerate(models):
         for name, tensor in getattr(model.module, f"named_{what}")():
             if not local or model.is_local(name):
