@@ -36,7 +36,7 @@ from benchmarks.turns.samples import Record, Step, together
 
 ROUNDING = 1e-5
 SETTLING = 8
-"""Steps of a turn that do not count: until then some become shorter (`benchmarks/schedules/earlier-runs.md`)."""
+"""Steps of a turn that do not count: contenders become quicker until then (`benchmarks/schedules/earlier-runs.md`)."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

@@ -135,7 +135,7 @@ def test_a_pipe_whose_other_end_is_gone_is_told():
     ours.connect(os.getpid(), theirs.number)
     theirs.connect(os.getpid(), other.number)
     theirs.release_lent()
-    other.connected()
+    other.release_lent()
     channel = TorchChannel(
         Group(1, Wire(), Wire()), torch.device("cpu"), rings=PipesOnly(1, theirs), ranks=[0, 1]
     )
