@@ -30,7 +30,7 @@ from torch.autograd.graph import GradientEdge
 
 from weft.torch.backward.gradient_hooks import announce, unwatched
 from weft.torch.backward.matrix_products import adder, product
-from weft.torch.pytorch.private import NODES, is_unpacked, saved
+from weft.torch.pytorch.private import LEAF_NODE, NODES, is_unpacked, saved
 
 FUSED_BYTES = 512 << 10
 """From this size on a weight gains more than the hook costs, about 10 microseconds."""
@@ -203,7 +203,7 @@ KINDS = {
     "ConvolutionBackward0": _Convolution,
 }
 KNOWN = _Kinds({NODES[name]: kind for name, kind in KINDS.items() if name in NODES})
-LEAF, TRANSPOSED = NODES.get("AccumulateGrad"), NODES.get("TBackward0")
+TRANSPOSED = NODES.get("TBackward0")
 
 
 def add_grad(parameter: nn.Parameter, grad: Tensor) -> None:
@@ -290,13 +290,13 @@ def _search(
             leaf, transposed = edges[kind.at][0], False
             if kind.transposes and type(leaf) is TRANSPOSED:
                 leaf, transposed = leaf.next_functions[0][0], True
-            if type(leaf) is LEAF and _wanted(kind, node, leaf.variable, at_once):
+            if type(leaf) is LEAF_NODE and _wanted(kind, node, leaf.variable, at_once):
                 tasks.append((leaf, kind(node, leaf.variable, transposed, then)))
                 edges = edges[: kind.at] + edges[kind.at + 1 :]
         for following, _ in edges:
             if following not in seen:
                 seen.add(following)
-                (ends if type(following) is LEAF else waiting).append(following)
+                (ends if type(following) is LEAF_NODE else waiting).append(following)
     return ends
 
 

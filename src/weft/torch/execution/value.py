@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from weft.errors import UsageError
-from weft.torch.pytorch.private import LEAF
+from weft.torch.pytorch.private import LEAF_NODE
 
 FREED = (
     "backward() reaches what an earlier backward pass of this microbatch has gone through, and which was freed then: "
@@ -118,7 +118,7 @@ class Segment:
             edges.append(value.edge)
             grads.append(value.grad)
             value.grad = None
-            if not keep and type(value.edge.node) is not LEAF:
+            if not keep and type(value.edge.node) is not LEAF_NODE:
                 value.edge = None
         self.roots.clear()
         return edges, grads  # type: ignore[return-value]

@@ -17,7 +17,7 @@ from weft.torch.backward.weight_gradients import Task, take_weights
 from weft.torch.calls.attributes import Attribute
 from weft.torch.execution.thread_settings import rehearse
 from weft.torch.pytorch.private import (
-    LEAF,
+    LEAF_NUMBER,
     SLOT,
     call_of,
     count_modes,
@@ -312,7 +312,7 @@ class Tracer:
         places = [at for at, _ in self.events]
         for node in graph_nodes(tensors):
             number = number_of(node)
-            if number >= LEAF:
+            if number >= LEAF_NUMBER:
                 self._set_aside(node)  # AccumulateGrad
                 continue
             at = bisect.bisect_right(places, number) - 1
