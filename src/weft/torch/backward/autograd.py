@@ -34,7 +34,7 @@ def run_autograd(
         run_engine(roots, grads, inputs, keep)
 
 
-def captured(
+def capture_gradients(
     roots: Sequence[Any], grads: Sequence[Tensor], inputs: Sequence[GradientEdge]
 ) -> tuple[Tensor | None, ...]:
     """The gradients of ``inputs``, without their graph; nothing is freed, and no ``.grad`` changes."""

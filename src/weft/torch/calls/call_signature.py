@@ -44,11 +44,12 @@ class Spec(NamedTuple):
     def plain(self) -> bool:
         """Whether the call returns one new tensor and does nothing else."""
         more = self.dynamic or self.random or self.mutated or self.passed
-        return not more and self.description[0] == "tensor"
+        form: str = self.description[0]
+        return not more and form == "tensor"
 
     def returns(self, shape: torch.Size) -> bool:
         """Whether the call returns one tensor, of this shape."""
-        return self.description[0] == "tensor" and self.description[1][1] == [*shape]
+        return bool(self.description[0] == "tensor" and self.description[1][1] == [*shape])
 
     def to_text(self) -> str:
         return json.dumps(self)
@@ -227,7 +228,7 @@ class _Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(TorchDispatchMode):  # type: ignore[misc]
     """Operators that say of themselves that they do."""
 
     def __init__(self, watch: Watch) -> None:

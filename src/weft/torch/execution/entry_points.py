@@ -23,12 +23,11 @@ import torch
 import torch.utils.checkpoint as checkpoints
 
 from weft.errors import UsageError
-from weft.torch.backward.autograd import root_gradient
 from weft.torch.clip import REPLACED
 from weft.torch.execution.glue import running
-from weft.torch.execution.gradients import paired
+from weft.torch.execution.gradients import root_gradients
 from weft.torch.execution.program import Program
-from weft.torch.execution.thread_settings import between, going_back, rehearsal
+from weft.torch.execution.thread_settings import AUTOGRAD, backward_taker, going_back, in_step_code, rehearsal
 from weft.torch.optimizer import warn_of_plain_optimizers
 from weft.torch.pytorch.private import CHECKPOINT, CHECKPOINT_GENERATOR, FUNCTION, REENTRANT, SCRIPTED, refuse
 from weft.torch.replicas.sync_batch_norm import counted
@@ -129,7 +128,7 @@ def _intercept_checkpoints() -> None:
             glue = running()
             if glue is None:
                 _seen["checkpoints"] += 1
-                return checkpoints_function.apply(Again(function), preserve_rng_state, *args)
+                return checkpoints_function.apply(Again(function), preserve_rng_state, *args)  # type: ignore[no-untyped-call]
             refuse(REENTRANT)
             needed = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
             with checkpointing(glue.program), nullcontext() if needed else torch.no_grad():
@@ -240,7 +239,7 @@ def _intercept_backward() -> None:
         tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
         grad_variables: Any = None, inputs: Any = None,
     ) -> None:  # fmt: skip
-        models = current.session().models if between() else []
+        models = current.session().models if in_step_code() else []
         if not models:
             try:
                 original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
@@ -260,7 +259,7 @@ def _intercept_backward() -> None:
                 "computed it: model.backward(loss)"
             )
         given = grad_tensors if grad_variables is None else grad_variables
-        if running() is not None or rehearsal() is not None:
+        if backward_taker() is not AUTOGRAD:
             if create_graph or inputs is not None:
                 raise UsageError(
                     "inside a step that is split, backward() takes no create_graph and no inputs: "
@@ -268,9 +267,8 @@ def _intercept_backward() -> None:
                 )
             models[0].backward(tensors, given, bool(retain_graph))
             return
-        several, grads = paired(tensors, given)  # one partition: all that autograd can
-        scaled = [root_gradient(each, grad, *scales) for each, grad in zip(several, grads, strict=True)]
+        roots, grads = root_gradients(tensors, given, *scales)  # one partition: all that autograd can
         with going_back():
-            original(several, scaled, retain_graph, create_graph, inputs=inputs)
+            original(roots, grads, retain_graph, create_graph, inputs=inputs)
 
     torch.autograd.backward = backward

@@ -54,7 +54,7 @@ def from_first(program: Program, inputs: Any) -> Any:
             )
         made = [empty_of(description) for description in described]
     for tensor in made:
-        tensor._weft_value = program.new_value(0, None)  # type: ignore[attr-defined]
+        program.places.place(tensor, 0)
     following = iter(made)
 
     def put(tensor: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from weft.errors import UsageError
 from weft.torch.calls.call_signature import function_name, hollow, scan, shown
 from weft.torch.execution import gradients
 from weft.torch.execution.first_rank_inputs import from_first
-from weft.torch.execution.gradients import refuse_gradient
+from weft.torch.execution.gradients import Gradients, Tensors, refuse_gradient
 from weft.torch.execution.program import Program
 from weft.torch.execution.value import Value
 from weft.torch.pytorch import torch_functions
@@ -51,11 +51,12 @@ class Glue(TorchFunctionMode):
 
     def __enter__(self) -> Glue:
         running_here.glue = self
-        return super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *details: Any) -> None:
         running_here.glue = None
-        super().__exit__(*details)
+        super().__exit__(*details)  # type: ignore[no-untyped-call]
 
     def lifted(self) -> Lifted:
         """No interception inside: for units. Modes that the user has put on top stay."""
@@ -77,18 +78,20 @@ class Glue(TorchFunctionMode):
                 return replace(result, self._as_result, attributes=False)
         return func(*args, **kwargs)
 
-    def backward(self, tensors: Any, grads: Any, keep: bool, scale: float) -> None:
-        """A backward pass of the microbatch; ``scale``: what its losses are multiplied by."""
+    def backward(
+        self, tensors: Tensors, grads: Gradients = None, keep: bool = False, scale: float = 1.0
+    ) -> None:
+        """A backward pass of the microbatch; see ``thread_settings.BackwardTaker``."""
         self.program.scale = scale
         self.program.log.append(BACKWARD)
         proof = self.program.pipeline.proof
         with self.aside():
             if proof is None:
-                gradients.backward(self.program, tensors, grads, keep)
+                gradients.run_backward(self.program, tensors, grads, keep)
                 return
             proof.begins_at(self.program, tensors)
             with proof.going_back(self.program):
-                gradients.backward(self.program, tensors, grads, keep)
+                gradients.run_backward(self.program, tensors, grads, keep)
 
     def from_first(self, inputs: Any) -> Any:
         """What the model is called with, as values of the pipeline's first rank."""
@@ -206,7 +209,7 @@ class Glue(TorchFunctionMode):
                 "the model's own forward writes values of its activations into one of its buffers, which microbatches "
                 "would see half-way: move the buffer and what writes it into a submodule"
             )
-        owner = program.newest_owner(placed) if target_value is None else target_value.owner
+        owner = program.places.newest_owner(placed) if target_value is None else target_value.owner
         owner = owner if home is None else home
         parts: list[Any] = [func, *settings()]
         tensors: list[Tensor] = []
@@ -284,7 +287,7 @@ class Glue(TorchFunctionMode):
         proof = self.program.pipeline.proof
         with self.aside(), nullcontext() if proof is None else proof.going_back(self.program):
             if func in torch_functions.GRADIENTS:
-                return gradients.grad_of(self.program, *placed[0])
+                return gradients.read_grad(self.program, *placed[0])
             return gradients.grad(self.program, *args, **kwargs)
 
 

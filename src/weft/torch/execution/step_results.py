@@ -81,7 +81,7 @@ class Returned:
         """``data`` of a result that another rank may have, or this one, as all ranks give it."""
         if self._detach or not tensor.requires_grad:
             return data
-        ended: Tensor = Outside.apply(data.detach().requires_grad_())
+        ended: Tensor = Outside.apply(data.detach().requires_grad_())  # type: ignore[no-untyped-call]
         return ended
 
     def _send_or_receive(self, program: Program, tensor: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ def has_memory(tensor: Tensor) -> bool:
 
 def storage_key(tensor: Tensor) -> int:
     """A number for the tensor's memory, while it exists; also where it has no data."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def users_of_memory(tensor: Tensor) -> int | None:

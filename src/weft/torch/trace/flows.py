@@ -21,8 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.graph import Graph
 from weft.graph import Tensor as Flow
-from weft.torch.execution.unit_call import SLOT
-from weft.torch.pytorch.private import call_of, no_torch_function
+from weft.torch.pytorch.private import SLOT, call_of, no_torch_function
 from weft.torch.pytorch.torch_functions import METADATA
 from weft.torch.tensors.nested import replace
 

@@ -9,7 +9,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from weft.errors import UsageError
 from weft.torch.backward.autograd import run_autograd
-from weft.torch.execution.value import Segment, Value
+from weft.torch.execution.value import Batch, Segment, Value
 
 
 def go_back(segment: Segment, value: Value, keep: bool = False) -> None:
@@ -20,7 +20,7 @@ def go_back(segment: Segment, value: Value, keep: bool = False) -> None:
 
 def placed(tensor: Tensor) -> tuple[Segment, Value]:
     segment = Segment()
-    value = Value(0, 1, None, segment, None)
+    value = Value(0, 1, Batch(0), segment, None)
     value.edge = get_gradient_edge(tensor)
     return segment, value
 
