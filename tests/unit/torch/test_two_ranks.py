@@ -351,11 +351,11 @@ outputs = []
 for number in range(3):
     result = step(model, x)
     if number == 0:
-        send = state.session().pipeline.channel.send
+        send = current.session().pipeline.channel.send
         def counted(peer, message):
             outputs.append((peer, message.key)) if message.key.kind == OUTPUT else None
             send(peer, message)
-        state.session().pipeline.channel.send = counted
+        current.session().pipeline.channel.send = counted
 alone = [returned(whole, part, lambda loss: None) for part in x.chunk(4)]
 entries = flat(result)
 for at, expected in enumerate(zip(*map(flat, alone))):
