@@ -74,7 +74,7 @@ class Task:
         announce(self.parameter)
 
     def drop(self) -> None:
-        """Let go what the gradient is made of: the node, and so this task, stays as long as the graph does."""
+        """Let go what the gradient is made of: this task stays as long as its node does, and so as the graph does."""
         self.kept = self.grad = None
 
     def meet(self, grads: Sequence[Tensor | None]) -> None:
@@ -89,7 +89,7 @@ class Task:
             self.drop()
 
     def keep(self, node: Any) -> Any:
-        """What the node lets go when it has run: asked for when the graph is searched, not between two kernels."""
+        """What the node lets go when it has run. It is taken when the graph is searched, not between two kernels."""
         raise NotImplementedError
 
     def add(self) -> None:
@@ -97,7 +97,7 @@ class Task:
         raise NotImplementedError
 
     def prepared(self) -> Callable[[], Any]:
-        """What does as ``add`` with as little Python as can be."""
+        """A function that does what ``add`` does, with as little Python as can be."""
         return self.add
 
 
@@ -127,7 +127,7 @@ class _Product(Task):
 
 
 class _PlainProduct(_Product):
-    """The same without a bias."""
+    """A matrix product without a bias."""
 
     __slots__ = ()
     saved, at = "self", 1

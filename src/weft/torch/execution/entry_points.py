@@ -67,8 +67,8 @@ def checkpointing(program: Program) -> Iterator[None]:
         program.checkpointing = before
 
 
-def once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that an activation checkpoint runs again: BatchNorm has counted the batch already."""
+def without_counting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, for an activation checkpoint that runs it again: BatchNorm has counted the batch already."""
 
     @functools.wraps(function)
     def again(*args: Any, **kwargs: Any) -> Any:
@@ -82,20 +82,20 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Again:
-    """A function that runs first as it is, and then as :func:`once` has it."""
+    """Calls a function: the first time as it is, later by :func:`without_counting`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._ran = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        function = once(self._function) if self._ran else self._function
+        function = without_counting(self._function) if self._ran else self._function
         self._ran = True
         return function(*args, **kwargs)
 
 
 def _generator(original: Callable[..., Iterator[None]]) -> Callable[..., Iterator[None]]:
-    """What PyTorch runs a checkpointed function inside of, except in glue."""
+    """Stands for ``original``, inside of which PyTorch runs a checkpointed function; in glue units are checkpointed."""
 
     @functools.wraps(original)
     def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -103,7 +103,7 @@ def _generator(original: Callable[..., Iterator[None]]) -> Callable[..., Iterato
         if glue is None:
             _seen["checkpoints"] += 1
             if args:
-                args = (once(args[0]), *args[1:])
+                args = (without_counting(args[0]), *args[1:])
             yield from original(*args, **kwargs)
             return
         refuse(CHECKPOINT)
@@ -121,7 +121,7 @@ def _intercept_checkpoints() -> None:
         replace_checkpoint()
 
     class Reentrant(checkpoints.CheckpointFunction):
-        """``CheckpointFunction``, except in glue; in both, only arguments make that a result needs a gradient."""
+        """``CheckpointFunction``, except in glue. Results need a gradient only if an argument does, in both."""
 
         @classmethod
         def apply(cls, function: Any, preserve_rng_state: bool, *args: Any) -> Any:
@@ -139,7 +139,7 @@ def _intercept_checkpoints() -> None:
 
 
 def replace_checkpoint() -> None:
-    """Intercept the public function, where what it is made of cannot be; who holds it in another way keeps it."""
+    """Intercept the public function, where its parts cannot be: all modules that hold it by a name get another one."""
     _replace_everywhere(checkpoints.checkpoint, _checkpoint(checkpoints.checkpoint))
 
 
@@ -170,7 +170,7 @@ def _replace_everywhere(old: Any, new: Any) -> None:
 
 
 class Bound:
-    """A method with its object, as glue's functions are: hashable, with a name."""
+    """A method with its object, which glue can treat as a function: hashable, with a name."""
 
     def __init__(self, method: Callable[..., Any], module: str, name: str) -> None:
         self._method = method

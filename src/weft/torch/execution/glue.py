@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
-from weft.torch.calls.call_signature import function_name, hollow, scan, shown
+from weft.torch.calls.call_signature import after_writes, function_name, meta_like, scan
 from weft.torch.execution import gradients
 from weft.torch.execution.first_rank_inputs import from_first
 from weft.torch.execution.gradients import Gradients, Tensors, refuse_gradient
@@ -43,7 +43,7 @@ def running() -> Glue | None:
 
 
 class Glue(TorchFunctionMode):
-    """See the module. One for each microbatch."""
+    """The mode of one microbatch; see the module."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
@@ -63,11 +63,11 @@ class Glue(TorchFunctionMode):
         return Lifted(self)
 
     def aside(self) -> Aside:
-        """The same, also where PyTorch has taken this mode off already, because it answers a call."""
+        """As :meth:`lifted`, also where PyTorch has taken this mode off already, because the mode answers a call."""
         return Aside(self)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A call that no torch-function mode sees, treated as if one did."""
+        """The result of a call that no torch-function mode sees, as if this mode had seen it."""
         with self.lifted():
             placed: list[tuple[Tensor, Value]] = []
             self._find((*args, *kwargs.values()), placed)
@@ -94,12 +94,12 @@ class Glue(TorchFunctionMode):
                 gradients.run_backward(self.program, tensors, grads, keep)
 
     def from_first(self, inputs: Any) -> Any:
-        """What the model is called with, as values of the pipeline's first rank."""
+        """The model's arguments, as values of the pipeline's first rank."""
         with self.lifted():
             return from_first(self.program, inputs)
 
     def _as_result(self, tensor: Tensor) -> Tensor:
-        """A stand-in that has a ``grad_fn``, as the result of an autograd function has."""
+        """``tensor``; a stand-in gets a ``grad_fn`` first, which the result of an autograd function has."""
         if tensor.device.type != "meta" or not tensor.requires_grad:
             return tensor
         result = tensor.clone()
@@ -179,7 +179,7 @@ class Glue(TorchFunctionMode):
         if func in torch_functions.RESHAPED:
             return self._reshaped(func, args, kwargs, placed)
         if func in torch_functions.REPLACED and (
-            func != torch_functions.DATA_SETTER or shown(args[0]).shape != shown(args[1]).shape
+            func != torch_functions.DATA_SETTER or after_writes(args[0]).shape != after_writes(args[1]).shape
         ):
             raise UsageError(
                 f"{function_name(func)} gives a tensor that goes from module to module other memory, which the other "
@@ -238,7 +238,7 @@ class Glue(TorchFunctionMode):
             result = func(*local[0], **local[1])
             return result if target is None else None
 
-        result = program.run_here(key, name, call, run, tensors, (args, kwargs), localised, alias)
+        result = program.run_here(key, name, call, run, tensors, (args, kwargs), localise_arguments, alias)
         return result if target is None else target
 
     def _reshaped(self, func: Any, args: Any, kwargs: Any, placed: list[tuple[Tensor, Value]]) -> Tensor:
@@ -249,7 +249,7 @@ class Glue(TorchFunctionMode):
                 "the model's own forward changes the shape of a parameter or buffer in place, which the other ranks do "
                 "not see: use a view of it instead"
             )
-        new = hollow(shown(tensor))
+        new = meta_like(after_writes(tensor))
         self._call(func, args, kwargs, placed, tensor)
         value = self.program.value_of(tensor)
         assert value is not None
@@ -265,7 +265,7 @@ class Glue(TorchFunctionMode):
         def empty(tensor: Tensor) -> Tensor:
             if self.program.value_of(tensor) is None:
                 return tensor
-            return torch.empty((), dtype=tensor.dtype, device=device).expand(shown(tensor).shape)
+            return torch.empty((), dtype=tensor.dtype, device=device).expand(after_writes(tensor).shape)
 
         first = empty(args[0]) if args else empty(kwargs.pop("input"))
         return func(first, *args[1:], **kwargs)
@@ -280,7 +280,7 @@ class Glue(TorchFunctionMode):
             if args[0]._weft_owner is not None:
                 refuse_gradient(args[0], "sets")
             return self._call(func, args, kwargs, placed, args[0])
-        if func in torch_functions.BACKWARD:  # on to weft's own, see ``intercept``
+        if func in torch_functions.BACKWARD:  # it goes on to the model's, see ``entry_points``
             if "gradient" in kwargs:
                 kwargs["grad_tensors"] = kwargs.pop("gradient")
             return torch.autograd.backward(*args, **kwargs)
@@ -368,13 +368,13 @@ def settings() -> tuple[Any, ...]:
     )
 
 
-def localised(inputs: Any, transform: Callable[[Tensor], Tensor]) -> Any:
+def localise_arguments(inputs: Any, transform: Callable[[Tensor], Tensor]) -> Any:
     """The arguments (args, kwargs) of a torch function with their tensors replaced."""
     args, kwargs = replace(inputs, transform, attributes=False)
-    return replace_slices(args, transform), kwargs
+    return localise_slices(args, transform), kwargs
 
 
-def replace_slices(args: Any, transform: Callable[[Tensor], Tensor]) -> Any:
+def localise_slices(args: Any, transform: Callable[[Tensor], Tensor]) -> Any:
     """Tensors inside of slices (``x[:n]``) are arguments too."""
     if not any(
         isinstance(item, slice) for arg in args if isinstance(arg, tuple) for item in (*arg, arg)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ from torch.autograd.graph import get_gradient_edge
 
 from weft.errors import UsageError
 from weft.torch.backward.autograd import graph_nodes, leaf_of, root_gradient
-from weft.torch.calls.call_signature import empty_of, shown
+from weft.torch.calls.call_signature import after_writes, meta_from
 from weft.torch.execution.program import Program
-from weft.torch.execution.replicated import EVERYWHERE, made_here
+from weft.torch.execution.replicated import EVERYWHERE, is_made_here
 from weft.torch.execution.value import Value
 from weft.torch.tensors.nested import describe_tensor
 from weft.transport.channel import READ, Message
@@ -105,7 +105,7 @@ def grad(
         raise UsageError(
             "inside a step that is split, torch.autograd.grad takes tensors as inputs, and no is_grads_batched"
         )
-    if not all(shown(target).requires_grad for target in targets):
+    if not all(after_writes(target).requires_grad for target in targets):
         raise UsageError(
             "torch.autograd.grad got an input that needs no gradient: call requires_grad_() on it"
         )
@@ -124,7 +124,7 @@ def grad(
 
 
 def _zeros(program: Program, target: Tensor) -> Tensor:
-    like = shown(target)
+    like = after_writes(target)
     return torch.zeros(like.shape, dtype=like.dtype, device=program.pipeline.device)
 
 
@@ -158,7 +158,7 @@ def tell_gradient(program: Program, tensor: Tensor | None, owner: int) -> Tensor
     else:
         message = program.microbatch.receive(owner, key, "whether there is a gradient")
         description = json.loads(message.text or "null")
-        made = None if description is None else empty_of(description)
+        made = None if description is None else meta_from(description)
     if made is not None:
         program.places.place(made, owner)
     return made
@@ -220,7 +220,8 @@ def _differentiate_here(
 
 
 def _check_crossings(
-    program: Program, ends: list[Tensor], inputs: list[Tensor], values: list[Any], entered: list[tuple[Tensor, Value]]
+    program: Program, ends: list[Tensor], inputs: list[Tensor], values: list[Value | None],
+    entered: list[tuple[Tensor, Value]],
 ) -> None:  # fmt: skip
     """Refuse derivatives through a leaf of the segment that may depend on the inputs: it came after they did."""
     first = min(
@@ -268,7 +269,11 @@ def check_hidden(name: str, tensors: Sequence[Tensor], program: Program) -> None
     What this rank's own modules have put there (a cache) is none: only this rank has it.
     """
     for tensor in tensors if torch.is_grad_enabled() else ():
-        if tensor.requires_grad and program.value_of(tensor) is None and not made_here(program.tape, tensor):
+        if (
+            tensor.requires_grad
+            and program.value_of(tensor) is None
+            and not is_made_here(program.tape, tensor)
+        ):
             raise UsageError(
                 f"{name} gets a tensor of shape {list(tensor.shape)} that needs a gradient inside of an object, where "
                 "the other ranks do not see it: hand it over in an argument of its own, a list, tuple, dict or "

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from weft.torch.calls.call_signature import hollow
+from weft.torch.calls.call_signature import meta_like
 from weft.torch.execution.replicated import EVERYWHERE
 from weft.torch.execution.tape import Tape
 from weft.torch.execution.value import Alias, Places, Value, memory_of
@@ -183,7 +183,7 @@ class Aliases:
             if old is not None and old.owner == owner and not torch.is_grad_enabled():
                 value.segment = old.segment
         elif old is not None and old.actual is not None:
-            value.actual = hollow(old.actual)
+            value.actual = meta_like(old.actual)
         tensor._weft_value = value  # type: ignore[attr-defined]
 
     def _past_the_write(self, tensor: Tensor, owner: int, actual: Tensor | None) -> Tensor | None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from weft.errors import DivergenceError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.backward.autograd import check_outside
-from weft.torch.calls.call_signature import Spec, Watch, describe_result, described_shapes, digest, empty_of
+from weft.torch.calls.call_signature import Spec, Watch, describe_result, digest, meta_from, shapes_in
 from weft.torch.execution.in_place import Aliases
 from weft.torch.execution.replicated import EVERYWHERE
 from weft.torch.execution.tape import Tape, check_stale
@@ -33,7 +33,10 @@ from weft.torch.tensors.wire import decode, encode
 from weft.torch.tensors.writes import unwritten
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message
 
+Signature = tuple[Any, ...]
+"""What is called, with which shapes, dtypes and settings; the same on every rank."""
 Localise = Callable[[Any, Callable[[Tensor], Tensor]], Any]
+"""The inputs of a call with their tensors passed through a function."""
 
 
 class Program:
@@ -66,7 +69,7 @@ class Program:
         self.checkpointing = False
         self.drawn: dict[str, int] = {}
         """How many calls of each name have drawn random numbers, on whichever rank."""
-        self.log: list[Any] = pipeline.logs.setdefault(microbatch.index, [])
+        self.log: list[Signature] = pipeline.logs.setdefault(microbatch.index, [])
         """The signatures of its calls, in order; see ``session.differing_calls``."""
 
     # --- tensors --------------------------------------------------------------------------------------------
@@ -92,7 +95,7 @@ class Program:
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    def spec_for(self, key: Any, name: str, owner: int, call: int) -> Spec:
+    def spec_for(self, key: Signature, name: str, owner: int, call: int) -> Spec:
         """What the call of this signature will return, told by its owner once, or each time if dynamic."""
         spec = self.pipeline.specs.get(key)
         if spec is None:
@@ -116,13 +119,13 @@ class Program:
         self.microbatch.worked = True
         self.pipeline.note("forward", self.step, self.microbatch.index, name)
 
-    def next_call(self, key: Any) -> int:
+    def next_call(self, key: Signature) -> int:
         """The number of the call of this signature."""
         self.log.append(key)
         return len(self.log)
 
     def run_here(
-        self, key: Any, name: str, call: int, function: Callable[[Any], Any], tensors: list[Tensor], inputs: Any,
+        self, key: Signature, name: str, call: int, function: Callable[[Any], Any], tensors: list[Tensor], inputs: Any,
         localise: Localise, alias: Alias | None = None,
     ) -> Any:  # fmt: skip
         """Run a call on this rank and give its results places.
@@ -159,7 +162,7 @@ class Program:
             self._tell(self.tape.key(SHAPES, call), spec)
         return self.place_results(result, tensors, entered, spec, name, alias)
 
-    def _heard(self, key: Any, name: str) -> Spec | None:
+    def _heard(self, key: Signature, name: str) -> Spec | None:
         """A signature that another rank told already, because it ran the same call before."""
         number = digest(name, key[1:])
         for peer in self.pipeline.others():
@@ -170,7 +173,7 @@ class Program:
         return None
 
     def _run(
-        self, key: Any, name: str, function: Callable[[Any], Any], local: Any, inputs: Any, tensors: list[Tensor],
+        self, key: Signature, name: str, function: Callable[[Any], Any], local: Any, inputs: Any, tensors: list[Tensor],
         transform: Callable[[Tensor], Tensor],
     ) -> tuple[Any, Spec]:  # fmt: skip
         """The result of a call on its local arguments, and what is known of the call by then.
@@ -187,7 +190,7 @@ class Program:
             return function(local), spec
 
     def _first_run(
-        self, key: Any, name: str, function: Callable[[Any], Any], local: Any, inputs: Any, tensors: list[Tensor]
+        self, key: Signature, name: str, function: Callable[[Any], Any], local: Any, inputs: Any, tensors: list[Tensor]
     ) -> tuple[Any, Spec]:  # fmt: skip
         """The first call of a signature: its result, and what watching it has shown."""
         streams = self.pipeline.streams
@@ -229,7 +232,7 @@ class Program:
 
         return transform
 
-    def _tell_once(self, key: Any, name: str, spec: Spec) -> None:
+    def _tell_once(self, key: Signature, name: str, spec: Spec) -> None:
         """Tell the others a signature, the first time that this rank runs it.
 
         Even if a rank has told it before: those that wait for this call wait for this rank, and may not have come
@@ -271,7 +274,7 @@ class Program:
                 self._check_shapes(spec, [result.shape], name)
             return result
         placed: dict[int, Tensor] = {}
-        shapes: list[Any] = []
+        shapes: list[torch.Size] = []
         aliases = []
         if alias is None:
             aliases = self.aliases.of_results(self.rank, spec.passed, tensors, entered)
@@ -280,7 +283,7 @@ class Program:
             done = placed.get(id(tensor))
             if done is not None:
                 return done
-            given = None if alias is not None else passed_on(spec, tensors, len(shapes))
+            given = None if alias is not None else argument_passed_on(spec, tensors, len(shapes))
             if given is not None:
                 placed[id(tensor)] = given
                 shapes.append(given.shape)
@@ -305,8 +308,8 @@ class Program:
         """Whether the tensor has a value or an owner already."""
         return tensor._weft_value is not None or tensor._weft_owner is not None  # type: ignore[attr-defined]
 
-    def _check_shapes(self, spec: Spec, shapes: list[Any], name: str) -> None:
-        told = described_shapes(spec.description)
+    def _check_shapes(self, spec: Spec, shapes: list[torch.Size], name: str) -> None:
+        told = shapes_in(spec.description)
         if told != [*map(list, shapes)]:
             raise DivergenceError(
                 f"{name} returned tensors of shapes {[list(s) for s in shapes]}, but the first time with the same "
@@ -324,7 +327,7 @@ class Program:
         made: list[Tensor] = []
 
         def make(description: list[Any]) -> Tensor:
-            given = None if alias is not None else passed_on(spec, tensors, len(made))
+            given = None if alias is not None else argument_passed_on(spec, tensors, len(made))
             if given is not None:
                 return given
             return self.stand_in(description, owner, aliases[len(made)] if aliases else alias)
@@ -333,7 +336,7 @@ class Program:
 
     def stand_in(self, description: list[Any], owner: int, alias: Alias | None = None) -> Tensor:
         """A tensor that a call on another rank returned, without data."""
-        new = empty_of(description)
+        new = meta_from(description)
         self.places.place(new, owner, alias)
         return new
 
@@ -358,7 +361,7 @@ class Program:
         return result
 
 
-def passed_on(spec: Spec, tensors: list[Tensor], number: int) -> Tensor | None:
+def argument_passed_on(spec: Spec, tensors: list[Tensor], number: int) -> Tensor | None:
     """The argument that a result is itself, without grad mode: gradients go through it as through the argument."""
     if torch.is_grad_enabled() or number >= len(spec.passed) or spec.passed[number] < 0:
         return None

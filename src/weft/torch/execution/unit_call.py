@@ -25,6 +25,7 @@ from weft.torch.calls.attributes import Given
 from weft.torch.calls.call_signature import ONE, scan
 from weft.torch.execution.glue import Glue, running, running_here, settings
 from weft.torch.execution.gradients import check_hidden
+from weft.torch.execution.program import Signature
 from weft.torch.execution.value import Value
 from weft.torch.pytorch.private import (
     HOOKS,
@@ -202,14 +203,14 @@ class UnitCall:
                 f"{self.name} lives on partition {self.owner} and was called on partition {self.pipeline.rank} outside "
                 "of a step: call the model inside a function decorated with @weft.step"
             )
-        args, kwargs = replace((args, kwargs), data_of)
+        args, kwargs = replace((args, kwargs), received_data)
         return self.inner(*args, **kwargs)
 
 
 class PlainCall:
     """One call of a unit by glue, whatever the unit gets and returns: steps 1 to 3 of ``program``."""
 
-    key: tuple[Any, ...]
+    key: Signature
     """The call's signature."""
     originals: dict[int, tuple[Tensor, Tensor]]
     """By the id of what an object holds during the call: the hidden tensor that it held, and what it holds."""
@@ -365,7 +366,7 @@ def with_hooks(
     return result
 
 
-def data_of(tensor: Tensor) -> Tensor:
+def received_data(tensor: Tensor) -> Tensor:
     """The data behind a stand-in that this rank has received."""
     value: Value | None = tensor._weft_value  # type: ignore[attr-defined]
     if value is None:

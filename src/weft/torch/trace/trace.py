@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.runtime.huge_pages import HugePages
-from weft.torch.calls.attributes import Attribute, noted
+from weft.torch.calls.attributes import Attribute, note_attributes
 from weft.torch.execution.thread_settings import rehearse
 from weft.torch.pytorch.private import numbers_nodes, version
 from weft.torch.session.random_streams import NUMPY, Streams, same_states
@@ -63,7 +63,7 @@ def trace(
     started = time.perf_counter()
     tracer = Tracer(root, device, clock)
     compiled = any(map(compiles, root.modules()))
-    note = noted if not compiled else lambda root, user: nullcontext(list[Attribute]())
+    note = note_attributes if not compiled else lambda root, user: nullcontext(list[Attribute]())
     passes: list[Pass] = []
     for number in range(PASSES):
         tracer.restart(watching=number == 0)
