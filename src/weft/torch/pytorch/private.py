@@ -162,7 +162,8 @@ def has_memory(tensor: Tensor) -> bool:
 
 def storage_key(tensor: Tensor) -> int:
     """A number for the tensor's memory, while it exists; also where it has no data."""
-    return int(tensor.untyped_storage()._cdata)
+    key: int = tensor.untyped_storage()._cdata  # not int(...): a compiler may follow this
+    return key
 
 
 def users_of_memory(tensor: Tensor) -> int | None:
