@@ -15,12 +15,9 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
-from weft.session.recording import record_backward
-from weft.torch.backward.autograd import root_gradient, run_autograd
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.glue import running
-from weft.torch.execution.gradients import paired
-from weft.torch.execution.thread_settings import begin_backward, going_back, rehearsal, share
+from weft.torch.execution.thread_settings import AUTOGRAD, backward_taker, begin_backward, share
 from weft.torch.placed import changes
 from weft.torch.placed.apply import apply
 from weft.torch.placed.changes import Outline
@@ -143,7 +140,7 @@ class DistributedModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         session = current.session()
-        if session.pipeline is not None and running() is None and rehearsal() is None:
+        if session.pipeline is not None and backward_taker() is AUTOGRAD:
             raise UsageError(
                 "the model is split over partitions: call it inside a function decorated with @weft.step"
             )
@@ -169,18 +166,7 @@ class DistributedModel(nn.Module):
         ``retain_graph``: another backward pass of this microbatch may go through the same graph.
         """
         scale = self.loss_scale()
-        glue = running()
-        if glue is not None:
-            glue.backward(tensors, grad_tensors, retain_graph, scale)
-            return
-        several, given = paired(tensors, grad_tensors)
-        grads = [root_gradient(tensor, grad, scale) for tensor, grad in zip(several, given, strict=True)]
-        rehearsing = rehearsal()
-        if rehearsing is not None:
-            rehearsing.backward(several, grads, retain_graph)
-        else:
-            with record_backward(current.session()), going_back():
-                run_autograd(several, grads, keep=retain_graph)
+        backward_taker().backward(tensors, grad_tensors, retain_graph, scale)
 
     def loss_scale(self) -> float:
         """What the losses of the present microbatch are multiplied by, whose backward pass begins."""

@@ -25,8 +25,8 @@ def run_autograd(
 
     For a GPU autograd would take a thread of its own, the same for all microbatches.
 
-    ``roots``: tensors or gradient edges; ``grads``: their gradients, of their shapes; ``inputs``: what it has to reach,
-    everything if empty; ``keep``: the graph is not freed.
+    ``roots``: tensors or gradient edges; ``grads``: their gradients, of their shapes; ``inputs``: what the pass has to
+    reach, everything if empty; ``keep``: the graph is not freed.
     """
     if not roots:
         return
@@ -34,7 +34,7 @@ def run_autograd(
         run_engine(roots, grads, inputs, keep)
 
 
-def captured(
+def capture_gradients(
     roots: Sequence[Any], grads: Sequence[Tensor], inputs: Sequence[GradientEdge]
 ) -> tuple[Tensor | None, ...]:
     """The gradients of ``inputs``, without their graph; nothing is freed, and no ``.grad`` changes."""
@@ -43,7 +43,7 @@ def captured(
 
 
 def graph_nodes(tensors: Sequence[Tensor], but: Collection[Any] = ()) -> list[Any]:
-    """Every node of the graph that ``tensors`` were computed by; not ``but`` these, and what is behind them alone."""
+    """Every node of the graph that ``tensors`` were computed by, except those in ``but`` and behind only these."""
     waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     found: dict[Any, None] = {}
     while waiting:
@@ -73,7 +73,7 @@ def root_gradient(tensor: Tensor, grad: Tensor | None, scale: float) -> Tensor:
 
 
 def leaf_of(node: Any) -> Tensor | None:
-    """The leaf whose gradient a node adds up, if it does that."""
+    """The leaf whose gradient a node adds up; None for any other node."""
     found: Tensor | None = getattr(node, "variable", None)
     return found
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 from torch import Tensor, nn
 
 from weft.torch.pytorch.private import gradient_hooks, hooks_are_known
+
+
+class Reducer(Protocol):
+    """What averages gradients over the replicas as they arrive."""
+
+    def arrived(self, number: int) -> None: ...
 
 
 class Arrival:
@@ -16,7 +22,7 @@ class Arrival:
 
     __slots__ = ("_number", "_reducer")
 
-    def __init__(self, reducer: Any, number: int) -> None:
+    def __init__(self, reducer: Reducer, number: int) -> None:
         self._reducer = weakref.ref(reducer)
         self._number = number
 

@@ -30,7 +30,7 @@ from torch.autograd.graph import GradientEdge
 
 from weft.torch.backward.gradient_hooks import announce, unwatched
 from weft.torch.backward.matrix_products import adder, product
-from weft.torch.pytorch.private import NODES, is_unpacked, saved
+from weft.torch.pytorch.private import LEAF_NODE, NODES, is_unpacked, saved
 
 FUSED_BYTES = 512 << 10
 """From this size on a weight gains more than the hook costs, about 10 microseconds."""
@@ -74,7 +74,7 @@ class Task:
         announce(self.parameter)
 
     def drop(self) -> None:
-        """Let go what the gradient is made of: the node, and so this task, stays as long as the graph does."""
+        """Let go what the gradient is made of: this task stays as long as its node does, and so as the graph does."""
         self.kept = self.grad = None
 
     def meet(self, grads: Sequence[Tensor | None]) -> None:
@@ -89,7 +89,7 @@ class Task:
             self.drop()
 
     def keep(self, node: Any) -> Any:
-        """What the node lets go when it has run: asked for when the graph is searched, not between two kernels."""
+        """What the node lets go when it has run. It is taken when the graph is searched, not between two kernels."""
         raise NotImplementedError
 
     def add(self) -> None:
@@ -97,7 +97,7 @@ class Task:
         raise NotImplementedError
 
     def prepared(self) -> Callable[[], Any]:
-        """What does as ``add`` with as little Python as can be."""
+        """A function that does what ``add`` does, with as little Python as can be."""
         return self.add
 
 
@@ -127,7 +127,7 @@ class _Product(Task):
 
 
 class _PlainProduct(_Product):
-    """The same without a bias."""
+    """A matrix product without a bias."""
 
     __slots__ = ()
     saved, at = "self", 1
@@ -203,7 +203,7 @@ KINDS = {
     "ConvolutionBackward0": _Convolution,
 }
 KNOWN = _Kinds({NODES[name]: kind for name, kind in KINDS.items() if name in NODES})
-LEAF, TRANSPOSED = NODES.get("AccumulateGrad"), NODES.get("TBackward0")
+TRANSPOSED = NODES.get("TBackward0")
 
 
 def add_grad(parameter: nn.Parameter, grad: Tensor) -> None:
@@ -290,13 +290,13 @@ def _search(
             leaf, transposed = edges[kind.at][0], False
             if kind.transposes and type(leaf) is TRANSPOSED:
                 leaf, transposed = leaf.next_functions[0][0], True
-            if type(leaf) is LEAF and _wanted(kind, node, leaf.variable, at_once):
+            if type(leaf) is LEAF_NODE and _wanted(kind, node, leaf.variable, at_once):
                 tasks.append((leaf, kind(node, leaf.variable, transposed, then)))
                 edges = edges[: kind.at] + edges[kind.at + 1 :]
         for following, _ in edges:
             if following not in seen:
                 seen.add(following)
-                (ends if type(following) is LEAF else waiting).append(following)
+                (ends if type(following) is LEAF_NODE else waiting).append(following)
     return ends
 
 

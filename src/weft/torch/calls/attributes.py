@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from weft.errors import PlacementError
-from weft.torch.calls.call_signature import hollow
+from weft.torch.calls.call_signature import meta_like
 from weft.torch.pytorch.private import SLOT, has_memory, storage_key, tables_of, version
 from weft.torch.tensors.nested import replace, tensors_in
 
@@ -33,12 +33,13 @@ _COUNTERS = (int, str, type(None))
 
 @dataclass
 class Attribute:
-    """One that was written. ``carried``: it was looked for before; ``users``: the modules whose code used it.
+    """An attribute ``name`` of a ``module`` that a step has written.
 
-    ``counter``: it is a whole number, a text or None; ``lazy``: it is made where it is missing, and stays then.
-    ``restored``: such a one was at the end what it had been; ``valued``: its value was used, and not only added to;
-    ``late``: so it was after other modules had been called; ``held``: the memory of the tensors in it, and how often
-    each had been written by then.
+    ``carried``: the step looked for the attribute before writing it. ``users``: the modules whose code used it.
+    ``counter``: its value is a whole number, a text or None. ``lazy``: it is made where it is missing, and stays then.
+    ``restored``: a counter that was at the end what it had been. ``valued``: its value was used, and not only added to;
+    ``late``: used so after other modules had been called. ``held``: the memory of the tensors in it, and how often each
+    had been written when the attribute was.
     """
 
     module: str
@@ -78,8 +79,8 @@ class Attribute:
 
 
 @contextmanager
-def noted(root: nn.Module, user: Callable[[], str]) -> Iterator[list[Attribute]]:
-    """Note which attributes of the modules in ``root`` are written inside; the list is filled at the end.
+def note_attributes(root: nn.Module, user: Callable[[], str]) -> Iterator[list[Attribute]]:
+    """A list of the attributes of modules in ``root`` that are written inside; it is filled at the end.
 
     ``user``: the module whose code runs. Not for models with compiled modules: the compiler would see the notes.
     """
@@ -136,7 +137,7 @@ def noted(root: nn.Module, user: Callable[[], str]) -> Iterator[list[Attribute]]
 
 
 class _Notes:
-    """What became of one attribute. One that is only read to be written at once is not used for its value."""
+    """What became of one attribute. Reading only to write at once, as ``+=`` does, is no use of the value."""
 
     def __init__(self, first: str, value: Any) -> None:
         self.first, self.value = first, value
@@ -178,10 +179,10 @@ class _Notes:
 
 
 def own(attributes: Sequence[Attribute], units: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Module and name of those that each microbatch has for itself.
+    """Module and name of the attributes that each microbatch has for itself.
 
     Raises:
-        PlacementError: One is carried from microbatch to microbatch, and no unit has it to itself.
+        PlacementError: An attribute is carried from microbatch to microbatch, and no unit has it to itself.
     """
     shared = [each for each in attributes if not any(each.inside(unit) for unit in units)]
     faults = [each for each in shared if not (each.is_own or each.is_shared)]
@@ -197,7 +198,7 @@ def own(attributes: Sequence[Attribute], units: Sequence[str]) -> tuple[tuple[st
 
 
 class Given:
-    """The attributes inside of a unit that others set, for one call of it."""
+    """The attributes inside of a unit that the code around it sets, for one call of the unit."""
 
     def __init__(self, spots: Sequence[tuple[dict[str, Any], str]]) -> None:
         self._spots = [spot for spot in spots if isinstance(spot[0].get(spot[1]), Tensor)]
@@ -205,7 +206,7 @@ class Given:
 
     @contextmanager
     def replaced(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Inside, the attributes are ``tensors``, which this rank has; what is written instead stays."""
+        """Inside, the attributes are ``tensors``, which this rank has; what the unit sets itself stays."""
         for (attributes, name), tensor in zip(self._spots, tensors, strict=True):
             attributes[name] = tensor
         try:
@@ -217,8 +218,11 @@ class Given:
 
 
 class Own:
-    """The attributes that each microbatch has for itself, on this rank: taken out and put back with its turn. So is
-    whether parameters need gradients, where the step says that itself."""
+    """The attributes that each microbatch has for itself on this rank.
+
+    They are taken out when a microbatch loses the turn, and put back when it gets the turn. So is whether parameters
+    need gradients, where the step sets that itself.
+    """
 
     def __init__(self) -> None:
         self._spots: list[tuple[dict[str, Any], str]] = []
@@ -279,9 +283,9 @@ def as_left(tensor: Tensor, rank: int) -> Tensor:
         return tensor
     left: Tensor = value.data(tensor)
     if value.owner != rank and left.device.type != "meta":
-        left = hollow(left)
+        left = meta_like(left)
     left._weft_value = value  # type: ignore[attr-defined]
     return left
 
 
-__all__ = ["Attribute", "Given", "Own", "as_left", "noted", "own"]
+__all__ = ["Attribute", "Given", "Own", "as_left", "note_attributes", "own"]

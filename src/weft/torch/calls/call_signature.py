@@ -28,11 +28,11 @@ from weft.torch.tensors.nested import ATTRIBUTE_DEPTH, CONSTANTS, attributes_of,
 
 
 class Spec(NamedTuple):
-    """What a call returns: a description (see ``structure``), and what all ranks must know of the call.
+    """What a call returns: a ``description`` (see ``tensors.nested``), and what all ranks must know of the call.
 
-    ``dynamic``: told at each call. ``random``: streams it draws from. ``mutated``: numbers of the argument tensors
-    that it writes into. ``passed``: for each tensor of its result the number of the argument tensor that it is, or
-    -1; empty if all are new.
+    ``dynamic``: the owner tells the description at each call. ``random``: the streams that the call draws from.
+    ``mutated``: the numbers of the argument tensors that the call writes into. ``passed``: for each tensor of the
+    result -1 if the tensor is new, else the number of the argument tensor that is returned; empty if all are new.
     """
 
     description: list[Any]
@@ -45,11 +45,12 @@ class Spec(NamedTuple):
     def plain(self) -> bool:
         """Whether the call returns one new tensor and does nothing else."""
         more = self.dynamic or self.random or self.mutated or self.passed
-        return not more and self.description[0] == "tensor"
+        form: str = self.description[0]
+        return not more and form == "tensor"
 
     def returns(self, shape: torch.Size) -> bool:
         """Whether the call returns one tensor, of this shape."""
-        return self.description[0] == "tensor" and self.description[1][1] == [*shape]
+        return bool(self.description[0] == "tensor" and self.description[1][1] == [*shape])
 
     def to_text(self) -> str:
         return json.dumps(self)
@@ -63,9 +64,9 @@ class Spec(NamedTuple):
 def describe_result(
     result: Any, name: str, inputs: Any, tensors: Sequence[Tensor]
 ) -> tuple[list[Any], tuple[int, ...]]:
-    """A ``Spec``'s description and ``passed`` for the result of the call of ``name``.
+    """The ``description`` and ``passed`` of a ``Spec``, for the result of the call of ``name``.
 
-    ``tensors``: the tensors among its ``inputs``, as the call got them.
+    ``tensors``: the tensors among the call's ``inputs``, as the call got them.
     """
     describer = Describer(inputs)
     try:
@@ -91,7 +92,7 @@ def scan(
     """
     if isinstance(tree, Tensor):
         tensors.append(tree)
-        tree = shown(tree)
+        tree = after_writes(tree)
         parts.append(tree.shape)
         parts.append(tree.dtype)
     elif tree is None or tree is True or tree is False or isinstance(tree, (str, enum.Enum)):
@@ -126,14 +127,14 @@ def scan(
             find_hidden(tree, hidden)
 
 
-def shown(tensor: Tensor) -> Tensor:
-    """The tensor that has the shape which the program sees: writing into ``tensor`` may have changed it."""
+def after_writes(tensor: Tensor) -> Tensor:
+    """What ``tensor`` has become by writing in place, which may have changed its shape; mostly ``tensor`` itself."""
     value = tensor._weft_value  # type: ignore[attr-defined]
     return tensor if value is None else value.data(tensor)
 
 
-def hollow(tensor: Tensor) -> Tensor:
-    """A tensor like it, without data (on the meta device)."""
+def meta_like(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape, strides and dtype without data, on the meta device."""
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return made.requires_grad_(tensor.requires_grad)
 
@@ -228,8 +229,8 @@ class _Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Operators(TorchDispatchMode):
-    """Operators that say of themselves that they do."""
+class _Operators(TorchDispatchMode):  # type: ignore[misc]
+    """Operators whose tags say that they read values, or that the shapes of their results depend on data."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
@@ -252,23 +253,23 @@ def has_mask(indices: Any) -> bool:
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
-def described_shapes(description: list[Any]) -> list[list[int]]:
+def shapes_in(description: list[Any]) -> list[list[int]]:
     """The shapes of the tensors in a description, in order."""
     form = description[0]
     if form == "tensor":
         shape: list[int] = description[1][1]
         return [shape]
     if form == "sequence":
-        return [shape for item in description[2] for shape in described_shapes(item)]
+        return [shape for item in description[2] for shape in shapes_in(item)]
     if form == "dict":
-        return [shape for _, item in description[2] for shape in described_shapes(item)]
+        return [shape for _, item in description[2] for shape in shapes_in(item)]
     if form == "dataclass":
-        return [shape for item in description[2].values() for shape in described_shapes(item)]
+        return [shape for item in description[2].values() for shape in shapes_in(item)]
     return []
 
 
-def empty_of(description: list[Any]) -> Tensor:
-    """A tensor without data (on the meta device) from :func:`structure.describe_tensor`'s description."""
+def meta_from(description: list[Any]) -> Tensor:
+    """A tensor without data, on the meta device, from what ``nested.describe_tensor`` says of one."""
     dtype, shape, strides, requires_grad = description
     dtype = getattr(torch, dtype)
     if strides is None:

@@ -250,4 +250,5 @@ def _for_each(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def elsewhere(like: Tensor, first: StandIn, what: str) -> Tensor:
     """Stands for a result that only the owner of ``first`` has; ``what`` it is of ``first``, for messages."""
-    return _like(like, first, f"{what} {first._weft_of[1]}", first._weft_device)
+    made: Tensor = _like(like, first, f"{what} {first._weft_of[1]}", first._weft_device)
+    return made

@@ -23,12 +23,11 @@ import torch
 import torch.utils.checkpoint as checkpoints
 
 from weft.errors import UsageError
-from weft.torch.backward.autograd import root_gradient
 from weft.torch.clip import REPLACED
 from weft.torch.execution.glue import running
-from weft.torch.execution.gradients import paired
+from weft.torch.execution.gradients import root_gradients
 from weft.torch.execution.program import Program
-from weft.torch.execution.thread_settings import between, going_back, rehearsal
+from weft.torch.execution.thread_settings import AUTOGRAD, backward_taker, going_back, in_step_code, rehearsal
 from weft.torch.optimizer import warn_of_plain_optimizers
 from weft.torch.pytorch.private import CHECKPOINT, CHECKPOINT_GENERATOR, FUNCTION, REENTRANT, SCRIPTED, refuse
 from weft.torch.replicas.sync_batch_norm import without_counting
@@ -68,8 +67,8 @@ def checkpointing(program: Program) -> Iterator[None]:
         program.checkpointing = before
 
 
-def once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that an activation checkpoint runs again: BatchNorm has counted the batch already."""
+def wrap_without_counting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, for an activation checkpoint that runs it again: BatchNorm has counted the batch already."""
 
     @functools.wraps(function)
     def again(*args: Any, **kwargs: Any) -> Any:
@@ -83,20 +82,20 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Again:
-    """A function that runs first as it is, and then as :func:`once` has it."""
+    """Calls a function: the first time as it is, later by :func:`wrap_without_counting`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._ran = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        function = once(self._function) if self._ran else self._function
+        function = wrap_without_counting(self._function) if self._ran else self._function
         self._ran = True
         return function(*args, **kwargs)
 
 
 def _generator(original: Callable[..., Iterator[None]]) -> Callable[..., Iterator[None]]:
-    """What PyTorch runs a checkpointed function inside of, except in glue."""
+    """Stands for ``original``, inside of which PyTorch runs a checkpointed function; in glue units are checkpointed."""
 
     @functools.wraps(original)
     def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -104,7 +103,7 @@ def _generator(original: Callable[..., Iterator[None]]) -> Callable[..., Iterato
         if glue is None:
             _seen["checkpoints"] += 1
             if args:
-                args = (once(args[0]), *args[1:])
+                args = (wrap_without_counting(args[0]), *args[1:])
             yield from original(*args, **kwargs)
             return
         refuse(CHECKPOINT)
@@ -122,14 +121,14 @@ def _intercept_checkpoints() -> None:
         replace_checkpoint()
 
     class Reentrant(checkpoints.CheckpointFunction):
-        """``CheckpointFunction``, except in glue; in both, only arguments make that a result needs a gradient."""
+        """``CheckpointFunction``, except in glue. Results need a gradient only if an argument does, in both."""
 
         @classmethod
         def apply(cls, function: Any, preserve_rng_state: bool, *args: Any) -> Any:
             glue = running()
             if glue is None:
                 _seen["checkpoints"] += 1
-                return checkpoints_function.apply(Again(function), preserve_rng_state, *args)
+                return checkpoints_function.apply(Again(function), preserve_rng_state, *args)  # type: ignore[no-untyped-call]
             refuse(REENTRANT)
             needed = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
             with checkpointing(glue.program), nullcontext() if needed else torch.no_grad():
@@ -140,7 +139,7 @@ def _intercept_checkpoints() -> None:
 
 
 def replace_checkpoint() -> None:
-    """Intercept the public function, where what it is made of cannot be; who holds it in another way keeps it."""
+    """Intercept the public function, where its parts cannot be: all modules that hold it by a name get another one."""
     _replace_everywhere(checkpoints.checkpoint, _checkpoint(checkpoints.checkpoint))
 
 
@@ -171,7 +170,7 @@ def _replace_everywhere(old: Any, new: Any) -> None:
 
 
 class Bound:
-    """A method with its object, as glue's functions are: hashable, with a name."""
+    """A method with its object, which glue can treat as a function: hashable, with a name."""
 
     def __init__(self, method: Callable[..., Any], module: str, name: str) -> None:
         self._method = method
@@ -240,7 +239,7 @@ def _intercept_backward() -> None:
         tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
         grad_variables: Any = None, inputs: Any = None,
     ) -> None:  # fmt: skip
-        models = current.session().models if between() else []
+        models = current.session().models if in_step_code() else []
         if not models:
             try:
                 original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
@@ -260,7 +259,7 @@ def _intercept_backward() -> None:
                 "computed it: model.backward(loss)"
             )
         given = grad_tensors if grad_variables is None else grad_variables
-        if running() is not None or rehearsal() is not None:
+        if backward_taker() is not AUTOGRAD:
             if create_graph or inputs is not None:
                 raise UsageError(
                     "inside a step that is split, backward() takes no create_graph and no inputs: "
@@ -268,9 +267,8 @@ def _intercept_backward() -> None:
                 )
             models[0].backward(tensors, given, bool(retain_graph))
             return
-        several, grads = paired(tensors, given)  # one partition: all that autograd can
-        scaled = [root_gradient(each, grad, *scales) for each, grad in zip(several, grads, strict=True)]
+        roots, grads = root_gradients(tensors, given, *scales)  # one partition: all that autograd can
         with going_back():
-            original(several, scaled, retain_graph, create_graph, inputs=inputs)
+            original(roots, grads, retain_graph, create_graph, inputs=inputs)
 
     torch.autograd.backward = backward

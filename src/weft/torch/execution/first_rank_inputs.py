@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from weft.errors import DivergenceError
-from weft.torch.calls.call_signature import empty_of
+from weft.torch.calls.call_signature import meta_from
 from weft.torch.execution.program import Program
 from weft.torch.tensors.description import describe_tensor
 from weft.torch.tensors.nested import replace
@@ -21,10 +21,12 @@ from weft.transport.channel import SHAPES, Message
 
 
 def from_first(program: Program, inputs: Any) -> Any:
-    """``inputs`` with those tensors that have no place yet as values of the pipeline's first rank; parameters stay.
+    """``inputs``, where tensors without a place are replaced by values of the pipeline's first rank; parameters stay.
 
-    What the other ranks have in their place is not looked at; raises :class:`DivergenceError` if they have another
-    number of tensors.
+    Nobody looks at the tensors that the other ranks have in their place.
+
+    Raises:
+        DivergenceError: This rank has another number of tensors.
     """
     key = program.tape.key(SHAPES, program.next_call(("the model with the inputs of the first rank",)))
 
@@ -53,9 +55,9 @@ def from_first(program: Program, inputs: Any) -> Any:
                 f"{len(described)} on partition 0: pass the same arguments everywhere, empty tensors where there is no "
                 "data"
             )
-        made = [empty_of(description) for description in described]
+        made = [meta_from(description) for description in described]
     for tensor in made:
-        tensor._weft_value = program.new_value(0, None)  # type: ignore[attr-defined]
+        program.places.place(tensor, 0)
     following = iter(made)
 
     def put(tensor: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
-from weft.torch.calls.call_signature import function_name, hollow, scan, shown
+from weft.torch.calls.call_signature import after_writes, function_name, meta_like, scan
 from weft.torch.execution import gradients
 from weft.torch.execution.first_rank_inputs import from_first
-from weft.torch.execution.gradients import refuse_gradient
+from weft.torch.execution.gradients import Gradients, Tensors, refuse_gradient
 from weft.torch.execution.program import Program
 from weft.torch.execution.value import Value
 from weft.torch.pytorch import torch_functions
@@ -37,7 +37,7 @@ def running() -> Glue | None:
 
 
 class Glue(TorchFunctionMode):
-    """See the module. One for each microbatch."""
+    """The mode of one microbatch; see the module."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
@@ -45,22 +45,23 @@ class Glue(TorchFunctionMode):
 
     def __enter__(self) -> Glue:
         running_here.glue = self
-        return super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *details: Any) -> None:
         running_here.glue = None
-        super().__exit__(*details)
+        super().__exit__(*details)  # type: ignore[no-untyped-call]
 
     def lifted(self) -> Lifted:
         """No interception inside: for units. Modes that the user has put on top stay."""
         return Lifted(self)
 
     def aside(self) -> Aside:
-        """The same, also where PyTorch has taken this mode off already, because it answers a call."""
+        """As :meth:`lifted`, also where PyTorch has taken this mode off already, because the mode answers a call."""
         return Aside(self)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A call that no torch-function mode sees, treated as if one did."""
+        """The result of a call that no torch-function mode sees, as if this mode had seen it."""
         with self.lifted():
             placed: list[tuple[Tensor, Value]] = []
             self._find((*args, *kwargs.values()), placed)
@@ -71,26 +72,28 @@ class Glue(TorchFunctionMode):
                 return replace(result, self._as_result, attributes=False)
         return func(*args, **kwargs)
 
-    def backward(self, tensors: Any, grads: Any, keep: bool, scale: float) -> None:
-        """A backward pass of the microbatch; ``scale``: what its losses are multiplied by."""
+    def backward(
+        self, tensors: Tensors, grads: Gradients = None, keep: bool = False, scale: float = 1.0
+    ) -> None:
+        """A backward pass of the microbatch; see ``thread_settings.BackwardTaker``."""
         self.program.scale = scale
         self.program.log.append(BACKWARD)
         proof = self.program.pipeline.proof
         with self.aside():
             if proof is None:
-                gradients.backward(self.program, tensors, grads, keep)
+                gradients.run_backward(self.program, tensors, grads, keep)
                 return
             proof.begins_at(self.program, tensors)
             with proof.going_back(self.program):
-                gradients.backward(self.program, tensors, grads, keep)
+                gradients.run_backward(self.program, tensors, grads, keep)
 
     def from_first(self, inputs: Any) -> Any:
-        """What the model is called with, as values of the pipeline's first rank."""
+        """The model's arguments, as values of the pipeline's first rank."""
         with self.lifted():
             return from_first(self.program, inputs)
 
     def _as_result(self, tensor: Tensor) -> Tensor:
-        """A stand-in that has a ``grad_fn``, as the result of an autograd function has."""
+        """``tensor``; a stand-in gets a ``grad_fn`` first, which the result of an autograd function has."""
         if tensor.device.type != "meta" or not tensor.requires_grad:
             return tensor
         result = tensor.clone()
@@ -170,7 +173,7 @@ class Glue(TorchFunctionMode):
         if func in torch_functions.RESHAPED:
             return self._reshaped(func, args, kwargs, placed)
         if func in torch_functions.REPLACED and (
-            func != torch_functions.DATA_SETTER or shown(args[0]).shape != shown(args[1]).shape
+            func != torch_functions.DATA_SETTER or after_writes(args[0]).shape != after_writes(args[1]).shape
         ):
             raise UsageError(
                 f"{function_name(func)} gives a tensor that goes from module to module other memory, which the other "
@@ -200,7 +203,7 @@ class Glue(TorchFunctionMode):
                 "the model's own forward writes values of its activations into one of its buffers, which microbatches "
                 "would see half-way: move the buffer and what writes it into a submodule"
             )
-        owner = program.newest_owner(placed) if target_value is None else target_value.owner
+        owner = program.places.newest_owner(placed) if target_value is None else target_value.owner
         owner = owner if home is None else home
         parts: list[Any] = [func, *settings()]
         tensors: list[Tensor] = []
@@ -229,7 +232,7 @@ class Glue(TorchFunctionMode):
             result = func(*local[0], **local[1])
             return result if target is None else None
 
-        result = program.run_here(key, name, call, run, tensors, (args, kwargs), localised, alias)
+        result = program.run_here(key, name, call, run, tensors, (args, kwargs), localise_arguments, alias)
         return result if target is None else target
 
     def _reshaped(self, func: Any, args: Any, kwargs: Any, placed: list[tuple[Tensor, Value]]) -> Tensor:
@@ -240,7 +243,7 @@ class Glue(TorchFunctionMode):
                 "the model's own forward changes the shape of a parameter or buffer in place, which the other ranks do "
                 "not see: use a view of it instead"
             )
-        new = hollow(shown(tensor))
+        new = meta_like(after_writes(tensor))
         self._call(func, args, kwargs, placed, tensor)
         value = self.program.value_of(tensor)
         assert value is not None
@@ -256,7 +259,7 @@ class Glue(TorchFunctionMode):
         def empty(tensor: Tensor) -> Tensor:
             if self.program.value_of(tensor) is None:
                 return tensor
-            return torch.empty((), dtype=tensor.dtype, device=device).expand(shown(tensor).shape)
+            return torch.empty((), dtype=tensor.dtype, device=device).expand(after_writes(tensor).shape)
 
         first = empty(args[0]) if args else empty(kwargs.pop("input"))
         return func(first, *args[1:], **kwargs)
@@ -271,14 +274,14 @@ class Glue(TorchFunctionMode):
             if args[0]._weft_owner is not None:
                 refuse_gradient(args[0], "sets")
             return self._call(func, args, kwargs, placed, args[0])
-        if func in torch_functions.BACKWARD:  # on to weft's own, see ``intercept``
+        if func in torch_functions.BACKWARD:  # it goes on to the model's, see ``entry_points``
             if "gradient" in kwargs:
                 kwargs["grad_tensors"] = kwargs.pop("gradient")
             return torch.autograd.backward(*args, **kwargs)
         proof = self.program.pipeline.proof
         with self.aside(), nullcontext() if proof is None else proof.going_back(self.program):
             if func in torch_functions.GRADIENTS:
-                return gradients.grad_of(self.program, *placed[0])
+                return gradients.read_grad(self.program, *placed[0])
             return gradients.grad(self.program, *args, **kwargs)
 
 
@@ -359,13 +362,13 @@ def settings() -> tuple[Any, ...]:
     )
 
 
-def localised(inputs: Any, transform: Callable[[Tensor], Tensor]) -> Any:
+def localise_arguments(inputs: Any, transform: Callable[[Tensor], Tensor]) -> Any:
     """The arguments (args, kwargs) of a torch function with their tensors replaced."""
     args, kwargs = replace(inputs, transform, attributes=False)
-    return replace_slices(args, transform), kwargs
+    return localise_slices(args, transform), kwargs
 
 
-def replace_slices(args: Any, transform: Callable[[Tensor], Tensor]) -> Any:
+def localise_slices(args: Any, transform: Callable[[Tensor], Tensor]) -> Any:
     """Tensors inside of slices (``x[:n]``) are arguments too."""
     if not any(
         isinstance(item, slice) for arg in args if isinstance(arg, tuple) for item in (*arg, arg)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from torch.autograd.graph import get_gradient_edge
 
 from weft.errors import UsageError
 from weft.torch.backward.autograd import graph_nodes, leaf_of, root_gradient
-from weft.torch.calls.call_signature import empty_of, shown
-from weft.torch.execution.replicated import EVERYWHERE, made_here
+from weft.torch.calls.call_signature import after_writes, meta_from
+from weft.torch.execution.program import Program
+from weft.torch.execution.replicated import EVERYWHERE, is_made_here
 from weft.torch.execution.value import Value
 from weft.torch.tensors.description import describe_tensor
 from weft.transport.channel import READ, Message
@@ -31,27 +32,39 @@ SECOND = (
 )
 
 
-def backward(program: Any, tensors: Any, grads: Any, keep: bool = False) -> None:
-    """The backward pass of the microbatch from one tensor or several, with their gradients or ``None``.
+Tensors = Tensor | Sequence[Tensor]
+"""What a backward pass begins at, as PyTorch's functions take it."""
+Gradients = Tensor | Sequence[Tensor | None] | None
+"""The gradients of :data:`Tensors`; None stands for 1, for scalars."""
+
+
+def run_backward(program: Program, tensors: Tensors, grads: Gradients, keep: bool = False) -> None:
+    """The backward pass of the microbatch from one tensor or several.
 
     On every rank of the pipeline. ``keep``: another pass may go through the same graph later.
     """
-    _seed(program, *paired(tensors, grads), program.scale)
+    _seed(program, *pair_gradients(tensors, grads), program.scale)
     program.microbatch.begin("B")
-    program.tape.backward(keep)
+    program.tape.walk_back(keep)
 
 
-def paired(tensors: Any, grads: Any) -> tuple[list[Tensor], list[Tensor | None]]:
+def root_gradients(tensors: Tensors, grads: Gradients, scale: float) -> tuple[list[Tensor], list[Tensor]]:
+    """Tensors, and the gradients that autograd starts with there: ``scale`` times those given."""
+    several, given = pair_gradients(tensors, grads)
+    return several, [root_gradient(each, grad, scale) for each, grad in zip(several, given, strict=True)]
+
+
+def pair_gradients(tensors: Tensors, grads: Gradients) -> tuple[list[Tensor], list[Tensor | None]]:
     """Tensors and their gradients, as many of both."""
-    several = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
-    given = list(grads) if isinstance(grads, (list, tuple)) else [grads] * len(several)
+    several = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    given = [grads] * len(several) if grads is None or isinstance(grads, Tensor) else list(grads)
     if len(given) != len(several):
         raise UsageError(f"backward() got {len(several)} tensors, but {len(given)} gradients for them")
     return several, given
 
 
-def _seed(program: Any, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], scale: float) -> None:
-    """A pass is to begin at ``tensors``."""
+def _seed(program: Program, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], scale: float) -> None:
+    """Let the next pass begin at ``tensors``."""
     for tensor, grad in zip(tensors, grads, strict=True):
         value = program.value_of(tensor)
         if value is None and not tensor.requires_grad:
@@ -59,9 +72,9 @@ def _seed(program: Any, tensors: Sequence[Tensor], grads: Sequence[Tensor | None
                 "backward() got a tensor that was not computed by the model in this microbatch, so that no "
                 "parameter could get a gradient from it"
             )
-        grad = _local(program, grad, program.rank if value is None else value.owner)
+        grad = _gradient_for(program.rank if value is None else value.owner, program, grad)
         if value is None:
-            program.replicated().seed(tensor, root_gradient(tensor, grad, scale))
+            program.tape.need_replicated().seed(tensor, root_gradient(tensor, grad, scale))
         elif value.owner == program.rank:
             tensor = value.data(tensor)
             root = root_gradient(tensor, grad, scale)
@@ -69,10 +82,10 @@ def _seed(program: Any, tensors: Sequence[Tensor], grads: Sequence[Tensor | None
             value.add_grad(root)
 
 
-def _local(program: Any, tensor: Tensor | None, owner: int) -> Tensor | None:
-    """A tensor as ``owner`` needs it, which gets it from the rank that has it."""
+def _gradient_for(owner: int, program: Program, tensor: Tensor | None) -> Tensor | None:
+    """A given gradient, if any, as ``owner`` needs it: the rank that has it sends it there."""
     value = None if tensor is None else program.value_of(tensor)
-    if value is None:
+    if tensor is None or value is None:
         return tensor
     if owner == program.rank:
         return program.local(tensor, value)
@@ -81,7 +94,8 @@ def _local(program: Any, tensor: Tensor | None, owner: int) -> Tensor | None:
 
 
 def grad(
-    program: Any, outputs: Any, inputs: Any, grad_outputs: Any = None, retain_graph: bool | None = None,
+    program: Program, outputs: Tensors, inputs: Tensors, grad_outputs: Gradients = None,
+    retain_graph: bool | None = None,
     create_graph: bool = False, only_inputs: bool = True, allow_unused: bool | None = None,
     is_grads_batched: bool = False, materialize_grads: bool = False,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
@@ -91,12 +105,12 @@ def grad(
         raise UsageError(
             "inside a step that is split, torch.autograd.grad takes tensors as inputs, and no is_grads_batched"
         )
-    if not all(shown(target).requires_grad for target in targets):
+    if not all(after_writes(target).requires_grad for target in targets):
         raise UsageError(
             "torch.autograd.grad got an input that needs no gradient: call requires_grad_() on it"
         )
-    several, given = paired(outputs, grad_outputs)
-    find = _with_graph if create_graph else _first
+    several, given = pair_gradients(outputs, grad_outputs)
+    find = _derivatives_with_graph if create_graph else _first_derivatives
     found = find(program, several, given, targets)
     if materialize_grads:
         pairs = zip(targets, found, strict=True)
@@ -109,13 +123,13 @@ def grad(
     return tuple(found)
 
 
-def _zeros(program: Any, target: Tensor) -> Tensor:
-    like = shown(target)
+def _zeros(program: Program, target: Tensor) -> Tensor:
+    like = after_writes(target)
     return torch.zeros(like.shape, dtype=like.dtype, device=program.pipeline.device)
 
 
-def _first(
-    program: Any, outputs: list[Tensor], grads: list[Tensor | None], inputs: list[Tensor]
+def _first_derivatives(
+    program: Program, outputs: list[Tensor], grads: list[Tensor | None], inputs: list[Tensor]
 ) -> list[Tensor | None]:
     """First derivatives, across ranks."""
     _seed(program, outputs, grads, 1.0)
@@ -123,18 +137,18 @@ def _first(
     wanted: dict[int, tuple[Value, Tensor]] = {}
     for number, (each, value) in enumerate(zip(inputs, values, strict=True)):
         if value is None:
-            wanted[number] = Value(EVERYWHERE, 0, program, None, None), each
+            wanted[number] = Value(EVERYWHERE, 0, program.places.batch, None, None), each
         elif value.owner == program.rank:
             wanted[number] = value, value.data(each)
     found = dict(zip(wanted, program.tape.gradients(list(wanted.values())), strict=True))
     return [
-        found[number] if value is None else told(program, found.get(number), value.owner)
+        found[number] if value is None else tell_gradient(program, found.get(number), value.owner)
         for number, value in enumerate(values)
     ]
 
 
-def told(program: Any, tensor: Tensor | None, owner: int) -> Tensor | None:
-    """A tensor, or none, that ``owner`` has and tells the other ranks of: it gets a place."""
+def tell_gradient(program: Program, tensor: Tensor | None, owner: int) -> Tensor | None:
+    """The gradient that ``owner`` has, if it has one, with a place: ``owner`` tells the other ranks of it."""
     key = program.tape.key(READ, program.next_call(("the gradient of a tensor",)))
     if owner == program.rank:
         text = json.dumps(None if tensor is None else describe_tensor(tensor))
@@ -144,19 +158,21 @@ def told(program: Any, tensor: Tensor | None, owner: int) -> Tensor | None:
     else:
         message = program.microbatch.receive(owner, key, "whether there is a gradient")
         description = json.loads(message.text or "null")
-        made = None if description is None else empty_of(description)
+        made = None if description is None else meta_from(description)
     if made is not None:
-        made._weft_value = program.new_value(owner, None)  # type: ignore[attr-defined]
+        program.places.place(made, owner)
     return made
 
 
-def grad_of(program: Any, tensor: Tensor, value: Value) -> Tensor | None:
+def read_grad(program: Program, tensor: Tensor, value: Value) -> Tensor | None:
     """``tensor.grad`` of a tensor that has a place, in the step."""
-    return told(program, value.data(tensor).grad if value.owner == program.rank else None, value.owner)
+    return tell_gradient(
+        program, value.data(tensor).grad if value.owner == program.rank else None, value.owner
+    )
 
 
-def _with_graph(
-    program: Any, outputs: list[Tensor], grads: list[Tensor | None], inputs: list[Tensor]
+def _derivatives_with_graph(
+    program: Program, outputs: list[Tensor], grads: list[Tensor | None], inputs: list[Tensor]
 ) -> list[Tensor | None]:
     """Derivatives that can be differentiated again, on the one rank that has all that is needed."""
     places = [program.value_of(each) for each in outputs]
@@ -164,20 +180,23 @@ def _with_graph(
     if len(owners) > 1:
         raise UsageError(SECOND)
     (owner,) = owners
-    given = [_local(program, each, owner) for each in grads]
+    given = [_gradient_for(owner, program, each) for each in grads]
     found: list[Tensor | None] = [None] * len(inputs)
     if owner == program.rank:
-        found = _here(program, outputs, given, inputs)
-    return [told(program, each, owner) for each in found]
+        found = _differentiate_here(program, outputs, given, inputs)
+    return [tell_gradient(program, each, owner) for each in found]
 
 
-def _here(
-    program: Any, outputs: list[Tensor], grads: list[Tensor | None], inputs: list[Tensor]
+def _differentiate_here(
+    program: Program, outputs: list[Tensor], grads: list[Tensor | None], inputs: list[Tensor]
 ) -> list[Tensor | None]:
-    """See :func:`_with_graph`; on the rank that has the outputs."""
+    """See :func:`_derivatives_with_graph`; on the rank that has the outputs."""
     segment = program.tape.current
     values = [program.value_of(each) for each in inputs]
-    ends = [program.tape.local(program.value_of(each), each) for each in outputs]
+    ends = [
+        each if (value := program.value_of(each)) is None else program.tape.local(value, each)
+        for each in outputs
+    ]
     entered = [] if program.tape.replicated is None else program.tape.replicated.used()
     leaves = [(each, value.leaf) for each, value in entered if value.leaf_segment is segment]
     _check_crossings(program, ends, inputs, values, entered)
@@ -188,7 +207,7 @@ def _here(
     }
     asked = [*here.values(), *(leaf for _, leaf in leaves)]
     graph = {"create_graph": True, "allow_unused": True}
-    got = torch.autograd.grad(ends, asked, grads, **graph) if asked else ()
+    got = torch.autograd.grad(ends, asked, grads, **graph) if asked else ()  # type: ignore[arg-type]
     found = dict(zip(here, got, strict=False))
     used = [(each, one) for (each, _), one in zip(leaves, got[len(here) :], strict=True) if one is not None]
     everywhere = [number for number, value in enumerate(values) if value is None]
@@ -201,7 +220,8 @@ def _here(
 
 
 def _check_crossings(
-    program: Any, ends: list[Tensor], inputs: list[Tensor], values: list[Any], entered: list[tuple[Tensor, Value]]
+    program: Program, ends: list[Tensor], inputs: list[Tensor], values: list[Value | None],
+    entered: list[tuple[Tensor, Value]],
 ) -> None:  # fmt: skip
     """Refuse derivatives through a leaf of the segment that may depend on the inputs: it came after they did."""
     first = min(
@@ -229,7 +249,7 @@ def leads_to(tensor: Tensor, other: Tensor) -> bool:
     return tensor is other or node in graph_nodes([tensor])
 
 
-def _check_leaks(program: Any, found: list[Tensor]) -> None:
+def _check_leaks(program: Program, found: list[Tensor]) -> None:
     """Refuse a graph that would give a tensor of all ranks a gradient on this one alone."""
     leaves = {id(leaf) for segment in program.tape.segments for leaf, _ in segment.living()}
     for node in graph_nodes(found):
@@ -243,13 +263,17 @@ def _check_leaks(program: Any, found: list[Tensor]) -> None:
             )
 
 
-def check_hidden(name: str, tensors: Sequence[Tensor], program: Any) -> None:
+def check_hidden(name: str, tensors: Sequence[Tensor], program: Program) -> None:
     """Refuse replicated tensors that need a gradient inside of an object of a class that ranks cannot compare.
 
     What this rank's own modules have put there (a cache) is none: only this rank has it.
     """
     for tensor in tensors if torch.is_grad_enabled() else ():
-        if tensor.requires_grad and program.value_of(tensor) is None and not made_here(program.tape, tensor):
+        if (
+            tensor.requires_grad
+            and program.value_of(tensor) is None
+            and not is_made_here(program.tape, tensor)
+        ):
             raise UsageError(
                 f"{name} gets a tensor of shape {list(tensor.shape)} that needs a gradient inside of an object, where "
                 "the other ranks do not see it: hand it over in an argument of its own, a list, tuple, dict or "

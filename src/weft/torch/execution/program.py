@@ -1,4 +1,4 @@
-"""One microbatch's program on one rank: values with places, operations and unit calls on them.
+"""One microbatch's program on one rank: operations and unit calls on tensors with places.
 
 Every rank of the pipeline runs the same program, so numbers given in order agree, and each
 rank knows from the places alone who runs a call, who must send and who must receive. A call goes:
@@ -7,7 +7,7 @@ rank knows from the places alone who runs a call, who must send and who must rec
     2  that rank: make its arguments local (receive, or enter the segment), run, give the results places
     3  others: send what they own of its arguments, and make stand-ins for its results
 
-Both rank sets need the call's ``Spec``; see ``signature``.
+Both rank sets need the call's ``Spec``; see ``calls.call_signature``.
 """
 
 from __future__ import annotations
@@ -18,34 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.errors import DivergenceError, UsageError
+from weft.errors import DivergenceError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.backward.autograd import check_outside
-from weft.torch.calls.call_signature import (
-    Spec,
-    Watch,
-    describe_result,
-    described_shapes,
-    digest,
-    empty_of,
-    hollow,
-)
-from weft.torch.execution.in_place import (  # fmt: skip
-    Taken,
-    aliases_of,
-    as_before,
-    join,
-    need_grad,
-    outdate,
-    received,
-    take,
-    taken_value,
-    without_grad,
-    writable,
-)
-from weft.torch.execution.replicated import EVERYWHERE, Replicated
+from weft.torch.calls.call_signature import Spec, Watch, describe_result, digest, meta_from, shapes_in
+from weft.torch.execution.in_place import Aliases
+from weft.torch.execution.replicated import EVERYWHERE
 from weft.torch.execution.tape import Tape, check_stale
-from weft.torch.execution.value import Alias, Value
+from weft.torch.execution.value import Alias, Places, Value
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, call_seed, same_states
 from weft.torch.tensors.description import build
@@ -54,12 +34,17 @@ from weft.torch.tensors.nested import replace
 from weft.torch.tensors.writes import unwritten
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message
 
+Signature = tuple[Any, ...]
+"""What is called, with which shapes, dtypes and settings; the same on every rank."""
 Localise = Callable[[Any, Callable[[Tensor], Tensor]], Any]
+"""The inputs of a call with their tensors passed through a function."""
 
 
 class Program:
-    """See the module. ``seed``: this step's; ``scale``: what the microbatch's loss weighs in the whole; ``splits``:
-    the stages whose weight gradients come later (see ``deferred``)."""
+    """See the module.
+
+    ``seed``: this step's; ``scale``: what the microbatch's loss weighs in the whole; ``splits``: see :class:`Tape`.
+    """
 
     def __init__(
         self,
@@ -76,92 +61,33 @@ class Program:
         self.step = step
         self.seed = seed
         self.scale = scale
-        self.tape = Tape(pipeline.rank, step, microbatch, pipeline.channel, splits, pipeline.fuses)
+        self.tape = Tape(pipeline, microbatch, step, splits)
+        self.places = Places(pipeline, self.tape.segments, microbatch.index)
+        self.value_of: Callable[[Tensor], Value | None] = self.places.value_of
+        """Bound once, because glue asks it for every tensor."""
+        self.aliases = Aliases(self.places, self.tape)
         self.module = ""
-        self.runs = True
         self.checkpointing = False
         self.drawn: dict[str, int] = {}
         """How many calls of each name have drawn random numbers, on whichever rank."""
-        self._numbers = 0
-        self.log: list[Any] = pipeline.logs.setdefault(microbatch.index, [])
-        """The signatures of its calls, in order; see ``diverging``."""
-        self._adopted: dict[int, tuple[Tensor, Value]] = {}
-        self.taken: list[Taken] = []
-        """Memory of every rank's that one has written into."""
-        self.renewed: list[tuple[Tensor, Value, Tensor | None]] = []
-        """What :func:`views.writable` has made copies of for the present call: tensor, value, and what it was."""
+        self.log: list[Signature] = pipeline.logs.setdefault(microbatch.index, [])
+        """The signatures of its calls, in order; see ``session.differing_calls``."""
 
-    # --- places ---------------------------------------------------------------------------------------------
-
-    def value_of(self, tensor: Tensor) -> Value | None:
-        """The tensor's value in this microbatch; ``None`` for a replicated tensor.
-
-        Parameters, and tensors that an earlier microbatch computed, get a value when they are first used.
-        """
-        value: Value | None = tensor._weft_value  # type: ignore[attr-defined]
-        if value is not None and value.batch is self:
-            return value
-        if value is not None and value.batch.runs:
-            self._refuse_other(tensor, value)
-        owner = tensor._weft_owner if value is None else value.owner  # type: ignore[attr-defined]
-        if owner is None:
-            return taken_value(self, tensor) if self.taken else None
-        if id(tensor) in self.pipeline.buffers:
-            self.pipeline.buffers[id(tensor)].use(self.microbatch.index)
-        adopted = self._adopted.get(id(tensor))
-        if adopted is None:
-            adopted = (tensor, self.new_value(owner, None))
-            adopted[1].segment = self.tape.segments[0] if owner == self.rank else None
-            if value is not None:
-                adopted[1].actual = value.actual
-            self._adopted[id(tensor)] = adopted
-        return adopted[1]
-
-    def _refuse_other(self, tensor: Tensor, value: Value) -> None:
-        raise UsageError(
-            f"microbatch {self.microbatch.index} uses a tensor of shape {list(tensor.shape)} that microbatch "
-            f"{value.batch.microbatch.index} has computed, which still runs: something that both reach (a global, a "
-            "closure, an object of the script's own) holds it. Hand it on as an argument or a result, or keep it in an "
-            "attribute of a module"
-        )
-
-    def replace_value(self, tensor: Tensor, value: Value) -> None:
-        """From now on that is the tensor's value in this microbatch; see :meth:`value_of`."""
-        if id(tensor) in self._adopted:
-            self._adopted[id(tensor)] = (tensor, value)
-        else:
-            tensor._weft_value = value  # type: ignore[attr-defined]
-
-    def new_value(self, owner: int, alias: Alias | None) -> Value:
-        self._numbers += 1
-        return Value(owner, self._numbers, self, self.tape.current if owner == self.rank else None, alias)
-
-    def newest_owner(self, values: list[tuple[Tensor, Value]]) -> int:
-        """Who runs glue on these: where a parameter lives, else where the newest of them was made."""
-        for tensor, value in reversed(values):
-            if tensor._weft_owner is not None:  # type: ignore[attr-defined]
-                return value.owner
-        return max(values, key=_number)[1].owner
+    # --- tensors --------------------------------------------------------------------------------------------
 
     def local(self, tensor: Tensor, value: Value) -> Tensor:
         """The tensor's data for use on this rank, now."""
         if value.owner == self.rank:
             check_stale(value, self.module)
             return self.tape.local(value, tensor)
-        return self.tape.receive(received(self, tensor, value), self.module)
-
-    def replicated(self) -> Replicated:
-        """The replicated tensors of this microbatch that need a gradient."""
-        if self.tape.replicated is None:
-            self.tape.replicated = Replicated(self.tape, self.pipeline.others(), self.pipeline.replicas > 1)
-        return self.tape.replicated
+        return self.tape.receive(self.aliases.received(tensor, value), self.module)
 
     def share(self, tensors: Sequence[Tensor], owner: int) -> None:
         """A call on ``owner`` uses ``tensors``: note those that are replicated and need a gradient."""
         if torch.is_grad_enabled():
             for tensor in tensors:
                 if tensor.requires_grad and self.value_of(tensor) is None:
-                    self.replicated().use(tensor, owner, lambda: self.new_value(EVERYWHERE, None))
+                    self.tape.need_replicated().use(tensor, owner, lambda: self.places.new_value(EVERYWHERE))
 
     def send_all(self, values: list[tuple[Tensor, Value]], owner: int) -> None:
         for tensor, value in values:
@@ -170,7 +96,7 @@ class Program:
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    def spec_for(self, key: Any, name: str, owner: int, call: int) -> Spec:
+    def spec_for(self, key: Signature, name: str, owner: int, call: int) -> Spec:
         """What the call of this signature will return, told by its owner once, or each time if dynamic."""
         spec = self.pipeline.specs.get(key)
         if spec is None:
@@ -194,13 +120,13 @@ class Program:
         self.microbatch.worked = True
         self.pipeline.note("forward", self.step, self.microbatch.index, name)
 
-    def next_call(self, key: Any) -> int:
+    def next_call(self, key: Signature) -> int:
         """The number of the call of this signature."""
         self.log.append(key)
         return len(self.log)
 
     def run_here(
-        self, key: Any, name: str, call: int, function: Callable[[Any], Any], tensors: list[Tensor], inputs: Any,
+        self, key: Signature, name: str, call: int, function: Callable[[Any], Any], tensors: list[Tensor], inputs: Any,
         localise: Localise, alias: Alias | None = None,
     ) -> Any:  # fmt: skip
         """Run a call on this rank and give its results places.
@@ -211,38 +137,33 @@ class Program:
         """
         spec = self.pipeline.specs.get(key) or self._heard(key, name)
         entered: dict[int, Tensor] = {}
-        written = [tensors[number] for number in spec.mutated] if spec is not None else tensors
-        self.renewed.clear()
+        written = tensors if spec is None else [tensors[number] for number in spec.mutated]
         if alias is not None:  # a copy's view would be no view
             written = []
+        aliases = self.aliases
+        aliases.renewed.clear()
         transform = self._localiser(entered, {id(tensor) for tensor in written})
-        # Other microbatches may have the turn while tensors arrive, and make this very call: so only now ask
-        # whether it is the first of its signature, and draw nothing before.
         local = localise(inputs, transform)
-        spec = spec or self.pipeline.specs.get(key)
-        plain = without_grad(self, written)
-        if spec is None:
-            result, spec = self._first_run(key, name, function, local, inputs, [*map(transform, tensors)])
-        elif spec.random:
-            with self.pipeline.streams.own(self._call_seed(name), spec.random):
-                result = function(local)
-        else:
-            result = function(local)
+        without_grad = aliases.members_without_grad(written) if written else ()
+        result, spec = self._run(key, name, function, local, inputs, tensors, transform)
         self._tell_once(key, name, spec)
         if spec.dynamic:
             description, passed = describe_result(result, name, inputs, [*map(transform, tensors)])
             spec = spec._replace(description=description, passed=passed)
-        need_grad(self, plain)
-        if self.renewed and not (spec.mutated or spec.passed):
-            as_before(self)
-        self._write_back(spec.mutated, tensors, entered)
+        if without_grad:
+            aliases.note_grad(without_grad)
+        if aliases.renewed and not (spec.mutated or spec.passed):
+            aliases.undo_copies()
+        for number in spec.mutated:
+            tensor = tensors[number]
+            aliases.overwrite(tensor, self.rank, entered.get(id(tensor), tensor), self.module)
         if spec.random:
             self._count(name)
         if spec.dynamic:
             self._tell(self.tape.key(SHAPES, call), spec)
         return self.place_results(result, tensors, entered, spec, name, alias)
 
-    def _heard(self, key: Any, name: str) -> Spec | None:
+    def _heard(self, key: Signature, name: str) -> Spec | None:
         """A signature that another rank told already, because it ran the same call before."""
         number = digest(name, key[1:])
         for peer in self.pipeline.others():
@@ -252,8 +173,25 @@ class Program:
                 return spec
         return None
 
+    def _run(
+        self, key: Signature, name: str, function: Callable[[Any], Any], local: Any, inputs: Any, tensors: list[Tensor],
+        transform: Callable[[Tensor], Tensor],
+    ) -> tuple[Any, Spec]:  # fmt: skip
+        """The result of a call on its local arguments, and what is known of the call by then.
+
+        Other microbatches may have had the turn while the arguments arrived, and made this very call: so this is the
+        moment to ask whether the call is the first of its signature, and nothing was drawn before.
+        """
+        spec = self.pipeline.specs.get(key)
+        if spec is None:
+            return self._first_run(key, name, function, local, inputs, [*map(transform, tensors)])
+        if not spec.random:
+            return function(local), spec
+        with self.pipeline.streams.own(self._call_seed(name), spec.random):
+            return function(local), spec
+
     def _first_run(
-        self, key: Any, name: str, function: Callable[[Any], Any], local: Any, inputs: Any, tensors: list[Tensor]
+        self, key: Signature, name: str, function: Callable[[Any], Any], local: Any, inputs: Any, tensors: list[Tensor]
     ) -> tuple[Any, Spec]:  # fmt: skip
         """The first call of a signature: its result, and what watching it has shown."""
         streams = self.pipeline.streams
@@ -289,52 +227,13 @@ class Program:
             else:
                 return tensor
             if id(tensor) in fresh:
-                local = writable(self, tensor, value, local)
+                local = self.aliases.writable(tensor, value, local)
             entered[id(tensor)] = local
             return local
 
         return transform
 
-    def _write_back(
-        self, mutated: tuple[int, ...], tensors: list[Tensor], entered: dict[int, Tensor]
-    ) -> None:
-        for number in mutated:
-            tensor = tensors[number]
-            self.overwrite(tensor, self.rank, entered.get(id(tensor), tensor))
-
-    def overwrite(self, tensor: Tensor, owner: int, actual: Tensor | None) -> None:
-        """The tensor was written by a call on ``owner``: it has a new value there, copies elsewhere are old."""
-        old = self.value_of(tensor)
-        if tensor._weft_owner is not None:  # type: ignore[attr-defined]
-            if old is not None:
-                old.alias.version += 1
-            return
-        if old is None and tensor.requires_grad and not torch.is_grad_enabled():
-            actual = self._past_the_write(tensor, owner, actual)
-        alias = old.alias if old is not None else None
-        value = self.new_value(owner, alias)
-        value.alias.version += 1
-        take(self, tensor, value, old is None, actual)
-        if old is not None and self.rank != owner:
-            outdate(self, tensor, old)
-        if owner == self.rank:
-            value.actual = actual if actual is not tensor else None
-            if old is not None and old.owner == owner and not torch.is_grad_enabled():
-                value.segment = old.segment
-        elif old is not None and old.actual is not None:
-            value.actual = hollow(old.actual)
-        tensor._weft_value = value  # type: ignore[attr-defined]
-
-    def _past_the_write(self, tensor: Tensor, owner: int, actual: Tensor | None) -> Tensor | None:
-        """What a replicated tensor is on ``owner``, which has written into it without grad mode: its gradient goes on
-        to what every rank has computed, as if nothing had been written."""
-        value = self.replicated().use(tensor, owner, lambda: self.new_value(EVERYWHERE, None), written=True)
-        if actual is None:
-            return None
-        with torch.enable_grad():
-            return self.tape.enter(value, actual)
-
-    def _tell_once(self, key: Any, name: str, spec: Spec) -> None:
+    def _tell_once(self, key: Signature, name: str, spec: Spec) -> None:
         """Tell the others a signature, the first time that this rank runs it.
 
         Even if a rank has told it before: those that wait for this call wait for this rank, and may not have come
@@ -371,19 +270,21 @@ class Program:
             and id(result) not in known
             and not self._is_marked(result)
         ):
-            result._weft_value = self.new_value(self.rank, None)  # type: ignore[attr-defined]
+            self.places.place(result, self.rank)
             if not spec.returns(result.shape):
                 self._check_shapes(spec, [result.shape], name)
             return result
         placed: dict[int, Tensor] = {}
-        shapes: list[Any] = []
-        aliases = [] if alias is not None else aliases_of(self, self.rank, spec.passed, tensors, entered)
+        shapes: list[torch.Size] = []
+        aliases = []
+        if alias is None:
+            aliases = self.aliases.of_results(self.rank, spec.passed, tensors, entered)
 
         def place(tensor: Tensor) -> Tensor:
             done = placed.get(id(tensor))
             if done is not None:
                 return done
-            given = None if alias is not None else passed_on(spec, tensors, len(shapes))
+            given = None if alias is not None else argument_passed_on(spec, tensors, len(shapes))
             if given is not None:
                 placed[id(tensor)] = given
                 shapes.append(given.shape)
@@ -392,9 +293,9 @@ class Program:
             if id(tensor) in known or self._is_marked(tensor):
                 new = tensor.view_as(tensor)
             shared = aliases[len(shapes)] if len(shapes) < len(aliases) else alias
-            new._weft_value = self.new_value(self.rank, shared)  # type: ignore[attr-defined]
+            self.places.place(new, self.rank, shared)
             if shared is not None:
-                join(self, new, shared)
+                self.aliases.join(new, shared)
             placed[id(tensor)] = new
             shapes.append(new.shape)
             return new
@@ -408,8 +309,8 @@ class Program:
         """Whether the tensor has a value or an owner already."""
         return tensor._weft_value is not None or tensor._weft_owner is not None  # type: ignore[attr-defined]
 
-    def _check_shapes(self, spec: Spec, shapes: list[Any], name: str) -> None:
-        told = described_shapes(spec.description)
+    def _check_shapes(self, spec: Spec, shapes: list[torch.Size], name: str) -> None:
+        told = shapes_in(spec.description)
         if told != [*map(list, shapes)]:
             raise DivergenceError(
                 f"{name} returned tensors of shapes {[list(s) for s in shapes]}, but the first time with the same "
@@ -422,12 +323,12 @@ class Program:
     ) -> Any:
         """What a call on another rank returned, without data."""
         for number in spec.mutated:
-            self.overwrite(tensors[number], owner, None)
-        aliases = [] if alias is not None else aliases_of(self, owner, spec.passed, tensors, {})
+            self.aliases.overwrite(tensors[number], owner, None, self.module)
+        aliases = [] if alias is not None else self.aliases.of_results(owner, spec.passed, tensors, {})
         made: list[Tensor] = []
 
         def make(description: list[Any]) -> Tensor:
-            given = None if alias is not None else passed_on(spec, tensors, len(made))
+            given = None if alias is not None else argument_passed_on(spec, tensors, len(made))
             if given is not None:
                 return given
             return self.stand_in(description, owner, aliases[len(made)] if aliases else alias)
@@ -436,18 +337,15 @@ class Program:
 
     def stand_in(self, description: list[Any], owner: int, alias: Alias | None = None) -> Tensor:
         """A tensor that a call on another rank returned, without data."""
-        new = empty_of(description)
-        new._weft_value = self.new_value(owner, alias)  # type: ignore[attr-defined]
+        new = meta_from(description)
+        self.places.place(new, owner, alias)
         return new
 
     def close(self) -> None:
-        """Let go of everything, so that no cycle keeps tensors alive."""
+        """Let go of everything: values that outlive the microbatch must not keep what it has recorded."""
         self.tape.clear()
-        self._adopted.clear()
-        self.renewed.clear()
-        self.taken.clear()
-        self.runs = False
-        del self.tape, self.microbatch
+        self.places.close()
+        self.aliases.renewed.clear()
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -464,11 +362,7 @@ class Program:
         return result
 
 
-def _number(pair: tuple[Tensor, Value]) -> int:
-    return pair[1].number
-
-
-def passed_on(spec: Spec, tensors: list[Tensor], number: int) -> Tensor | None:
+def argument_passed_on(spec: Spec, tensors: list[Tensor], number: int) -> Tensor | None:
     """The argument that a result is itself, without grad mode: gradients go through it as through the argument."""
     if torch.is_grad_enabled() or number >= len(spec.passed) or spec.passed[number] < 0:
         return None

@@ -15,7 +15,7 @@ in the same order, so the gradients are equal to the last bit, and optimizers on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -39,8 +39,8 @@ class Tape(Protocol):
     def grad_key(self, value: Value, version: int) -> Key: ...
 
 
-def made_here(tape: Tape, tensor: Tensor) -> bool:
-    """Whether only this rank has the tensor, because it was computed from what is this rank's alone."""
+def is_made_here(tape: Tape, tensor: Tensor) -> bool:
+    """Whether only this rank has the tensor, because it was computed from tensors that are this rank's alone."""
     leaves = {id(leaf) for segment in tape.segments for leaf, _ in segment.living()}
     sources = (leaf_of(node) for node in graph_nodes([tensor]))
     return any(
@@ -72,12 +72,15 @@ class Replicated:
         self._seeds: list[tuple[GradientEdge, Tensor]] = []
 
     def use(self, tensor: Tensor, rank: int, new_value: Callable[[], Value], written: bool = False) -> Value:
-        """A call on ``rank`` uses the tensor, or has ``written`` into it, so that it is that rank's alone by now. Its
-        value, as it was before."""
+        """The value of a tensor that a call on ``rank`` uses.
+
+        ``written``: the call has written into the tensor, which is that rank's alone by now; the value is that of the
+        tensor as it was before.
+        """
         key = id(tensor), -1 if written else version(tensor)
         if key not in self._used:
             self._refuse_parameters(tensor)
-            if made_here(self._tape, tensor):
+            if is_made_here(self._tape, tensor):
                 raise UsageError(
                     f"a tensor of shape {list(tensor.shape)} that one rank alone has computed is used where all ranks "
                     "run: a module has left it behind by another way than its result (an attribute, a list). Return it"
@@ -93,11 +96,11 @@ class Replicated:
         return None if found is None else found[1]
 
     def used(self) -> list[tuple[Tensor, Value]]:
-        """All of them, in the order of the program."""
+        """All tensors that were used, with their values, in the order of the program."""
         return list(self._used.values())
 
     def seed(self, tensor: Tensor, grad: Tensor) -> None:
-        """The next backward pass begins at this tensor, too."""
+        """Let the next backward pass begin at this tensor, too."""
         self._refuse_parameters(tensor)
         self._seeds.append((get_gradient_edge(tensor), grad))
 
@@ -110,8 +113,8 @@ class Replicated:
                 "them: make it a parameter of the module that is wrapped (one that has both the network and the loss)"
             )
 
-    def gradients(self) -> tuple[list[Any], list[Tensor]]:
-        """Where gradients enter the graph that every rank has, and the gradients: on every rank the same."""
+    def gradients(self) -> tuple[list[GradientEdge], list[Tensor]]:
+        """Where gradients enter the graph that every rank has, and these gradients, equal on every rank."""
         tape = self._tape
         values = [value for _, value in self._used.values()]
         for value in values:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import DivergenceError, UsageError
-from weft.torch.calls.call_signature import shown
+from weft.torch.calls.call_signature import after_writes
 from weft.torch.execution.program import Program
 from weft.torch.execution.tape import check_stale
 from weft.torch.execution.value import Value
@@ -78,10 +78,10 @@ class Returned:
         return tensor if arrived is None else self._ended(arrived, tensor)
 
     def _ended(self, data: Tensor, tensor: Tensor) -> Tensor:
-        """``data`` of a result that another rank may have, or this one, as all ranks give it."""
+        """``data`` of a result as every rank gives it to the script, wherever the data come from."""
         if self._detach or not tensor.requires_grad:
             return data
-        ended: Tensor = Outside.apply(data.detach().requires_grad_())
+        ended: Tensor = Outside.apply(data.detach().requires_grad_())  # type: ignore[no-untyped-call]
         return ended
 
     def _send_or_receive(self, program: Program, tensor: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class Returned:
         local = tensor if value is None else value.data(tensor)
         if value is not None:
             check_stale(value, "the step's result")
-        if value is not None and waits(tensor, value):
+        if value is not None and goes_with_others(tensor, value):
             kept = local.detach() if value.owner == program.rank else tensor  # not the graph
             self._small[program.microbatch.index].append((value.owner, kept))
         elif value is not None:
@@ -125,11 +125,11 @@ class Returned:
                     f"expects {sum(sizes)}: every rank has to return the same"
                 )
             for each, data in zip(expected, packed.split(sizes), strict=True):
-                self._arrived[id(each)] = data.clone().view(each.dtype).view(shown(each).shape)
+                self._arrived[id(each)] = data.clone().view(each.dtype).view(after_writes(each).shape)
 
 
-def waits(tensor: Tensor, value: Value) -> bool:
-    """Whether a tensor goes with the others, which has to be clear on every rank.
+def goes_with_others(tensor: Tensor, value: Value) -> bool:
+    """Whether a tensor waits for the other small ones and travels with them. Every rank must answer alike.
 
     Parameters have their sizes on their own rank only, and writing into a tensor may have changed its shape there.
     """

@@ -34,32 +34,30 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from weft.errors import UsageError
 from weft.runtime.microbatch import Microbatch
-from weft.torch.backward.autograd import captured, run_autograd
+from weft.torch.backward.autograd import capture_gradients, run_autograd
 from weft.torch.backward.weight_gradients import Task, run_all, take_weights
 from weft.torch.execution.replicated import EVERYWHERE, Replicated
 from weft.torch.execution.value import Segment, Value
 from weft.torch.pytorch.private import base_of
-from weft.transport.channel import GRADIENT, PASS_BIT, VALUE, VERSION_BIT, Channel, Key, Message
+from weft.torch.session.pipeline import Pipeline
+from weft.transport.channel import GRADIENT, PASS_BIT, VALUE, VERSION_BIT, Key, Message
 
 
 class Tape:
-    """The segments of one microbatch on one rank, its sends and receives."""
+    """The segments of one microbatch on one rank, its sends and receives.
+
+    ``splits``: the stages whose weight gradients come later (see ``backward.weight_gradients``).
+    """
 
     def __init__(
-        self,
-        rank: int,
-        step: int,
-        microbatch: Microbatch,
-        channel: Channel,
-        splits: frozenset[int] = frozenset(),
-        fuses: bool = False,
+        self, pipeline: Pipeline, microbatch: Microbatch, step: int, splits: frozenset[int] = frozenset()
     ) -> None:
-        self.rank = rank
-        self.step = step
+        self.rank = pipeline.rank
+        self.channel = pipeline.channel
         self.microbatch = microbatch
-        self.channel = channel
-        self.splits = splits
-        self.fuses = fuses
+        self.step = step
+        self._pipeline = pipeline
+        self._splits = splits
         self.current = Segment(microbatch.stage)
         self.segments = [self.current]
         self.passes = 0
@@ -68,6 +66,12 @@ class Tape:
         """The replicated tensors that need a gradient, once there are any."""
         self.entered: dict[int, weakref.ref[Tensor]] = {}
         """What each leaf of the segments stands for, by the leaf's id."""
+
+    def need_replicated(self) -> Replicated:
+        """The replicated tensors that need a gradient; from now on there are some."""
+        if self.replicated is None:
+            self.replicated = Replicated(self, self._pipeline.others(), self._pipeline.replicas > 1)
+        return self.replicated
 
     def enter_stage(self, stage: int) -> None:
         """A later stage of this rank begins: it has segments of its own."""
@@ -156,8 +160,8 @@ class Tape:
             with torch.enable_grad():  # for a leaf it makes a view
                 value.edge = get_gradient_edge(tensor)
 
-    def backward(self, keep: bool = False) -> None:
-        """Walk the tape in reverse; see the module's diagram. ``keep``: what it goes through is not freed."""
+    def walk_back(self, keep: bool = False) -> None:
+        """A backward pass: walk the segments in reverse, see the module's diagram. ``keep``: nothing is freed."""
         tasks: list[Task] = []
         for segment in reversed(self.segments):
             if segment.stage != self.microbatch.stage:
@@ -207,7 +211,7 @@ class Tape:
         edges += [get_gradient_edge(wanted[number][1]) for number in numbers]
         if not edges or not roots[0]:
             return
-        grads = captured(*roots, edges)
+        grads = capture_gradients(*roots, edges)
         for (_, value), grad in zip(leaves, grads[: len(leaves)], strict=True):
             value.add_grad(grad)
         for number, grad in zip(numbers, grads[len(leaves) :], strict=True):
@@ -256,9 +260,9 @@ class Tape:
         inputs: tuple[GradientEdge, ...] = ()
         if keep:  # tasks would stay with the nodes, and these run again
             pass
-        elif segment.stage in self.splits:
+        elif segment.stage in self._splits:
             inputs = take_weights(edges, tasks.append)
-        elif self.fuses:
+        elif self._pipeline.fuses:
             inputs = take_weights(edges, Task.at_once, at_once=True)
         run_autograd(edges, grads, inputs, keep)
 

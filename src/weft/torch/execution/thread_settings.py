@@ -1,4 +1,4 @@
-"""What this thread is at: a microbatch of a step, or its backward pass."""
+"""What this thread is at: a microbatch of a step, or a backward pass; and who takes its backward passes."""
 
 from __future__ import annotations
 
@@ -8,27 +8,40 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from weft.errors import SplitError
+from weft.session.recording import record_backward
+from weft.torch.backward.autograd import run_autograd
 from weft.torch.execution.glue import running
+from weft.torch.execution.gradients import Gradients, Tensors, root_gradients
 from weft.torch.session import current
 
 _scale = threading.local()
 
 
-class Rehearsal(Protocol):
+class BackwardTaker(Protocol):
+    """Who runs the backward passes that a step's code asks for on this thread; see :func:`backward_taker`."""
+
+    def backward(
+        self, tensors: Tensors, grads: Gradients = None, keep: bool = False, scale: float = 1.0
+    ) -> None:
+        """A backward pass from one tensor or several.
+
+        ``grads``: their gradients. ``scale``: what these are multiplied by. ``keep``: the graph is not freed.
+        """
+        ...
+
+
+class Rehearsal(BackwardTaker, Protocol):
     """A step that one rank runs by itself, to measure it. It takes the backward passes of the step's code.
 
-    ``going_back``: one of them runs. ``outside_modules``: what runs is the code of the step, not of a module.
+    ``going_back``: a backward pass runs. ``outside_modules``: what runs is the code of the step, not of a module.
     """
 
     going_back: bool
 
     @property
     def outside_modules(self) -> bool: ...
-
-    def backward(self, tensors: list[Tensor], grads: list[Tensor], keep: bool = False) -> None: ...
 
     def inside_function(self, name: str, given: Any) -> AbstractContextManager[None]: ...
 
@@ -37,9 +50,35 @@ _rehearsal: Rehearsal | None = None
 
 
 def rehearse(by: Rehearsal | None) -> None:
-    """From now on the step is rehearsed; not any more, if ``None``."""
+    """Let the step be rehearsed from now on; not any more, if ``None``."""
     global _rehearsal
     _rehearsal = by
+
+
+class Autograd:
+    """Takes the backward passes where the whole graph is on this rank, and nobody measures it."""
+
+    def backward(
+        self, tensors: Tensors, grads: Gradients = None, keep: bool = False, scale: float = 1.0
+    ) -> None:
+        roots, given = root_gradients(tensors, grads, scale)
+        with record_backward(current.session()), going_back():
+            run_autograd(roots, given, keep=keep)
+
+
+AUTOGRAD = Autograd()
+
+
+def backward_taker() -> BackwardTaker:
+    """Who takes a backward pass of the step's code on this thread.
+
+    The microbatch's program, by its glue, where the model is split; the rehearsal, if one goes on; `AUTOGRAD` for all
+    else.
+    """
+    glue = running()
+    if glue is not None:
+        return glue
+    return AUTOGRAD if _rehearsal is None else _rehearsal
 
 
 def rehearsal() -> Rehearsal | None:
@@ -80,7 +119,8 @@ class ThreadContext:
 def current_scale(weight: float, fault: str = "") -> Iterator[None]:
     """Inside, a microbatch that weighs so much in the mini-batch runs on this thread.
 
-    ``fault``: why it must not have a backward pass."""
+    ``fault``: why the microbatch must not have a backward pass.
+    """
     before = getattr(_scale, "weight", None)
     _scale.weight, _scale.trains = weight, False
     try:
@@ -132,8 +172,8 @@ def going_back() -> Iterator[None]:
         _scale.back = False
 
 
-def between() -> bool:
-    """Whether code of a step runs on this thread, and neither a backward pass nor, as far as one can tell, a unit."""
+def in_step_code() -> bool:
+    """Whether code of a step runs on this thread, and neither a backward pass nor, as far as can be told, a unit."""
     if _rehearsal is not None:
         return _rehearsal.outside_modules and not _rehearsal.going_back
     return running() is not None or (

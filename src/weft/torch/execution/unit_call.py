@@ -9,8 +9,9 @@ before the module's hooks, needs no subclass, and copying or pickling the module
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from weft.torch.calls.attributes import Given
 from weft.torch.calls.call_signature import ONE, scan
 from weft.torch.execution.glue import Glue, running, running_here, settings
 from weft.torch.execution.gradients import check_hidden
+from weft.torch.execution.program import Signature
+from weft.torch.execution.value import Value
 from weft.torch.pytorch.private import (
     HOOKS,
     SLOT,
@@ -58,15 +61,8 @@ class UnitCall:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        name: str,
-        owner: int,
-        pipeline: Pipeline,
-        writes: int,
-        stage: int,
-        traced: bool,
-    ) -> None:
+        self, module: nn.Module, name: str, owner: int, pipeline: Pipeline, writes: int, stage: int, traced: bool
+    ) -> None:  # fmt: skip
         self.traced = traced
         self.module = module
         self.name = name
@@ -101,142 +97,24 @@ class UnitCall:
     def _call(
         self, glue: Glue, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        program = glue.program
         if (
             len(args) == 1
             and not kwargs
             and type(args[0]) is Tensor
-            and not (program.checkpointing or self.spots or self.toggled)
+            and not (glue.program.checkpointing or self.spots or self.toggled)
         ):
-            result = self._usual(glue, inner, args[0])
+            result = self._call_quickly(glue, inner, args[0])
             if result is not UNUSUAL:
                 return result
         if not self.traced:
             self._refuse_filling((*args, *kwargs.values()))
-        with no_torch_function():
-            parts: list[Any] = [self, self.serial, self.module.training, *settings()]
-            tensors: list[Tensor] = []
-            hidden: list[Tensor] = []
-            if self.toggled:
-                parts.append(tuple(parameter.requires_grad for parameter in self.toggled))
-            scan(args, parts, tensors, hidden)
-            if kwargs:
-                scan(kwargs, parts, tensors, hidden)
-            given = Given(self.spots)
-            inputs = (args, kwargs, given.tensors)
-            if self.spots:
-                scan(given.tensors, parts, tensors, hidden)
-            placed = [
-                (tensor, value)
-                for tensor in (*tensors, *hidden)
-                if (value := program.value_of(tensor)) is not None
-            ]
-            if len(placed) < len(tensors) + len(hidden):
-                for tensor in (*tensors, *hidden):
-                    if tensor.device.type == "meta" and program.value_of(tensor) is None:
-                        glue.refuse_meta(tensor)
-            owner = self.owner
-            if owner == FLOATING and placed:
-                owner = program.newest_owner(placed)
-            if owner != FLOATING and len(placed) != len(tensors) + len(hidden):
-                program.share(tensors, owner)
-                if hidden and owner == program.rank and tuple(parts) not in program.pipeline.specs:
-                    check_hidden(self.name, hidden, program)
-            key = tuple(parts)
-            if owner not in (FLOATING, program.rank):
-                call = program.next_call(key)
-                program.module = self.name
-                program.send_all(placed, owner)
-                spec = program.spec_for(key, self.name, owner, call)
-                return program.stand_ins(spec, owner, tensors, inputs)
-        if owner == FLOATING:
-            return inner(*args, **kwargs)
-        again = program.checkpointing and torch.is_grad_enabled() and self._may_run_again((args, kwargs))
+        return PlainCall(self, glue, inner, args, kwargs).result()
 
-        def run(local: Any) -> Any:
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                with given.replaced(local[2]):
-                    return inner(*args, **kwargs)
+    def _call_quickly(self, glue: Glue, inner: Callable[..., Any], tensor: Tensor) -> Any:
+        """The result of a call as most are: one tensor, and one new tensor whose shape is known; else ``UNUSUAL``.
 
-            program.enter(self.name)
-            before = None if self.traced or key in program.pipeline.specs else self._attributes()
-            if before is not None:
-                result = (forward if given.tensors else inner)(*local[0], **local[1])
-                self._tell_written(before)
-                return result
-            called = forward if given.tensors else inner
-            if again:
-                with offloading():
-                    return checkpoint(called, *local[0], use_reentrant=False, **local[1])
-            return called(*local[0], **local[1])
-
-        originals: dict[int, tuple[Tensor, Tensor]] = {}
-
-        def localise(inputs: Any, transform: Callable[[Tensor], Tensor]) -> Any:
-            local = replace(inputs, transform)
-            originals.update((id(new := transform(tensor)), (tensor, new)) for tensor in hidden)
-            if self.stateful:  # its buffers are to see the microbatches in order
-                program.microbatch.follow(self.name, self.writes)
-            return local
-
-        with glue.lifted():
-            call = program.next_call(key)
-            program.module = self.name
-            if owner == self.owner:
-                program.tape.enter_stage(self.stage)
-            result = program.run_here(key, self.name, call, run, tensors, inputs, localise)
-            program.module = ""
-            if originals and not again:  # objects hold again what has a place on every rank
-                replace((args, kwargs), lambda tensor: originals.get(id(tensor), (tensor,))[0])
-            if self.stateful:
-                program.microbatch.passed(self.name)
-        return result
-
-    def _refuse_filling(self, arguments: Any) -> None:
-        found = fillable_in(arguments)
-        if found:
-            raise UsageError(
-                f"{self.name} was not called in the first microbatch of the first step, where weft sees what a module "
-                f"does with its arguments. It gets a {type(found[0]).__name__}, and other ranks would not see what it "
-                "puts in there: let the first microbatch call it (weft.is_tracing() tells), or keep what calls it in "
-                "one piece with weft.set_partition(module, index)"
-            )
-
-    def _attributes(self) -> list[tuple[str, dict[str, Any]]]:
-        """What its modules hold, but for parameters, buffers and modules."""
-        return [
-            (name, {key: value for key, value in vars(module).items() if not key.startswith("_")})
-            for name, module in self.module.named_modules()
-        ]
-
-    def _tell_written(self, before: list[tuple[str, dict[str, Any]]]) -> None:
-        """Warn of attributes that a call has written, of a module of which only this call tells."""
-        for (name, old), (_, new) in zip(before, self._attributes(), strict=False):
-            written = [key for key, value in new.items() if key not in old or old[key] is not value]
-            if written:
-                log.warning(
-                    "%s was not called in the first microbatch of the first step, and writes its attributes %s: what "
-                    "other ranks read there is old", f"{self.name}.{name}".strip("."), ", ".join(written),
-                )  # fmt: skip
-
-    def _may_run_again(self, inputs: Any) -> bool:
-        """Whether an activation checkpoint can run it again: an object that it is given may have changed by then."""
-        if not has_objects(inputs):
-            return True
-        if not self.told:
-            self.told = True
-            log.warning(
-                "%s is in an activation checkpoint and gets an object (%s). Run again, it would find it as it is by "
-                "then, so it is not run again, and keeps what its backward pass needs", self.name or "the model",
-                ", ".join(sorted({type(thing).__name__ for thing in opaque_objects(inputs)})),
-            )  # fmt: skip
-        return False
-
-    def _usual(self, glue: Glue, inner: Callable[..., Any], tensor: Tensor) -> Any:
-        """The call as most are, with one tensor and a plain result that is known; ``UNUSUAL`` if it is none.
-
-        It does what the rest of :meth:`_call` does for it with half of the calls: between kernels that have emptied the
-        caches, Python is three times as slow as in a loop of its own.
+        It does what :class:`PlainCall` does, which is the reference, with half of Python's calls: between kernels that
+        have emptied the caches, Python is three times as slow as in a loop of its own.
         """
         if count_modes() != 1:
             return UNUSUAL  # there are modes of the user, too
@@ -278,6 +156,46 @@ class UnitCall:
             push_mode(glue)
             running_here.glue = glue
 
+    def _refuse_filling(self, arguments: Any) -> None:
+        found = fillable_in(arguments)
+        if found:
+            raise UsageError(
+                f"{self.name} was not called in the first microbatch of the first step, where weft sees what a module "
+                f"does with its arguments. It gets a {type(found[0]).__name__}, and other ranks would not see what it "
+                "puts in there: let the first microbatch call it (weft.is_tracing() tells), or keep what calls it in "
+                "one piece with weft.set_partition(module, index)"
+            )
+
+    def attributes(self) -> list[tuple[str, dict[str, Any]]]:
+        """What its modules hold, but for parameters, buffers and modules."""
+        return [
+            (name, {key: value for key, value in vars(module).items() if not key.startswith("_")})
+            for name, module in self.module.named_modules()
+        ]
+
+    def tell_written(self, before: list[tuple[str, dict[str, Any]]]) -> None:
+        """Warn of attributes that a call has written, of a module of which only this call tells."""
+        for (name, old), (_, new) in zip(before, self.attributes(), strict=False):
+            written = [key for key, value in new.items() if key not in old or old[key] is not value]
+            if written:
+                log.warning(
+                    "%s was not called in the first microbatch of the first step, and writes its attributes %s: what "
+                    "other ranks read there is old", f"{self.name}.{name}".strip("."), ", ".join(written),
+                )  # fmt: skip
+
+    def may_run_again(self, inputs: Any) -> bool:
+        """Whether an activation checkpoint can run the unit again: an object that it gets may have changed by then."""
+        if not has_objects(inputs):
+            return True
+        if not self.told:
+            self.told = True
+            log.warning(
+                "%s is in an activation checkpoint and gets an object (%s). Run again, it would find it as it is by "
+                "then, so it is not run again, and keeps what its backward pass needs", self.name or "the model",
+                ", ".join(sorted({type(thing).__name__ for thing in opaque_objects(inputs)})),
+            )  # fmt: skip
+        return False
+
     def _outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call inside another unit, or again in the backward pass of an activation checkpoint."""
         if self.owner not in (FLOATING, self.pipeline.rank):
@@ -285,8 +203,142 @@ class UnitCall:
                 f"{self.name} lives on partition {self.owner} and was called on partition {self.pipeline.rank} outside "
                 "of a step: call the model inside a function decorated with @weft.step"
             )
-        args, kwargs = replace((args, kwargs), data_of)
+        args, kwargs = replace((args, kwargs), received_data)
         return self.inner(*args, **kwargs)
+
+
+class PlainCall:
+    """One call of a unit by glue, whatever the unit gets and returns: steps 1 to 3 of ``program``."""
+
+    key: Signature
+    """The call's signature."""
+    originals: dict[int, tuple[Tensor, Tensor]]
+    """By the id of what an object holds during the call: the hidden tensor that it held, and what it holds."""
+    again: bool
+    """Whether an activation checkpoint runs the unit again in the backward pass."""
+
+    def __init__(
+        self, unit: UnitCall, glue: Glue, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:  # fmt: skip
+        self.unit = unit
+        self.glue = glue
+        self.program = glue.program
+        self.inner = inner
+        self.given = Given(unit.spots)
+        self.inputs = (args, kwargs, self.given.tensors)
+        self.tensors: list[Tensor] = []
+        self.hidden: list[Tensor] = []
+        """Tensors in objects that ranks cannot compare; they are no part of the signature."""
+
+    def result(self) -> Any:
+        """Make the call: run the unit here, or leave that to its rank."""
+        unit, program = self.unit, self.program
+        with no_torch_function():
+            self._scan()
+            placed = self._find_placed()
+            owner = program.places.newest_owner(placed) if unit.owner == FLOATING and placed else unit.owner
+            if owner != FLOATING:
+                self._share(owner, len(placed))
+                if owner != program.rank:
+                    return self._leave_to(owner, placed)
+        if owner == FLOATING:
+            return self.inner(*self.inputs[0], **self.inputs[1])
+        with self.glue.lifted():
+            return self._run_here()
+
+    def _scan(self) -> None:
+        """Find the signature and the tensors."""
+        unit = self.unit
+        args, kwargs, given = self.inputs
+        parts: list[Any] = [unit, unit.serial, unit.module.training, *settings()]
+        if unit.toggled:
+            parts.append(tuple(parameter.requires_grad for parameter in unit.toggled))
+        scan(args, parts, self.tensors, self.hidden)
+        if kwargs:
+            scan(kwargs, parts, self.tensors, self.hidden)
+        if unit.spots:
+            scan(given, parts, self.tensors, self.hidden)
+        self.key = tuple(parts)
+
+    def _find_placed(self) -> list[tuple[Tensor, Value]]:
+        """The tensors that have a place."""
+        program, tensors = self.program, (*self.tensors, *self.hidden)
+        placed = [(tensor, value) for tensor in tensors if (value := program.value_of(tensor)) is not None]
+        if len(placed) < len(tensors):
+            for tensor in tensors:
+                if tensor.device.type == "meta" and program.value_of(tensor) is None:
+                    self.glue.refuse_meta(tensor)
+        return placed
+
+    def _share(self, owner: int, placed: int) -> None:
+        """Note the replicated tensors, which are all but so many that are ``placed``."""
+        program = self.program
+        if placed == len(self.tensors) + len(self.hidden):
+            return
+        program.share(self.tensors, owner)
+        if self.hidden and owner == program.rank and self.key not in program.pipeline.specs:
+            check_hidden(self.unit.name, self.hidden, program)
+
+    def _leave_to(self, owner: int, placed: list[tuple[Tensor, Value]]) -> Any:
+        """Stand-ins for what ``owner`` returns, which gets what this rank has of the arguments."""
+        unit, program = self.unit, self.program
+        call = program.next_call(self.key)
+        program.module = unit.name
+        program.send_all(placed, owner)
+        spec = program.spec_for(self.key, unit.name, owner, call)
+        return program.stand_ins(spec, owner, self.tensors, self.inputs)
+
+    def _run_here(self) -> Any:
+        """The unit's result; with nothing intercepted inside."""
+        unit, program = self.unit, self.program
+        arguments = self.inputs[:2]
+        self.originals = {}
+        self.again = program.checkpointing and torch.is_grad_enabled() and unit.may_run_again(arguments)
+        call = program.next_call(self.key)
+        program.module = unit.name
+        if unit.owner != FLOATING:
+            program.tape.enter_stage(unit.stage)
+        result = program.run_here(
+            self.key, unit.name, call, self._run, self.tensors, self.inputs, self._localise
+        )
+        program.module = ""
+        if self.originals and not self.again:  # objects hold again what has a place on every rank
+            replace(arguments, lambda tensor: self.originals.get(id(tensor), (tensor,))[0])
+        if unit.stateful:
+            program.microbatch.passed(unit.name)
+        return result
+
+    def _localise(self, inputs: Any, transform: Callable[[Tensor], Tensor]) -> Any:
+        """The inputs as this rank has them."""
+        unit = self.unit
+        local = replace(inputs, transform)
+        for tensor in self.hidden:
+            held = transform(tensor)
+            self.originals[id(held)] = tensor, held
+        if unit.stateful:  # its buffers are to see the microbatches in order
+            self.program.microbatch.follow(unit.name, unit.writes)
+        return local
+
+    def _run(self, local: Any) -> Any:
+        """Run the unit on local inputs."""
+        unit, program = self.unit, self.program
+        args, kwargs, given = local
+        forward = self.inner if not given else functools.partial(self._forward_with, given)
+        program.enter(unit.name)
+        if not unit.traced and self.key not in program.pipeline.specs:
+            before = unit.attributes()
+            result = forward(*args, **kwargs)
+            unit.tell_written(before)
+            return result
+        if self.again:
+            with offloading():
+                return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        return forward(*args, **kwargs)
+
+    def _forward_with(self, given: Sequence[Tensor], /, *args: Any, **kwargs: Any) -> Any:
+        """Run the unit while its attributes that others set are ``given``."""
+        with self.given.replaced(given):
+            return self.inner(*args, **kwargs)
 
 
 def with_hooks(
@@ -314,9 +366,9 @@ def with_hooks(
     return result
 
 
-def data_of(tensor: Tensor) -> Tensor:
+def received_data(tensor: Tensor) -> Tensor:
     """The data behind a stand-in that this rank has received."""
-    value = tensor._weft_value  # type: ignore[attr-defined]
+    value: Value | None = tensor._weft_value  # type: ignore[attr-defined]
     if value is None:
         return tensor
     if value.copy is not None:

@@ -1,16 +1,28 @@
-"""Values with places: what stands for a tensor of a microbatch on every rank, and the segments that make the tape."""
+"""Values: what stands on every rank for a tensor that has a place; and the segments that they were computed in.
+
+A tensor has a place if one rank alone has its data: a parameter, what a unit has returned, and whatever was computed
+from these. All other tensors are *replicated*: every rank has computed them for itself.
+
+A replicated tensor gets a place when one rank alone writes into its memory, and so does all that shares the memory:
+
+    every rank            out = zeros   part = out[:, 0]
+    rank 1                part += h     out is rank 1's, too
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
 
-from torch import Tensor
+import torch
+from torch import Tensor, UntypedStorage
 from torch.autograd.graph import GradientEdge
 
 from weft.errors import UsageError
-from weft.torch.pytorch.private import LEAF
+from weft.torch.pytorch.private import LEAF_NODE
+from weft.torch.session.pipeline import Pipeline
 
 FREED = (
     "backward() reaches what an earlier backward pass of this microbatch has gone through, and which was freed then: "
@@ -22,8 +34,8 @@ FREED = (
 class Alias:
     """Values that share memory. ``version`` grows with every write, so that copies sent before count as old.
 
-    ``views``: the tensors that may share it, if there are several. ``apart``: those of other ranks that would share it
-    in one process: what a call there got and what it returned of that, a copy.
+    ``views``: the tensors that may share the memory, if there are several. ``apart``: tensors that would share it in
+    one process, and do not because they lie on other ranks: a call there got a copy, and returned a view of that.
     """
 
     __slots__ = ("apart", "version", "views")
@@ -34,15 +46,26 @@ class Alias:
         self.apart: list[weakref.ref[Tensor]] = []
 
 
+class Batch:
+    """Tells a microbatch of one step from all others: its ``index`` in the step, and whether it still ``runs``."""
+
+    __slots__ = ("index", "runs")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.runs = True
+
+
 class Value:
-    """A tensor of this microbatch that has a place: ``owner`` (pipeline rank) computed it.
+    """A tensor of the microbatch ``batch`` that has a place: ``owner`` (pipeline rank) computed it.
 
-    ``number`` is the same on every rank. On the owner ``segment`` is where it was computed, and the tensor itself
-    is the data unless ``actual`` replaces it (written in place in a way the tensor object could not follow).
-    Elsewhere the tensor is a stand-in without data, ``actual`` one of another shape if that was changed in place, and
-    ``copy`` what was received.
+    ``number`` is the same on every rank. On the owner ``segment`` is where the tensor was computed, and the tensor
+    itself is the data unless ``actual`` replaces it (written in place in a way the tensor object could not follow).
+    Elsewhere the tensor is a stand-in without data. There ``actual`` is a stand-in of another shape if the shape was
+    changed in place, and ``copy`` is the data that was received.
 
-    ``sent``: by rank the version that it has; ``~version``: had, and let go of after a backward pass.
+    ``sent``: by rank the version that the rank has; ``~version``: the rank had it, and let go of it after a backward
+    pass. ``stale``: another rank has written into the memory, which this rank's data do not show.
     """
 
     __slots__ = (
@@ -51,7 +74,7 @@ class Value:
     )  # fmt: skip
 
     def __init__(
-        self, owner: int, number: int, batch: Any, segment: Segment | None, alias: Alias | None
+        self, owner: int, number: int, batch: Batch, segment: Segment | None, alias: Alias | None
     ) -> None:
         self.owner = owner
         self.number = number
@@ -70,7 +93,7 @@ class Value:
         self.leaf_segment: Segment | None = None
 
     def data(self, tensor: Tensor) -> Tensor:
-        """What ``tensor``, whose value this is, has become by writing in place; itself mostly."""
+        """What ``tensor``, which has this value, has become by writing in place; mostly ``tensor`` itself."""
         return tensor if self.actual is None else self.actual
 
     def add_grad(self, grad: Tensor | None) -> None:
@@ -88,7 +111,10 @@ class Value:
 class Segment:
     """A stretch of the forward pass between two sends: one autograd graph.
 
-    ``faded``: leaves that an earlier backward pass has seen. They live as long as a graph leads to them.
+    ``leaves``: what autograd's graph begins at, with the values that get the leaves' gradients. ``faded``: leaves that
+    an earlier backward pass has seen; they live as long as a graph leads to them. ``received``: values of other ranks,
+    which wait for their gradients. ``roots``: values whose gradient has come. ``sends``: value, rank and version of
+    what was sent at the segment's end.
     """
 
     __slots__ = ("faded", "leaves", "received", "roots", "sends", "stage")
@@ -118,7 +144,7 @@ class Segment:
             edges.append(value.edge)
             grads.append(value.grad)
             value.grad = None
-            if not keep and type(value.edge.node) is not LEAF:
+            if not keep and type(value.edge.node) is not LEAF_NODE:
                 value.edge = None
         self.roots.clear()
         return edges, grads  # type: ignore[return-value]
@@ -136,3 +162,184 @@ class Segment:
             value.edge = value.grad = None
         for items in (self.leaves, self.faded, self.received, self.roots, self.sends):
             items.clear()
+
+
+@dataclass
+class TakenMemory:
+    """Memory that every rank had filled, until ``owner`` alone wrote into it, in a ``segment``.
+
+    ``apart``: the owner wrote into a copy, since what was there had a graph of every rank's, or one of an earlier
+    segment. ``module``: whose code wrote.
+    """
+
+    storage: UntypedStorage
+    first: int
+    end: int
+    owner: int
+    alias: Alias
+    segment: Segment | None
+    apart: bool
+    module: str
+
+
+class Places:
+    """Which tensors of a microbatch have a place, and their values. All others are replicated.
+
+    ``segments``: those of the microbatch's tape on this rank, which grow; the last one is the present one. All ranks
+    make values in the order of the program, so a value has the same number everywhere.
+    """
+
+    def __init__(self, pipeline: Pipeline, segments: list[Segment], index: int) -> None:
+        self.rank = pipeline.rank
+        self.batch = Batch(index)
+        self._pipeline = pipeline
+        self._segments = segments
+        self._numbers = 0
+        self._adopted: dict[int, tuple[Tensor, Value]] = {}
+        """By id the tensors that this microbatch has not computed, and their values."""
+        self._taken: list[TakenMemory] = []
+
+    def value_of(self, tensor: Tensor) -> Value | None:
+        """The tensor's value in this microbatch; ``None`` for a replicated tensor.
+
+        Parameters, and tensors that an earlier microbatch computed, get a value when they are first used.
+        """
+        value: Value | None = tensor._weft_value  # type: ignore[attr-defined]
+        if value is not None and value.batch is self.batch:
+            return value
+        if value is not None and value.batch.runs:
+            self._refuse_other(tensor, value)
+        owner = tensor._weft_owner if value is None else value.owner  # type: ignore[attr-defined]
+        if owner is None:
+            return self._value_in_taken(tensor) if self._taken else None
+        return self._adopt(tensor, owner, value)
+
+    def _refuse_other(self, tensor: Tensor, value: Value) -> NoReturn:
+        raise UsageError(
+            f"microbatch {self.batch.index} uses a tensor of shape {list(tensor.shape)} that microbatch "
+            f"{value.batch.index} has computed, which still runs: something that both reach (a global, a "
+            "closure, an object of the script's own) holds it. Hand it on as an argument or a result, or keep it in an "
+            "attribute of a module"
+        )
+
+    def _adopt(self, tensor: Tensor, owner: int, earlier: Value | None) -> Value:
+        """The value of a parameter, or of a tensor that had the value ``earlier`` in another microbatch."""
+        if id(tensor) in self._pipeline.buffers:
+            self._pipeline.buffers[id(tensor)].use(self.batch.index)
+        adopted = self._adopted.get(id(tensor))
+        if adopted is not None:
+            return adopted[1]
+        value = self.new_value(owner)
+        value.segment = self._segments[0] if owner == self.rank else None
+        if earlier is not None:
+            value.actual = earlier.actual
+        self._adopted[id(tensor)] = tensor, value
+        return value
+
+    def new_value(self, owner: int, alias: Alias | None = None) -> Value:
+        """The value of a tensor that ``owner`` computes now."""
+        self._numbers += 1
+        segment = self._segments[-1] if owner == self.rank else None
+        return Value(owner, self._numbers, self.batch, segment, alias)
+
+    def place(self, tensor: Tensor, owner: int, alias: Alias | None = None) -> None:
+        """Give a tensor that ``owner`` has computed its value."""
+        tensor._weft_value = self.new_value(owner, alias)  # type: ignore[attr-defined]
+
+    def replace_value(self, tensor: Tensor, value: Value) -> None:
+        """Let ``value`` be the tensor's value in this microbatch from now on; see :meth:`value_of`."""
+        if id(tensor) in self._adopted:
+            self._adopted[id(tensor)] = (tensor, value)
+        else:
+            tensor._weft_value = value  # type: ignore[attr-defined]
+
+    def newest_owner(self, values: Sequence[tuple[Tensor, Value]]) -> int:
+        """The rank that runs glue on these: where a parameter lives, else where the newest of them was made."""
+        for tensor, value in reversed(values):
+            if tensor._weft_owner is not None:  # type: ignore[attr-defined]
+                return value.owner
+        return max(values, key=_number)[1].owner
+
+    def take_memory(
+        self, tensor: Tensor, value: Value, replicated: bool, actual: Tensor | None, module: str
+    ) -> None:
+        """Note that the owner of ``value``, the new value of ``tensor``, has just written into its memory.
+
+        ``replicated``: the tensor was, until then. ``actual``: the tensor on its owner. ``module``: whose code wrote.
+        """
+        for taken in self._taken:
+            if taken.alias is value.alias:
+                taken.segment = value.segment
+        span = span_of(tensor) if replicated else None
+        if span is None:
+            return
+        wrote_here = self.rank == value.owner and torch.is_grad_enabled()
+        apart = actual is not tensor if wrote_here else tensor.requires_grad
+        storage = tensor.untyped_storage()
+        self._taken.append(
+            TakenMemory(storage, *span, value.owner, value.alias, value.segment, apart, module)
+        )
+
+    def note_copy(self, alias: Alias) -> None:
+        """Note that what is written next into the memory of ``alias`` is written into a copy."""
+        for taken in self._taken:
+            taken.apart = taken.apart or taken.alias is alias
+
+    def _value_in_taken(self, tensor: Tensor) -> Value | None:
+        """The value of a tensor that lies in memory which one rank has taken; None for any other.
+
+        Raises:
+            UsageError: A copy was written, and this tensor should show that.
+        """
+        span = span_of(tensor)
+        taken = None if span is None else self._find_taken(tensor, *span)
+        if taken is None:
+            return None
+        if taken.apart:
+            raise UsageError(
+                f"a tensor of shape {list(tensor.shape)} that every rank has shares memory with one that "
+                f"{taken.module or 'the step'} has written into on one rank alone, and does not show that: use the "
+                "tensor that was written, or make the view anew from it"
+            )
+        value = self.new_value(taken.owner, taken.alias)
+        value.segment = taken.segment
+        taken.alias.views.append(weakref.ref(tensor))
+        tensor._weft_value = value  # type: ignore[attr-defined]
+        return value
+
+    def _find_taken(self, tensor: Tensor, first: int, end: int) -> TakenMemory | None:
+        storage = tensor.untyped_storage().data_ptr()
+        for taken in self._taken:
+            if taken.storage.data_ptr() == storage and first < taken.end and taken.first < end:
+                return taken
+        return None
+
+    def close(self) -> None:
+        """The microbatch has ended: let go of everything."""
+        self._adopted.clear()
+        self._taken.clear()
+        self.batch.runs = False
+
+
+def _number(pair: tuple[Tensor, Value]) -> int:
+    return pair[1].number
+
+
+def span_of(tensor: Tensor) -> tuple[int, int] | None:
+    """The addresses between which a tensor's data lie, the second one exclusive; None if it has no data."""
+    if memory_of(tensor) is None or not tensor.numel():
+        return None
+    ends = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    first = tensor.data_ptr()
+    return first, first + (ends + 1) * tensor.element_size()
+
+
+def memory_of(tensor: Tensor) -> tuple[torch.device, int] | None:
+    """Device and address of a tensor's memory; None if the tensor has none of its own."""
+    if (
+        tensor.layout != torch.strided
+        or tensor.device.type == "meta"
+        or not tensor.untyped_storage().nbytes()
+    ):
+        return None
+    return tensor.device, tensor.untyped_storage().data_ptr()

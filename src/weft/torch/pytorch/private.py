@@ -162,7 +162,8 @@ def has_memory(tensor: Tensor) -> bool:
 
 def storage_key(tensor: Tensor) -> int:
     """A number for the tensor's memory, while it exists; also where it has no data."""
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata  # not int(...): a compiler may follow this
+    return key
 
 
 def users_of_memory(tensor: Tensor) -> int | None:
@@ -209,6 +210,10 @@ for _name, _kept in {
         NODES[_name] = _found[0]
 
 
+LEAF_NODE: Any = NODES.get("AccumulateGrad")
+"""The type of a leaf's node, which adds up the leaf's gradient; None if it cannot be reached."""
+
+
 def saved(node: Any, name: str) -> Any:
     """What the node keeps under that name for the backward pass."""
     return getattr(node, f"_saved_{name}")
@@ -247,16 +252,16 @@ def next_node_number() -> int:
 
 
 def number_of(node: Any) -> int:
-    """The node's number, see :func:`next_node_number`; a very large one for the leaves."""
+    """The node's number, see :func:`next_node_number`; `LEAF_NUMBER` or more for the nodes of leaves."""
     return int(getattr(node, "_sequence_nr", _leaf_number)())
 
 
 def _leaf_number() -> int:
-    return LEAF
+    return LEAF_NUMBER
 
 
-LEAF = 1 << 62
-"""Nodes from this number on are leaves: they accumulate gradients."""
+LEAF_NUMBER = 1 << 62
+"""Nodes from this number on are those of leaves: they accumulate gradients."""
 numbers_nodes = _number is not None
 """Whether :func:`number_of` tells when a node was made."""
 

@@ -81,7 +81,7 @@ METADATA: frozenset[Any] = frozenset(
 )
 DEVICE_GETTER = Tensor.device.__get__
 REQUIRES_GRAD_GETTER = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
-PLACE_GETTERS = {
+PLACE_GETTERS: dict[Any, Callable[[torch.device], Any]] = {
     DEVICE_GETTER: lambda device: device,
     Tensor.is_cuda.__get__: lambda device: device.type == "cuda",  # type: ignore[attr-defined]
     Tensor.is_cpu.__get__: lambda device: device.type == "cpu",  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.runtime.huge_pages import HugePages
-from weft.torch.calls.attributes import Attribute, noted
+from weft.torch.calls.attributes import Attribute, note_attributes
 from weft.torch.execution.thread_settings import rehearse
 from weft.torch.pytorch.private import numbers_nodes, version
 from weft.torch.session.random_streams import NUMPY, Streams, same_states
@@ -133,7 +133,7 @@ def _run_and_watch(
     def note() -> AbstractContextManager[list[Attribute]]:
         if compiled:
             return nullcontext(list[Attribute]())
-        return noted(root, lambda: tracer.stack[-1].name)
+        return note_attributes(root, lambda: tracer.stack[-1].name)
 
     with note() as attributes:
         buffers = _watch_buffers(tracer, run, streams)

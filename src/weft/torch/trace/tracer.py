@@ -16,8 +16,9 @@ from weft.torch.backward.autograd import graph_nodes, leaf_of, run_autograd
 from weft.torch.backward.weight_gradients import Task, take_weights
 from weft.torch.calls.attributes import Attribute
 from weft.torch.calls.interception import intercepted
+from weft.torch.execution.gradients import Gradients, Tensors, root_gradients
 from weft.torch.pytorch.private import (
-    LEAF,
+    LEAF_NUMBER,
     call_of,
     count_modes,
     has_memory,
@@ -288,17 +289,20 @@ class Tracer:
 
     # --- backward -----------------------------------------------------------------------------------------
 
-    def backward(self, tensors: list[Tensor], grads: list[Tensor], keep: bool = False) -> None:
-        """Run the backward pass and time each node, with what autograd does right before the node: adding up gradients.
+    def backward(
+        self, tensors: Tensors, grads: Gradients = None, keep: bool = False, scale: float = 1.0
+    ) -> None:
+        """Run the backward pass and time each node, with what autograd does before it: it adds up gradients.
 
-        ``keep``: the graph is not freed.
+        See ``thread_settings.BackwardTaker``.
         """
+        roots, given = root_gradients(tensors, grads, scale)
         begun = self.now()
         self.went_backward = True
         places = [at for at, _ in self.events]
-        for node in graph_nodes(tensors):
+        for node in graph_nodes(roots):
             number = number_of(node)
-            if number >= LEAF:
+            if number >= LEAF_NUMBER:
                 self._set_aside(node)  # AccumulateGrad
                 continue
             at = bisect.bisect_right(places, number) - 1
@@ -307,9 +311,9 @@ class Tracer:
         self.going_back = True
         try:
             then = self._at_once if self.tasks is None else self.tasks.append
-            inputs = () if keep else take_weights(tensors, then, at_once=self.tasks is None)
-            self.reached = self.now()  # looking for weights belongs to no module
-            run_autograd(tensors, grads, inputs, keep)
+            inputs = () if keep else take_weights(roots, then, at_once=self.tasks is None)
+            self.reached = self.now()  # what went before belongs to no module
+            run_autograd(roots, given, inputs, keep)
         finally:
             self.going_back = False
             self.children_s[0] += self.now() - begun

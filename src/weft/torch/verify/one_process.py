@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from weft.errors import UsageError
-from weft.torch.backward.autograd import graph_nodes, leaf_of, root_gradient, run_autograd
+from weft.torch.backward.autograd import graph_nodes, leaf_of, run_autograd
 from weft.torch.calls.call_signature import function_name, scan
 from weft.torch.calls.interception import intercepted
 from weft.torch.execution.glue import Glue, running
-from weft.torch.execution.gradients import paired
+from weft.torch.execution.gradients import pair_gradients, root_gradients
 from weft.torch.execution.unit_call import FLOATING, UnitCall, with_hooks
 from weft.torch.pytorch import torch_functions
 from weft.torch.pytorch.private import (
@@ -123,14 +123,14 @@ class Alone:
         return result
 
     def backward(self, tensors: Any, grads: Any, keep: bool) -> None:
-        """Note a backward pass, and run it if its gradients are wanted."""
-        several, given = paired(tensors, grads)
+        """A backward pass; only noted unless its gradients are wanted."""
+        several, _ = pair_gradients(tensors, grads)
         self.given += [fingerprint(tensor) for tensor in several]
         if not self.whole:
             return
-        roots = [root_gradient(tensor, grad, self.scale) for tensor, grad in zip(several, given, strict=True)]
-        self.outside.note(several)
-        run_autograd(several, roots, keep=keep)
+        roots, given = root_gradients(tensors, grads, self.scale)
+        self.outside.note(roots)
+        run_autograd(roots, given, keep=keep)
 
 
 class Outside:
@@ -175,7 +175,7 @@ class AloneGlue(Glue):
             self.program.asked = True
         return super().__torch_function__(func, types, args, kwargs)
 
-    def backward(self, tensors: Any, grads: Any, keep: bool, scale: float) -> None:
+    def backward(self, tensors: Any, grads: Any = None, keep: bool = False, scale: float = 1.0) -> None:
         self.program.scale = scale
         with self.aside():
             self.program.backward(tensors, grads, keep)

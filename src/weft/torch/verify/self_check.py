@@ -32,7 +32,7 @@ from weft.torch.backward import weight_gradients
 from weft.torch.calls.stand_ins import stand_in
 from weft.torch.execution.entry_points import install, replace_checkpoint
 from weft.torch.execution.glue import Glue, running
-from weft.torch.execution.gradients import backward
+from weft.torch.execution.gradients import run_backward
 from weft.torch.execution.program import Program
 from weft.torch.execution.thread_settings import rehearsal
 from weft.torch.execution.unit_call import attach
@@ -312,7 +312,7 @@ def _rank(
             losses.append(loss.item())
             if loss.requires_grad:
                 with glue.lifted():
-                    backward(program, loss, None)
+                    run_backward(program, loss, None)
         program.close()
 
     executor = Executor(channel.mailbox, rank, LIMIT_S / 2)
