@@ -52,7 +52,7 @@ MAY_USE = {
     },
     "backward": {"errors"},
     "replicas": {"errors", "imported", "reduce", "runtime", "session", "transport"},
-    "execution": {"errors", "runtime", "transport"},
+    "execution": {"errors", "runtime", "session", "transport"},
     "communication": {"errors", "transport"},
     "trace": {"errors", "graph", "runtime"},
     "placed": {"errors", "foreign", "graph", "partition", "report"},
