@@ -48,6 +48,7 @@ from weft.torch.tensors.nested import fillable_in, has_objects, opaque_objects, 
 log = logging.getLogger("weft")
 FLOATING = -1
 UNUSUAL = object()
+NOTHING_GIVEN = Given(())
 
 
 class UnitCall:
@@ -224,23 +225,27 @@ class PlainCall:
         self.glue = glue
         self.program = glue.program
         self.inner = inner
-        self.given = Given(unit.spots)
+        self.given = Given(unit.spots) if unit.spots else NOTHING_GIVEN
         self.inputs = (args, kwargs, self.given.tensors)
         self.tensors: list[Tensor] = []
         self.hidden: list[Tensor] = []
         """Tensors in objects that ranks cannot compare; they are no part of the signature."""
 
     def result(self) -> Any:
-        """Make the call: run the unit here, or leave that to its rank."""
+        """Make the call: what the unit returns on this rank, or stand-ins for what it returns on another one."""
         unit, program = self.unit, self.program
         with no_torch_function():
             self._scan()
             placed = self._find_placed()
             owner = program.places.newest_owner(placed) if unit.owner == FLOATING and placed else unit.owner
-            if owner != FLOATING:
-                self._share(owner, len(placed))
-                if owner != program.rank:
-                    return self._leave_to(owner, placed)
+            if owner != FLOATING and len(placed) != len(self.tensors) + len(self.hidden):
+                self._share(owner)
+            if owner not in (FLOATING, program.rank):
+                call = program.next_call(self.key)
+                program.module = unit.name
+                program.send_all(placed, owner)
+                spec = program.spec_for(self.key, unit.name, owner, call)
+                return program.stand_ins(spec, owner, self.tensors, self.inputs)
         if owner == FLOATING:
             return self.inner(*self.inputs[0], **self.inputs[1])
         with self.glue.lifted():
@@ -270,23 +275,12 @@ class PlainCall:
                     self.glue.refuse_meta(tensor)
         return placed
 
-    def _share(self, owner: int, placed: int) -> None:
-        """Note the replicated tensors, which are all but so many that are ``placed``."""
+    def _share(self, owner: int) -> None:
+        """Note the replicated tensors, which the unit uses on ``owner``."""
         program = self.program
-        if placed == len(self.tensors) + len(self.hidden):
-            return
         program.share(self.tensors, owner)
         if self.hidden and owner == program.rank and self.key not in program.pipeline.specs:
             check_hidden(self.unit.name, self.hidden, program)
-
-    def _leave_to(self, owner: int, placed: list[tuple[Tensor, Value]]) -> Any:
-        """Stand-ins for what ``owner`` returns, which gets what this rank has of the arguments."""
-        unit, program = self.unit, self.program
-        call = program.next_call(self.key)
-        program.module = unit.name
-        program.send_all(placed, owner)
-        spec = program.spec_for(self.key, unit.name, owner, call)
-        return program.stand_ins(spec, owner, self.tensors, self.inputs)
 
     def _run_here(self) -> Any:
         """The unit's result; with nothing intercepted inside."""

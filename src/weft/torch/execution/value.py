@@ -244,7 +244,9 @@ class Places:
 
     def place(self, tensor: Tensor, owner: int, alias: Alias | None = None) -> None:
         """Give a tensor that ``owner`` has computed its value."""
-        tensor._weft_value = self.new_value(owner, alias)  # type: ignore[attr-defined]
+        self._numbers += 1  # as new_value, without another call: every result of every call comes here
+        segment = self._segments[-1] if owner == self.rank else None
+        tensor._weft_value = Value(owner, self._numbers, self.batch, segment, alias)  # type: ignore[attr-defined]
 
     def replace_value(self, tensor: Tensor, value: Value) -> None:
         """Let ``value`` be the tensor's value in this microbatch from now on; see :meth:`value_of`."""
