@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests.parity.compare import device
 
 from .. import models
 from .harness import MICROBATCHES, WIDTH, check, seeded, start, vectors
@@ -168,7 +169,7 @@ class Remembering(models.Chain):
         self.count += 1
         self.sizes.append(len(x))
         if self.count not in self.table:
-            self.table[self.count] = torch.full((WIDTH,), float(self.count))
+            self.table[self.count] = torch.full((WIDTH,), float(self.count), device=x.device)
         row = self.table[self.count]
         return super().forward(x) + row
 
@@ -192,7 +193,7 @@ def attributes_and_caches_of_the_model() -> list[Any]:
 
 @check
 def modules_outside_of_the_model_that_write_buffers() -> list[float]:
-    norm, net = nn.BatchNorm1d(WIDTH, affine=False), seeded(models.Chain)
+    norm, net = nn.BatchNorm1d(WIDTH, affine=False).to(device()), seeded(models.Chain)
     model = model_of(net)
 
     @weft.step
@@ -204,7 +205,7 @@ def modules_outside_of_the_model_that_write_buffers() -> list[float]:
     batch = vectors(rows=32)[0]
     step(model, batch)
     assert int(norm.num_batches_tracked) == MICROBATCHES
-    expected = nn.BatchNorm1d(WIDTH, affine=False)
+    expected = nn.BatchNorm1d(WIDTH, affine=False).to(device())
     for part in batch["y"].chunk(MICROBATCHES):
         expected(part)
     torch.testing.assert_close(sorted(norm.running_mean.tolist()), sorted(expected.running_mean.tolist()))

@@ -40,7 +40,7 @@ class Net(nn.Module):
         self.blocks = nn.ModuleList([Saving(), Saving(None), Saving(), Saving(0.5)])
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x * torch.ones(1, requires_grad=True)  # reentrant checkpoints need that
+        x = x * torch.ones(1, requires_grad=True, device=x.device)  # reentrant checkpoints need that
         for block in self.blocks:
             around = HOW["way"] is not None and not HOW["inside"]
             x = checkpoint(block, x, use_reentrant=HOW["way"] == "reentrant") if around else block(x)

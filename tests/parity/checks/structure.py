@@ -457,7 +457,7 @@ def strided(x: Tensor) -> Tensor:
 
 
 def narrowed(x: Tensor) -> Tensor:
-    return torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 1, len(x)]))
+    return torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 1, len(x)], device=x.device))
 
 
 def through_layers(module: Ragged, ragged: Tensor) -> Tensor:
