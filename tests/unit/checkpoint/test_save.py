@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,7 +40,7 @@ class Store:
 
 
 def job() -> Any:
-    return SimpleNamespace(
+    made = SimpleNamespace(
         settings=SimpleNamespace(wait_timeout=5.0),
         place=SimpleNamespace(rank=0, world_size=1),
         mesh=Mesh(1, 1),
@@ -48,6 +49,8 @@ def job() -> Any:
         store=Store(),
         saves=None,
     )
+    made.keep_saves = functools.partial(setattr, made, "saves")
+    return made
 
 
 def stage(tensors: Mapping[str, Any], copy: bool) -> dict[str, Any]:
