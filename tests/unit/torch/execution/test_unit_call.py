@@ -51,12 +51,12 @@ class Reads(nn.Linear):
         return super().forward(x) * (1 if x.sum().item() > 0 else -1)
 
 
+# None draws random numbers: the two ranks are threads, and would draw from one stream.
 UNITS: dict[str, tuple[int, Callable[[], nn.Module]]] = {
     "first": (0, lambda: nn.Linear(WIDTH, WIDTH)),
     "second": (1, lambda: nn.Linear(WIDTH, WIDTH)),
     "floating": (FLOATING, nn.Tanh),
     "stateful": (0, lambda: nn.BatchNorm1d(WIDTH)),
-    "random": (1, lambda: nn.Dropout(0.5)),
     "pair": (1, lambda: Pair(WIDTH, WIDTH)),
     "same": (0, lambda: Same(WIDTH, WIDTH)),
     "reads": (1, lambda: Reads(WIDTH, WIDTH)),
