@@ -519,7 +519,10 @@ def learned_temperature_and_weights_of_losses() -> list[Any]:
         out = net.blocks[3](net.blocks[2](h))
         logits = F.normalize(h) @ F.normalize(out).t() * extra.temperature.exp()
         losses = torch.stack(
-            [F.cross_entropy(logits, torch.arange(len(logits), device=logits.device)), F.mse_loss(out, batch["y"])]
+            [
+                F.cross_entropy(logits, torch.arange(len(logits), device=logits.device)),
+                F.mse_loss(out, batch["y"]),
+            ]
         )
         loss = (losses * torch.exp(-extra.weights)).sum() + extra.weights.sum()
         backward(loss)
