@@ -3,8 +3,7 @@
 Forward hooks of the unit itself are glue: they run on every rank, on tensors with places, so that what they
 do (collect outputs, say) is done everywhere. With backward hooks on it, all its hooks run with it.
 
-``attach`` puts the interceptor where ``nn.Module.__call__`` looks for a compiled version of the module: it comes
-before the module's hooks, needs no subclass, and copying or pickling the module leaves it behind.
+``attach`` intercepts a module's calls, see ``calls.interception``.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from weft.torch.backward.offload import offloading
 from weft.torch.backward.weight_gradients import large
 from weft.torch.calls.attributes import Given
 from weft.torch.calls.call_signature import ONE, scan
+from weft.torch.calls.interception import intercept, interceptor_of
 from weft.torch.execution.glue import Glue, running, running_here, settings
 from weft.torch.execution.gradients import check_hidden
 from weft.torch.execution.program import Signature
 from weft.torch.execution.value import Value
 from weft.torch.pytorch.private import (
     HOOKS,
-    SLOT,
     call_of,
     count_modes,
     forward_hooks,
@@ -375,20 +374,12 @@ def attach(
     traced: bool = True,
 ) -> None:  # fmt: skip
     """Intercept calls of ``module``, a unit called ``name``; see :class:`UnitCall`."""
-    module.__dict__[SLOT] = UnitCall(
-        module, name, owner, pipeline, writes, owner if stage is None else stage, traced
-    )
+    stage = owner if stage is None else stage
+    intercept(module, UnitCall(module, name, owner, pipeline, writes, stage, traced))
 
 
 def unit_call(module: nn.Module) -> UnitCall:
     """What :func:`attach` has put there."""
-    call = module.__dict__[SLOT]
+    call = interceptor_of(module)
     assert isinstance(call, UnitCall)
     return call
-
-
-def detach(module: nn.Module) -> None:
-    """Undo :func:`attach`."""
-    call = module.__dict__.get(SLOT)
-    if isinstance(call, UnitCall):
-        del module.__dict__[SLOT]

@@ -75,8 +75,7 @@ class Encoder:
         self.rules = rules
         self.put = put
         self.allow_pickle = allow_pickle
-        self.pickled: list[str] = []
-        """The paths of what was pickled."""
+        self.pickled: list[str] = []  # the paths of what was pickled
         self._faults: list[str] = []
         self._above: set[int] = set()
 
@@ -267,7 +266,6 @@ _TAGS: dict[type, str] = {
     torch.dtype: "$dtype", torch.device: "$device",
 }  # fmt: skip
 """``$default`` is in no row of `FORMS`: files write a ``defaultdict`` as a dict, messages refuse it."""
-_BASES = (bytes, bytearray, argparse.Namespace)
 
 
 def _tag_of(value: Any, exact: bool) -> str:
@@ -281,7 +279,8 @@ def _tag_of(value: Any, exact: bool) -> str:
         return "" if exact and type(value) is not numpy.ndarray else "$numpy"
     if _is_fillable(type(value)):
         return "$dataclass"
-    base = None if exact else next((base for base in _BASES if isinstance(value, base)), None)
+    bases = () if exact else (bytes, bytearray, argparse.Namespace)
+    base = next((base for base in bases if isinstance(value, base)), None)
     return _TAGS.get(base or type(value), "")
 
 
@@ -297,8 +296,8 @@ def _is_fillable(kind: type) -> bool:
 def _write_array(encoder: Encoder, value: Any, path: str, depth: int) -> list[Any]:
     import numpy
 
-    content = numpy.ascontiguousarray(value).tobytes()
-    return [encoder.put_raw(content, path), value.dtype.str, list(value.shape)]
+    where = encoder.put_raw(numpy.ascontiguousarray(value).tobytes(), path)
+    return [where, value.dtype.str, list(value.shape)]
 
 
 def _read_array(decoder: Decoder, content: Any, depth: int) -> Any:
@@ -310,11 +309,12 @@ def _read_array(decoder: Decoder, content: Any, depth: int) -> Any:
     if not all(type(dim) is int and 0 <= dim <= LARGEST for dim in shape):
         raise ValueError("its shape cannot be")
     dtype = numpy.dtype(name)
-    size = math.prod(shape) * dtype.itemsize
     if not dtype.itemsize:  # empty texts: their bytes do not say how many there are
         return numpy.zeros(shape, dtype)
-    # Earlier versions have put a byte into the place of an empty array.
-    return numpy.frombuffer(bytearray(to_bytes(decoder.take(where))[:size]), dtype).reshape(shape)
+    raw, size = to_bytes(decoder.take(where)), math.prod(shape) * dtype.itemsize
+    if size and len(raw) != size:
+        raise ValueError(f"it has {len(raw)} bytes in the place of {size}")
+    return numpy.frombuffer(bytearray(raw[:size]), dtype).reshape(shape)  # earlier versions: a byte for none
 
 
 def _write_dataclass(encoder: Encoder, value: Any, path: str, depth: int) -> list[Any]:

@@ -66,6 +66,14 @@ def test_each_kind_of_value_has_its_tag(value, content):
     assert not any(tensor.requires_grad for tensor in tensors.values())
 
 
+@pytest.mark.parametrize("numel", [3, 5])
+def test_bytes_that_are_not_those_of_an_array_are_refused(numel: int):
+    """More of them would be cut off, and fewer made up, in silence."""
+    read = saved_values.decoder(lambda path: torch.zeros(numel))
+    with pytest.raises(CheckpointError, match=rf"it has {4 * numel} bytes in the place of 16"):
+        read.decode({"$numpy": ["user/0", "<f4", [4]]})
+
+
 @pytest.mark.parametrize("value", [1j, Point(), numpy.array(["a"]), numpy.array([{}]), range(2)], ids=str)
 def test_values_of_other_kinds_are_refused_or_pickled(value):
     with pytest.raises(UsageError, match=r"^value\[0\] is a .*: a checkpoint holds numbers"):
