@@ -21,7 +21,6 @@ message wait for what the step has queued, nor the step for a message that is on
 
 from __future__ import annotations
 
-import ctypes
 import queue
 import struct
 import threading
@@ -39,6 +38,7 @@ from weft.transport.payloads import Payloads
 from weft.transport.posted import Posted
 from weft.transport.rings import Rings
 from weft.transport.tags import AHEAD, ASKED, HEADERS
+from weft.transport.tensor_bytes import bytes_tensor, dense, flat, to_bytes
 
 HEADER_BYTES = 512
 MAGIC = 0x77656674
@@ -146,7 +146,7 @@ class TorchChannel:
         """Sends a header; what there is to wait for. Called with the lock held."""
         pipe = self._pipes.get(peer)
         if pipe is None:
-            content = _bytes_of(header)
+            content = bytes_tensor(header)
             return [(self._group.send([content], peer, HEADERS), content)]
         if self._late[peer] or not pipe.write(header):  # behind those that wait for room already
             self._late[peer] += 1
@@ -165,7 +165,7 @@ class TorchChannel:
             size = len(inline)
             shape, strides = (size,), (1,)
             if size > INLINE_BYTES:
-                payload, inline = _bytes_of(inline), b""
+                payload, inline = bytes_tensor(inline), b""
         elif message.payload is not None:
             payload = dense(message.payload.detach())
             form = TENSOR if payload.device.type == self.device.type else ON_HOST
@@ -249,7 +249,7 @@ class TorchChannel:
         elif size <= INLINE_BYTES:
             if form == TEXT:
                 return Message(key, text=header[INLINE_AT : INLINE_AT + size].decode(), flag=bool(flag))
-            raw = _bytes_of(header[INLINE_AT : INLINE_AT + size])
+            raw = bytes_tensor(header[INLINE_AT : INLINE_AT + size])
         else:
             raw = payloads.next(size)
         if form == TEXT:
@@ -357,45 +357,3 @@ def own_stream(device: torch.device) -> Any:
 
 def header_of(words: Sequence[int], inline: bytes) -> bytes:
     return WORDS.pack(*words) + inline + bytes(INLINE_BYTES - len(inline))
-
-
-def _bytes_of(data: bytes) -> torch.Tensor:
-    """uint8 [size], in memory of its own; PyTorch's allocator aligns it (see ``channel.ALIGNMENT``)."""
-    found = torch.empty(len(data), dtype=torch.uint8)
-    if data:
-        ctypes.memmove(found.data_ptr(), data, len(data))
-    return found
-
-
-def to_bytes(tensor: torch.Tensor) -> bytes:
-    """What a contiguous tensor of the CPU holds; NumPy need not be installed."""
-    size = tensor.numel() * tensor.element_size()
-    return ctypes.string_at(tensor.data_ptr(), size) if size else b""
-
-
-def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` itself if its elements fill its memory without gaps (in any order of dims), else a copy that does.
-
-    So a channels-last image batch, or a transposed matrix, arrives with the strides it had.
-    """
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.layout != torch.strided:
-        raise TransportError(
-            f"a tensor with the layout {tensor.layout} cannot be sent between ranks: use .to_dense()"
-        )
-    if tensor.is_contiguous():
-        return tensor
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return tensor.contiguous()
-        expected *= size
-    return tensor
-
-
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor's memory as one dim."""
-    return tensor.as_strided((tensor.numel(),), (1,))

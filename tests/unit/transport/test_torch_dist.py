@@ -15,12 +15,11 @@ from weft.transport.channel import ALIGNMENT, TELL, VALUE, Key, Message
 from weft.transport.payloads import Payloads
 from weft.transport.posted import POSTED_BYTES, Posted
 from weft.transport.tags import AHEAD, ASKED
+from weft.transport.tensor_bytes import dense, flat
 from weft.transport.torch_dist import (
     DIMS,
     DTYPES,
     INLINE_BYTES,
-    dense,
-    flat,
 )
 
 from .wires import Group, Pair, Wire

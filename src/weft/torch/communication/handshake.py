@@ -22,7 +22,7 @@ from weft.errors import TransportError
 from weft.torch.session.session import Session
 from weft.torch.tensors.messages import Packed, unpack
 from weft.transport.tags import OBJECTS
-from weft.transport.torch_dist import to_bytes
+from weft.transport.tensor_bytes import to_bytes
 
 SEND, BROADCAST, ALLGATHER, BARRIER, READY, REFUSED = range(6)
 CALLS = ("send", "broadcast", "allgather", "barrier", "an answer", "a refusal")

@@ -21,7 +21,7 @@ from weft.torch.execution.value import Value
 from weft.torch.session.differing_calls import END, CallCheck
 from weft.torch.tensors.nested import replace
 from weft.transport.channel import OUTPUT, Key, Message
-from weft.transport.torch_dist import dense
+from weft.transport.tensor_bytes import dense
 
 SMALL_BYTES = 4096
 """Up to this size a message costs more than what it carries."""

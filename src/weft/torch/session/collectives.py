@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.session import collectives
 from weft.session.collectives import Alone, BytesPort
 from weft.torch.session.session import Session
-from weft.transport.torch_dist import to_bytes
+from weft.transport.tensor_bytes import to_bytes
 
 
 class GroupPort:

@@ -23,7 +23,7 @@ from weft.session.step_check import ADVICE
 from weft.torch.session.collectives import gather_texts
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch, named_tensors
-from weft.transport.torch_dist import to_bytes
+from weft.transport.tensor_bytes import to_bytes
 
 log = logging.getLogger("weft")
 

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from weft.errors import WeftError
 from weft.foreign import LARGEST, shown, shown_text, translated
-from weft.transport.torch_dist import to_bytes
+from weft.transport.tensor_bytes import to_bytes
 
 MAX_DEPTH = 100
 NUMBERS = re.compile(r"[<>|=]?[biufc]\d{1,9}")
