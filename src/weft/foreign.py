@@ -2,6 +2,7 @@
 
     translated    the one boundary: whatever goes wrong inside becomes one of weft's own errors, in one sentence
     read_text     a file's text, of limited size
+    read_limited  an open file's bytes, of limited size
     parse_json    JSON that is neither too long nor too deep, from whoever wrote it
     whole         a whole number of limited size
     shown         any value, short enough for a message
@@ -17,7 +18,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from weft.errors import FormatError, WeftError
 
@@ -106,6 +107,18 @@ def regular(path: Path) -> Path:
     return path
 
 
+def read_limited(file: BinaryIO, limit_bytes: int) -> bytes:
+    """The bytes of an open file; of one that is longer than `limit_bytes`, more bytes than that, but not all.
+
+    Memory is taken for what is there: one `file.read(limit_bytes)` would take the whole limit at once.
+    """
+    parts, size = [], 0
+    while size <= limit_bytes and (part := file.read(4 << 20)):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
+
+
 def read_text(path: str | Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
     """The text of a file.
 
@@ -114,7 +127,7 @@ def read_text(path: str | Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
     """
     with translated(f'"{shown_path(path)}" cannot be read'):
         with open(path, "rb") as file:
-            content = file.read(limit_bytes + 1)
+            content = read_limited(file, limit_bytes)
         if len(content) > limit_bytes:
             raise FormatError(
                 f'"{path}" has more than {limit_bytes} bytes, which no file of its kind needs: is it the right one?'

@@ -19,6 +19,7 @@ from weft.cli.main import main
 from weft.config import parse_assignments, resolve
 from weft.document import Document
 from weft.errors import ConfigError, FormatError, LaunchError, WeftError
+from weft.foreign import read_limited
 from weft.graph import Graph, read_profile
 from weft.launch.discovery import discover, expand_hosts
 from weft.profiler.format import Header
@@ -86,6 +87,15 @@ def little_memory(more: int = 300 << 20) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def test_a_small_file_takes_little_memory_whatever_its_limit(tmp_path):
+    (tmp_path / "small").write_bytes(b"123")
+    with open(tmp_path / "small", "rb") as file, little_memory(64 << 20):
+        assert read_limited(file, 1 << 40) == b"123"
+    (tmp_path / "large").write_bytes(bytes(9 << 20))
+    with open(tmp_path / "large", "rb") as file:
+        assert 1000 < len(read_limited(file, 1000)) < 9 << 20
 
 
 def test_a_document_has_a_limited_number_of_values():
@@ -200,6 +210,7 @@ def test_hostile_assignments_are_texts():
 WAYS = {
     r"\.read_text\(": {"profiler", "runtime", "watch", "transport", "report", "launch", "cli/verify.py"},
     r"\.read_bytes\(": {"profiler/recorder.py"},
+    r"\.read\(\w*(limit|LIMIT)": set(),
     r"csv\.reader\(": {"schedule/file.py"},
     r"pickle\.(loads?|Unpickler)\(": {"torch/tensors/serialise.py"},
     r"torch\.load\(": {"torch/checkpoint/formats/torch_file.py", "compat/written.py"},

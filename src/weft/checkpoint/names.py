@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 from weft.errors import CheckpointError, UsageError
-from weft.foreign import shown, translated
+from weft.foreign import read_limited, shown, translated
 
 NEWEST = "newest"
 LOCK = ".lock"
@@ -109,7 +109,7 @@ def read_text(folder: Path, name: str, limit_bytes: int) -> str:
     descriptor = open_inside(folder, name)
     with translated(f"{folder / name} is altered", CheckpointError):
         with os.fdopen(descriptor, "rb") as file:
-            content = file.read(limit_bytes + 1)
+            content = read_limited(file, limit_bytes)
         if len(content) > limit_bytes:
             raise CheckpointError(
                 f"{folder / name} has more than {limit_bytes} bytes: it is no file of a checkpoint"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.errors import FormatError
-from weft.foreign import listed, regular, shown_path, translated
+from weft.foreign import listed, read_limited, regular, shown_path, translated
 from weft.profiler.format import CONTENTS, HEADER_BYTES, KIND_CODES, MARK, RECORD, Header
 from weft.profiler.recorder import SUFFIX
 from weft.timeline import LATEST_S, Span, Timeline
@@ -87,7 +87,7 @@ def _names(path: Path) -> list[Path]:
 
 def _read(path: Path) -> _File:
     with translated(f"{path} cannot be read"), open(regular(path), "rb") as file:
-        content = file.read(_LIMIT_BYTES + 1)
+        content = read_limited(file, _LIMIT_BYTES)
     if len(content) > _LIMIT_BYTES:
         raise FormatError(f"{path} has more than {_LIMIT_BYTES} bytes: record fewer steps")
     header = Header.unpack(content, str(path))

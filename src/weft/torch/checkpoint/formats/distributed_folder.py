@@ -21,7 +21,7 @@ from torch import Tensor
 from weft.checkpoint.names import is_safe
 from weft.checkpoint.plain_pickle import Name, Record, read_pickle
 from weft.errors import CheckpointError
-from weft.foreign import LARGEST, MOST_DIMS, regular, shown_text, translated
+from weft.foreign import LARGEST, MOST_DIMS, read_limited, regular, shown_text, translated
 from weft.torch.checkpoint.formats.torch_file import load_bytes
 from weft.torch.tensors.serialise import named_dtype
 
@@ -61,7 +61,7 @@ class DistributedFolder:
         fault = "is damaged, or holds what does not belong into a checkpoint's metadata; nothing of it ran"
         with translated(f"{folder / METADATA} {fault}", CheckpointError):
             with open(regular(folder / METADATA), "rb") as file:
-                content = file.read(_LIMIT_BYTES + 1)
+                content = read_limited(file, _LIMIT_BYTES)
             if len(content) > _LIMIT_BYTES:
                 raise ValueError(f"it has more than {_LIMIT_BYTES} bytes")
             metadata = read_pickle(content, _known)
