@@ -50,6 +50,9 @@ class Settings:
     partitions: int = _setting(1, Whole(1), "into how many partitions the model is split")
     microbatches: int = _setting(1, Whole(1), "into how many microbatches a mini-batch is cut")
     pipeline: str = _setting("interleaved", Choice(PIPELINES), "the schedule, see docs/schedules.md")
+    executor: Literal["graph", "eager"] = _setting(
+        "graph", Choice(("graph", "eager")), "with TensorFlow: how a step runs, as a graph or call by call"
+    )
     memory_limit: float = _setting(
         0.0,
         Number(0),

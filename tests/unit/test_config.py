@@ -14,6 +14,7 @@ def test_defaults():
         "partitions": 1,
         "microbatches": 1,
         "pipeline": "interleaved",
+        "executor": "graph",
         "memory_limit": 0.0,
         "schedule_file": "",
         "chunks": 2,

@@ -61,7 +61,7 @@ MAY_USE = {
         "config", "errors", "foreign", "graph", "partition", "plan", "report", "runtime", "schedule", "session",
         "simulate", "timeline", "topology", "transport", "units",
     },
-    "checkpoint": {"checkpoint", "document", "errors", "foreign"},
+    "checkpoint": {"checkpoint", "document", "errors", "foreign", "session"},
 }  # fmt: skip
 """What each room of `weft.torch` may use of the rest of weft."""
 MOST_FILES = 13

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from weft.compat.hf.ranks import gather_over_replicas, reduce_over_replicas
 from weft.errors import UsageError
 from weft.integrations.alike import draw_alike
+from weft.session import ranks
 from weft.torch.communication import objects
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.model import DistributedModel
 from weft.torch.optimizer import DistributedOptimizer
-from weft.torch.session import current, ranks
+from weft.torch.session import current
 from weft.torch.tensors.nested import replace
 
 _RANKS = (

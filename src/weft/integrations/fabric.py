@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from weft.errors import UsageError
 from weft.integrations.alike import draw_alike
 from weft.integrations.lightning_ranks import Ranks, Together, fabric, wrapped
+from weft.session import ranks
 from weft.torch.communication import objects
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.model import DistributedModel
-from weft.torch.session import current, ranks
+from weft.torch.session import current
 
 
 class WeftStrategy(Together, fabric.strategies.ParallelStrategy):

@@ -24,11 +24,12 @@ from weft.integrations.alike import draw_alike
 from weft.integrations.lightning_module import Inside
 from weft.integrations.lightning_ranks import Ranks, Together, pl, wrapped
 from weft.integrations.whole import Record, Whole, refuse_uncut
+from weft.session import ranks
 from weft.torch import convert_sync_batchnorm
 from weft.torch.communication import objects
 from weft.torch.model import DistributedModel
 from weft.torch.placed import changes
-from weft.torch.session import current, ranks
+from weft.torch.session import current
 from weft.torch.step import Step, step
 
 _NO_OPTIMIZER = ("LBFGS",)

@@ -20,7 +20,7 @@ from torch import Tensor
 from weft.errors import UsageError
 from weft.integrations import torchmetrics
 from weft.integrations.whole import Whole, current, mean_of
-from weft.torch.session import ranks
+from weft.session import ranks
 
 LOG, LATER, BACKWARD = "log", "call", "backward"
 _REDUCTIONS = {"avg": "mean", "mean": "mean", "sum": "sum", "min": "min", "max": "max"}

@@ -14,10 +14,11 @@ from torch import Tensor
 from weft.errors import UsageError
 from weft.foreign import MOST_RANKS, whole
 from weft.launch.discovery import discover
+from weft.session import ranks
 from weft.torch import join
 from weft.torch.communication import objects
 from weft.torch.optimizer import DistributedOptimizer
-from weft.torch.session import current, ranks
+from weft.torch.session import current
 
 
 def _library() -> Any:

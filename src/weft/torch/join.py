@@ -22,16 +22,18 @@ from weft.launch.startup import agree
 from weft.runtime.allocator import keep_memory
 from weft.runtime.executor import Executor, Hooks
 from weft.session import recording
+from weft.session.leaving import leave
 from weft.session.session import JUDGE_S, timeout_of, wait_timeout_s
 from weft.topology.mesh import Mesh
 from weft.torch.backward import matrix_products
 from weft.torch.replicas.metrics import count_replicas_once
 from weft.torch.session import current, scratch_memory
-from weft.torch.session.groups import choose_device, direct_groups, have_own_gpus, make_groups, rings_of
+from weft.torch.session.groups import choose_device, direct_groups, have_own_gpus, rings_of
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import Streams
 from weft.torch.session.session import Session
 from weft.torch.verify.self_check import check
+from weft.transport.groups import make_groups
 from weft.transport.torch_dist import TorchChannel
 from weft.visible import keep_log_visible
 from weft.watch.monitor import Limits
@@ -174,24 +176,8 @@ def _leave() -> None:
     except Exception as error:  # the script has ended, so nobody else can make the job fail
         leaving.monitor.end_with(error)
     current.leave()
-    for shown in (leaving.progress, leaving.values):
-        if shown is not None:
-            shown.close()
-    channels = leaving.channels
     if leaving.saves is not None:
         leaving.saves.close()
-    if not leaving.broken:
-        leaving.monitor.note("wait", leaving.steps, None, "weft.shutdown")
-        for channel in channels:
-            channel.flush()
-        leaving.monitor.note("", leaving.steps)
-    if leaving.executor is not None:
-        leaving.executor.close()
-    recording.stop(leaving, leaving.channel)
-    together = leaving.monitor.finish()
-    for channel in channels:
-        channel.close()
-    for channel in channels if together else ():
-        channel.join()
+    leave(leaving, leaving.channels)
     atexit.unregister(rendezvous.shutdown)
     rendezvous.shutdown(leaving.monitor)

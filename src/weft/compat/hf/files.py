@@ -102,7 +102,7 @@ def _write_random_states_once(cls: Any) -> None:
 
     @functools.wraps(save)
     def save_rng_state(self: Any, output_dir: str) -> None:
-        from weft.torch.session.ranks import pp_rank
+        from weft.session.ranks import pp_rank
 
         if not state.initialized or pp_rank() == 0:
             save(self, output_dir)

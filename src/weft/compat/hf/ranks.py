@@ -87,25 +87,25 @@ def _module_of(model: Any) -> Any:
 
 
 def _dp_size() -> int:
-    from weft.torch.session.ranks import dp_size
+    from weft.session.ranks import dp_size
 
     return dp_size()
 
 
 def _dp_rank() -> int:
-    from weft.torch.session.ranks import dp_rank
+    from weft.session.ranks import dp_rank
 
     return dp_rank()
 
 
 def _rank() -> int:
-    from weft.torch.session.ranks import rank
+    from weft.session.ranks import rank
 
     return rank()
 
 
 def _local_rank() -> int:
-    from weft.torch.session.ranks import local_rank
+    from weft.session.ranks import local_rank
 
     return local_rank()
 

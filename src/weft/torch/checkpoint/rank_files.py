@@ -16,8 +16,8 @@ import torch
 
 from weft.checkpoint.folder import explain, flush_file, flush_folder
 from weft.errors import CheckpointError, UsageError
+from weft.session import ranks
 from weft.torch.checkpoint.formats.torch_file import load_file
-from weft.torch.session import ranks
 
 
 def save(

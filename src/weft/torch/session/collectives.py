@@ -13,41 +13,7 @@ from torch import Tensor
 from weft.session import collectives
 from weft.session.collectives import Alone, BytesPort
 from weft.torch.session.session import Session
-from weft.transport.tensor_bytes import to_bytes
-
-
-class GroupPort:
-    """Bytes between the ranks of a ``torch.distributed`` group that takes tensors of the host."""
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
-
-    def broadcast_bytes(self, content: bytes, source: int) -> bytes:
-        mine = dist.get_rank() == source
-        size = torch.tensor([len(content)])
-        dist.broadcast(size, source, group=self._group)
-        count = int(size)
-        if not count:
-            return b""
-        tensor = _tensor_of(content) if mine else torch.empty(count, dtype=torch.uint8)
-        dist.broadcast(tensor, source, group=self._group)
-        return to_bytes(tensor)
-
-    def gather_bytes(self, content: bytes) -> list[bytes]:
-        ranks = range(dist.get_world_size(self._group))
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
-        dist.all_gather(sizes, torch.tensor([len(content)]), group=self._group)
-        counts = [int(size) for size in sizes]
-        if not any(counts):
-            return [b"" for _ in ranks]
-        padded = _tensor_of(content.ljust(max(counts), b"\0"))
-        everything = [torch.empty_like(padded) for _ in ranks]
-        dist.all_gather(everything, padded, group=self._group)
-        return [to_bytes(part[:count]) for part, count in zip(everything, counts, strict=True)]
-
-
-def _tensor_of(content: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+from weft.transport.groups import GroupPort
 
 
 def port_of(group: Any) -> BytesPort:

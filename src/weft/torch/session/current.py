@@ -1,45 +1,32 @@
-"""The present session: every function of the interface finds the job by it."""
+"""The present session of a PyTorch process."""
 
 from __future__ import annotations
 
+from typing import cast
+
 from weft.errors import UsageError
+from weft.session import current
+from weft.session.current import enter as enter
+from weft.session.current import is_initialized as is_initialized
+from weft.session.current import is_tracing as is_tracing
+from weft.session.current import leave as leave
 from weft.torch.session.session import Session
-
-_session: Session | None = None
-
-
-def enter(session: Session) -> None:
-    """From now on this process is in a job."""
-    global _session
-    _session = session
-
-
-def leave() -> None:
-    """From now on this process is in no job."""
-    global _session
-    _session = None
 
 
 def present() -> Session | None:
     """The present session, if there is one."""
-    return _session
+    return cast("Session | None", current.present())
 
 
 def session() -> Session:
-    """The present session; :class:`UsageError` before ``init``."""
-    if _session is None:
-        raise UsageError("weft is not initialised: call weft.init(...) first, before anything else of weft")
-    return _session
+    """The present session.
 
-
-def is_initialized() -> bool:
-    """Whether :func:`init` was called in this process, and :func:`shutdown` not since."""
-    return _session is not None
-
-
-def is_tracing() -> bool:
-    """Whether the step only rehearses: it is measured, or compared with one process."""
-    if _session is None or not _session.tracing:
-        return False
-    _session.asked = True
-    return True
+    Raises:
+        UsageError: There is none, or it is that of another framework.
+    """
+    found = current.session()
+    if not isinstance(found, Session):
+        raise UsageError(
+            "this process was initialised by weft.tensorflow: use that one alone, or weft.torch alone"
+        )
+    return found

@@ -1,4 +1,4 @@
-"""Groups of ranks, by their axes on the mesh, and the device of a rank."""
+"""The device of a rank, and what ranks with GPUs or shared memory need beside their groups."""
 
 from __future__ import annotations
 
@@ -28,24 +28,6 @@ def choose_device(place: Place) -> torch.device:
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")
-
-
-def default_takes_host_tensors() -> bool:
-    """Whether the default group can be weft's group of all ranks: a script may have made one for GPUs only."""
-    return "gloo" in dist.get_backend()
-
-
-def make_groups(mesh: Mesh, rank: int, timeout: timedelta) -> dict[tuple[int, ...], Any]:
-    """The gloo groups of ``rank``; every rank takes part in making all of them.
-
-    One for all axes with the same ranks, and none for a rank alone: each keeps a thread that never sleeps for long.
-    """
-    if mesh.world_size == 1:
-        return {}
-    axes = ("pp", "tp", "rdp", "dp", "mp", *(() if default_takes_host_tensors() else ("world",)))
-    wanted = dict.fromkeys(ranks for axis in axes for ranks in mesh.groups(axis))
-    made = {ranks: dist.new_group(ranks, timeout, "gloo") for ranks in wanted if len(ranks) > 1}
-    return {ranks: group for ranks, group in made.items() if rank in ranks}
 
 
 def gpu_of(device: torch.device) -> str:

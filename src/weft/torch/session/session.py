@@ -13,10 +13,11 @@ from weft.runtime.executor import Executor
 from weft.runtime.microbatch import Microbatch
 from weft.session import session as base
 from weft.session.session import Closable
-from weft.torch.session.groups import default_takes_host_tensors, rings_of
+from weft.torch.session.groups import rings_of
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import Streams, mix
 from weft.transport.channel import Channel
+from weft.transport.groups import default_takes_host_tensors
 from weft.transport.torch_dist import TorchChannel
 
 

@@ -1,0 +1,37 @@
+"""weft for TensorFlow and Keras. ``import weft.tensorflow as weft`` is how scripts use it."""
+
+from types import ModuleType as _Module
+
+from weft.session.current import is_initialized as is_initialized
+from weft.session.current import is_tracing as is_tracing
+from weft.session.ranks import dp_rank as dp_rank
+from weft.session.ranks import dp_size as dp_size
+from weft.session.ranks import get_dp_group as get_dp_group
+from weft.session.ranks import get_mp_group as get_mp_group
+from weft.session.ranks import get_pp_group as get_pp_group
+from weft.session.ranks import get_rdp_group as get_rdp_group
+from weft.session.ranks import get_tp_group as get_tp_group
+from weft.session.ranks import get_world_group as get_world_group
+from weft.session.ranks import local_rank as local_rank
+from weft.session.ranks import local_size as local_size
+from weft.session.ranks import mp_rank as mp_rank
+from weft.session.ranks import mp_size as mp_size
+from weft.session.ranks import pp_rank as pp_rank
+from weft.session.ranks import pp_size as pp_size
+from weft.session.ranks import rank as rank
+from weft.session.ranks import rdp_rank as rdp_rank
+from weft.session.ranks import rdp_size as rdp_size
+from weft.session.ranks import size as size
+from weft.session.ranks import tp_rank as tp_rank
+from weft.session.ranks import tp_size as tp_size
+from weft.tensorflow.join import init as init
+from weft.tensorflow.join import shutdown as shutdown
+from weft.tensorflow.model import DistributedModel as DistributedModel
+from weft.tensorflow.output import StepOutput as StepOutput
+from weft.tensorflow.split.by_hand import partition as partition
+from weft.tensorflow.step import step as step
+
+__all__ = [  # pyright: ignore
+    name for name, thing in vars().copy().items() if name[0] != "_" and not isinstance(thing, _Module)
+]
+"""Every name above; rooms and files of this package are no names of it."""

@@ -1,0 +1,120 @@
+"""From a step that was called to what this rank runs of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from weft.tensorflow import private
+from weft.tensorflow.execution.executor import Runnable
+from weft.tensorflow.execution.functions import Cutter
+from weft.tensorflow.execution.program import make_program
+from weft.tensorflow.session.session import Session
+from weft.tensorflow.split.decide import Decision, agree
+from weft.tensorflow.split.phases import EVERYWHERE, NotInOrder, Phases, place_operations
+from weft.tensorflow.split.units import Units, make_units
+from weft.tensorflow.trace.capture import Capture, capture
+from weft.tensorflow.trace.operations import Value
+
+log = logging.getLogger("weft")
+
+
+@dataclass
+class Compiled:
+    """A step for one kind of arguments, ready to run on this rank.
+
+    Attributes:
+        capture: The step, traced.
+        units: Its units.
+        decision: Where they went.
+        phases: When and where each operation runs.
+        runnable: This rank's part.
+        owners: The partition of each variable of a model, by its key.
+    """
+
+    capture: Capture
+    units: Units
+    decision: Decision
+    phases: Phases
+    runnable: Runnable
+    owners: dict[int, int]
+
+    def feeds(self, arguments: list[Any]) -> dict[int, Any]:
+        """The tensors of a microbatch, and those from outside of the step, by the operations that stand for them."""
+        index = {operation.name: number for number, operation in enumerate(self.capture.operations)}
+        found = {
+            index[stand_in.op.name]: value
+            for stand_in, value in zip(self.capture.arguments, arguments, strict=True)
+        }
+        return found | self.capture.feeds
+
+
+def compile_step(
+    session: Session,
+    name: str,
+    function: Callable[..., Any],
+    specs: list[tf.TensorSpec],
+    microbatches: int,
+    owned: Callable[[Any], bool],
+    owners: dict[int, int],
+) -> Compiled:
+    """Trace a step, decide where its parts go, and cut out those of this rank; collective over all ranks.
+
+    ``owned``: whether a variable belongs to a model that is split; ``owners``: the partitions of variables that
+    have one.
+    """
+    captured = capture(name, function, specs, owned)
+    units = make_units(captured.record)
+    keys = [private.key_of(handle) for handle in captured.variables]
+    known = {number: owners[key] for number, key in enumerate(keys) if key in owners}
+    decision = agree(session, units, captured.record, known, microbatches)
+    phases = _place(session, captured, units, decision)
+    rank = session.position("pp")
+    order = captured.record.in_order()
+    program = make_program(captured.record, phases, rank, units.replicated, order)
+    cutter = Cutter(captured)
+    functions = {position: cutter.function(phase) for position, phase in program.phases.items()}
+    tensors = {
+        value: _spec(captured, value) for phase in program.phases.values() for _, value, _ in phase.receives
+    }
+    runnable = Runnable(
+        captured.record,
+        program,
+        functions,
+        program.order(decision.schedule.ranks[rank], microbatches, phases),
+        len(phases.stages),
+        any(operation.gradient_of >= 0 for operation in captured.record.operations),
+        tensors,
+    )
+    found = {
+        key: phases.owner[number] for number, key in enumerate(keys) if phases.owner[number] != EVERYWHERE
+    }
+    return Compiled(captured, units, decision, phases, runnable, found)
+
+
+def _place(session: Session, captured: Capture, units: Units, decision: Decision) -> Phases:
+    partitions = session.settings.partitions
+    try:
+        phases = place_operations(
+            captured.record, units, partitions, decision.stage_of_unit, decision.partitions, decision.stages
+        )
+    except NotInOrder as error:
+        log.warning(
+            "the step does not go forward through the model and then backward (%s takes what comes later): its "
+            "microbatches run one after the other", error,
+        )  # fmt: skip
+        return place_operations(
+            captured.record, units, partitions, decision.stage_of_unit, decision.partitions, ()
+        )
+    if phases.serial and session.rank == 0:
+        log.warning("%s: each microbatch waits for the one before, as in one process", phases.serial)
+    return phases
+
+
+def _spec(captured: Capture, value: Value) -> tf.TensorSpec:
+    tensor = captured.operations[value.operation].outputs[value.output]
+    return tf.TensorSpec(tensor.shape, tensor.dtype)

@@ -1,0 +1,177 @@
+"""What each rank does for one step: phases in an order, what goes into each, what comes out, what is sent.
+
+A *phase* is all that a rank runs at one position of a microbatch: the forward pass of a stage, say. A value goes to a
+rank once, when it is made; the rank takes it when its first phase begins that uses it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from weft.schedule.action import Action
+from weft.tensorflow.split.phases import BEFORE, EVERYWHERE, Phases
+from weft.tensorflow.trace.operations import Record, Value
+
+
+@dataclass
+class Phase:
+    """What a rank runs at one position of a microbatch.
+
+    Attributes:
+        position: The position.
+        operations: Its operations in order, with those that every rank computes for itself where it needs them.
+        feeds: The arguments of the step, and values from outside, that it takes.
+        inputs: The values of other phases that it takes.
+        outputs: The values that other phases take, other ranks, or whoever called the step.
+        receives: Those of the inputs that come from another partition: (number of the message, value, partition).
+        sends: Those of the outputs that go to another partition: (number of the message, value, partition).
+    """
+
+    position: int
+    operations: list[int] = field(default_factory=list)
+    feeds: list[int] = field(default_factory=list)
+    inputs: list[Value] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+    receives: list[tuple[int, Value, int]] = field(default_factory=list)
+    sends: list[tuple[int, Value, int]] = field(default_factory=list)
+
+
+@dataclass
+class Program:
+    """What one rank does in a step.
+
+    Attributes:
+        phases: By position.
+        results: Of each result of the step, whether this rank has it.
+    """
+
+    phases: dict[int, Phase]
+    results: list[bool]
+
+    def order(self, actions: Sequence[Action], microbatches: int, phases: Phases) -> list[tuple[int, int]]:
+        """(position, microbatch) of all that this rank runs, in order. ``actions``: F and B of stages."""
+        stages = len(phases.stages)
+        late = [position for position in sorted(self.phases) if position >= phases.end]
+        if phases.serial or not stages:
+            return [(at, index) for index in range(microbatches) for at in sorted(self.phases)]
+        found: list[tuple[int, int]] = []
+        begun: set[int] = set()
+        for stage, kind, index in actions:
+            if index not in begun and BEFORE in self.phases:
+                found.append((BEFORE, index))
+            begun.add(index)
+            at = stage if kind == "F" else 2 * stages - 1 - stage
+            if at in self.phases:
+                found.append((at, index))
+        for index in range(microbatches):
+            if index not in begun and BEFORE in self.phases:
+                found.append((BEFORE, index))
+            found += [(at, index) for at in late]
+        return found
+
+
+def make_program(
+    record: Record, phases: Phases, rank: int, replicated: set[int], order: list[int]
+) -> Program:
+    """What the rank of partition ``rank`` does in a step."""
+    uses = _uses(record, phases, replicated)
+    numbers = _number_messages(uses, phases)
+    found: dict[int, Phase] = {}
+
+    def phase(position: int) -> Phase:
+        return found.setdefault(position, Phase(position))
+
+    own: dict[int, list[int]] = defaultdict(list)
+    for number in order:
+        if phases.partition.get(number) in (rank, EVERYWHERE):
+            own[phases.position[number]].append(number)
+    for position, numbers_at in own.items():
+        phase(position).operations = numbers_at
+    for value, readers in uses.items():
+        there, made_at = phases.partition[value.operation], phases.position[value.operation]
+        mine = sorted(at for partition, at in readers if partition == rank)
+        if there in (rank, EVERYWHERE):
+            others = sorted({partition for partition, _ in readers} - {rank}) if there != EVERYWHERE else []
+            if others or any(at != made_at for at in mine):
+                phase(made_at).outputs.append(value)
+            phase(made_at).sends += [(numbers[value, partition], value, partition) for partition in others]
+            for at in mine:
+                if at != made_at:
+                    phase(at).inputs.append(value)
+        elif mine:
+            phase(mine[0]).receives.append((numbers[value, rank], value, there))
+            for at in mine:
+                phase(at).inputs.append(value)
+    results = []
+    for result, wanted in zip(record.results, phases.wanted, strict=True):
+        has = result is not None and (wanted in (rank, EVERYWHERE) or result.operation in replicated)
+        results.append(has)
+        if result is not None and result.operation in replicated:
+            last = phase(phases.end)
+            if result not in last.outputs:
+                last.outputs.append(result)
+        elif result is not None and has:
+            at = phases.position[result.operation]
+            if phases.partition[result.operation] in (rank, EVERYWHERE) and result not in phase(at).outputs:
+                phase(at).outputs.append(result)
+    for each in found.values():
+        _complete(record, each, replicated, order)
+        each.receives.sort()
+        each.sends.sort()
+    return Program(found, results)
+
+
+def _uses(record: Record, phases: Phases, replicated: set[int]) -> dict[Value, set[tuple[int, int]]]:
+    """Who takes each value that is not computed wherever it is needed: (partition, position)."""
+    partitions = range(phases.partitions)
+    found: dict[Value, set[tuple[int, int]]] = defaultdict(set)
+    for number, at in phases.position.items():
+        home = phases.partition[number]
+        readers = {(partition, at) for partition in (partitions if home == EVERYWHERE else [home])}
+        for value in record.operations[number].inputs:
+            if value.operation not in replicated:
+                found[value] |= readers
+    for result, wanted in zip(record.results, phases.wanted, strict=True):
+        if result is None or result.operation in replicated:
+            continue
+        there, at = phases.partition[result.operation], phases.position[result.operation]
+        if there != EVERYWHERE:
+            late = max(phases.end, at + 1)
+            for partition in partitions if wanted == EVERYWHERE else [wanted]:
+                if partition != there:
+                    found[result].add((partition, late))
+    return found
+
+
+def _number_messages(uses: dict[Value, set[tuple[int, int]]], phases: Phases) -> dict[tuple[Value, int], int]:
+    """A number for each value and each partition that it goes to; the same on every rank."""
+    pairs = sorted(
+        (value, partition)
+        for value, readers in uses.items()
+        for partition in {partition for partition, _ in readers}
+        if phases.partition[value.operation] not in (partition, EVERYWHERE)
+    )
+    return {pair: number for number, pair in enumerate(pairs)}
+
+
+def _complete(record: Record, phase: Phase, replicated: set[int], order: list[int]) -> None:
+    """Add the operations that every rank computes for itself, as far as the phase needs them, and its feeds."""
+    needed: set[int] = set()
+    feeds: set[int] = set()
+    todo = [value.operation for number in phase.operations for value in record.operations[number].inputs]
+    todo += [value.operation for value in phase.outputs]
+    while todo:
+        number = todo.pop()
+        if number not in replicated or number in needed or number in feeds:
+            continue
+        operation = record.operations[number]
+        if operation.feed or operation.variable >= 0:
+            feeds.add(number)
+        else:
+            needed.add(number)
+            todo += [value.operation for value in operation.inputs]
+    place = {number: at for at, number in enumerate(order)}
+    phase.operations = sorted({*phase.operations, *needed}, key=place.__getitem__)
+    phase.feeds = sorted(feeds)

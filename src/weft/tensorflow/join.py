@@ -1,0 +1,153 @@
+"""``init`` and ``shutdown``: a process joins its job, and leaves it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import keras
+import tensorflow as tf
+import torch
+
+import weft
+from weft.config import Settings, resolve
+from weft.errors import ConfigError, UsageError
+from weft.launch import rendezvous
+from weft.launch.discovery import discover
+from weft.launch.startup import agree
+from weft.schedule.table import KINDS
+from weft.session import current, recording
+from weft.session.leaving import leave
+from weft.session.session import JUDGE_S, timeout_of
+from weft.tensorflow import private
+from weft.tensorflow.session.session import Session, present, session
+from weft.topology.mesh import Mesh
+from weft.transport.groups import make_groups
+from weft.transport.rings import Rings
+from weft.transport.torch_dist import TorchChannel
+from weft.visible import keep_log_visible
+from weft.watch.monitor import Limits
+from weft.watch.progress import open_progress
+
+
+def init(config: Mapping[str, Any] | None = None) -> None:
+    """Join the job. Every rank calls this first, with the same settings, before TensorFlow computes anything.
+
+    ``config``: settings by name, see ``docs/settings.md``; those of the launch (``WEFT_CONFIG``, ``weft run
+    --config`` and ``--set``) win over it. Calling it again replaces the settings (not ``partitions``).
+
+    Raises :class:`ConfigError` for settings that are wrong, on every rank, :class:`DivergenceError` on every rank
+    when they were started with different ones, and :class:`UsageError` where TensorFlow works already and has too few
+    threads; nothing has been changed then.
+    """
+    place = rendezvous.locate(discover(os.environ))
+    settings = resolve(config, os.environ, place.world_size)
+    _check(settings)
+    if current.is_initialized():
+        _change(session(), settings)
+        return
+    set_threads(os.environ, settings.partitions)
+    keep_log_visible()
+    timeout = timeout_of(settings)
+    limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
+    patience = timedelta(seconds=limits.start + JUDGE_S)
+    place, store, monitor = rendezvous.enter(place, limits, patience)
+    agree(store, place, describe_start(settings), patience)
+    recorder = recording.open_recorder(settings, place)
+    if place.world_size > 1:
+        rendezvous.init_process_group(place, store, "gloo", timeout)
+    mesh = Mesh(place.world_size, settings.partitions, placement=settings.placement_strategy)
+    groups = make_groups(mesh, place.rank, timeout)
+    joined = Session(settings=settings, place=place, mesh=mesh, monitor=monitor, store=store, groups=groups)
+    current.enter(joined)
+    if settings.partitions > 1:
+        group = joined.group("pp")
+        joined.channel = TorchChannel(group, torch.device("cpu"), rings=Rings.connect(group))
+    recording.start(joined, recorder, joined.channel)
+    joined.show_progress(open_progress(place.rank, os.environ))
+    monitor.note("")
+    atexit.register(_leave)
+
+
+def set_threads(environ: Mapping[str, str], partitions: int) -> None:
+    """Give TensorFlow as many threads as the launch says (``OMP_NUM_THREADS``), and one more to wait for messages.
+
+    Raises:
+        UsageError: TensorFlow works already, with a single thread for operations: it would wait for itself.
+    """
+    threads = tf.config.threading
+    if not private.context_exists():
+        wanted = environ.get("OMP_NUM_THREADS", "")
+        if (
+            wanted.isascii()
+            and wanted.isdigit()
+            and int(wanted)
+            and not threads.get_intra_op_parallelism_threads()
+        ):
+            threads.set_intra_op_parallelism_threads(int(wanted))
+        if partitions > 1 and threads.get_inter_op_parallelism_threads() < 2:
+            threads.set_inter_op_parallelism_threads(2)
+        return
+    if partitions > 1 and threads.get_inter_op_parallelism_threads() == 1:
+        raise UsageError(
+            "TensorFlow works already, and tf.config.threading.set_inter_op_parallelism_threads(1) was called: a rank "
+            "of a pipeline needs two, one of which waits for messages. Call weft.init before TensorFlow computes "
+            "anything, or leave that setting out"
+        )
+
+
+def describe_start(settings: Settings) -> dict[str, str]:
+    """What every rank must have been started with alike."""
+    return {
+        "settings": settings.to_json(),
+        "the version of weft": weft.__version__,
+        "the version of TensorFlow": tf.__version__,
+        "the version of Keras": keras.__version__,
+        "the version of torch": torch.__version__,
+        "the version of Python": ".".join(map(str, sys.version_info[:2])),
+        "the script": os.path.basename(sys.argv[0]) if sys.argv else "",
+    }
+
+
+def _check(settings: Settings) -> None:
+    """Refuse what only weft.torch can do."""
+    kind = KINDS[settings.pipeline]
+    if kind.splits:
+        raise ConfigError(
+            f'pipeline is "{settings.pipeline}", whose backward passes are split in two: TensorFlow takes gradients as '
+            'a whole; write "interleaved", "simple", "looped", "looped_bfs", "list" or "auto"'
+        )
+
+
+def _change(joined: Session, settings: Settings) -> None:
+    """A repeated ``init``: new settings for the same mesh."""
+    old = joined.settings
+    if (settings.partitions, settings.placement_strategy) != (old.partitions, old.placement_strategy):
+        raise ConfigError(
+            f"weft is initialised with {old.partitions} partitions ({old.placement_strategy}); a repeated init cannot "
+            f"make that {settings.partitions} ({settings.placement_strategy}): call weft.shutdown() before it"
+        )
+    if settings.record != old.record:
+        recording.stop(joined, joined.channel)
+        recording.start(joined, recording.open_recorder(settings, joined.place), joined.channel)
+    joined.use_settings(settings)
+
+
+def shutdown() -> None:
+    """Leave the job together with all other ranks; also done at the end of the script."""
+    atexit.unregister(_leave)
+    _leave()
+
+
+def _leave() -> None:
+    leaving = present()
+    if leaving is None:
+        return
+    current.leave()
+    leave(leaving, leaving.channels)
+    atexit.unregister(rendezvous.shutdown)
+    rendezvous.shutdown(leaving.monitor)

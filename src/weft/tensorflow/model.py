@@ -1,0 +1,111 @@
+"""``DistributedModel``: a Keras model whose operations are split over the ranks of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from weft.errors import UsageError
+from weft.tensorflow import private
+from weft.tensorflow.session.session import session
+from weft.tensorflow.trace import capture
+
+
+class DistributedModel(keras.Model):
+    """A Keras model that is split over the partitions at its first step.
+
+    ``DistributedModel(model)`` takes any Keras model. Or derive a class from it, as from ``keras.Model``, and write
+    ``call``. Call it inside of a ``weft.step`` function; what it returns is there on all ranks.
+
+    After the first step ``trainable_variables``, ``variables`` and ``weights`` are those of this rank's partition;
+    inside of a step they are all.
+
+    Attributes:
+        partitioned: Whether the first step has split the model.
+        module: The model that was handed over; the model itself for a class of its own.
+    """
+
+    def __init__(self, model: Any = None, **kwargs: Any) -> None:
+        if model is not None and not isinstance(model, keras.Model):
+            raise UsageError(
+                f"DistributedModel takes a Keras model, not {type(model).__name__}; or derive a class from it and "
+                "write its call method"
+            )
+        super().__init__(**kwargs)
+        self.partitioned = False
+        self._owners: dict[int, int] = {}
+        self._hooks: list[Callable[[], Any]] = []
+        self._wrapped = model
+        if model is not None:
+            self.built = True
+        session().add_model(self)
+
+    @property
+    def module(self) -> Any:
+        return self if self._wrapped is None else self._wrapped
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        marks = capture.tracing()
+        if marks is None:
+            if session().settings.partitions > 1 and not tf.keras.utils.is_keras_tensor(
+                args[0] if args else None
+            ):
+                raise UsageError(
+                    "a model that is split is called inside of a function that @weft.step decorates"
+                )
+            return super().__call__(*args, **kwargs)
+        with capture.noted(lambda first, end: marks.models.append((self, first, end))):
+            return super().__call__(*args, **kwargs)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        if self._wrapped is None:
+            raise UsageError(f"{type(self).__name__} has no call method: write one, or hand a model over")
+        return self._wrapped(*args, **kwargs)
+
+    # --- variables ------------------------------------------------------------------------------------------
+
+    def _local(self, variables: list[Any]) -> list[Any]:
+        if not self.partitioned or capture.tracing() is not None:
+            return variables
+        own = session().position("pp")
+        return [
+            each
+            for each in variables
+            if self._owners.get(private.key_of(private.handle_of(each)), own) == own
+        ]
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        return self._local(super().trainable_variables)
+
+    @property
+    def trainable_weights(self) -> list[Any]:
+        return self._local(super().trainable_weights)
+
+    @property
+    def non_trainable_variables(self) -> list[Any]:
+        return self._local(super().non_trainable_variables)
+
+    @property
+    def non_trainable_weights(self) -> list[Any]:
+        return self._local(super().non_trainable_weights)
+
+    @property
+    def variables(self) -> list[Any]:
+        return self._local(super().variables)
+
+    @property
+    def weights(self) -> list[Any]:
+        return self._local(super().weights)
+
+    def all_variables(self) -> list[Any]:
+        """The variables of all partitions; those of others have no values here."""
+        return super().variables
+
+    def finish_partition(self, owners: dict[int, int]) -> None:
+        """Know the partition of each variable, by its key."""
+        self._owners.update(owners)
+        self.partitioned = True

@@ -1,0 +1,103 @@
+"""What a step returns: for every tensor one entry a microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from weft.errors import UsageError
+
+
+class NoTensorError(UsageError, AttributeError, TypeError):
+    """What a step returns was used as a tensor."""
+
+
+class StepOutput:
+    """One tensor of a step's result, for each microbatch: ``outputs[i]`` is microbatch i's.
+
+    ``weights`` are the microbatches' shares of the samples (equal unless the step allows uneven ones).
+    """
+
+    def __init__(self, outputs: Sequence[Any], weights: Sequence[float] | None = None) -> None:
+        self.outputs = list(outputs)
+        self.weights = list(weights) if weights is not None else [1.0 / len(self.outputs)] * len(self.outputs)
+
+    def reduce_mean(self) -> Any:
+        """The mean over microbatches, each with its share of the samples; shape of one entry."""
+        outputs = self.outputs
+        if not outputs[0].dtype.is_floating and not outputs[0].dtype.is_complex:
+            outputs = [tf.cast(each, tf.float32) for each in outputs]
+        if len(set(self.weights)) == 1:
+            return self._sum(outputs) / len(outputs)
+        return self._sum(
+            [each * tf.cast(w, each.dtype) for w, each in zip(self.weights, outputs, strict=True)]
+        )
+
+    def accumulate(self, method: str = "add_n", var: Any = None) -> Any:
+        """The mean over microbatches: the gradient of the mini-batch's mean loss; shape of one entry.
+
+        ``method``: "add_n", "accumulate_n" or "variable", which adds up in the variable ``var``; all give the same.
+        """
+        if method not in ("add_n", "accumulate_n", "variable"):
+            raise UsageError(
+                f'accumulate has the methods "add_n", "accumulate_n" and "variable", not "{method}"'
+            )
+        mean = self.reduce_mean()
+        if method == "variable" and var is not None:
+            return var.assign(mean)
+        return mean
+
+    def reduce_sum(self) -> Any:
+        """The sum over microbatches; shape of one entry."""
+        return self._sum(self.outputs)
+
+    def concat(self) -> Any:
+        """All entries after one another along dim 0: the mini-batch's order."""
+        if self.outputs[0].shape.rank == 0:
+            return tf.stack(self.outputs)
+        return tf.concat(self.outputs, 0)
+
+    merge = concat
+
+    def stack(self) -> Any:
+        """Shape (microbatches, *entry)."""
+        return tf.stack(self.outputs)
+
+    @staticmethod
+    def _sum(outputs: Sequence[Any]) -> Any:
+        """One after the other, so that an entry is let go when it has been added."""
+        total = outputs[0]
+        for each in outputs[1:]:
+            total = total + each
+        return total
+
+    def __repr__(self) -> str:
+        return f"StepOutput({self.outputs})"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if hasattr(tf.Tensor, name) and not name.startswith("__"):
+            _no_tensor(f".{name}")
+        raise AttributeError(f"a StepOutput has no {name}")
+
+
+def _no_tensor(use: str) -> NoReturn:
+    raise NoTensorError(
+        f"{use} is for tensors, and a step returns a StepOutput, one entry for each microbatch: take .reduce_mean(), "
+        "the batch's mean, .merge(), the samples in order, or .accumulate(), a gradient"
+    )
+
+
+def _refuse(name: str) -> None:
+    def refused(self: StepOutput, *args: Any) -> NoReturn:
+        _no_tensor(name)
+
+    setattr(StepOutput, name, refused)
+
+
+for _name in (
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "pow", "neg", "matmul", "lt", "le",
+    "gt", "ge", "float", "int", "getitem", "len", "abs", "iter",
+):  # fmt: skip
+    _refuse(f"__{_name}__")

@@ -1,0 +1,262 @@
+"""Every name of TensorFlow and Keras that is not public, and that weft uses: those of TensorFlow 2.21, Keras 3.15.
+
+step_graph        a graph that is being traced, with the order of its effects
+watch_gradients   which operations are made while the gradient of another one is taken
+watch_layers      which operations are made by which call of a layer
+writes            what an operation may write into
+call              a concrete function, by its quickest way
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.autograph.core import converter
+from tensorflow.python.autograph.impl import api
+from tensorflow.python.eager import backprop, execute, imperative_grad, record
+from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils, func_graph, ops
+from tensorflow.python.ops import array_ops, gradients_util, resource_variable_ops
+
+
+@contextmanager
+def step_graph(name: str) -> Iterator[Any]:
+    """A graph of its own, in which operations are made inside; effects on one variable keep their order in it."""
+    graph = func_graph.FuncGraph(name, collections={})
+    with graph.as_default(), auto_control_deps.AutomaticControlDependencies():
+        yield graph
+
+
+def placeholder(dtype: Any, shape: Any, name: str) -> Any:
+    """An input of the graph that is being traced."""
+    return array_ops.placeholder(dtype, shape, name)
+
+
+def captures(graph: Any) -> list[tuple[Any, Any]]:
+    """What a graph uses of the world outside: (the tensor or the variable's handle there, its stand-in inside)."""
+    return list(graph.captures)
+
+
+def made(graph: Any) -> int:
+    """A number that grows with every operation: those made from now on have larger ones."""
+    return int(graph.version)
+
+
+def number_of(operation: Any) -> int:
+    """When an operation was made."""
+    return int(operation._id)
+
+
+def is_stateful(operation: Any) -> bool:
+    """Whether an operation does something beside computing its outputs from its inputs."""
+    return bool(operation.op_def.is_stateful)
+
+
+def writes(operation: Any) -> set[str]:
+    """The names of the resources among an operation's inputs that it may write into."""
+    _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+    return {tensor.name for tensor in written}
+
+
+@contextmanager
+def watch_gradients(
+    graph: Any,
+    differentiated: Callable[[str, int, int], None],
+    asked: Callable[[Sequence[Any], Sequence[Any]], None],
+) -> Iterator[None]:
+    """Tell of gradients that are taken inside, by a tape or by ``tf.gradients``.
+
+    ``differentiated(name, first, end)``: for the gradient of the operation of that name, those from number ``first`` to
+    ``end`` were made. ``asked(sources, gradients)``: what someone asked for, and got.
+    """
+    of_operation, in_graph = backprop._gradient_function, gradients_util._MaybeCompile
+    recorded, operation_of = execute.record_gradient, {}
+    by_hand = record.record_operation
+    by_tape, by_graph = imperative_grad.imperative_grad, gradients_util._GradientsHelper
+
+    def inside() -> bool:
+        return ops.get_default_graph() is graph
+
+    def note(op_name: str, inputs: Any, attributes: Any, outputs: Any) -> Any:
+        """An operation goes on a tape: the tape hands the very same attributes back when it takes the gradient."""
+        made_by = next(
+            (tensor.op for tensor in outputs or () if getattr(tensor, "graph", None) is graph), None
+        )
+        if made_by is not None:
+            operation_of[id(attributes)] = made_by.name, attributes
+        return recorded(op_name, inputs, attributes, outputs)
+
+    def note_function(
+        op_type: str,
+        output_tensors: Any,
+        input_tensors: Any,
+        backward_function: Any,
+        forward_function: Any = None,
+    ) -> None:
+        """A call of a function, or of one with a gradient of its own, goes on a tape."""
+        made_by = next((each.op for each in output_tensors if getattr(each, "graph", None) is graph), None)
+        if made_by is None or not inside():
+            by_hand(op_type, output_tensors, input_tensors, backward_function, forward_function)
+            return
+        name = made_by.name
+
+        def noted(*gradients: Any) -> Any:
+            first = made(graph)
+            result = backward_function(*gradients)
+            differentiated(name, first + 1, made(graph) + 1)
+            return result
+
+        by_hand(op_type, output_tensors, input_tensors, noted, forward_function)
+
+    def taped(op_name: str, attributes: Any, count: int, inputs: Any, outputs: Any, *rest: Any) -> Any:
+        if not inside():
+            return of_operation(op_name, attributes, count, inputs, outputs, *rest)
+        first = made(graph)
+        result = of_operation(op_name, attributes, count, inputs, outputs, *rest)
+        name, _ = operation_of.get(id(attributes), ("", None))
+        if name:
+            differentiated(name, first + 1, made(graph) + 1)
+        return result
+
+    def compiled(scope: str, operation: Any, function: Any, gradient: Any) -> Any:
+        if not inside():
+            return in_graph(scope, operation, function, gradient)
+        first = made(graph)
+        result = in_graph(scope, operation, function, gradient)
+        if operation.graph is graph:
+            differentiated(operation.name, first + 1, made(graph) + 1)
+        return result
+
+    def from_tape(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        found = by_tape(tape, target, sources, *args, **kwargs)
+        if inside():
+            asked(list(sources), list(found))
+        return found
+
+    def from_graph(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        found = by_graph(ys, xs, *args, **kwargs)
+        if inside():
+            asked(tf.nest.flatten(xs), tf.nest.flatten(found))
+        return found
+
+    register = backprop.pywrap_tfe.TFE_Py_RegisterGradientFunction
+    register(taped)
+    execute.record_gradient = note
+    record.record_operation = note_function
+    gradients_util._MaybeCompile = compiled
+    imperative_grad.imperative_grad = from_tape
+    gradients_util._GradientsHelper = from_graph
+    try:
+        yield
+    finally:
+        register(of_operation)
+        execute.record_gradient = recorded
+        record.record_operation = by_hand
+        gradients_util._MaybeCompile = in_graph
+        imperative_grad.imperative_grad = by_tape
+        gradients_util._GradientsHelper = by_graph
+
+
+def handle_of(variable: Any) -> Any:
+    """The handle of a variable of TensorFlow or Keras; the thing itself if it is none."""
+    value = getattr(variable, "handle", None)
+    return variable if value is None else value
+
+
+def key_of(handle: Any) -> int:
+    """A number for a variable, by its handle: the same for every way to get at it."""
+    return id(handle)
+
+
+def layer_classes() -> list[type]:
+    """The classes that layers derive from, of every Keras that is imported."""
+    found = []
+    if "keras" in sys.modules:
+        found.append(sys.modules["keras"].layers.Layer)
+    if "tf_keras" in sys.modules:
+        found.append(sys.modules["tf_keras"].layers.Layer)
+    return found
+
+
+@contextmanager
+def watch_layers(graph: Any, called: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, ``called(layer)`` gives the context in which each call of a layer runs, while ``graph`` is traced."""
+    with ExitStack() as stack:
+        for each in layer_classes():
+            original = each.__call__
+
+            @functools.wraps(original)
+            def call(self: Any, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
+                if ops.get_default_graph() is not graph:
+                    return _original(self, *args, **kwargs)
+                with called(self):
+                    return _original(self, *args, **kwargs)
+
+            setattr(each, "__call__", call)  # noqa: B010
+            stack.callback(setattr, each, "__call__", original)
+        yield
+
+
+def call(function: Any, inputs: Sequence[Any]) -> list[Any]:
+    """What a concrete function makes of flat inputs, as a flat list."""
+    found = function._call_flat(list(inputs), function.captured_inputs)
+    return tf.nest.flatten(found)
+
+
+def call_in_graph(function: Any, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+    """The same in a graph that is being traced, with the operation that makes the call."""
+    graph = ops.get_default_graph()
+    before = made(graph)
+    found = call(function, inputs)
+    tensors = [tensor for tensor in found if tf.is_tensor(tensor)]
+    if tensors:
+        return found, tensors[0].op
+    return found, next((each for each in reversed(graph.get_operations()) if number_of(each) > before), None)
+
+
+def with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with Python's conditions and loops over tensors as operations, as ``tf.function`` has it."""
+    options = converter.ConversionOptions(recursive=True, user_requested=True)
+
+    def converted(*args: Any, **kwargs: Any) -> Any:
+        return api.converted_call(function, args, kwargs, options=options)
+
+    return converted
+
+
+def library_of(graph_def: Any, nodes: Sequence[Any]) -> list[Any]:
+    """The functions of a graph's library that nodes call, with those that these call."""
+    known = {each.signature.name: each for each in graph_def.library.function}
+    found: dict[str, Any] = {}
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        for attribute in node.attr.values():
+            named = [attribute.func.name] if attribute.HasField("func") else []
+            named += [each.name for each in attribute.list.func]
+            for name in named:
+                if name in known and name not in found:
+                    found[name] = known[name]
+                    todo.extend(known[name].node_def)
+    return list(found.values())
+
+
+def is_building_function() -> bool:
+    """Whether a ``tf.function`` is being traced."""
+    return bool(ops.inside_function())
+
+
+def uninitialised(value: Any) -> bool:
+    """Whether a variable has no value yet."""
+    return not bool(resource_variable_ops.is_resource_variable(value) and value.is_initialized())
+
+
+def context_exists() -> bool:
+    """Whether TensorFlow has begun to work, so that its threads cannot be set any more."""
+    from tensorflow.python.eager import context
+
+    return context.context()._context_handle is not None

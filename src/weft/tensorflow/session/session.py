@@ -1,0 +1,80 @@
+"""The session of a TensorFlow process: groups and models, beside what every framework's session knows."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch.distributed as dist
+
+from weft.errors import UsageError
+from weft.session import current
+from weft.session import session as base
+from weft.session.collectives import Alone, BytesPort
+from weft.transport.channel import Channel
+from weft.transport.groups import GroupPort, default_takes_host_tensors
+
+
+@dataclass(kw_only=True)
+class Session(base.Session):
+    """This process's place in the job, for TensorFlow.
+
+    Attributes:
+        groups: ``torch.distributed`` groups by the ranks in them.
+        channel: Between the ranks of the pipeline; None without one.
+        known_models: The models that exist, by the order of their making.
+        failure: The error that ended the step, where it was raised inside of a graph.
+    """
+
+    groups: dict[tuple[int, ...], Any]
+    channel: Channel | None = None
+    known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
+    failure: BaseException | None = None
+
+    @property
+    def channels(self) -> list[Channel]:
+        """All channels of this rank."""
+        return [self.channel] if self.channel is not None else []
+
+    def add_model(self, model: Any) -> None:
+        """Know one more model, as long as it exists."""
+        self.known_models[max(self.known_models, default=-1) + 1] = model
+
+    @property
+    def models(self) -> list[Any]:
+        """The models that exist, in the order of their making: the same on every rank."""
+        return [model for _, model in sorted(self.known_models.items())]
+
+    def group(self, axis: str) -> Any:
+        """The ``torch.distributed`` group of this rank along ``axis``; None for a single process."""
+        ranks = self.peers(axis)
+        if self.place.world_size == 1:
+            return None
+        if axis == "world" and default_takes_host_tensors():
+            return dist.group.WORLD
+        return self.groups.get(ranks)
+
+    def port(self, axis: str = "world") -> BytesPort:
+        """Texts to and from the ranks along an axis."""
+        group = self.group(axis)
+        return Alone() if group is None else GroupPort(group)
+
+
+def session() -> Session:
+    """The present session.
+
+    Raises:
+        UsageError: There is none, or it is that of another framework.
+    """
+    found = current.session()
+    if not isinstance(found, Session):
+        raise UsageError(
+            "this process was initialised by weft.torch: use that one alone, or weft.tensorflow alone"
+        )
+    return found
+
+
+def present() -> Session | None:
+    """The present session, if there is one."""
+    return cast("Session | None", current.present())

@@ -1,0 +1,201 @@
+"""``@weft.step``: a training step that runs once for each microbatch, pipelined over the ranks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from weft.errors import UsageError
+from weft.tensorflow import private
+from weft.tensorflow.execution.compile import Compiled, compile_step
+from weft.tensorflow.execution.executor import Eagerly, InGraph, run
+from weft.tensorflow.execution.messages import Messages
+from weft.tensorflow.output import StepOutput
+from weft.tensorflow.session.session import Session, session
+from weft.tensorflow.split.phases import EVERYWHERE
+from weft.tensorflow.tensors.mini_batch import Cut, MiniBatch, prepare
+from weft.tensorflow.trace import capture
+
+
+class Step:
+    """The callable that ``weft.step`` makes. It does not bind as a method, so it may be a class attribute."""
+
+    def __init__(
+        self, function: Callable[..., Any], cut: Cut, input_signature: Any = None, autograph: bool = True
+    ) -> None:
+        self.function = function
+        self.cut = cut
+        self.input_signature = input_signature
+        self._traced = private.with_autograph(function) if autograph else function
+        self._compiled: dict[Any, Compiled] = {}
+        self._functions: dict[Any, Any] = {}
+        functools.update_wrapper(self, function)
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if capture.tracing() is not None:
+            raise UsageError(f"{self.function.__name__}: a step cannot call another step")
+        joined = session()
+        batch = prepare(self.function, args, kwargs, self.cut, joined.settings.microbatches)
+        key = batch.key(), tuple(model_state(model) for model in joined.models)
+        tensors = [batch.leaves[number] for number in batch.tensors]
+        if joined.settings.partitions == 1:
+            return self._alone(joined, batch, key, tensors)
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(joined, batch)
+        compiled = self._compiled[key]
+        messages = Messages(joined, batch.microbatches)
+        if private.is_building_function():
+            return self._package(
+                joined, batch, compiled, self._emit(batch, compiled, InGraph(messages), tensors)
+            )
+        if joined.settings.executor == "eager":
+            return self._package(
+                joined, batch, compiled, self._emit(batch, compiled, Eagerly(messages), tensors)
+            )
+        if key not in self._functions:
+            self._functions[key] = self._whole(batch, compiled, messages)
+        return self._package(joined, batch, compiled, self._functions[key](tensors))
+
+    def _compile(self, joined: Session, batch: MiniBatch) -> Compiled:
+        models = joined.models
+
+        def traced(*tensors: Any) -> Any:
+            args, kwargs = batch.arguments(tensors)
+            return self._traced(*args, **kwargs)
+
+        def owned(handle: Any) -> bool:
+            return private.key_of(handle) in keys_of(models)
+
+        owners = {key: at for model in models for key, at in model._owners.items()}
+        name = self.function.__name__
+        compiled = compile_step(joined, name, traced, batch.specs(), batch.microbatches, owned, owners)
+        for model in models:
+            model.finish_partition(compiled.owners)
+        return compiled
+
+    def _emit(self, batch: MiniBatch, compiled: Compiled, way: Any, tensors: list[Any]) -> list[list[Any]]:
+        feeds = [compiled.feeds(part) for part in batch.slices(tensors)]
+        return run(compiled.runnable, feeds, way)
+
+    def _whole(self, batch: MiniBatch, compiled: Compiled, messages: Messages) -> Any:
+        """The step as a function of its own, for calls outside of a ``tf.function``."""
+
+        @tf.function(autograph=False)
+        def whole(tensors: list[Any]) -> list[list[Any]]:
+            return self._emit(batch, compiled, InGraph(messages), tensors)
+
+        return whole
+
+    def _alone(self, joined: Session, batch: MiniBatch, key: Any, tensors: list[Any]) -> Any:
+        """One partition: the function once for each microbatch."""
+        if private.is_building_function():
+            return self._package_alone(batch, self._microbatches(batch, tensors))
+        if key not in self._functions:
+            self._functions[key] = tf.function(
+                lambda given: self._microbatches(batch, given), autograph=False
+            )
+        return self._package_alone(batch, self._functions[key](tensors))
+
+    def _microbatches(self, batch: MiniBatch, tensors: list[Any]) -> list[Any]:
+        results = []
+        for part in batch.slices(tensors):
+            args, kwargs = batch.arguments(part)
+            results.append(self._traced(*args, **kwargs))
+        return results
+
+    def _package_alone(self, batch: MiniBatch, results: list[Any]) -> Any:
+        flat = [tf.nest.flatten(result) for result in results]
+        leaves = [_entry([each[number] for each in flat], batch.weights) for number in range(len(flat[0]))]
+        return tf.nest.pack_sequence_as(results[0], leaves)
+
+    def _package(
+        self, joined: Session, batch: MiniBatch, compiled: Compiled, results: list[list[Any]]
+    ) -> Any:
+        """What the step returns: gradients of other partitions' variables are left out of their lists."""
+        own = joined.position("pp")
+        result = compiled.capture.result
+        flat = tf.nest.flatten(result)
+        leaves: list[Any] = []
+        for number, leaf in enumerate(flat):
+            value = compiled.capture.record.results[number]
+            if value is None:
+                leaves.append([leaf] * batch.microbatches if leaf is not None else None)
+            elif compiled.phases.wanted[number] not in (own, EVERYWHERE):
+                leaves.append(ELSEWHERE)
+            else:
+                leaves.append(StepOutput(results[number], batch.weights))
+        names = [compiled.capture.record.gradients[number] for number in range(len(flat))]
+        return _without_others(result, iter(zip(leaves, names, strict=True)))
+
+
+class _Elsewhere:
+    def __repr__(self) -> str:
+        return "<the gradient of a variable of another partition>"
+
+
+ELSEWHERE = _Elsewhere()
+"""Stands for a gradient of another partition's variable until it is left out."""
+
+
+def _without_others(structure: Any, leaves: Any) -> Any:
+    """The structure with these leaves; lists, tuples and dicts without the gradients of other partitions."""
+    if isinstance(structure, dict):
+        named = {key: _without_others(structure[key], leaves) for key in sorted(structure)}
+        return type(structure)((key, named[key]) for key in structure if named[key] is not ELSEWHERE)
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*(_without_others(item, leaves) for item in structure))
+    if isinstance(structure, (list, tuple)):
+        items = [_without_others(item, leaves) for item in structure]
+        return type(structure)(item for item in items if item is not ELSEWHERE)
+    leaf, _ = next(leaves)
+    return leaf
+
+
+def _entry(entries: list[Any], weights: list[float]) -> Any:
+    if all(tf.is_tensor(entry) for entry in entries):
+        return StepOutput(entries, weights)
+    return None if all(entry is None for entry in entries) else entries
+
+
+def model_state(model: Any) -> tuple[Any, ...]:
+    """What a traced step depends on beside its arguments: which variables are trained."""
+    return tuple(each.trainable for each in model.all_variables())
+
+
+def keys_of(models: list[Any]) -> set[int]:
+    """The keys of all variables of models."""
+    return {private.key_of(private.handle_of(each)) for model in models for each in model.all_variables()}
+
+
+def step(
+    function: Callable[..., Any] | None = None,
+    *,
+    non_split_inputs: Collection[str] = (),
+    input_split_axes: Mapping[str, int] | None = None,
+    allow_uneven: bool = False,
+    input_signature: Any = None,
+    autograph: bool = True,
+    **ignored: Any,
+) -> Any:
+    """Mark a function as one step of training, or of evaluation if it takes no gradients.
+
+    Each call cuts the tensors among its arguments into ``microbatches`` slices along dim 0 and runs the function once
+    for each, pipelined. Tensors that it returns become :class:`StepOutput`, other values lists. Like a ``tf.function``
+    it is traced anew for other shapes, types and Python values.
+
+    ``non_split_inputs``: names of arguments that go whole to every microbatch. ``input_split_axes``: the dim to cut
+    along, by name, where it is not 0. ``allow_uneven``: a mini-batch that ``microbatches`` does not divide is cut as
+    evenly as possible instead of being an error. ``input_signature``: the types and shapes of the whole mini-batch, as
+    ``tf.function`` takes them. ``autograph``: whether Python's conditions over tensors become operations.
+    """
+    cut = Cut(tuple(non_split_inputs), dict(input_split_axes or {}), allow_uneven)
+    if function is None:
+        return lambda real: Step(real, cut, input_signature, autograph)
+    return Step(function, cut, input_signature, autograph)
+
+
+__all__ = ["Step", "step"]

@@ -1,0 +1,223 @@
+"""Cutting a mini-batch into microbatches.
+
+Every tensor among the step's arguments is cut along dim 0 (or along the dim that ``input_split_axes`` gives for its
+argument), inside lists, tuples and dicts too. Arrays count as tensors. Python's own values, models and whatever else
+has no tensor go whole to each microbatch, as do the arguments named in ``non_split_inputs``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from weft.errors import SplitError
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the arguments of one step function are cut.
+
+    ``whole``: arguments that are not cut; ``axes``: the dim of an argument that is not cut along dim 0; ``uneven``:
+    sizes of microbatches may differ by one.
+    """
+
+    whole: Collection[str] = ()
+    axes: Mapping[str, int] = field(default_factory=dict)
+    uneven: bool = False
+
+
+@dataclass
+class MiniBatch:
+    """The arguments of a step, ready to be cut.
+
+    Attributes:
+        leaves: What the arguments hold, flat.
+        structure: How they hold it.
+        axes: Of each leaf the dim along which it is cut; None for what goes whole to each microbatch.
+        tensors: The numbers of the leaves that are tensors.
+        microbatches: How many there are.
+        size: How many samples; None if nothing is cut, or if that is known only when the step runs.
+    """
+
+    leaves: list[Any]
+    structure: Any
+    axes: list[int | None]
+    tensors: list[int]
+    microbatches: int
+    size: int | None
+
+    def bounds(self, microbatch: int) -> tuple[int, int]:
+        """First and one past the last sample of a microbatch."""
+        size, count = self.size or 0, self.microbatches
+        return microbatch * size // count, (microbatch + 1) * size // count
+
+    @property
+    def weights(self) -> list[float]:
+        """The weight of each microbatch in the mini-batch: its share of the samples."""
+        if not self.size:
+            return [1.0 / self.microbatches] * self.microbatches
+        sizes = [stop - start for start, stop in map(self.bounds, range(self.microbatches))]
+        return [size / self.size for size in sizes]
+
+    @property
+    def even(self) -> bool:
+        """Whether all microbatches have equally many samples."""
+        return not self.size or self.size % self.microbatches == 0
+
+    def specs(self) -> list[tf.TensorSpec]:
+        """What the tensors of a microbatch are like."""
+        found = []
+        for number in self.tensors:
+            leaf, axis = self.leaves[number], self.axes[number]
+            shape = leaf.shape.as_list() if leaf.shape.rank is not None else None
+            if axis is not None and shape is not None and shape[axis] is not None:
+                shape[axis] = shape[axis] // self.microbatches if self.even else None
+            found.append(tf.TensorSpec(shape, leaf.dtype))
+        return found
+
+    def slices(self, tensors: Sequence[Any]) -> list[list[Any]]:
+        """For each microbatch its part of the tensors (given whole, in the order of ``tensors``)."""
+        found: list[list[Any]] = [[] for _ in range(self.microbatches)]
+        for number, tensor in zip(self.tensors, tensors, strict=True):
+            axis = self.axes[number]
+            if axis is None or self.microbatches == 1:
+                parts = [tensor] * self.microbatches
+            elif self.size is None:
+                parts = tf.split(tensor, self.microbatches, axis)
+            else:
+                sizes = [stop - start for start, stop in map(self.bounds, range(self.microbatches))]
+                parts = tf.split(tensor, sizes, axis)
+            for own, part in zip(found, parts, strict=True):
+                own.append(part)
+        return found
+
+    def arguments(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with these tensors in their places."""
+        leaves = list(self.leaves)
+        for number, tensor in zip(self.tensors, tensors, strict=True):
+            leaves[number] = tensor
+        args, kwargs = tf.nest.pack_sequence_as(self.structure, leaves)
+        return args, kwargs
+
+    def key(self) -> tuple[Any, ...]:
+        """What must be the same for a step that was traced to be used again."""
+        own = set(self.tensors)
+        others = tuple(_key(leaf) for number, leaf in enumerate(self.leaves) if number not in own)
+        specs = tuple(
+            (tuple(s.shape.as_list()) if s.shape.rank is not None else None, s.dtype) for s in self.specs()
+        )
+        return (
+            specs,
+            others,
+            tuple(self.axes),
+            self.microbatches,
+            self.weights[0] if self.even else tuple(self.weights),
+        )
+
+
+def _key(leaf: Any) -> Any:
+    try:
+        hash(leaf)
+    except TypeError:
+        return "by identity", id(leaf)
+    return type(leaf), leaf
+
+
+def prepare(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], cut: Cut, microbatches: int
+) -> MiniBatch:
+    """Check the arguments of a step and make them ready to be cut.
+
+    Raises:
+        SplitError: Tensors differ in size along the dim that they are cut, have no samples, or have a number of them
+            that ``microbatches`` does not divide; the tensors are named.
+    """
+    names = _names(function, args)
+    whole = tuple(args), dict(kwargs)
+    leaves: list[Any] = []
+    axes: list[int | None] = []
+    tensors: list[int] = []
+    sizes: list[tuple[str, int | None, list[int | None]]] = []
+    faults: list[str] = []
+    for name, argument in [*zip(names, args, strict=True), *sorted(kwargs.items())]:
+        for path, leaf in _flat(argument, name):
+            if isinstance(leaf, (np.ndarray, np.generic)):
+                leaf = tf.convert_to_tensor(leaf)
+            axis = None
+            if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
+                tensors.append(len(leaves))
+                axis = None if name in cut.whole else cut.axes.get(name, 0)
+                rank = leaf.shape.rank
+                if axis is not None and rank is not None and not -rank <= axis < rank:
+                    faults.append(
+                        f"{path} has the shape {leaf.shape.as_list()} and so no dim {axis} to cut: if every microbatch "
+                        f'needs it whole, write @weft.step(non_split_inputs=["{name}"])'
+                    )
+                elif axis is not None:
+                    shape = leaf.shape.as_list() if rank is not None else [None]
+                    sizes.append((path, shape[axis] if rank is not None else None, shape))
+            leaves.append(leaf)
+            axes.append(axis)
+    faults += _unknown(function, cut)
+    faults += _find_different(sizes)
+    known = [size for _, size, _ in sizes if size is not None]
+    size = known[0] if known and len(known) == len(sizes) else None
+    if not faults and size == 0:
+        faults.append(f"{sizes[0][0]} has no samples: leave the step out for an empty batch")
+    if not faults and size is not None and size % microbatches and not cut.uneven:
+        faults.append(
+            f"{sizes[0][0]} has {size} samples, which {microbatches} microbatches do not divide: choose a batch size "
+            f"that is a multiple of {microbatches}; give tf.data's batch() drop_remainder=True, or cut the last batch "
+            "as evenly as possible with @weft.step(allow_uneven=True)"
+        )
+    if faults:
+        raise SplitError("\n".join(faults))
+    count = min(size or microbatches, microbatches)
+    return MiniBatch(leaves, whole, axes, tensors, count, size)
+
+
+def _names(function: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
+    """The name of each positional argument, as the decorated signature has it."""
+    names: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [parameter.name] * (len(args) - len(names))
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return names[: len(args)] + ["?"] * (len(args) - len(names))
+
+
+def _flat(tree: Any, path: str) -> list[tuple[str, Any]]:
+    """What an argument holds, in the order of ``tf.nest``, each with its path."""
+    if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
+        return [found for i, item in enumerate(tree) for found in _flat(item, f"{path}[{i}]")]
+    if isinstance(tree, dict):
+        return [found for key in sorted(tree) for found in _flat(tree[key], f"{path}[{key!r}]")]
+    return [(path, leaf) for leaf in tf.nest.flatten(tree)]
+
+
+def _unknown(function: Callable[..., Any], cut: Cut) -> list[str]:
+    parameters = inspect.signature(function).parameters
+    unknown = [name for name in [*cut.whole, *cut.axes] if name not in parameters]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        name = getattr(function, "__name__", "the step")
+        return [f"{name} has no argument {', '.join(unknown)}, which weft.step names"]
+    return []
+
+
+def _find_different(sizes: list[tuple[str, int | None, list[int | None]]]) -> list[str]:
+    """The fault of tensors with different numbers of samples. ``sizes``: path, samples and shape of each."""
+    if len({size for _, size, _ in sizes if size is not None}) <= 1:
+        return []
+    listed = ", ".join(f"{path} {shape}" for path, _, shape in sizes)
+    path = sizes[-1][0].partition("[")[0].partition(".")[0]
+    return [
+        f"the tensors given to the step do not have the same batch size: {listed}. One that has no batch dim goes "
+        f'whole to every microbatch with @weft.step(non_split_inputs=["{path}"]); one that has it elsewhere is cut '
+        f'along another dim with @weft.step(input_split_axes={{"{path}": 1}})'
+    ]
