@@ -12,6 +12,7 @@ from weft.errors import UsageError
 from weft.session import current
 from weft.session import session as base
 from weft.session.collectives import Alone, BytesPort
+from weft.session.session import Closable
 from weft.transport.channel import Channel
 from weft.transport.groups import GroupPort, default_takes_host_tensors
 
@@ -25,17 +26,23 @@ class Session(base.Session):
         channel: Between the ranks of the pipeline; None without one.
         known_models: The models that exist, by the order of their making.
         failure: The error that ended the step, where it was raised inside of a graph.
+        saves: The saves of this process, once there was one.
     """
 
     groups: dict[tuple[int, ...], Any]
     channel: Channel | None = None
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     failure: BaseException | None = None
+    saves: Closable | None = None
 
     @property
     def channels(self) -> list[Channel]:
         """All channels of this rank."""
         return [self.channel] if self.channel is not None else []
+
+    def keep_saves(self, saves: Closable) -> None:
+        """Close these saves at the end of the job."""
+        self.saves = saves
 
     def add_model(self, model: Any) -> None:
         """Know one more model, as long as it exists."""
