@@ -267,7 +267,7 @@ def free(variable: Any, named: str) -> None:
     """
     kept = underlying(variable)
     former = kept.handle
-    with tf.init_scope():
+    with tf.init_scope(), tf.device(former.device):
         tf.raw_ops.AssignVariableOp(resource=former, value=tf.zeros([0], kept.dtype), validate_shape=False)
         handle = tf.raw_ops.VarHandleOp(
             dtype=kept.dtype, shape=kept.shape, shared_name=f"{named} ({next(_freed)})"

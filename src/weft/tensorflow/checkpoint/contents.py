@@ -23,7 +23,6 @@ from weft.checkpoint.part import Part
 from weft.errors import UsageError
 from weft.tensorflow import private
 from weft.tensorflow.checkpoint.names import name_variables, numbered, optimizer_state
-from weft.tensorflow.model import DistributedModel
 from weft.tensorflow.session.session import Session, session
 
 FRAMEWORK = "tensorflow"
@@ -33,7 +32,7 @@ FRAMEWORK = "tensorflow"
 class Contents:
     """What is saved: models and optimizers by section, variables of the script by name."""
 
-    models: Mapping[str, DistributedModel]
+    models: Mapping[str, Any]
     optimizers: Mapping[str, Any]
     variables: Mapping[str, Any]
 
@@ -44,12 +43,12 @@ class Contents:
         Raises:
             UsageError: There are things that cannot be saved; all of them are named.
         """
-        models: dict[str, DistributedModel] = {}
+        models: dict[str, Any] = {}
         optimizers: dict[str, Any] = {}
         variables: list[tuple[str, Any]] = []
         wrong: list[str] = []
         for name, thing in _flat(things):
-            model = _model_of(thing)
+            model = model_of(thing)
             if model is not None:
                 models[name] = model
             elif hasattr(thing, "apply_gradients") and hasattr(thing, "variables"):
@@ -98,11 +97,9 @@ def _flat(things: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return found
 
 
-def _model_of(thing: Any) -> DistributedModel | None:
-    """The model that a thing is, or that wraps it."""
-    if isinstance(thing, DistributedModel):
-        return thing
-    return next((model for model in session().models if model.module is thing), None)
+def model_of(thing: Any) -> Any:
+    """The ``DistributedModel`` that a thing is, or that wraps it; None if there is none."""
+    return next((model for model in session().models if thing is model or thing is model.module), None)
 
 
 def _sections(kind: str, things: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from weft.checkpoint.folder import explain
 from weft.errors import CheckpointError, UsageError
 from weft.session.collectives import agree_on
 from weft.tensorflow import private
-from weft.tensorflow.model import DistributedModel
+from weft.tensorflow.checkpoint.tensor_files import array_of
 from weft.tensorflow.session.freeing import free_others, is_here
 from weft.tensorflow.session.session import Session, session
 
 
-def save_model(model: DistributedModel, save_path: str | Path) -> None:
+def save_model(model: Any, save_path: str | Path) -> None:
     """Write the whole model; every rank calls this, outside of a step.
 
     ``save_path``: a folder, which becomes a SavedModel; or a file that ends in ``.keras``, for a model that was handed
@@ -38,7 +38,7 @@ def save_model(model: DistributedModel, save_path: str | Path) -> None:
         agree_on(joined, joined.port(), lambda: _write(model, path), "save_model()")
 
 
-def _write(model: DistributedModel, path: Path) -> str:
+def _write(model: Any, path: Path) -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with model.whole():
@@ -52,7 +52,7 @@ def _write(model: DistributedModel, path: Path) -> str:
 
 
 @contextmanager
-def gathered(joined: Session, model: DistributedModel) -> Iterator[None]:
+def gathered(joined: Session, model: Any) -> Iterator[None]:
     """Inside, all variables of the model have their values on the first rank; the ranks of the first pipeline work
     together for that. Afterwards it gives up again what it did not have."""
     lacked = []
@@ -65,7 +65,7 @@ def gathered(joined: Session, model: DistributedModel) -> Iterator[None]:
             free_others(joined.models)
 
 
-def gather(joined: Session, model: DistributedModel) -> list[Any]:
+def gather(joined: Session, model: Any) -> list[Any]:
     """Bring all variables' values to the first rank of the pipeline; those that had no value there.
 
     Every rank of the pipeline calls this.
@@ -77,7 +77,7 @@ def gather(joined: Session, model: DistributedModel) -> list[Any]:
         if owner == 0:
             continue
         kept = private.underlying(variable)
-        content = np.array(kept).tobytes() if owner == here else b""
+        content = array_of(variable).tobytes() if owner == here else b""
         content = port.broadcast_bytes(content, ranks[owner])
         if here == 0:
             if not is_here(variable):

@@ -16,7 +16,6 @@ from weft.tensorflow.checkpoint import contents, user_values
 from weft.tensorflow.checkpoint.contents import Contents
 from weft.tensorflow.checkpoint.restore import AllRanks, restore
 from weft.tensorflow.checkpoint.tensor_files import stage, write_shard
-from weft.tensorflow.model import DistributedModel
 from weft.tensorflow.session.session import Session, session
 
 
@@ -27,7 +26,7 @@ def reached(phase: str) -> None:
 def save_checkpoint(
     path: str | Path,
     tag: str,
-    model: DistributedModel | None = None,
+    model: Any = None,
     optimizer: Any = None,
     user_content: Any = None,
     num_kept_partial_checkpoints: int | None = None,
@@ -38,7 +37,7 @@ def save_checkpoint(
         path: A folder on a disk that all hosts share; it is made if needed.
         tag: The save's name, the same on every rank. A tag that was used before is saved again beside the earlier
             one, which is removed when the new one is complete.
-        model: The model to save. Each rank writes the variables that it owns.
+        model: The ``DistributedModel`` to save. Each rank writes the variables that it owns.
         optimizer: Its optimizer, of Keras 3 or of tf_keras; None saves none.
         user_content: Numbers, texts, lists, dicts, tensors, NumPy arrays; the first rank's counts.
         num_kept_partial_checkpoints: After this save, keep so many; the oldest are removed.
@@ -94,7 +93,7 @@ def resume_from_checkpoint(
     strict: bool = True,
     load_optimizer: bool = True,
     *,
-    model: DistributedModel | None = None,
+    model: Any = None,
     optimizer: Any = None,
     verify: str = "full",
 ) -> Any:
@@ -155,7 +154,7 @@ def resume(
 
 
 def _contents(model: Any, optimizer: Any) -> Contents:
-    if model is not None and not isinstance(model, DistributedModel):
+    if model is not None and model is not contents.model_of(model):
         raise UsageError(f"model is a {type(model).__qualname__}: pass the DistributedModel")
     if optimizer is not None and model is None:
         raise UsageError("an optimizer is saved by its variables' names: pass its model too")

@@ -17,7 +17,7 @@ from weft.tensorflow import private
 
 
 def stage(tensors: Mapping[str, Any], copy: bool) -> dict[str, np.ndarray[Any, Any]]:
-    """Copies of variables, tensors and arrays in host memory.
+    """Variables, tensors and arrays as arrays in host memory; with ``copy`` apart from the given ones.
 
     Raises:
         UsageError: Tensors of that type cannot be saved.
@@ -30,8 +30,14 @@ def stage(tensors: Mapping[str, Any], copy: bool) -> dict[str, np.ndarray[Any, A
                 f"{path} holds values of {tf.as_dtype(value.dtype).name}, which a checkpoint cannot: "
                 f"it holds {', '.join(ITEM_BYTES)}"
             )
-        staged[path] = np.array(value)
+        staged[path] = array_of(value, copy)
     return staged
+
+
+def array_of(tensor: Any, copy: bool = False) -> np.ndarray[Any, Any]:
+    """A variable, tensor or array as an array; with ``copy`` apart from the given one."""
+    value = private.underlying(tensor)
+    return np.array(value.numpy() if hasattr(value, "numpy") else value, copy=copy or None)
 
 
 def write_shard(
