@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import keras
 import tensorflow as tf
 from tensorflow.python.autograph.core import converter
 from tensorflow.python.autograph.impl import api
@@ -290,11 +291,15 @@ def trained_by(optimizer: Any) -> list[Any]:
 
 
 def build_optimizer(optimizer: Any, variables: Iterable[Any]) -> None:
-    """Make an optimizer's own variables for these."""
-    if hasattr(optimizer, "_create_all_weights"):  # the older kind of tf_keras
-        optimizer._create_all_weights(list(variables))
-    else:
+    """Make an optimizer's own variables for these, with the names that they have after ``apply_gradients``."""
+    if isinstance(optimizer, keras.optimizers.Optimizer):
         optimizer.build(list(variables))
+        return
+    build = (
+        getattr(optimizer, "_create_all_weights", None) or optimizer.build
+    )  # the older kind of tf_keras has the first
+    with tf.name_scope(getattr(optimizer, "name", None) or optimizer._name):
+        build([underlying(each) for each in variables])
 
 
 def context_exists() -> bool:

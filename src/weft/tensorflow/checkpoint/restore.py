@@ -7,8 +7,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import keras
-
 from weft.checkpoint.agree import gather_faults
 from weft.checkpoint.find import Found
 from weft.checkpoint.index import Index
@@ -217,8 +215,7 @@ def _land(joined: Session, reader: ShardReader, what: Contents, landing: Landing
         state, _ = optimizer_state(optimizer, named)
         if not wanted.keys() <= state.keys():
             trained = [each for name, each in named.items() if name in landing.trained[section]]
-            modern = isinstance(optimizer, keras.optimizers.Optimizer)
-            private.build_optimizer(optimizer, trained if modern else map(private.underlying, trained))
+            private.build_optimizer(optimizer, trained)
             state, _ = optimizer_state(optimizer, named)
         missing = sorted(wanted.keys() - state.keys())
         wrong = [f"the {section} keeps no {listed(missing)}"] if missing else []
