@@ -130,6 +130,11 @@ class DistributedModel(keras.Model):
         else:
             self._waiting = [*self._waiting, act]
 
+    @property
+    def waits(self) -> bool:
+        """Whether something waits for the first step."""
+        return bool(self._waiting)
+
     def follow(self, former: int, key: int) -> None:
         """A variable has another key now."""
         if former in self._owners:

@@ -192,6 +192,11 @@ def second_run(folder: Path) -> dict[str, Any]:
     keras.layers.Dense(1), keras.layers.BatchNormalization()  # Keras counts on: names are others now
     run = Training()
     check_content(weft.resume_from_checkpoint(folder / "saves", "two", optimizer=run.optimizer))
+    if weft.size() == 2:
+        told = refused(
+            UsageError, lambda: weft.save_checkpoint(folder / "saves", "b", run.model, run.optimizer)
+        )
+        assert "arrives with the first step: save after that" in told
     found = {
         "losses": run.train(2, 4), "iterations": int(run.optimizer.iterations),
         "names": [each.path for each in run.model.all_variables()],

@@ -64,6 +64,10 @@ def save(
     if keep is not None and (not isinstance(keep, int) or keep < 1):
         raise UsageError(f"{keep_name} is {keep!r}: write a whole number from 1 on, or None")
     joined.check_outside("saving a checkpoint")
+    if any(model.waits for model in what.models.values()):
+        raise UsageError(
+            "the job was resumed, and what its optimizer keeps arrives with the first step: save after that"
+        )
 
     def make() -> Part:
         part = Part()
