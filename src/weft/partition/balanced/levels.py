@@ -96,11 +96,10 @@ def _visits(
             ready[partition].append((levels[unit], unit))
     for heap in ready:
         heapify(heap)
-    stages, ranks = [0] * len(where), []
+    stages, ranks = [0] * len(where), list[int]()
     while any(left):
-        partition = next((one for one in range(count) if left[one] and not foreign[one]), None)
-        if partition is None:
-            partition = min((one for one in range(count) if ready[one]), key=lambda one: ready[one][0])
+        whole = [one for one in range(count) if left[one] and not foreign[one]]
+        partition = whole[0] if whole else min(filter(ready.__getitem__, range(count)), key=ready.__getitem__)
         while ready[partition]:
             _, unit = heappop(ready[partition])
             stages[unit] = len(ranks)
