@@ -22,7 +22,6 @@ from weft.schedule.table import KINDS, having
 from weft.simulate import Links
 from weft.units import format_bytes
 
-
 LIST = Option("list", like="interleaved")
 """What runs any stages."""
 
