@@ -49,8 +49,8 @@ def candidates(
     """Placements that differ, the contiguous cut of the program's order first.
 
     A limit is an even share and the balance's tolerance more, or the heaviest item if that is more. Units of a group
-    are on one partition, and fixed units on theirs. Where these cannot be in runs, the cut is made without them, and
-    they are put on their partitions afterwards.
+    are on one partition, and fixed units on theirs: by cuts that keep to that, and by cuts that do not, after which
+    fixed units are put on their partitions.
 
     Args:
         problem: Graph, number of partitions, and fixed units; nothing else of it counts.
@@ -91,31 +91,35 @@ class _Search:
         self.partitions = problem.partitions
 
     def limits(self, wider: float) -> list[float]:
-        """For each balance the most that a partition may have."""
+        """For each balance the most that a partition may have; anything if `wider` is infinite."""
+        if wider == math.inf:
+            return [math.inf] * len(self.given)
         return [
-            max(sum(weights) / self.partitions * (1.0 + wider * one.tolerance), max(weights, default=0.0))
+            max((1.0 + wider * one.tolerance) * sum(weights) / self.partitions, *weights)
             for weights, one in zip(self.items.weights, self.given, strict=True)
         ]
 
     def cuts(self) -> Iterator[tuple[str, list[int]]]:
         """By dynamic programming over each order, and moves from there."""
-        for name, order in self.items.orders.items():
+        for order_name, order in self.items.orders.items():
             runs = Runs(self.items, order)
-            found = [*self._fitting(runs, fixed=True)] or [*self._fitting(runs, fixed=False)]
-            for where, limits in found:
+            found = [*self._fitting(runs, fixed=True)]
+            if self.items.fixed:
+                found += self._fitting(runs, fixed=False)
+            for where, wider in found:
+                name = f"{order_name}, {'no limits' if wider == math.inf else f'tolerance x {wider:.2g}'}"
                 where = self.with_fixed(where)
                 yield name, where
-                yield f"{name}, moves", self.improved(where, limits)
+                yield f"{name}, moves", self.improved(where, self.limits(wider))
 
-    def _fitting(self, runs: Runs, fixed: bool) -> Iterator[tuple[list[int], list[float]]]:
-        """Cuts within the narrowest limits that allow one, and within wider ones, with these limits."""
+    def _fitting(self, runs: Runs, fixed: bool) -> Iterator[tuple[list[int], float]]:
+        """Cuts within the narrowest limits that allow one, and within wider ones, with how wide they are."""
         before, left = None, FITTING
         for wider in (*(WIDER**step for step in range(STEPS)), math.inf):
-            limits = self.limits(wider)
-            where = runs.cut(self.partitions, limits, fixed)
+            where = runs.cut(self.partitions, self.limits(wider), fixed)
             if where is not None:
                 if where != before:
-                    yield where, limits
+                    yield where, wider
                 before, left = where, left - 1
                 if not left:
                     return

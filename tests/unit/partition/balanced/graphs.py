@@ -91,7 +91,9 @@ def densenet121():
         for _ in range(layers):
             deep = now
             for inputs, outputs, kernel in ((wide, 128, 1), (128, 32, 3)):
-                deep = net.add(deep, parameters=4 * inputs, variables=4, operations=12, size=16 * inputs * side**2)
+                deep = net.add(
+                    deep, parameters=4 * inputs, variables=4, operations=12, size=16 * inputs * side**2
+                )
                 deep = net.add(deep, operations=1, size=16 * inputs * side**2, time=0.1)
                 deep = net.add(
                     deep, parameters=inputs * outputs * kernel**2, variables=1, operations=3,
@@ -116,7 +118,12 @@ def gpt(layers=12, width=768, words=50257, tokens=64):
     def dense(source, inputs, outputs):
         size = flow * outputs // width
         return net.add(
-            source, parameters=inputs * outputs, variables=2, operations=6, size=size, time=inputs * outputs / 5e5
+            source,
+            parameters=inputs * outputs,
+            variables=2,
+            operations=6,
+            size=size,
+            time=inputs * outputs / 5e5,
         )
 
     for _ in range(layers):
