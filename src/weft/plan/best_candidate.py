@@ -17,7 +17,7 @@ from weft.partition.balanced.levels import stages_of_placement
 from weft.plan.chosen import Chosen
 from weft.plan.option import Option, Placed
 from weft.plan.search import Found, merit, search
-from weft.plan.stages import on_stages
+from weft.plan.stages import always, on_stages
 from weft.schedule.table import KINDS, having
 from weft.simulate import Links
 from weft.units import format_bytes
@@ -111,11 +111,11 @@ def best_by_step(
         stages, layout = stages_of_placement(graph, candidate.partitions, ranks)
         placed = on_stages(graph, stages, layout, speeds=speeds, placement=candidate)
         tried = list(dict.fromkeys(_fitting(option, ranks, placed) for option in options))
-        for one in search(
-            ranks, microbatches, lambda _, placed=placed: placed, links,  # type: ignore[misc]
+        results = search(
+            ranks, microbatches, always(placed), links,
             memory_bytes=memory_bytes, tried=tried, copies=copies, ahead=ahead,
-        ):  # fmt: skip
-            found.append((one, candidate, stages))
+        )  # fmt: skip
+        found += [(one, candidate, stages) for one in results]
     found = sorted((one for one in found if one[0].schedule is not None), key=lambda one: merit(one[0]))
     if not found:
         raise PlacementError("no candidate can be run: give at least one placement, and enough memory for it")

@@ -354,12 +354,13 @@ def choices(placer: Placer, tried: Sequence[Option] | None = None) -> list[Found
         if one.option.like == "v":  # it comes from simulation
             continue
         better = stages_in(refined(one.placed.placement, microbatches, links, one.option))
-        (again,) = found_with(_always(better), [one.option], None)
+        (again,) = found_with(always(better), [one.option], None)
         found[number] = min(one, again, key=merit)
     return sorted(found, key=merit)
 
 
-def _always(placed: Placed) -> Place:
+def always(placed: Placed) -> Place:
+    """Units on these stages, whichever were asked for."""
     return lambda layout: placed
 
 

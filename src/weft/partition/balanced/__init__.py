@@ -95,7 +95,7 @@ class _Search:
         if wider == math.inf:
             return [math.inf] * len(self.given)
         return [
-            max((1.0 + wider * one.tolerance) * sum(weights) / self.partitions, *weights)
+            max([(1.0 + wider * one.tolerance) * sum(weights) / self.partitions, *weights])
             for weights, one in zip(self.items.weights, self.given, strict=True)
         ]
 

@@ -65,17 +65,12 @@ def _pass(state: _State, admits: Callable[[Sequence[int]], bool]) -> _State:
         if found is None:
             break
         _, item, target = found
-        home = state.where[item]
-        state.where[item] = target
-        if not admits(state.where):
-            state.where[item] = home
+        idle += 1
+        if not admits([*state.where[:item], target, *state.where[item + 1 :]]):
             refused.add((item, target))
-            idle += 1
             continue
-        state.where[item] = home
         state.move(item, target)
         moved.add(item)
-        idle += 1
         if state.score < best_score:
             best, best_score, idle = list(state.where), state.score, 0
     return _State(state.items, best, state.partitions, state.limits)

@@ -127,6 +127,8 @@ def test_faults_of_balances_and_fixed_units():
 def test_fewer_units_than_partitions():
     found = candidates(Problem(graph_of([(0, 1)], 2), 4), [Balance("operations", (1, 1))])
     assert sorted(found[0].partitions) == [*found[0].partitions]
+    (found,) = candidates(Problem(Graph(()), 2), [Balance("operations", ())])
+    assert found.partitions == ()
 
 
 def zigzag(adjacency, partitions):

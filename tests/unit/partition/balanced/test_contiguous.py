@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.partition.balanced.graphs import graph_of, small_graphs
-from weft.graph import Graph, Tensor
+from weft.graph import Graph, Tensor, Unit
 from weft.partition import Problem
 from weft.partition.balanced.candidate import Balance, cut_bytes
 from weft.partition.balanced.contiguous import Runs
@@ -55,13 +56,32 @@ def squares(items, where, partitions):
     )
 
 
+def drawn_by(seed):
+    """Items with many tensors and groups, sometimes fixed; an order, partitions, limits that often allow a cut."""
+    draw = random.Random(seed)
+    count, partitions = draw.randint(2, 8), draw.randint(2, 3)
+    units = [Unit(f"u{i}", 1, 2, 0, 0, group=draw.choice([None] * 5 + ["a"])) for i in range(count)]
+    tensors = [
+        Tensor(
+            unit.name,
+            tuple(other.name for other in units[i + 1 :] if draw.random() < 0.5),
+            draw.randint(0, 9),
+        )
+        for i, unit in enumerate(units)
+        for _ in range(2)
+    ]
+    both = [Balance(name, tuple(draw.randint(0, 5) for _ in units)) for name in "ab"]
+    fixed = {draw.choice(units).name: draw.randrange(partitions)} if draw.random() < 0.3 else {}
+    items = Items.of(Problem(Graph(units, tensors), partitions, fixed=fixed), both)
+    order = draw.sample(range(len(items)), len(items))
+    return items, order, partitions, [draw.uniform(0.4, 1.1) * sum(weights) for weights in items.weights]
+
+
 @settings(max_examples=300, deadline=None)
-@given(problems(), st.data())
-def test_the_cut_is_the_least_of_all_cuts_of_the_order(drawn, data):
+@given(st.integers(0, 2**32))
+def test_the_cut_is_the_least_of_all_cuts_of_the_order(seed):
     """Within both limits, with items fixed; of equal cuts the most even one; None only if no cut is allowed."""
-    items, partitions = drawn
-    order = data.draw(st.permutations(range(len(items))))
-    limits = [data.draw(st.integers(0, 20)) for _ in items.weights]
+    items, order, partitions, limits = drawn_by(seed)
     allowed = [
         where
         for where in all_cuts(order, partitions)
@@ -103,10 +123,17 @@ def test_the_orders_of_two_branches():
 
 
 def test_few_live_bytes():
-    """What makes much is run as late as what it feeds allows."""
-    units = graph_of([(0, 2), (1, 2)], 3).units
-    graph = Graph(units, [Tensor("u0", ("u2",), 9), Tensor("u1", ("u2",), 1)])
-    assert Items.of(Problem(graph, 1), []).orders["few live bytes"] == (1, 0, 2)
+    """Of what could run next comes first what frees more bytes than it makes, then what makes fewer."""
+    units = graph_of([], 4).units
+    tensors = [
+        Tensor("u0", ("u1",), 0),
+        Tensor("u0", ("u2",), 8),
+        Tensor("u1", ("u3",), 2),
+        Tensor("u2", ("u3",), 5),
+    ]
+    assert Items.of(Problem(Graph(units, tensors), 1), []).orders["few live bytes"] == (0, 2, 1, 3)
+    tensors = [Tensor("u0", ("u2",), 9), Tensor("u1", ("u2",), 1)]
+    assert Items.of(Problem(Graph(units, tensors), 1), []).orders["few live bytes"] == (3, 1, 0, 2)
 
 
 @settings(max_examples=100, deadline=None)
