@@ -24,6 +24,8 @@ from weft.session.ranks import rdp_size as rdp_size
 from weft.session.ranks import size as size
 from weft.session.ranks import tp_rank as tp_rank
 from weft.session.ranks import tp_size as tp_size
+from weft.tensorflow.clip import clip_by_global_norm as clip_by_global_norm
+from weft.tensorflow.clip import global_norm as global_norm
 from weft.tensorflow.join import init as init
 from weft.tensorflow.join import shutdown as shutdown
 from weft.tensorflow.model import DistributedModel as DistributedModel

@@ -60,9 +60,11 @@ class DistributedModel(keras.Model):
         with capture.noted(lambda first, end: marks.models.append((self, first, end))):
             return super().__call__(*args, **kwargs)
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
         if self._wrapped is None:
             raise UsageError(f"{type(self).__name__} has no call method: write one, or hand a model over")
+        if training is not None:  # Keras hands it on to layers that name it only
+            kwargs["training"] = training
         return self._wrapped(*args, **kwargs)
 
     # --- variables ------------------------------------------------------------------------------------------

@@ -14,14 +14,34 @@ class NoTensorError(UsageError, AttributeError, TypeError):
     """What a step returns was used as a tensor."""
 
 
+def mark_gradient(tensor: Any, variable: int) -> Any:
+    """The tensor, known as the gradient of a variable, given by its key."""
+    tensor._weft_gradient = variable
+    return tensor
+
+
+def variable_of_gradient(tensor: Any) -> int | None:
+    """The key of the variable whose gradient a tensor is, where a step has returned it."""
+    return getattr(tensor, "_weft_gradient", None)
+
+
+def is_gradient(tensor: Any) -> bool:
+    """Whether a tensor is the gradient of one of this rank's variables, as a step has returned it."""
+    return variable_of_gradient(tensor) is not None
+
+
 class StepOutput:
     """One tensor of a step's result, for each microbatch: ``outputs[i]`` is microbatch i's.
 
-    ``weights`` are the microbatches' shares of the samples (equal unless the step allows uneven ones).
+    ``weights`` are the microbatches' shares of the samples (equal unless the step allows uneven ones). ``variable``:
+    the key of the variable whose gradient this is.
     """
 
-    def __init__(self, outputs: Sequence[Any], weights: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, outputs: Sequence[Any], weights: Sequence[float] | None = None, variable: int | None = None
+    ) -> None:
         self.outputs = list(outputs)
+        self.variable = variable
         self.weights = list(weights) if weights is not None else [1.0 / len(self.outputs)] * len(self.outputs)
 
     def reduce_mean(self) -> Any:
@@ -30,10 +50,11 @@ class StepOutput:
         if not outputs[0].dtype.is_floating and not outputs[0].dtype.is_complex:
             outputs = [tf.cast(each, tf.float32) for each in outputs]
         if len(set(self.weights)) == 1:
-            return self._sum(outputs) / len(outputs)
-        return self._sum(
-            [each * tf.cast(w, each.dtype) for w, each in zip(self.weights, outputs, strict=True)]
-        )
+            mean = self._sum(outputs) / len(outputs)
+        else:
+            shares = [tf.cast(weight, outputs[0].dtype) for weight in self.weights]
+            mean = self._sum([each * share for share, each in zip(shares, outputs, strict=True)])
+        return mean if self.variable is None else mark_gradient(mean, self.variable)
 
     def accumulate(self, method: str = "add_n", var: Any = None) -> Any:
         """The mean over microbatches: the gradient of the mini-batch's mean loss; shape of one entry.

@@ -258,6 +258,21 @@ def library_of(graph_def: Any, nodes: Sequence[Any]) -> list[Any]:
     return list(found.values())
 
 
+def optimizer_classes() -> list[type]:
+    """The classes that optimizers derive from, of every Keras that is imported."""
+    found = []
+    if "keras" in sys.modules:
+        found.append(sys.modules["keras.src.optimizers.base_optimizer"].BaseOptimizer)
+    if "tf_keras" in sys.modules:
+        found.append(sys.modules["tf_keras.src.optimizers.optimizer"].Optimizer)
+    return found
+
+
+def loss_scale_classes() -> list[type]:
+    """The classes that scale losses, of every Keras that is imported, and look whether gradients are finite."""
+    return [sys.modules["keras"].optimizers.LossScaleOptimizer] if "keras" in sys.modules else []
+
+
 def is_building_function() -> bool:
     """Whether a ``tf.function`` is being traced."""
     return bool(ops.inside_function())

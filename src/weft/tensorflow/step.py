@@ -40,12 +40,14 @@ class Step:
             raise UsageError(f"{self.function.__name__}: a step cannot call another step")
         joined = session()
         batch = prepare(self.function, args, kwargs, self.cut, joined.settings.microbatches)
-        key = batch.key(), tuple(model_state(model) for model in joined.models)
+        key = self._key(joined, batch)
         tensors = [batch.leaves[number] for number in batch.tensors]
         if joined.settings.partitions == 1:
             return self._alone(joined, batch, key, tensors)
         if key not in self._compiled:
-            self._compiled[key] = self._compile(joined, batch)
+            compiled = self._compile(joined, batch)
+            key = self._key(joined, batch)  # the trace may have built the models
+            self._compiled[key] = compiled
         compiled = self._compiled[key]
         messages = Messages(joined, batch.microbatches)
         if private.is_building_function():
@@ -59,6 +61,10 @@ class Step:
         if key not in self._functions:
             self._functions[key] = self._whole(batch, compiled, messages)
         return self._package(joined, batch, compiled, self._functions[key](tensors))
+
+    def _key(self, joined: Session, batch: MiniBatch) -> Any:
+        """What must be the same for a step that was traced to be used again."""
+        return batch.key(), tuple(model_state(model) for model in joined.models)
 
     def _compile(self, joined: Session, batch: MiniBatch) -> Compiled:
         models = joined.models
@@ -117,19 +123,18 @@ class Step:
     ) -> Any:
         """What the step returns: gradients of other partitions' variables are left out of their lists."""
         own = joined.position("pp")
-        result = compiled.capture.result
-        flat = tf.nest.flatten(result)
+        record, captured = compiled.capture.record, compiled.capture
         leaves: list[Any] = []
-        for number, leaf in enumerate(flat):
-            value = compiled.capture.record.results[number]
-            if value is None:
+        for number, leaf in enumerate(tf.nest.flatten(captured.result)):
+            variables = record.gradients[number]
+            key = private.key_of(captured.variables[next(iter(variables))]) if len(variables) == 1 else None
+            if record.results[number] is None:
                 leaves.append([leaf] * batch.microbatches if leaf is not None else None)
             elif compiled.phases.wanted[number] not in (own, EVERYWHERE):
                 leaves.append(ELSEWHERE)
             else:
-                leaves.append(StepOutput(results[number], batch.weights))
-        names = [compiled.capture.record.gradients[number] for number in range(len(flat))]
-        return _without_others(result, iter(zip(leaves, names, strict=True)))
+                leaves.append(StepOutput(results[number], batch.weights, key))
+        return _without_others(captured.result, iter(leaves))
 
 
 class _Elsewhere:
@@ -151,8 +156,7 @@ def _without_others(structure: Any, leaves: Any) -> Any:
     if isinstance(structure, (list, tuple)):
         items = [_without_others(item, leaves) for item in structure]
         return type(structure)(item for item in items if item is not ELSEWHERE)
-    leaf, _ = next(leaves)
-    return leaf
+    return next(leaves)
 
 
 def _entry(entries: list[Any], weights: list[float]) -> Any:

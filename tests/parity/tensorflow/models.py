@@ -65,7 +65,9 @@ def tokens(length: int, words: int) -> Callable[[np.random.Generator], tuple[Any
 
 def cross_entropy(labels: Any, predictions: Any) -> Any:
     return tf.reduce_mean(
-        keras.losses.sparse_categorical_crossentropy(labels, tf.cast(predictions, tf.float32), from_logits=True)
+        keras.losses.sparse_categorical_crossentropy(
+            labels, tf.cast(predictions, tf.float32), from_logits=True
+        )
     )
 
 
@@ -84,7 +86,14 @@ def usual_loss(model: Any, x: Any, y: Any) -> tuple[Any, Any]:
 def mlp() -> Case:
     return Case(
         lambda: keras.Sequential(
-            [L.Input((6,)), L.Dense(16, "silu"), L.BatchNormalization(), L.Dropout(0.3), L.Dense(16, "relu"), L.Dense(3)]
+            [
+                L.Input((6,)),
+                L.Dense(16, "silu"),
+                L.BatchNormalization(),
+                L.Dropout(0.3),
+                L.Dense(16, "relu"),
+                L.Dense(3),
+            ]
         ),
         rows(6),
     )
@@ -100,9 +109,16 @@ def cnn() -> Case:
     return Case(
         lambda: keras.Sequential(
             [
-                L.Input((12, 12, 3)), L.Conv2D(8, 3, activation="relu"), L.BatchNormalization(), L.MaxPooling2D(),
-                L.Conv2D(16, 3), L.BatchNormalization(), L.Activation("swish"), L.SpatialDropout2D(0.2),
-                L.GlobalAveragePooling2D(), L.Dense(4),
+                L.Input((12, 12, 3)),
+                L.Conv2D(8, 3, activation="relu"),
+                L.BatchNormalization(),
+                L.MaxPooling2D(),
+                L.Conv2D(16, 3),
+                L.BatchNormalization(),
+                L.Activation("swish"),
+                L.SpatialDropout2D(0.2),
+                L.GlobalAveragePooling2D(),
+                L.Dense(4),
             ]
         ),  # fmt: skip
         images(12),
@@ -138,7 +154,9 @@ class Block(L.Layer):
 
 
 class Gpt(keras.Model):
-    def __init__(self, words: int = 40, length: int = 8, width: int = 16, layers: int = 3, tied: bool = False) -> None:
+    def __init__(
+        self, words: int = 40, length: int = 8, width: int = 16, layers: int = 3, tied: bool = False
+    ) -> None:
         super().__init__()
         self.words = L.Embedding(words, width)
         self.places = L.Embedding(length, width)
@@ -200,7 +218,13 @@ def encoder_decoder() -> Case:
 def lstm() -> Case:
     return Case(
         lambda: keras.Sequential(
-            [L.Input((7,)), L.Embedding(30, 8), L.LSTM(12, return_sequences=True, dropout=0.1), L.GRU(10), L.Dense(3)]
+            [
+                L.Input((7,)),
+                L.Embedding(30, 8),
+                L.LSTM(12, return_sequences=True, dropout=0.1),
+                L.GRU(10),
+                L.Dense(3),
+            ]
         ),
         lambda rng: (rng.integers(0, 30, (BATCH, 7)), rng.integers(0, 3, BATCH)),
     )
@@ -211,8 +235,11 @@ def bidirectional() -> Case:
     return Case(
         lambda: keras.Sequential(
             [
-                L.Input((7,)), L.Embedding(30, 8, mask_zero=True), L.Bidirectional(L.LSTM(6, return_sequences=True)),
-                L.Bidirectional(L.GRU(5)), L.Dense(3),
+                L.Input((7,)),
+                L.Embedding(30, 8, mask_zero=True),
+                L.Bidirectional(L.LSTM(6, return_sequences=True)),
+                L.Bidirectional(L.GRU(5)),
+                L.Dense(3),
             ]
         ),  # fmt: skip
         lambda rng: (rng.integers(0, 30, (BATCH, 7)), rng.integers(0, 3, BATCH)),
@@ -249,6 +276,8 @@ class Functions(keras.Model):
         super().__init__()
         self.first, self.second, self.last = L.Dense(8), L.Dense(8), L.Dense(3)
         self.norm = L.BatchNormalization()
+        self.second.build((None, 8))  # no variables are made inside of a function that is called again
+        self.norm.build((None, 8))
 
     @tf.function
     def inner(self, x: Any, training: Any) -> Any:
@@ -261,7 +290,7 @@ class Functions(keras.Model):
 
 @case
 def functions() -> Case:
-    return Case(Functions, rows(5))
+    return Case(Functions, rows(5), tolerance=1e-4)  # two samples in a BatchNorm make much of the last bit
 
 
 @tf.custom_gradient
@@ -291,7 +320,12 @@ def custom_gradient() -> Case:
 class Twice(keras.Model):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.shared, self.middle, self.last = L.Dense(8), L.Dense(8, "tanh"), L.Dense(8), L.Dense(3)
+        self.first, self.shared, self.middle, self.last = (
+            L.Dense(8),
+            L.Dense(8, "tanh"),
+            L.Dense(8),
+            L.Dense(3),
+        )
 
     def call(self, x: Any) -> Any:
         return self.last(self.shared(self.middle(self.shared(self.first(x)))))
@@ -307,8 +341,11 @@ def regularised() -> Case:
     return Case(
         lambda: keras.Sequential(
             [
-                L.Input((5,)), L.Dense(8, kernel_regularizer="l2"), L.ActivityRegularization(0.01),
-                L.Dense(8, "relu", kernel_regularizer="l1"), L.Dense(3),
+                L.Input((5,)),
+                L.Dense(8, kernel_regularizer="l2"),
+                L.ActivityRegularization(0.01),
+                L.Dense(8, "relu", kernel_regularizer="l1"),
+                L.Dense(3),
             ]
         ),  # fmt: skip
         rows(5),
@@ -333,10 +370,15 @@ def many_inputs() -> Case:
         a, b = L.Input((5,), name="a"), L.Input((4,), name="b")
         x, y = L.Dense(8, "relu")(a), L.Dense(8, "tanh")(b)
         both = L.Concatenate()([x, y])
-        return keras.Model({"a": a, "b": b}, {"left": L.Dense(3)(both), "right": L.Dense(2)(L.Dense(6)(x * y))})
+        return keras.Model(
+            {"a": a, "b": b}, {"left": L.Dense(3)(both), "right": L.Dense(2)(L.Dense(6)(x * y))}
+        )
 
     def batch(rng: np.random.Generator) -> tuple[Any, ...]:
-        x = {"a": rng.normal(size=(BATCH, 5)).astype("float32"), "b": rng.normal(size=(BATCH, 4)).astype("float32")}
+        x = {
+            "a": rng.normal(size=(BATCH, 5)).astype("float32"),
+            "b": rng.normal(size=(BATCH, 4)).astype("float32"),
+        }
         return x, {"left": rng.integers(0, 3, BATCH), "right": rng.integers(0, 2, BATCH)}
 
     def loss(model: Any, x: Any, y: Any) -> tuple[Any, Any]:

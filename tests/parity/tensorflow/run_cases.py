@@ -1,4 +1,7 @@
-"""Trains models split, and in this one process, and compares: ``weft run -n 2 tests/parity/tensorflow/run_cases.py NAME ...``."""
+"""Trains models split, and in this one process, and compares.
+
+weft run -n 2 tests/parity/tensorflow/run_cases.py NAME ...
+"""
 
 from __future__ import annotations
 
@@ -102,9 +105,7 @@ def difference(one: Any, other: Any, least: float = 1e-3) -> float:
 
 def compare(name: str, partitions: int, executor: str, whole: bool) -> dict[str, Any]:
     case = CASES[name]()
-    weft.init(
-        {"partitions": partitions, "microbatches": MICROBATCHES, "executor": executor, **case.settings}
-    )
+    weft.init({"partitions": partitions, "microbatches": MICROBATCHES, "executor": executor, **case.settings})
     began = time.perf_counter()
     losses, grads, variables, predictions = one_process(case)
     middle = time.perf_counter()
@@ -112,7 +113,9 @@ def compare(name: str, partitions: int, executor: str, whole: bool) -> dict[str,
     took = time.perf_counter() - middle
     worst = {"loss": max(map(difference, own_losses, losses))}
     everything = model.all_variables()
-    scale = 1e-1 * max(float(np.max(np.abs(each))) for each in grads)  # a bias before a BatchNorm has none but noise
+    scale = 1e-1 * max(
+        float(np.max(np.abs(each))) for each in grads
+    )  # a bias before a BatchNorm has none but noise
     place = {id(variable): number for number, variable in enumerate(everything)}
     trainable = [v for v in model.module.trainable_variables]
     train_place = {id(variable): number for number, variable in enumerate(trainable)}
@@ -138,6 +141,12 @@ def compare(name: str, partitions: int, executor: str, whole: bool) -> dict[str,
             tf.nest.flatten(predictions),
         )
     )
+    if os.environ.get("VERBOSE"):
+        print(
+            losses,
+            own_losses,
+            {v.path: difference(tf.cast(v, tf.float64), reference[place[id(v)]]) for v in own_variables},
+        )
     return {
         "case": name, "rank": weft.rank(), "own": len(own_variables), "all": len(everything), "worst": worst,
         "good": all(value <= case.tolerance for value in worst.values()),
