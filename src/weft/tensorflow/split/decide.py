@@ -136,8 +136,8 @@ def compare_graphs(session: Session, record: Record) -> None:
     at = next((number for number, (a, b) in pairs if a != b), min(len(first), len(second)))
     mine_is, theirs = (names[at] if at < len(names) else "nothing more" for names in (one, two))
     raise DivergenceError(
-        f"the ranks have traced different steps: operation {at} is {mine_is} on rank 0, and {theirs} on rank {other}. Build "
-        "the same model and call the step with arguments of the same shapes on every rank"
+        f"the ranks have traced different steps: operation {at} is {mine_is} on rank 0, and {theirs} on rank {other}. "
+        "Build the same model and call the step with arguments of the same shapes on every rank"
     )
 
 
@@ -162,6 +162,14 @@ def decide(settings: Settings, units: Units, fixed: Mapping[str, int], microbatc
         with suppress(PlacementError):
             found.append(_candidate("by time", units, time(range(settings.partitions)).placement.partitions))
     found += candidates(problem, given, cut_graph=metis.load())
+    counts = units.count_variables()
+
+    def holding(one: Candidate) -> int:
+        """How many partitions have variables: a small model would be quickest on one rank."""
+        return len({at for at, count in zip(one.partitions, counts, strict=True) if count})
+
+    most = max(map(holding, found))
+    found = [each for each in found if holding(each) == most]
     return _best(settings, units, found, microbatches, links)
 
 
