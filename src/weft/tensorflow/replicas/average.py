@@ -30,6 +30,7 @@ OPERATIONS = {"average": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "min": dis
 Run = Callable[[Sequence[Any]], list[Any]]
 
 
+@tf.autograph.experimental.do_not_convert
 def average(tensors: Sequence[Any], session: Session, number: int = 0, axis: str = "rdp") -> list[Any]:
     """The mean of each tensor over the replicas, in its shape and type. Every replica calls it, in the same order.
 
@@ -64,6 +65,7 @@ def average(tensors: Sequence[Any], session: Session, number: int = 0, axis: str
     return _called(session, run, dense, "the gradients")
 
 
+@tf.autograph.experimental.do_not_convert
 def all_reduce(tensor: Any, op: str, session: Session, axis: str = "rdp") -> Any:
     """One tensor over the ranks of an axis, in its shape and type: ``op`` is "average", "sum", "min" or "max".
 
@@ -87,9 +89,19 @@ def all_reduce(tensor: Any, op: str, session: Session, axis: str = "rdp") -> Any
             dist.all_reduce(part, OPERATIONS[op], group=session.group(axis))
         return flat.tensors()
 
-    return _called(session, run, [dense], "all_reduce()")[0]
+    @tf.custom_gradient
+    def reduced(value: Any) -> tuple[Any, Any]:
+        def gradient(following: Any) -> Any:
+            if op in ("min", "max"):
+                raise UsageError(f"the {op} over replicas has no gradient: use tf.stop_gradient on it")
+            return all_reduce(following, op, session, axis)
+
+        return _called(session, run, [value], "all_reduce()")[0], gradient
+
+    return reduced(dense)
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast(tensors: Sequence[Any], root: int, session: Session, axis: str = "rdp") -> list[Any]:
     """The tensors of the rank at position ``root`` of an axis, on all ranks of it. Shapes and types are alike.
 
@@ -112,6 +124,7 @@ def broadcast(tensors: Sequence[Any], root: int, session: Session, axis: str = "
     return _called(session, run, dense, "broadcast()")
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast_variables(variables: Sequence[Any], root: int, session: Session, axis: str = "rdp") -> Any:
     """Give variables the values that they have on the rank at position ``root``.
 
