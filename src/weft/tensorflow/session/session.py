@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 
 from weft.errors import PeerError, UsageError
@@ -28,6 +29,7 @@ class Session(base.Session):
         channel: Between the ranks of the pipeline; None without one.
         known_models: The models that exist, by the order of their making.
         failure: The error that ended the step, where it was raised inside of a graph.
+        after_partition: What the script wants to be called when a model has been split.
         kept: What rooms have opened for this job, by names of their own; closed at its end.
     """
 
@@ -35,7 +37,13 @@ class Session(base.Session):
     channel: Channel | None = None
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     failure: BaseException | None = None
+    after_partition: list[Callable[[], Any]] = field(default_factory=list)
     kept: dict[Hashable, Closable] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        """Where messages arrive."""
+        return torch.device("cpu")
 
     @property
     def channels(self) -> list[Channel]:
