@@ -25,10 +25,23 @@ from tensorflow.python.ops import array_ops, gradients_util, resource_variable_o
 
 @contextmanager
 def step_graph(name: str) -> Iterator[Any]:
-    """A graph of its own, in which operations are made inside; effects on one variable keep their order in it."""
+    """A graph of its own, in which operations are made inside; effects on one variable keep their order in it.
+
+    Variables that are made inside are made at once, as outside of every graph.
+    """
     graph = func_graph.FuncGraph(name, collections={})
-    with graph.as_default(), auto_control_deps.AutomaticControlDependencies():
+    with (
+        graph.as_default(),
+        tf.variable_creator_scope(_make_variable),
+        auto_control_deps.AutomaticControlDependencies(),
+    ):
         yield graph
+
+
+def _make_variable(others: Callable[..., Any], **arguments: Any) -> Any:
+    """A variable with its value; a ``tf.function`` around would give it its value only when it runs."""
+    with ops.init_scope():
+        return resource_variable_ops.default_variable_creator_v2(None, **arguments)
 
 
 def placeholder(dtype: Any, shape: Any, name: str) -> Any:

@@ -91,7 +91,8 @@ def _layer_call(layer: Any) -> Iterator[None]:
         yield
     finally:
         composite = open_calls.pop()
-        marks.layers.append((_path(layer), first + 1, private.made(graph) + 1, composite))
+        if private.made(graph) > first:
+            marks.layers.append((_path(layer), first + 1, private.made(graph) + 1, composite))
 
 
 def _path(layer: Any) -> str:
