@@ -108,8 +108,10 @@ class DistributedModel(keras.Model):
         return super().variables
 
     def finish_partition(self, owners: dict[int, int]) -> None:
-        """Know the partition of each variable, by its key."""
+        """Know the partition of each variable, by its key; the first time, call what waits for the partition."""
         self._owners.update(owners)
+        if self.partitioned:
+            return
         self.partitioned = True
         hooks = [*self._hooks, *session().after_partition]
         self._hooks.clear()

@@ -186,7 +186,8 @@ class Lanes:
 
 
 def _lanes(session: Session, axis: str) -> Lanes:
-    key = "averages", session.peers(axis)
+    settings = session.settings  # a repeated init may have changed them
+    key = Lanes, session.peers(axis), settings.all_reduce, settings.compression, settings.deterministic
     if key not in session.kept:
         session.kept[key] = Lanes(session, axis)
     found = session.kept[key]
