@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -189,6 +191,18 @@ def check_sessions_of_tensorflow_1():
             assert running.run(value) == 4.0 - 0.5 * 1.5
 
 
+def check_keras_2():
+    """Optimizers of ``tf_keras``, where it is installed."""
+    if importlib.util.find_spec("tf_keras") is None:
+        return
+    import tf_keras
+
+    for kind in (tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD):
+        variable, optimizer = tf.Variable([1.0, 2.0]), dp.DistributedOptimizer(kind(0.5))
+        tf.function(optimizer.apply_gradients)([(tf.constant([2.0 * dp.rank(), 4.0]), variable)])
+        assert variable.numpy().tolist() == [0.5, 0.0]
+
+
 def check_fit():
     model = net(3 + dp.rank())
     model.compile(dp.DistributedOptimizer(keras.optimizers.SGD(0.1)), LOSS, jit_compile=False)
@@ -226,6 +240,7 @@ def main():
     check_variables()
     check_sessions_of_tensorflow_1()
     check_fit()
+    check_keras_2()
     check_errors()
     check_failures()
     print("passed", flush=True)
