@@ -29,6 +29,7 @@ from weft.tensorflow.clip import global_norm as global_norm
 from weft.tensorflow.join import init as init
 from weft.tensorflow.join import shutdown as shutdown
 from weft.tensorflow.model import DistributedModel as DistributedModel
+from weft.tensorflow.model import register_post_partition_hook as register_post_partition_hook
 from weft.tensorflow.output import StepOutput as StepOutput
 from weft.tensorflow.split.by_hand import partition as partition
 from weft.tensorflow.step import step as step

@@ -152,6 +152,7 @@ def _leave() -> None:
     if leaving is None:
         return
     current.leave()
+    leaving.close()
     leave(leaving, leaving.channels)
     atexit.unregister(rendezvous.shutdown)
     rendezvous.shutdown(leaving.monitor)

@@ -50,13 +50,15 @@ class DistributedModel(keras.Model):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         marks = capture.tracing()
         if marks is None:
-            if session().settings.partitions > 1 and not tf.keras.utils.is_keras_tensor(
-                args[0] if args else None
-            ):
+            symbolic = tf.keras.utils.is_keras_tensor(args[0] if args else None)
+            if session().settings.partitions > 1 and not symbolic:
                 raise UsageError(
                     "a model that is split is called inside of a function that @weft.step decorates"
                 )
-            return super().__call__(*args, **kwargs)
+            result = super().__call__(*args, **kwargs)
+            if not self.partitioned and not symbolic:
+                self.finish_partition({})
+            return result
         with capture.noted(lambda first, end: marks.models.append((self, first, end))):
             return super().__call__(*args, **kwargs)
 
@@ -108,6 +110,31 @@ class DistributedModel(keras.Model):
         return super().variables
 
     def finish_partition(self, owners: dict[int, int]) -> None:
-        """Know the partition of each variable, by its key."""
+        """Know the partition of each variable, by its key; the first time, call what waits for the partition."""
         self._owners.update(owners)
+        if self.partitioned:
+            return
         self.partitioned = True
+        hooks = [*self._hooks, *session().after_partition]
+        self._hooks.clear()
+        session().after_partition.clear()
+        with tf.init_scope():  # eagerly, also where a graph is being traced
+            for hook in hooks:
+                hook()
+
+
+def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
+    """Call ``hook()`` eagerly, once, when the first step has split the model, before its first forward pass.
+
+    Returns the hook: it is written as a decorator, after ``init`` and before the first step.
+
+    Raises:
+        UsageError: All models are split already.
+    """
+    joined = session()
+    if joined.models and all(model.partitioned for model in joined.models):
+        raise UsageError(
+            "register_post_partition_hook was called when the model was split already: call it before the first step"
+        )
+    joined.after_partition.append(hook)
+    return hook

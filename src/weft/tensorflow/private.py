@@ -55,8 +55,8 @@ def captures(graph: Any) -> list[tuple[Any, Any]]:
 
 
 def made(graph: Any) -> int:
-    """A number that grows with every operation: those made from now on have larger ones."""
-    return int(graph.version)
+    """The number of the last operation that was made: those made from now on have larger ones."""
+    return int(graph.version) + 1  # the source and the sink of a graph have numbers, too
 
 
 def number_of(operation: Any) -> int:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 
-from weft.errors import UsageError
+from weft.errors import PeerError, UsageError
 from weft.session import current
 from weft.session import session as base
 from weft.session.collectives import Alone, BytesPort
+from weft.session.session import Closable
 from weft.transport.channel import Channel
 from weft.transport.groups import GroupPort, default_takes_host_tensors
 
@@ -25,12 +29,21 @@ class Session(base.Session):
         channel: Between the ranks of the pipeline; None without one.
         known_models: The models that exist, by the order of their making.
         failure: The error that ended the step, where it was raised inside of a graph.
+        after_partition: What the script wants to be called when a model has been split.
+        kept: What rooms have opened for this job, by names of their own; closed at its end.
     """
 
     groups: dict[tuple[int, ...], Any]
     channel: Channel | None = None
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     failure: BaseException | None = None
+    after_partition: list[Callable[[], Any]] = field(default_factory=list)
+    kept: dict[Hashable, Closable] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        """Where messages arrive."""
+        return torch.device("cpu")
 
     @property
     def channels(self) -> list[Channel]:
@@ -54,6 +67,24 @@ class Session(base.Session):
         if axis == "world" and default_takes_host_tensors():
             return dist.group.WORLD
         return self.groups.get(ranks)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Whatever fails inside is told to the other ranks: inside of a graph it becomes an error of TensorFlow's."""
+        try:
+            yield
+        except BaseException as error:
+            self.failure = self.failure or error
+            self.break_off(error)
+            if self.channel is not None and not isinstance(error, PeerError):
+                self.channel.abort(self.broken)
+            raise
+
+    def close(self) -> None:
+        """Close what was opened, unless something failed: then it may be in flight for ever."""
+        for each in self.kept.values() if not self.broken else ():
+            each.close()
+        self.kept.clear()
 
     def port(self, axis: str = "world") -> BytesPort:
         """Texts to and from the ranks along an axis."""
