@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -37,7 +38,8 @@ class DistributedModel(keras.Model):
         super().__init__(**kwargs)
         self.partitioned = False
         self._owners: dict[int, int] = {}
-        self._hooks: list[Callable[[], Any]] = []
+        self._waiting: list[Callable[[], Any]] = []
+        self._whole = False
         self._wrapped = model
         if model is not None:
             self.built = True
@@ -51,7 +53,7 @@ class DistributedModel(keras.Model):
         marks = capture.tracing()
         if marks is None:
             symbolic = tf.keras.utils.is_keras_tensor(args[0] if args else None)
-            if session().settings.partitions > 1 and not symbolic:
+            if not self._whole and session().settings.partitions > 1 and not symbolic:
                 raise UsageError(
                     "a model that is split is called inside of a function that @weft.step decorates"
                 )
@@ -72,7 +74,7 @@ class DistributedModel(keras.Model):
     # --- variables ------------------------------------------------------------------------------------------
 
     def _local(self, variables: list[Any]) -> list[Any]:
-        if not self.partitioned or capture.tracing() is not None:
+        if not self.partitioned or self._whole or capture.tracing() is not None:
             return variables
         own = session().position("pp")
         return [
@@ -109,18 +111,54 @@ class DistributedModel(keras.Model):
         """The variables of all partitions; those of others have no values here."""
         return super().variables
 
+    def owner_of(self, variable: Any) -> int | None:
+        """The partition of a variable; None for one that no step has used yet."""
+        return self._owners.get(private.key_of(private.handle_of(variable)))
+
     def finish_partition(self, owners: dict[int, int]) -> None:
-        """Know the partition of each variable, by its key; the first time, call what waits for the partition."""
+        """Know the partition of each variable, by its key; the first time, do what had to wait for that."""
         self._owners.update(owners)
         if self.partitioned:
             return
         self.partitioned = True
-        hooks = [*self._hooks, *session().after_partition]
-        self._hooks.clear()
+        waiting = [*self._waiting, *session().after_partition]
+        self._waiting = []
         session().after_partition.clear()
         with tf.init_scope():  # eagerly, also where a graph is being traced
-            for hook in hooks:
-                hook()
+            for act in waiting:
+                act()
+
+    def when_partitioned(self, act: Callable[[], Any]) -> None:
+        """Run ``act()`` once the variables' partitions are known: now, or in the first step, before it computes."""
+        if self.partitioned or session().settings.partitions == 1:
+            act()
+        else:
+            self._waiting = [*self._waiting, act]
+
+    def follow(self, former: int, key: int) -> None:
+        """A variable has another key now."""
+        if former in self._owners:
+            self._owners[key] = self._owners.pop(former)
+
+    # --- files ----------------------------------------------------------------------------------------------
+
+    def save_model(self, save_path: str = "/opt/ml/model") -> None:
+        """Write the whole model, as plain TensorFlow loads it; every rank calls this, outside of a step.
+
+        ``save_path``: a folder, which becomes a SavedModel; or a file that ends in ``.keras``.
+        """
+        from weft.tensorflow.checkpoint.export import save_model
+
+        save_model(self, save_path)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Inside, the model is as it was before it was split: all its variables are here."""
+        self._whole = True
+        try:
+            yield
+        finally:
+            self._whole = False
 
 
 def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:

@@ -31,6 +31,7 @@ class Session(base.Session):
         failure: The error that ended the step, where it was raised inside of a graph.
         after_partition: What the script wants to be called when a model has been split.
         kept: What rooms have opened for this job, by names of their own; closed at its end.
+        saves: The saves of this process, once there was one.
     """
 
     groups: dict[tuple[int, ...], Any]
@@ -45,10 +46,16 @@ class Session(base.Session):
         """Where messages arrive."""
         return torch.device("cpu")
 
+    saves: Closable | None = None
+
     @property
     def channels(self) -> list[Channel]:
         """All channels of this rank."""
         return [self.channel] if self.channel is not None else []
+
+    def keep_saves(self, saves: Closable) -> None:
+        """Close these saves at the end of the job."""
+        self.saves = saves
 
     def add_model(self, model: Any) -> None:
         """Know one more model, as long as it exists."""
