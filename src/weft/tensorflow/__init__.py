@@ -34,6 +34,7 @@ from weft.tensorflow.join import shutdown as shutdown
 from weft.tensorflow.model import DistributedModel as DistributedModel
 from weft.tensorflow.model import register_post_partition_hook as register_post_partition_hook
 from weft.tensorflow.output import StepOutput as StepOutput
+from weft.tensorflow.report import partition_report as partition_report
 from weft.tensorflow.split.by_hand import partition as partition
 from weft.tensorflow.step import step as step
 

@@ -26,6 +26,7 @@ class DistributedModel(keras.Model):
 
     Attributes:
         partitioned: Whether the first step has split the model.
+        placement: Where its parts lie, for people; None before the first step.
         module: The model that was handed over; the model itself for a class of its own.
     """
 
@@ -39,6 +40,7 @@ class DistributedModel(keras.Model):
         self.partitioned = False
         self._owners: dict[int, int] = {}
         self._waiting: list[Callable[[], Any]] = []
+        self.placement: Any = None
         self._whole = False
         self._wrapped = model
         if model is not None:
@@ -115,11 +117,17 @@ class DistributedModel(keras.Model):
         """The partition of a variable; None for one that no step has used yet."""
         return self._owners.get(private.key_of(private.handle_of(variable)))
 
-    def finish_partition(self, owners: dict[int, int]) -> None:
+    @property
+    def owners(self) -> dict[int, int]:
+        """The partition of each variable that a step has used, by its key."""
+        return dict(self._owners)
+
+    def finish_partition(self, owners: dict[int, int], placement: Any = None) -> None:
         """Know the partition of each variable, by its key; the first time, do what had to wait for that."""
         self._owners.update(owners)
         if self.partitioned:
             return
+        self.placement = placement
         self.partitioned = True
         waiting = [*self._waiting, *session().after_partition]
         self._waiting = []
