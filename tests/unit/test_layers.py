@@ -53,7 +53,7 @@ MAY_USE = {
     "backward": {"errors"},
     "replicas": {"errors", "imported", "reduce", "runtime", "session", "transport"},
     "execution": {"errors", "runtime", "session", "transport"},
-    "communication": {"errors", "transport"},
+    "communication": {"errors", "session", "transport"},
     "trace": {"errors", "graph", "runtime"},
     "placed": {"errors", "foreign", "graph", "partition", "report"},
     "verify": {"errors", "runtime", "schedule", "transport"},

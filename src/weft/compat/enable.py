@@ -23,6 +23,8 @@ from weft.foreign import MOST_RANKS, parse_json, shown_text, whole
 from weft.imported import when_imported
 
 FOLDER = Path(__file__).parent / "path"
+STAND_INS = Path(__file__).parent / "stand_ins"
+"""Names of other packages, for processes in which those are not installed: the last place to look."""
 
 _enabled = False
 
@@ -36,6 +38,8 @@ def enable() -> None:
     if str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))
         importlib.invalidate_caches()
+    if str(STAND_INS) not in sys.path:
+        sys.path.append(str(STAND_INS))
     if not _enabled:
         _enabled = True
         os.environ |= open_mpi_environ(os.environ)

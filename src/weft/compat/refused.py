@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import NoReturn
 
 from weft.errors import LaunchError, UsageError
@@ -11,11 +12,19 @@ class MissingPart(UsageError, ImportError):
     """An ``ImportError``, so that scripts that go another way without the part still do."""
 
 
-def refuse_tensorflow(name: str) -> NoReturn:
-    """Raise what an import of the TensorFlow half of the original gets."""
+def need_tensorflow(name: str) -> None:
+    """Raise what an import of the TensorFlow half of the original gets where there is no TensorFlow."""
+    if importlib.util.find_spec("tensorflow") is None:
+        raise MissingPart(
+            f"{name} needs TensorFlow, which is not installed: pip install 'weft[tensorflow]', or use the script's "
+            "PyTorch version, with smdistributed.modelparallel.torch or smdistributed.dataparallel.torch"
+        )
+
+
+def refuse_checkpoint_files(name: str) -> NoReturn:
+    """Raise what moving the files of a checkpoint between machines gets."""
     raise MissingPart(
-        f"{name} is for TensorFlow, which weft does not support yet: use the script's PyTorch version, with "
-        "smdistributed.modelparallel.torch or smdistributed.dataparallel.torch"
+        f"{name} is not supported: save into a folder that all machines share, where any of them resumes"
     )
 
 

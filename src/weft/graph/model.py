@@ -157,6 +157,14 @@ class Graph:
         )
 
     @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """For each unit the units that use one of its results, ascending."""
+        found: list[set[int]] = [set() for _ in self.units]
+        for source, targets, _ in self.flows:
+            found[source].update(targets)
+        return tuple(tuple(sorted(targets)) for targets in found)
+
+    @cached_property
     def groups(self) -> dict[str, tuple[int, ...]]:
         """Colocation groups: name to the indices of the units, ascending."""
         members: dict[str, list[int]] = {}

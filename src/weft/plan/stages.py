@@ -73,6 +73,27 @@ def stages_of(
     ([16, 8, 0], (Edge(source=0, target=2, bytes=16),))
     """
     at, ranks = _in_order(segments, rank_of_segment)
+    placed = on_stages(graph, at, ranks, speeds=speeds, placement=placement)
+    return placed if ranks != tuple(rank_of_segment) else replace(placed, rank_of_stage=())
+
+
+def on_stages(
+    graph: Graph,
+    at: Sequence[int],
+    ranks: Sequence[int],
+    *,
+    speeds: Sequence[float] = (),
+    placement: Any = None,
+) -> Placed:
+    """What stages cost, as `stages_of` counts it, where no tensor goes to an earlier stage.
+
+    Args:
+        graph: The units.
+        at: The stage of each unit.
+        ranks: The rank of each stage.
+        speeds: How fast each rank is; 1 if not given.
+        placement: What the result carries along.
+    """
     members: list[list[Unit]] = [[] for _ in ranks]
     for unit, stage in zip(graph, at, strict=True):
         members[stage].append(unit)
@@ -94,7 +115,7 @@ def stages_of(
         ),
         tuple(Edge(source, target, size) for (source, target), size in sorted(skips.items())),
         placement,
-        ranks if ranks != tuple(rank_of_segment) else (),
+        tuple(ranks),
     )
 
 
@@ -333,12 +354,13 @@ def choices(placer: Placer, tried: Sequence[Option] | None = None) -> list[Found
         if one.option.like == "v":  # it comes from simulation
             continue
         better = stages_in(refined(one.placed.placement, microbatches, links, one.option))
-        (again,) = found_with(_always(better), [one.option], None)
+        (again,) = found_with(always(better), [one.option], None)
         found[number] = min(one, again, key=merit)
     return sorted(found, key=merit)
 
 
-def _always(placed: Placed) -> Place:
+def always(placed: Placed) -> Place:
+    """Units on these stages, whichever were asked for."""
     return lambda layout: placed
 
 

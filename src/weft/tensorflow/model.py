@@ -26,6 +26,7 @@ class DistributedModel(keras.Model):
 
     Attributes:
         partitioned: Whether the first step has split the model.
+        placement: Where its parts lie, for people; None before the first step.
         module: The model that was handed over; the model itself for a class of its own.
     """
 
@@ -38,8 +39,8 @@ class DistributedModel(keras.Model):
         super().__init__(**kwargs)
         self.partitioned = False
         self._owners: dict[int, int] = {}
-        self._hooks: list[Callable[[], Any]] = []
         self._waiting: list[Callable[[], Any]] = []
+        self.placement: Any = None
         self._whole = False
         self._wrapped = model
         if model is not None:
@@ -53,21 +54,23 @@ class DistributedModel(keras.Model):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         marks = capture.tracing()
         if marks is None:
-            if (
-                not self._whole
-                and session().settings.partitions > 1
-                and not tf.keras.utils.is_keras_tensor(args[0] if args else None)
-            ):
+            symbolic = tf.keras.utils.is_keras_tensor(args[0] if args else None)
+            if not self._whole and session().settings.partitions > 1 and not symbolic:
                 raise UsageError(
                     "a model that is split is called inside of a function that @weft.step decorates"
                 )
-            return super().__call__(*args, **kwargs)
+            result = super().__call__(*args, **kwargs)
+            if not self.partitioned and not symbolic:
+                self.finish_partition({})
+            return result
         with capture.noted(lambda first, end: marks.models.append((self, first, end))):
             return super().__call__(*args, **kwargs)
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
         if self._wrapped is None:
             raise UsageError(f"{type(self).__name__} has no call method: write one, or hand a model over")
+        if training is not None:  # Keras hands it on to layers that name it only
+            kwargs["training"] = training
         return self._wrapped(*args, **kwargs)
 
     # --- variables ------------------------------------------------------------------------------------------
@@ -114,12 +117,22 @@ class DistributedModel(keras.Model):
         """The partition of a variable; None for one that no step has used yet."""
         return self._owners.get(private.key_of(private.handle_of(variable)))
 
-    def finish_partition(self, owners: dict[int, int]) -> None:
-        """Know the partition of each variable, by its key; then do what had to wait for that."""
+    @property
+    def owners(self) -> dict[int, int]:
+        """The partition of each variable that a step has used, by its key."""
+        return dict(self._owners)
+
+    def finish_partition(self, owners: dict[int, int], placement: Any = None) -> None:
+        """Know the partition of each variable, by its key; the first time, do what had to wait for that."""
         self._owners.update(owners)
+        if self.partitioned:
+            return
+        self.placement = placement
         self.partitioned = True
-        waiting, self._waiting = self._waiting, []
-        with tf.init_scope():
+        waiting = [*self._waiting, *session().after_partition]
+        self._waiting = []
+        session().after_partition.clear()
+        with tf.init_scope():  # eagerly, also where a graph is being traced
             for act in waiting:
                 act()
 
@@ -159,3 +172,20 @@ class DistributedModel(keras.Model):
             yield
         finally:
             self._whole = False
+
+
+def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
+    """Call ``hook()`` eagerly, once, when the first step has split the model, before its first forward pass.
+
+    Returns the hook: it is written as a decorator, after ``init`` and before the first step.
+
+    Raises:
+        UsageError: All models are split already.
+    """
+    joined = session()
+    if joined.models and all(model.partitioned for model in joined.models):
+        raise UsageError(
+            "register_post_partition_hook was called when the model was split already: call it before the first step"
+        )
+    joined.after_partition.append(hook)
+    return hook

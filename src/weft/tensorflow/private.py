@@ -29,10 +29,23 @@ from tensorflow.python.ops import array_ops, gradients_util, resource_variable_o
 
 @contextmanager
 def step_graph(name: str) -> Iterator[Any]:
-    """A graph of its own, in which operations are made inside; effects on one variable keep their order in it."""
+    """A graph of its own, in which operations are made inside; effects on one variable keep their order in it.
+
+    Variables that are made inside are made at once, as outside of every graph.
+    """
     graph = func_graph.FuncGraph(name, collections={})
-    with graph.as_default(), auto_control_deps.AutomaticControlDependencies():
+    with (
+        graph.as_default(),
+        tf.variable_creator_scope(_make_variable),
+        auto_control_deps.AutomaticControlDependencies(),
+    ):
         yield graph
+
+
+def _make_variable(others: Callable[..., Any], **arguments: Any) -> Any:
+    """A variable with its value; a ``tf.function`` around would give it its value only when it runs."""
+    with ops.init_scope():
+        return resource_variable_ops.default_variable_creator_v2(None, **arguments)
 
 
 def placeholder(dtype: Any, shape: Any, name: str) -> Any:
@@ -46,8 +59,8 @@ def captures(graph: Any) -> list[tuple[Any, Any]]:
 
 
 def made(graph: Any) -> int:
-    """A number that grows with every operation: those made from now on have larger ones."""
-    return int(graph.version)
+    """The number of the last operation that was made: those made from now on have larger ones."""
+    return int(graph.version) + 1  # the source and the sink of a graph have numbers, too
 
 
 def number_of(operation: Any) -> int:
@@ -247,6 +260,21 @@ def library_of(graph_def: Any, nodes: Sequence[Any]) -> list[Any]:
                     found[name] = known[name]
                     todo.extend(known[name].node_def)
     return list(found.values())
+
+
+def optimizer_classes() -> list[type]:
+    """The classes that optimizers derive from, of every Keras that is imported."""
+    found = []
+    if "keras" in sys.modules:
+        found.append(sys.modules["keras.src.optimizers.base_optimizer"].BaseOptimizer)
+    if "tf_keras" in sys.modules:
+        found.append(sys.modules["tf_keras.src.optimizers.optimizer"].Optimizer)
+    return found
+
+
+def loss_scale_classes() -> list[type]:
+    """The classes that scale losses, of every Keras that is imported, and look whether gradients are finite."""
+    return [sys.modules["keras"].optimizers.LossScaleOptimizer] if "keras" in sys.modules else []
 
 
 def is_building_function() -> bool:

@@ -31,8 +31,10 @@ class _Torch:
 def is_local(parameter: Tensor) -> bool:
     """Whether this rank owns a parameter (every rank does before the partition)."""
     owner = parameter._weft_owner  # type: ignore[attr-defined]
+    if owner is None:
+        return True
     pipeline = current.session().pipeline
-    return owner is None or pipeline is None or owner == pipeline.rank
+    return pipeline is None or bool(owner == pipeline.rank)
 
 
 def clip_grad_norm_(

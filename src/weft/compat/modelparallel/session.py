@@ -2,93 +2,32 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from torch.distributed import HashStore
 
-from weft.compat.modelparallel.parameters import Config, canonical, read
-from weft.config import resolve, written
-from weft.errors import ConfigError, UsageError
+from weft.compat import state as base
 from weft.launch import rendezvous
 from weft.torch import join
 from weft.torch.session import current
-from weft.torch.session.session import Session
-
-Translate = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
-@dataclass
-class ModuleManager:
-    """``translate_functions``: how names of a state change between a model and its tensor-parallel form: never."""
-
-    translate_functions: list[Translate] = field(default_factory=list)
-
-
-class State:
-    """``smp.state``."""
-
-    def __init__(self) -> None:
-        self.given: dict[str, Any] = {}
-        self.module_manager = ModuleManager()
-        self._cfg: Config | None = None
-        self._launched: set[str] = set()
-
-    @property
-    def initialized(self) -> bool:
-        return current.is_initialized()
-
-    @property
-    def cfg(self) -> Config:
-        """The settings by name, those of the original that weft ignores included."""
-        if self._cfg is None or not current.is_initialized():
-            raise UsageError("smp.state.cfg is known after smp.init()")
-        return self._cfg
-
-    def is_given(self, name: str) -> bool:
-        """Whether the script or its launch says what weft's setting of that name is."""
-        return name in self._launched
+class State(base.State):
+    """``smp.state`` for PyTorch."""
 
     def init(self, config: Mapping[str, Any] | None = None) -> None:
-        """Join the job. Harmless when repeated: a setting that is not given stays as it was.
-
-        ``config``: settings by name; those of the launch (``SM_HP_MP_PARAMETERS``) win over it.
-        """
-        if config is not None and not isinstance(config, Mapping):
-            raise ConfigError(
-                f"the argument of init is of type {type(config).__name__}: write a dict, "
-                'for example {"partitions": 2, "microbatches": 4}'
-            )
-        given = {**self.given, **canonical(config or {}, "the dict given to init")}
-        parameters = read(given, os.environ)
-        self._launched = parameters.own.keys() | written(os.environ)
-        parameters.own.setdefault("inputs", "any")
-        if "memory_weight" not in parameters.own:
-            parameters.own.setdefault("optimize", "memory")
-        if current.is_initialized():
-            present = current.session()
-            wanted = resolve(parameters.own, os.environ, present.place.world_size)
-            meshes = [(s.partitions, s.placement_strategy) for s in (present.settings, wanted)]
-            if meshes[0] != meshes[1] and not present.models:
-                join.shutdown()  # nothing was made for the old mesh
-        join.init(parameters.own)
-        _default_group(current.session())
-        self.given = given
-        self._cfg = Config(parameters, current.session().settings)
+        super().init(config)
+        session = current.session()
+        # One process alone has PyTorch's default group as well: scripts call torch.distributed after init.
+        rendezvous.init_process_group(session.place, HashStore(), "gloo", session.timeout)
 
 
-def _default_group(session: Session) -> None:
-    """One process alone has PyTorch's default group as well: scripts call ``torch.distributed`` after ``init``."""
-    rendezvous.init_process_group(session.place, HashStore(), "gloo", session.timeout)
-
-
-state = State()
+state = State(join)
 
 
 def init(config: Mapping[str, Any] | None = None) -> None:
     state.init(config)
 
 
-init.__doc__ = State.init.__doc__
+init.__doc__ = base.State.init.__doc__

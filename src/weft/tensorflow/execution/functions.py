@@ -92,9 +92,12 @@ class Cutter:
             if self._is_variable(number)
         }
 
+        used = {each if ":" in each else f"{each}:0" for node in graph_def.node for each in node.input}
+
         def run(*inputs: Any) -> list[Any]:
             graph = tf.compat.v1.get_default_graph()
-            mapped = dict(zip(names_of_inputs, inputs, strict=True))
+            given = dict(zip(names_of_inputs, inputs, strict=True))
+            mapped = {name: tensor for name, tensor in given.items() if name in used}
             mapped.update({name: graph.capture(handle) for name, handle in variables.items()})
             found = tf.graph_util.import_graph_def(
                 graph_def, input_map=mapped, return_elements=names_of_outputs, name=""

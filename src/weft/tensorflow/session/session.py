@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 
-from weft.errors import UsageError
+from weft.errors import PeerError, UsageError
 from weft.session import current
 from weft.session import session as base
 from weft.session.collectives import Alone, BytesPort
@@ -24,15 +27,27 @@ class Session(base.Session):
     Attributes:
         groups: ``torch.distributed`` groups by the ranks in them.
         channel: Between the ranks of the pipeline; None without one.
+        compiled: How many steps were traced.
         known_models: The models that exist, by the order of their making.
         failure: The error that ended the step, where it was raised inside of a graph.
+        after_partition: What the script wants to be called when a model has been split.
+        kept: What rooms have opened for this job, by names of their own; closed at its end.
         saves: The saves of this process, once there was one.
     """
 
     groups: dict[tuple[int, ...], Any]
     channel: Channel | None = None
+    compiled: int = 0
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     failure: BaseException | None = None
+    after_partition: list[Callable[[], Any]] = field(default_factory=list)
+    kept: dict[Hashable, Closable] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        """Where messages arrive."""
+        return torch.device("cpu")
+
     saves: Closable | None = None
 
     @property
@@ -43,6 +58,11 @@ class Session(base.Session):
     def keep_saves(self, saves: Closable) -> None:
         """Close these saves at the end of the job."""
         self.saves = saves
+
+    def number_step(self) -> int:
+        """A number for a step that was traced, the same on every rank."""
+        self.compiled += 1
+        return self.compiled
 
     def add_model(self, model: Any) -> None:
         """Know one more model, as long as it exists."""
@@ -61,6 +81,24 @@ class Session(base.Session):
         if axis == "world" and default_takes_host_tensors():
             return dist.group.WORLD
         return self.groups.get(ranks)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Whatever fails inside is told to the other ranks: inside of a graph it becomes an error of TensorFlow's."""
+        try:
+            yield
+        except BaseException as error:
+            self.failure = self.failure or error
+            self.break_off(error)
+            if self.channel is not None and not isinstance(error, PeerError):
+                self.channel.abort(self.broken)
+            raise
+
+    def close(self) -> None:
+        """Close what was opened, unless something failed: then it may be in flight for ever."""
+        for each in self.kept.values() if not self.broken else ():
+            each.close()
+        self.kept.clear()
 
     def port(self, axis: str = "world") -> BytesPort:
         """Texts to and from the ranks along an axis."""

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from weft.errors import DivergenceError, TransportError, UsageError
+from weft.session import current
 from weft.torch.communication import handshake
 from weft.torch.communication.handshake import CALLS, READY, REFUSED, Handshake, Header, make_header
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.optimizer import is_local
-from weft.torch.session import current
 from weft.torch.session.session import Session
 from weft.torch.tensors.messages import Packed, pack, unpack
 
@@ -158,10 +158,10 @@ def mp_barrier() -> None:
 
 def _between_steps(name: str) -> Session:
     """The session; an error if a step runs."""
-    session = current.session()
+    session: Any = current.session()  # of any frontend: each has groups and a device
     if session.tracing or in_microbatch():
         raise UsageError(f"{name}() was called inside a weft.step function: call it before or after the step")
-    return session
+    return cast("Session", session)
 
 
 def _pack(obj: Any, allow_pickle: bool) -> Packed:

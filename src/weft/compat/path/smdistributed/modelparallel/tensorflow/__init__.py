@@ -1,5 +1,23 @@
-"""The half of the original that is for TensorFlow: importing it is refused."""
+"""``import smdistributed.modelparallel.tensorflow as smp``."""
 
-from weft.compat.refused import refuse_tensorflow
+from typing import Any
 
-refuse_tensorflow(__name__)
+from weft.compat.refused import need_tensorflow, refuse_unknown
+
+need_tensorflow(__name__)
+
+from smdistributed.modelparallel import __version__ as __version__  # noqa: E402
+from smdistributed.modelparallel.tensorflow import core as core  # noqa: E402
+from smdistributed.modelparallel.tensorflow import utils as utils  # noqa: E402
+from weft.compat.tensorflow.interface import *  # noqa: E402, F403
+from weft.compat.tensorflow.optimizers import install as _install  # noqa: E402
+
+_install()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "CheckpointManager":
+        from weft.tensorflow.checkpoint.manager import CheckpointManager
+
+        return CheckpointManager
+    return refuse_unknown(__name__, name)

@@ -1,0 +1,1 @@
+"""The names of ``smdistributed.modelparallel.tensorflow`` and ``horovod.tensorflow``, on ``weft.tensorflow``."""

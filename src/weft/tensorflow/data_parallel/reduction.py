@@ -1,0 +1,144 @@
+"""Tensors and gradients over the replicas, as functions that a script calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from weft.errors import UsageError
+from weft.tensorflow.replicas import average
+from weft.tensorflow.session.session import session
+
+
+class ReduceOp(Enum):
+    """How tensors of several replicas become one."""
+
+    AVERAGE = "average"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+
+
+class _AsItIs:
+    """Tensors travel in their own type."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """(what travels, what ``decompress`` needs to know)."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, known: Any) -> Any:
+        """What has travelled, in the type that it had before."""
+        return tensor
+
+
+class _Half(_AsItIs):
+    """Floating-point tensors travel in float16."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        dense = tf.convert_to_tensor(tensor)
+        return (tf.cast(dense, tf.float16) if dense.dtype.is_floating else dense), dense.dtype
+
+    @staticmethod
+    def decompress(tensor: Any, known: Any) -> Any:
+        return tf.cast(tensor, known)
+
+
+class Compression:
+    """In which type tensors travel; the setting ``compression`` of weft knows more ways."""
+
+    none = _AsItIs
+    fp16 = _Half
+
+
+@tf.autograph.experimental.do_not_convert
+def allreduce(
+    tensor: Any = None,
+    param_index: int = 0,
+    num_params: int = 1,
+    compression: Any = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    *,
+    grad: Any = None,
+) -> Any:
+    """A gradient, averaged over the replicas: same shape and type. Every replica calls it for the same gradients.
+
+    ``tensor``, or ``grad``: the gradient. ``param_index``: its number among the ``num_params`` gradients of the model.
+
+    Raises:
+        UsageError: There is no gradient or there are two, or no such number.
+    """
+    if (tensor is None) == (grad is None):
+        raise UsageError("allreduce takes one gradient: allreduce(gradient, param_index, num_params)")
+    given = grad if tensor is None else tensor
+    if not 0 <= param_index < num_params:
+        raise UsageError(
+            f"param_index is {param_index} and num_params is {num_params}: parameters are numbered from 0 to "
+            "num_params - 1"
+        )
+    if check_operation(op) is not ReduceOp.AVERAGE:
+        return oob_allreduce(given, compression, op)
+    sent, known = compression.compress(given)
+    return compression.decompress(average.average([sent], session(), param_index)[0], known)
+
+
+@tf.autograph.experimental.do_not_convert
+def oob_allreduce(
+    tensor: Any, compression: Any = Compression.none, op: ReduceOp = ReduceOp.AVERAGE, *, axis: str = "rdp"
+) -> Any:
+    """Any other tensor, a metric say, over the replicas: same shape and type.
+
+    ``axis``: the ranks that take part, along an axis of the mesh.
+    """
+    sent, known = compression.compress(tensor)
+    return compression.decompress(average.all_reduce(sent, check_operation(op).value, session(), axis), known)
+
+
+def overlap(tensor: Any) -> Any:
+    """The tensor itself. It marks gradients for XLA in the original; here they need no mark."""
+    return tensor
+
+
+def average_gradients(
+    gradients: Sequence[Any], compression: Any = Compression.none, axis: str = "rdp"
+) -> list[Any]:
+    """Gradients, averaged over the replicas together; None stays None, gradients by rows become dense."""
+    there = [number for number, gradient in enumerate(gradients) if gradient is not None]
+    pairs = [compression.compress(gradients[number]) for number in there]
+    found = average.average([sent for sent, _ in pairs], session(), axis=axis)
+    result: list[Any] = [None] * len(gradients)
+    for number, tensor, (_, known) in zip(there, found, pairs, strict=True):
+        result[number] = compression.decompress(tensor, known)
+    return result
+
+
+def check_operation(op: Any) -> ReduceOp:
+    """The operation, if it is one.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if not isinstance(op, ReduceOp):
+        raise UsageError(f"op is {op!r}: write one of {', '.join(map(str, ReduceOp))}")
+    return op
+
+
+def check_gradients(what: str, device_dense: str, device_sparse: str, op: Any) -> None:
+    """Refuse arguments that gradients cannot go by.
+
+    Raises:
+        UsageError: A device is given, or an operation that is not the average.
+    """
+    if device_dense or device_sparse:
+        _refuse(what, "device_dense and device_sparse are not supported: leave them out")
+    if check_operation(op) is not ReduceOp.AVERAGE:
+        _refuse(what, f"gradients are averaged, op {op} is not supported: leave it out")
+
+
+def _refuse(what: str, text: str) -> NoReturn:
+    raise UsageError(f"{what}: {text}")
