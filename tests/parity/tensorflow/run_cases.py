@@ -20,7 +20,7 @@ MICROBATCHES = 4
 
 
 def optimizer(case: Case) -> Any:
-    made = keras.optimizers.SGD(0.05, momentum=0.9)
+    made = keras.optimizers.SGD(case.rate, momentum=0.9)
     if case.policy == "mixed_float16":
         made = keras.optimizers.LossScaleOptimizer(made, initial_scale=128.0)
     return made
