@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import weft.tensorflow as weft
-from weft.errors import CheckpointError, UsageError
+from weft.errors import CheckpointError, PeerError, UsageError
 from weft.tensorflow.session.freeing import free_others, is_here
 from weft.tensorflow.session.session import session
 
@@ -184,6 +184,9 @@ def damage(run: Training, manager: Any, folder: Path) -> None:
          "there is no variable other"),
     ):  # fmt: skip
         assert words in refused(UsageError, act), words
+    kind = CheckpointError if weft.rank() == 0 else PeerError
+    told = refused(kind, lambda: run.model.save_model(str(folder / "saves" / "newest" / "whole.keras")))
+    assert "the model was not saved" in told and "something of another kind is in its place" in told, told
     assert run.values() == before
 
 

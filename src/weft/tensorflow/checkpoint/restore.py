@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,7 +85,7 @@ def restore(
         raise UsageError(f"{save.folder} does not fit this script: {'; '.join(wrong)}")
     for path, variable in landing.targets:
         variable.assign(reader.read(path))
-    _when_known(joined, what, lambda: _land(joined, reader, what, landing))
+    when_known(joined, what, lambda: _land(joined, reader, what, landing))
     return landing.user
 
 
@@ -196,11 +196,11 @@ def _own_state(reader: ShardReader, section: str) -> dict[str, str]:
     return found[max(counted, key=lambda where: counted[where])] if found else {}
 
 
-def _when_known(joined: Session, what: Contents, act: Any) -> None:
+def when_known(joined: Session, what: Contents, act: Callable[[], None]) -> None:
     """Run ``act`` once the partitions of all models' variables are known."""
-    models = [model for model in joined.models if model in list(what.models.values())]
-    if models:
-        models[-1].when_partitioned(act)  # the step tells the models in this order
+    unknown = [model for model in what.models.values() if not model.partitioned]
+    if unknown and joined.settings.partitions > 1:
+        unknown[0].when_partitioned(lambda: when_known(joined, what, act))
     else:
         act()
 
