@@ -46,22 +46,22 @@ def gather_texts(text: str, port: BytesPort) -> list[str]:
     return [content.decode() for content in port.gather_bytes(text.encode())]
 
 
-def agree_on(session: Session, port: BytesPort, make: Callable[[], str], what: str) -> str:
-    """The text that ``make`` gives on rank 0, on every rank. ``port``: between all ranks of the job.
+def agree_on(session: Session, port: BytesPort, make: Callable[[], str], what: str, source: int = 0) -> str:
+    """The text that ``make`` gives on rank ``source``, on every rank. ``port``: between all ranks that call this.
 
-    If ``make`` raises there, rank 0 raises the same error, and all other ranks a :class:`PeerError` with its text.
+    If ``make`` raises there, that rank raises the same error, and all others a :class:`PeerError` with its text.
     """
     answer, error = "", None
-    if session.rank == 0:
+    if session.rank == source:
         try:
             answer = "=" + make()
         except Exception as caught:
             error = caught
             answer = f"!{type(caught).__name__}: {caught}"
     with session.doing(what):
-        answer = broadcast_text(answer, 0, port)
+        answer = broadcast_text(answer, source, port)
     if error is not None:
         raise error
     if answer.startswith("!"):
-        raise PeerError(0, answer[1:])
+        raise PeerError(source, answer[1:])
     return answer[1:]

@@ -52,14 +52,26 @@ class StepCheck:
             self.channel.send(peer, Message(self.key, text=text))
         if self.me == 0:
             return own
+        return self._receive(0)
+
+    def wait_for_all(self) -> None:
+        """Wait until every peer has told, and compare.
+
+        Raises:
+            DivergenceError: A peer was called with something else.
+        """
+        while self.waiting:
+            self._receive(self.waiting[0])
+
+    def _receive(self, peer: int) -> Any:
         message = self.channel.mailbox.receive(
-            0, self.key, self.timeout_s,
-            f"rank {self.ranks[self.me]} began step {self.step}, but rank {self.ranks[0]} did not for "
+            peer, self.key, self.timeout_s,
+            f"rank {self.ranks[self.me]} began step {self.step}, but rank {self.ranks[peer]} did not for "
             f"{self.timeout_s:g} s: does it call the step less often, or wait in a collective of its own?",
         )  # fmt: skip
-        self.waiting.remove(0)
+        self.waiting.remove(peer)
         theirs, call = json.loads(message.text or "")
-        self._compare(0, call)
+        self._compare(peer, call)
         return theirs
 
     @property

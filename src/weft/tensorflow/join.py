@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 from collections.abc import Mapping
@@ -74,7 +75,16 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     recording.start(joined, recorder, joined.channel)
     joined.show_progress(open_progress(place.rank, os.environ))
     monitor.note("")
+    sys.excepthook = functools.partial(_report, sys.excepthook)
     atexit.register(_leave)
+
+
+def _report(before: Any, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Show weft's own error where TensorFlow has made one of its own of it, with a longer text."""
+    joined = present()
+    if joined is not None and joined.failure is not None and str(joined.failure) in str(error):
+        kind, error, trace = type(joined.failure), joined.failure, joined.failure.__traceback__
+    before(kind, error, trace)
 
 
 def set_threads(environ: Mapping[str, str], partitions: int) -> None:
@@ -119,6 +129,15 @@ def describe_start(settings: Settings) -> dict[str, str]:
 
 def _check(settings: Settings) -> None:
     """Refuse what only weft.torch can do."""
+    only = {
+        "shard_optimizer_state": False, "sharded_data_parallel_degree": 1, "offload_activations": False,
+        "tensor_parallel_degree": 1,
+    }  # fmt: skip
+    asked = [name for name, plain in only.items() if getattr(settings, name) != plain]
+    if settings.inputs == "first":
+        asked.append("inputs")
+    if asked:
+        raise ConfigError(f"weft.tensorflow has no {', '.join(asked)}: leave it out, or use PyTorch")
     kind = KINDS[settings.pipeline]
     if kind.splits:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from weft.errors import UsageError
 from weft.tensorflow import private
 from weft.tensorflow.execution.compile import Compiled, compile_step
 from weft.tensorflow.execution.executor import Eagerly, InGraph, run
-from weft.tensorflow.execution.messages import Messages
+from weft.tensorflow.execution.messages import Messages, compare_calls
 from weft.tensorflow.output import Means, StepOutput
 from weft.tensorflow.replicas.average import average, broadcast_from_first
 from weft.tensorflow.session.freeing import free_others
@@ -50,11 +51,12 @@ class Step:
         if joined.place.world_size == 1:
             return self._alone(batch, key, tensors)
         if key not in self._compiled:
-            compiled = self._compile(joined, batch)
+            with joined.failing():
+                compiled = self._compile(joined, batch)
             key = self._key(joined, batch)  # the trace may have built the models
             self._compiled[key] = compiled
         compiled = self._compiled[key]
-        messages = Messages(joined, batch.microbatches, batch.size)
+        messages = Messages(joined, self.function.__name__, batch)
         if private.is_building_function():
             results = self._emit(batch, compiled, InGraph(messages), tensors)
         elif joined.settings.executor == "eager":
@@ -75,6 +77,12 @@ class Step:
             args, kwargs = batch.arguments(tensors)
             return self._traced(*args, **kwargs)
 
+        if joined.channel is not None:
+            call = {path: str(spec) for path, spec in zip(batch.paths, batch.specs(), strict=True)}
+            text = json.dumps(
+                {"step": f"{self.function.__name__}, traced anew for other shapes, types or values", **call}
+            )
+            compare_calls(joined, joined.steps + 1, text).wait_for_all()
         compiled = compile_step(
             joined, self.function.__name__, traced, batch.specs(), batch.microbatches, joined.models
         )
@@ -85,7 +93,7 @@ class Step:
 
     def _emit(self, batch: MiniBatch, compiled: Compiled, way: Any, tensors: list[Any]) -> list[list[Any]]:
         feeds = [compiled.feeds(part) for part in batch.slices(tensors)]
-        return run(compiled.runnable, feeds, way)
+        return run(compiled.runnable, feeds, way, tensors)
 
     def _whole(self, batch: MiniBatch, compiled: Compiled, messages: Messages) -> Any:
         """The step as a function of its own, for calls outside of a ``tf.function``."""

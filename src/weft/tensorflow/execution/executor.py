@@ -55,7 +55,7 @@ class Runnable:
 class Way(Protocol):
     """How an executor does what a program says."""
 
-    def begin(self, trains: bool) -> None: ...
+    def begin(self, trains: bool, tensors: Sequence[Any]) -> None: ...
 
     def receive(self, microbatch: int, items: list[Item], specs: list[Any]) -> list[Any]: ...
 
@@ -68,16 +68,19 @@ class Way(Protocol):
     def end(self) -> None: ...
 
 
-def run(runnable: Runnable, feeds: Sequence[dict[int, Any]], way: Way) -> list[list[Any]]:
+def run(
+    runnable: Runnable, feeds: Sequence[dict[int, Any]], way: Way, tensors: Sequence[Any] = ()
+) -> list[list[Any]]:
     """For each result of the step what the microbatches return; None for those that this rank does not have.
 
-    ``feeds``: for each microbatch its arguments, by the number of the operation that stands for them.
+    ``feeds``: for each microbatch its arguments, by the number of the operation that stands for them. ``tensors``:
+    those of the whole mini-batch, which ranks compare.
     """
     phases = runnable.program.phases
     left = _count_uses(runnable)
     values: list[dict[Value, Any]] = [{} for _ in feeds]
     results: list[list[Any]] = [[None] * len(feeds) for _ in runnable.record.results]
-    way.begin(runnable.trains)
+    way.begin(runnable.trains, tensors)
     for position, microbatch in runnable.order:
         if microbatch >= len(feeds):
             continue
@@ -138,8 +141,8 @@ class Eagerly:
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
 
-    def begin(self, trains: bool) -> None:
-        self._messages.begin(not trains)
+    def begin(self, trains: bool, tensors: Sequence[Any]) -> None:
+        self._messages.begin(not trains, tensors)
 
     def receive(self, microbatch: int, items: list[Item], specs: list[Any]) -> list[Any]:
         return self._messages.receive(microbatch, items)
@@ -172,8 +175,15 @@ class InGraph:
             done = tf.py_function(lambda: (tell(), 0)[1], [], tf.int32)
         self._after = [done.op]
 
-    def begin(self, trains: bool) -> None:
-        self._tell(lambda: self._messages.begin(not trains))
+    def begin(self, trains: bool, tensors: Sequence[Any]) -> None:
+        messages = self._messages
+
+        def began(*given: Any) -> int:
+            messages.begin(not trains, given)
+            return 0
+
+        done = tf.py_function(began, list(tensors), tf.int32)
+        self._after = [done.op]
 
     def receive(self, microbatch: int, items: list[Item], specs: list[Any]) -> list[Any]:
         messages = self._messages

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from weft.errors import PeerError
+from weft.runtime.allocator import resident_bytes
 from weft.session.session import wait_timeout_s
+from weft.session.step_check import StepCheck
 from weft.tensorflow.session.session import Session
 from weft.tensorflow.session.wire import from_torch, to_torch
+from weft.tensorflow.tensors.mini_batch import MiniBatch
 from weft.transport.channel import VALUE, Key, Message
+from weft.watch.progress import Ranks
+
+SAMPLES = 256
+"""So many values of each tensor are compared in every step."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +34,40 @@ class Item:
     name: str
 
 
+def compare_calls(session: Session, step: int, call: str) -> StepCheck:
+    """Tell the other ranks of the pipeline what this one was called with; compare with the first one, at least.
+
+    Raises:
+        DivergenceError: They were called with something else.
+    """
+    assert session.channel is not None
+    check = StepCheck(
+        session.channel,
+        session.peers("pp"),
+        session.position("pp"),
+        step,
+        call,
+        wait_timeout_s(session.settings),
+    )
+    check.begin(None)
+    return check
+
+
+def describe_call(name: str, paths: Sequence[str], tensors: Sequence[Any], everything: bool) -> str:
+    """A step and its tensors, as JSON, with a digest of some of what is in them; or of ``everything``."""
+    content: dict[str, Any] = {"step": name}
+    for path, tensor in zip(paths, tensors, strict=True):
+        content[path] = f"{tensor.dtype.name}{tensor.shape.as_list()}"
+        if tensor.dtype in (tf.string, tf.resource, tf.variant):
+            continue
+        values = tensor.numpy().reshape(-1)
+        if not everything:
+            values = values[:: max(1, values.size // SAMPLES)]
+        key = "the values in" if everything else "some values in"
+        content[f"{key} {path}"] = hashlib.blake2b(values.tobytes(), digest_size=6).hexdigest()
+    return json.dumps(content)
+
+
 class Messages:
     """What a step of this rank sends, receives and records.
 
@@ -30,28 +75,41 @@ class Messages:
     TensorFlow's own errors.
     """
 
-    def __init__(self, session: Session, microbatches: int, samples: int | None = None) -> None:
+    def __init__(self, session: Session, name: str, batch: MiniBatch) -> None:
         self.session = session
-        self.samples = samples
-        self.microbatches = microbatches
+        self._name, self._batch = name, batch
         self._began_s = 0.0
         self._at_s = 0.0
+        self._check: StepCheck | None = None
 
-    def begin(self, evaluates: bool) -> None:
-        """A step begins."""
+    def begin(self, evaluates: bool, tensors: Sequence[Any]) -> None:
+        """A step begins, with these tensors: the other ranks of the pipeline must have the same ones."""
+        self._guarded(lambda: self._begin(evaluates, tensors))
+
+    def _begin(self, evaluates: bool, tensors: Sequence[Any]) -> None:
         session = self.session
         session.check_whole()
         session.count_step(evaluates)
-        session.monitor.note("forward", session.steps, 0)
         self._began_s = time.perf_counter()
+        if session.channel is None:
+            return
+        everything = session.settings.checked == "always" or session.steps == 1
+        call = describe_call(self._name, self._batch.paths, tensors, everything)
+        session.monitor.note("wait", session.steps, None, None, session.peers("pp")[0])
+        self._check = compare_calls(session, session.steps, call)
+        session.monitor.note("forward", session.steps, 0)
 
     def end(self) -> None:
         """A step has ended."""
         session = self.session
         if session.channel is not None:
             session.channel.mailbox.discard(session.steps)
+        now = time.perf_counter()
         if session.recorder is not None:
-            session.recorder.add("step", session.steps, -1, self._began_s, time.perf_counter())
+            session.recorder.add("step", session.steps, -1, self._began_s, now)
+        if session.progress is not None:
+            samples = (self._batch.size or 0) * session.mesh.rdp
+            session.progress.step(samples, lambda: Ranks((), resident_bytes()))
         session.monitor.note("", session.steps)
 
     def receive(self, microbatch: int, items: Sequence[Item]) -> list[Any]:
@@ -64,6 +122,8 @@ class Messages:
         key = Key(VALUE, session.steps, microbatch, item.number)
         message = session.channel.mailbox.take(item.peer, key)
         if message is None:
+            if self._check is not None:
+                self._check.look()
             peer = session.peers("pp")[item.peer]
             session.monitor.note("wait", session.steps, microbatch, None, peer)
             began = time.perf_counter()

@@ -59,6 +59,15 @@ class Session(base.Session):
         """Close these saves at the end of the job."""
         self.saves = saves
 
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Remember an error that is raised inside: TensorFlow may make another one of it."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+
     def number_step(self) -> int:
         """A number for a step that was traced, the same on every rank."""
         self.compiled += 1

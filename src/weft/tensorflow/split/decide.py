@@ -81,7 +81,7 @@ class Decision:
 def agree(
     session: Session, units: Units, record: Record, owners: Mapping[int, int], microbatches: int
 ) -> Decision:
-    """The decision of rank 0, on every rank.
+    """The decision of the pipeline's first rank, on every rank of it; all pipelines decide alike.
 
     Args:
         session: The session.
@@ -103,41 +103,40 @@ def agree(
     }
     settings = session.settings
     text = agree_on(
-        session,
-        session.port(),
-        lambda: decide(settings, units, fixed, microbatches).to_json(),
-        "the partition",
-    )
+        session, session.port("pp"), lambda: decide(settings, units, fixed, microbatches).to_json(), "the partition",
+        session.peers("pp")[0],
+    )  # fmt: skip
     return Decision.from_json(text)
 
 
 def compare_graphs(session: Session, record: Record) -> None:
-    """All ranks must have traced the same operations.
+    """All ranks of a pipeline must have traced the same operations.
 
     Raises:
         DivergenceError: They have not; on every rank.
     """
-    if session.place.world_size == 1:
+    ranks = session.peers("pp")
+    if len(ranks) == 1:
         return
     lines = [
         f"{each.kind} {each.inputs} {each.sizes}" for each in record.operations
     ]  # names have numbers of their own
     mine = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    port = session.port()
+    port = session.port("pp")
     with session.doing("the comparison of graphs"):
         found = gather_texts(mine, port)
         if len(set(found)) == 1:
             return
-        shown = [f"{each.kind} ({each.name})" for each in record.operations]
+        shown = [f"{each.kind} ({each.name}, {sum(each.sizes)} bytes)" for each in record.operations]
         told = [json.loads(text) for text in gather_texts(json.dumps([lines, shown]), port)]
-    other = next(rank for rank, text in enumerate(found) if text != found[0])
+    other = next(place for place, text in enumerate(found) if text != found[0])
     (first, one), (second, two) = told[0], told[other]
     pairs = enumerate(zip(first, second, strict=False))
     at = next((number for number, (a, b) in pairs if a != b), min(len(first), len(second)))
     mine_is, theirs = (names[at] if at < len(names) else "nothing more" for names in (one, two))
     raise DivergenceError(
-        f"the ranks have traced different steps: operation {at} is {mine_is} on rank 0, and {theirs} on rank {other}. "
-        "Build the same model and call the step with arguments of the same shapes on every rank"
+        f"the ranks have traced different steps: operation {at} is {mine_is} on rank {ranks[0]}, and {theirs} on rank "
+        f"{ranks[other]}. Build the same model and call the step with arguments of the same shapes on every rank"
     )
 
 

@@ -41,6 +41,7 @@ class MiniBatch:
         axes: Of each leaf the dim along which it is cut; None for what goes whole to each microbatch.
         tensors: The numbers of the leaves that are tensors.
         microbatches: How many there are.
+        paths: The names of the tensors, as messages have them.
         size: How many samples; None if nothing is cut, or if that is known only when the step runs.
     """
 
@@ -50,6 +51,7 @@ class MiniBatch:
     tensors: list[int]
     microbatches: int
     size: int | None
+    paths: list[str]
 
     def bounds(self, microbatch: int) -> tuple[int, int]:
         """First and one past the last sample of a microbatch."""
@@ -142,6 +144,7 @@ def prepare(
     leaves: list[Any] = []
     axes: list[int | None] = []
     tensors: list[int] = []
+    paths: list[str] = []
     sizes: list[tuple[str, int | None, list[int | None]]] = []
     faults: list[str] = []
     for name, argument in [*zip(names, args, strict=True), *sorted(kwargs.items())]:
@@ -151,6 +154,7 @@ def prepare(
             axis = None
             if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
                 tensors.append(len(leaves))
+                paths.append(path)
                 axis = None if name in cut.whole else cut.axes.get(name, 0)
                 rank = leaf.shape.rank
                 if axis is not None and rank is not None and not -rank <= axis < rank:
@@ -178,7 +182,7 @@ def prepare(
     if faults:
         raise SplitError("\n".join(faults))
     count = min(size or microbatches, microbatches)
-    return MiniBatch(leaves, whole, axes, tensors, count, size)
+    return MiniBatch(leaves, whole, axes, tensors, count, size, paths)
 
 
 def _names(function: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
