@@ -10,10 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import weft.torch as weft
-
 # What an item gives back: the faults (none: all is well) and more fields for its line.
 RunItem = Callable[[str, int], "tuple[str, dict[str, Any]]"]
 
@@ -36,15 +32,25 @@ def arguments(known: Sequence[str]) -> argparse.Namespace:
     return given
 
 
-def work(given: argparse.Namespace, run_item: RunItem) -> None:
-    """Runs all items. An exception ends the job after its line: the other ranks may be elsewhere by then."""
+def begin_torch(partitions: int) -> int:
+    """This rank's number, when weft is initialised for PyTorch."""
+    import torch
+
+    import weft.torch as weft
+
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False
-    weft.init({"partitions": given.partitions})
+    weft.init({"partitions": partitions})
+    return weft.rank()
+
+
+def work(given: argparse.Namespace, run_item: RunItem, begin: Callable[[int], int] = begin_torch) -> None:
+    """Runs all items. An exception ends the job after its line: the other ranks may be elsewhere by then."""
+    rank = begin(given.partitions)
     for item in given.items:
-        _write(given.results, {"case": item, "rank": weft.rank(), "began": True})
+        _write(given.results, {"case": item, "rank": rank, "began": True})
         started = time.perf_counter()
-        line: dict[str, Any] = {"case": item, "rank": weft.rank(), "ok": False, "error": ""}
+        line: dict[str, Any] = {"case": item, "rank": rank, "ok": False, "error": ""}
         try:
             line["error"], more = run_item(item, given.partitions)
             line.update(more, ok=not line["error"])

@@ -24,11 +24,17 @@ from weft.session.ranks import rdp_size as rdp_size
 from weft.session.ranks import size as size
 from weft.session.ranks import tp_rank as tp_rank
 from weft.session.ranks import tp_size as tp_size
+from weft.tensorflow.checkpoint.manager import CheckpointManager as CheckpointManager
+from weft.tensorflow.checkpoint.save import resume_from_checkpoint as resume_from_checkpoint
+from weft.tensorflow.checkpoint.save import save_checkpoint as save_checkpoint
+from weft.tensorflow.clip import clip_by_global_norm as clip_by_global_norm
+from weft.tensorflow.clip import global_norm as global_norm
 from weft.tensorflow.join import init as init
 from weft.tensorflow.join import shutdown as shutdown
 from weft.tensorflow.model import DistributedModel as DistributedModel
 from weft.tensorflow.model import register_post_partition_hook as register_post_partition_hook
 from weft.tensorflow.output import StepOutput as StepOutput
+from weft.tensorflow.report import partition_report as partition_report
 from weft.tensorflow.split.by_hand import partition as partition
 from weft.tensorflow.step import step as step
 

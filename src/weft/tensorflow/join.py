@@ -24,6 +24,8 @@ from weft.session import current, recording
 from weft.session.leaving import leave
 from weft.session.session import JUDGE_S, timeout_of
 from weft.tensorflow import private
+from weft.tensorflow.clip import watch_clipping
+from weft.tensorflow.optimizers import watch_optimizers
 from weft.tensorflow.session.session import Session, present, session
 from weft.topology.mesh import Mesh
 from weft.transport.groups import make_groups
@@ -64,6 +66,8 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     groups = make_groups(mesh, place.rank, timeout)
     joined = Session(settings=settings, place=place, mesh=mesh, monitor=monitor, store=store, groups=groups)
     current.enter(joined)
+    watch_optimizers()
+    watch_clipping()
     if settings.partitions > 1:
         group = joined.group("pp")
         joined.channel = TorchChannel(group, torch.device("cpu"), rings=Rings.connect(group))

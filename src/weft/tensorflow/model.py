@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -25,6 +26,7 @@ class DistributedModel(keras.Model):
 
     Attributes:
         partitioned: Whether the first step has split the model.
+        placement: Where its parts lie, for people; None before the first step.
         module: The model that was handed over; the model itself for a class of its own.
     """
 
@@ -37,7 +39,9 @@ class DistributedModel(keras.Model):
         super().__init__(**kwargs)
         self.partitioned = False
         self._owners: dict[int, int] = {}
-        self._hooks: list[Callable[[], Any]] = []
+        self._waiting: list[Callable[[], Any]] = []
+        self.placement: Any = None
+        self._whole = False
         self._wrapped = model
         if model is not None:
             self.built = True
@@ -51,7 +55,7 @@ class DistributedModel(keras.Model):
         marks = capture.tracing()
         if marks is None:
             symbolic = tf.keras.utils.is_keras_tensor(args[0] if args else None)
-            if session().settings.partitions > 1 and not symbolic:
+            if not self._whole and session().settings.partitions > 1 and not symbolic:
                 raise UsageError(
                     "a model that is split is called inside of a function that @weft.step decorates"
                 )
@@ -62,15 +66,17 @@ class DistributedModel(keras.Model):
         with capture.noted(lambda first, end: marks.models.append((self, first, end))):
             return super().__call__(*args, **kwargs)
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
         if self._wrapped is None:
             raise UsageError(f"{type(self).__name__} has no call method: write one, or hand a model over")
+        if training is not None:  # Keras hands it on to layers that name it only
+            kwargs["training"] = training
         return self._wrapped(*args, **kwargs)
 
     # --- variables ------------------------------------------------------------------------------------------
 
     def _local(self, variables: list[Any]) -> list[Any]:
-        if not self.partitioned or capture.tracing() is not None:
+        if not self.partitioned or self._whole or capture.tracing() is not None:
             return variables
         own = session().position("pp")
         return [
@@ -107,18 +113,65 @@ class DistributedModel(keras.Model):
         """The variables of all partitions; those of others have no values here."""
         return super().variables
 
-    def finish_partition(self, owners: dict[int, int]) -> None:
-        """Know the partition of each variable, by its key; the first time, call what waits for the partition."""
+    def owner_of(self, variable: Any) -> int | None:
+        """The partition of a variable; None for one that no step has used yet."""
+        return self._owners.get(private.key_of(private.handle_of(variable)))
+
+    @property
+    def owners(self) -> dict[int, int]:
+        """The partition of each variable that a step has used, by its key."""
+        return dict(self._owners)
+
+    def finish_partition(self, owners: dict[int, int], placement: Any = None) -> None:
+        """Know the partition of each variable, by its key; the first time, do what had to wait for that."""
         self._owners.update(owners)
         if self.partitioned:
             return
+        self.placement = placement
         self.partitioned = True
-        hooks = [*self._hooks, *session().after_partition]
-        self._hooks.clear()
+        waiting = [*self._waiting, *session().after_partition]
+        self._waiting = []
         session().after_partition.clear()
         with tf.init_scope():  # eagerly, also where a graph is being traced
-            for hook in hooks:
-                hook()
+            for act in waiting:
+                act()
+
+    def when_partitioned(self, act: Callable[[], Any]) -> None:
+        """Run ``act()`` once the variables' partitions are known: now, or in the first step, before it computes."""
+        if self.partitioned or session().settings.partitions == 1:
+            act()
+        else:
+            self._waiting = [*self._waiting, act]
+
+    @property
+    def waits(self) -> bool:
+        """Whether something waits for the first step."""
+        return bool(self._waiting)
+
+    def follow(self, former: int, key: int) -> None:
+        """A variable has another key now."""
+        if former in self._owners:
+            self._owners[key] = self._owners.pop(former)
+
+    # --- files ----------------------------------------------------------------------------------------------
+
+    def save_model(self, save_path: str = "/opt/ml/model") -> None:
+        """Write the whole model, as plain TensorFlow loads it; every rank calls this, outside of a step.
+
+        ``save_path``: a folder, which becomes a SavedModel; or a file that ends in ``.keras``.
+        """
+        from weft.tensorflow.checkpoint.export import save_model
+
+        save_model(self, save_path)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Inside, the model is as it was before it was split: all its variables are here."""
+        self._whole = True
+        try:
+            yield
+        finally:
+            self._whole = False
 
 
 def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -14,26 +14,82 @@ class NoTensorError(UsageError, AttributeError, TypeError):
     """What a step returns was used as a tensor."""
 
 
+def mark_gradient(tensor: Any, variable: int) -> Any:
+    """The tensor, known as the gradient of a variable, given by its key."""
+    tensor._weft_gradient = variable
+    return tensor
+
+
+def variable_of_gradient(tensor: Any) -> int | None:
+    """The key of the variable whose gradient a tensor is, where a step has returned it."""
+    return getattr(tensor, "_weft_gradient", None)
+
+
+def is_gradient(tensor: Any) -> bool:
+    """Whether a tensor is the gradient of one of this rank's variables, as a step has returned it."""
+    return variable_of_gradient(tensor) is not None
+
+
+class Means:
+    """The gradients that a step returns, averaged over microbatches, and over replicas with one call for all of them.
+
+    ``average``: from the means of this rank to those of all replicas.
+    """
+
+    def __init__(self, average: Callable[[list[Any]], list[Any]]) -> None:
+        self._average = average
+        self._entries: list[StepOutput] = []
+        self._found: list[Any] | None = None
+
+    def add(self, entry: StepOutput) -> None:
+        """One more gradient."""
+        self._entries.append(entry)
+
+    def of(self, entry: StepOutput) -> Any:
+        """The mean of a gradient that was added."""
+        if self._found is None:
+            self._found = self._average([each.own_mean() for each in self._entries])
+        return self._found[next(at for at, each in enumerate(self._entries) if each is entry)]
+
+
 class StepOutput:
     """One tensor of a step's result, for each microbatch: ``outputs[i]`` is microbatch i's.
 
-    ``weights`` are the microbatches' shares of the samples (equal unless the step allows uneven ones).
+    ``weights`` are the microbatches' shares of the samples (equal unless the step allows uneven ones). ``variable``:
+    the key of the variable whose gradient this is; ``means``: where its mean over the replicas comes from.
     """
 
-    def __init__(self, outputs: Sequence[Any], weights: Sequence[float] | None = None) -> None:
+    def __init__(
+        self,
+        outputs: Sequence[Any],
+        weights: Sequence[float] | None = None,
+        variable: int | None = None,
+        means: Means | None = None,
+    ) -> None:
         self.outputs = list(outputs)
+        self.variable = variable
         self.weights = list(weights) if weights is not None else [1.0 / len(self.outputs)] * len(self.outputs)
+        self._means = means
+        if means is not None:
+            means.add(self)
 
     def reduce_mean(self) -> Any:
-        """The mean over microbatches, each with its share of the samples; shape of one entry."""
+        """The mean over microbatches, each with its share of the samples; shape of one entry.
+
+        Of a gradient it is the mean over the replicas of the model, too.
+        """
+        mean = self.own_mean() if self._means is None else self._means.of(self)
+        return mean if self.variable is None else mark_gradient(mean, self.variable)
+
+    def own_mean(self) -> Any:
+        """The mean over the microbatches of this replica."""
         outputs = self.outputs
         if not outputs[0].dtype.is_floating and not outputs[0].dtype.is_complex:
             outputs = [tf.cast(each, tf.float32) for each in outputs]
         if len(set(self.weights)) == 1:
             return self._sum(outputs) / len(outputs)
-        return self._sum(
-            [each * tf.cast(w, each.dtype) for w, each in zip(self.weights, outputs, strict=True)]
-        )
+        shares = [tf.cast(weight, outputs[0].dtype) for weight in self.weights]
+        return self._sum([each * share for share, each in zip(shares, outputs, strict=True)])
 
     def accumulate(self, method: str = "add_n", var: Any = None) -> Any:
         """The mean over microbatches: the gradient of the mini-batch's mean loss; shape of one entry.

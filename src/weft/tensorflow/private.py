@@ -5,16 +5,20 @@ watch_gradients   which operations are made while the gradient of another one is
 watch_layers      which operations are made by which call of a layer
 writes            what an operation may write into
 call              a concrete function, by its quickest way
+free              a variable without its value
+trained_by        what an optimizer has slots for
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import keras
 import tensorflow as tf
 from tensorflow.python.autograph.core import converter
 from tensorflow.python.autograph.impl import api
@@ -258,6 +262,21 @@ def library_of(graph_def: Any, nodes: Sequence[Any]) -> list[Any]:
     return list(found.values())
 
 
+def optimizer_classes() -> list[type]:
+    """The classes that optimizers derive from, of every Keras that is imported."""
+    found = []
+    if "keras" in sys.modules:
+        found.append(sys.modules["keras.src.optimizers.base_optimizer"].BaseOptimizer)
+    if "tf_keras" in sys.modules:
+        found.append(sys.modules["tf_keras.src.optimizers.optimizer"].Optimizer)
+    return found
+
+
+def loss_scale_classes() -> list[type]:
+    """The classes that scale losses, of every Keras that is imported, and look whether gradients are finite."""
+    return [sys.modules["keras"].optimizers.LossScaleOptimizer] if "keras" in sys.modules else []
+
+
 def is_building_function() -> bool:
     """Whether a ``tf.function`` is being traced."""
     return bool(ops.inside_function())
@@ -266,6 +285,49 @@ def is_building_function() -> bool:
 def uninitialised(value: Any) -> bool:
     """Whether a variable has no value yet."""
     return not bool(resource_variable_ops.is_resource_variable(value) and value.is_initialized())
+
+
+def free(variable: Any, named: str) -> None:
+    """Give back the memory of a variable's value. Its handle is another one from now on.
+
+    Reading it is TensorFlow's own error then, "Could not find variable ``named``"; assigning gives it a value again.
+    A variable of an eager program cannot be destroyed, and without a value it reads as an empty tensor. So what the
+    former handle holds becomes small, and the new one names a resource that is not there until something is assigned.
+    """
+    kept = underlying(variable)
+    former = kept.handle
+    with tf.init_scope(), tf.device(former.device):
+        tf.raw_ops.AssignVariableOp(resource=former, value=tf.zeros([0], kept.dtype), validate_shape=False)
+        handle = tf.raw_ops.VarHandleOp(
+            dtype=kept.dtype, shape=kept.shape, shared_name=f"{named} ({next(_freed)})"
+        )
+    handle._handle_data = former._handle_data
+    kept._handle = handle
+
+
+_freed = itertools.count(1)
+
+
+def underlying(variable: Any) -> Any:
+    """The variable of TensorFlow that one of Keras is made of; the thing itself if it is none of Keras."""
+    return getattr(variable, "_value", variable)
+
+
+def trained_by(optimizer: Any) -> list[Any]:
+    """The variables that an optimizer of Keras was built for, in their order; nothing for those of tf_keras."""
+    return list(getattr(optimizer, "_trainable_variables", ()))
+
+
+def build_optimizer(optimizer: Any, variables: Iterable[Any]) -> None:
+    """Make an optimizer's own variables for these, with the names that they have after ``apply_gradients``."""
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        optimizer.build(list(variables))
+        return
+    build = (
+        getattr(optimizer, "_create_all_weights", None) or optimizer.build
+    )  # the older kind of tf_keras has the first
+    with tf.name_scope(getattr(optimizer, "name", None) or optimizer._name):
+        build([underlying(each) for each in variables])
 
 
 def context_exists() -> bool:

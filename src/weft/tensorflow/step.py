@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -13,11 +14,15 @@ from weft.tensorflow import private
 from weft.tensorflow.execution.compile import Compiled, compile_step
 from weft.tensorflow.execution.executor import Eagerly, InGraph, run
 from weft.tensorflow.execution.messages import Messages
-from weft.tensorflow.output import StepOutput
+from weft.tensorflow.output import Means, StepOutput
+from weft.tensorflow.replicas.average import average, broadcast_from_first
+from weft.tensorflow.session.freeing import free_others
 from weft.tensorflow.session.session import Session, session
 from weft.tensorflow.split.phases import EVERYWHERE
 from weft.tensorflow.tensors.mini_batch import Cut, MiniBatch, prepare
 from weft.tensorflow.trace import capture
+
+log = logging.getLogger("weft")
 
 
 class Step:
@@ -40,41 +45,42 @@ class Step:
             raise UsageError(f"{self.function.__name__}: a step cannot call another step")
         joined = session()
         batch = prepare(self.function, args, kwargs, self.cut, joined.settings.microbatches)
-        key = batch.key(), tuple(model_state(model) for model in joined.models)
+        key = self._key(joined, batch)
         tensors = [batch.leaves[number] for number in batch.tensors]
-        if joined.settings.partitions == 1:
-            return self._alone(joined, batch, key, tensors)
+        if joined.place.world_size == 1:
+            return self._alone(batch, key, tensors)
         if key not in self._compiled:
-            self._compiled[key] = self._compile(joined, batch)
+            compiled = self._compile(joined, batch)
+            key = self._key(joined, batch)  # the trace may have built the models
+            self._compiled[key] = compiled
         compiled = self._compiled[key]
-        messages = Messages(joined, batch.microbatches)
+        messages = Messages(joined, batch.microbatches, batch.size)
         if private.is_building_function():
-            return self._package(
-                joined, batch, compiled, self._emit(batch, compiled, InGraph(messages), tensors)
-            )
-        if joined.settings.executor == "eager":
-            return self._package(
-                joined, batch, compiled, self._emit(batch, compiled, Eagerly(messages), tensors)
-            )
-        if key not in self._functions:
-            self._functions[key] = self._whole(batch, compiled, messages)
-        return self._package(joined, batch, compiled, self._functions[key](tensors))
+            results = self._emit(batch, compiled, InGraph(messages), tensors)
+        elif joined.settings.executor == "eager":
+            results = self._emit(batch, compiled, Eagerly(messages), tensors)
+        else:
+            if key not in self._functions:
+                self._functions[key] = self._whole(batch, compiled, messages)
+            results = self._functions[key](tensors)
+        return self._package(joined, batch, compiled, results)
+
+    def _key(self, joined: Session, batch: MiniBatch) -> Any:
+        """What must be the same for a step that was traced to be used again."""
+        settings = joined.settings
+        return batch.key(), settings.executor, tuple(model_state(model) for model in joined.models)
 
     def _compile(self, joined: Session, batch: MiniBatch) -> Compiled:
-        models = joined.models
-
         def traced(*tensors: Any) -> Any:
             args, kwargs = batch.arguments(tensors)
             return self._traced(*args, **kwargs)
 
-        def owned(handle: Any) -> bool:
-            return private.key_of(handle) in keys_of(models)
-
-        owners = {key: at for model in models for key, at in model._owners.items()}
-        name = self.function.__name__
-        compiled = compile_step(joined, name, traced, batch.specs(), batch.microbatches, owned, owners)
-        for model in models:
-            model.finish_partition(compiled.owners)
+        compiled = compile_step(
+            joined, self.function.__name__, traced, batch.specs(), batch.microbatches, joined.models
+        )
+        compiled.number = joined.number_step()
+        with tf.init_scope():  # eagerly, also where a graph is being traced
+            _finish_models(joined, compiled)
         return compiled
 
     def _emit(self, batch: MiniBatch, compiled: Compiled, way: Any, tensors: list[Any]) -> list[list[Any]]:
@@ -90,46 +96,69 @@ class Step:
 
         return whole
 
-    def _alone(self, joined: Session, batch: MiniBatch, key: Any, tensors: list[Any]) -> Any:
-        """One partition: the function once for each microbatch."""
+    def _alone(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> Any:
+        """A single process: the function once for each microbatch."""
         if private.is_building_function():
-            return self._package_alone(batch, self._microbatches(batch, tensors))
+            return _collect(batch, self._microbatches(batch, tensors))
         if key not in self._functions:
             self._functions[key] = tf.function(
                 lambda given: self._microbatches(batch, given), autograph=False
             )
-        return self._package_alone(batch, self._functions[key](tensors))
+        return _collect(batch, self._functions[key](tensors))
 
     def _microbatches(self, batch: MiniBatch, tensors: list[Any]) -> list[Any]:
         results = []
         for part in batch.slices(tensors):
             args, kwargs = batch.arguments(part)
-            results.append(self._traced(*args, **kwargs))
+            result = self._traced(*args, **kwargs)
+            results.append(tf.nest.map_structure(capture.dense, result))
         return results
-
-    def _package_alone(self, batch: MiniBatch, results: list[Any]) -> Any:
-        flat = [tf.nest.flatten(result) for result in results]
-        leaves = [_entry([each[number] for each in flat], batch.weights) for number in range(len(flat[0]))]
-        return tf.nest.pack_sequence_as(results[0], leaves)
 
     def _package(
         self, joined: Session, batch: MiniBatch, compiled: Compiled, results: list[list[Any]]
     ) -> Any:
         """What the step returns: gradients of other partitions' variables are left out of their lists."""
-        own = joined.position("pp")
-        result = compiled.capture.result
-        flat = tf.nest.flatten(result)
+        captured, own = compiled.capture, joined.position("pp")
+        means = (
+            Means(lambda tensors: average(tensors, joined, compiled.number)) if joined.mesh.rdp > 1 else None
+        )
         leaves: list[Any] = []
-        for number, leaf in enumerate(flat):
-            value = compiled.capture.record.results[number]
-            if value is None:
-                leaves.append([leaf] * batch.microbatches if leaf is not None else None)
-            elif compiled.phases.wanted[number] not in (own, EVERYWHERE):
+        for number, leaf in enumerate(tf.nest.flatten(captured.result)):
+            key = captured.gradients[number]
+            owner = EVERYWHERE if key is None else compiled.owners.get(key, EVERYWHERE)
+            if owner not in (own, EVERYWHERE):
                 leaves.append(ELSEWHERE)
+            elif captured.record.results[number] is None:
+                leaves.append([leaf] * batch.microbatches if leaf is not None else None)
             else:
-                leaves.append(StepOutput(results[number], batch.weights))
-        names = [compiled.capture.record.gradients[number] for number in range(len(flat))]
-        return _without_others(result, iter(zip(leaves, names, strict=True)))
+                leaves.append(StepOutput(results[number], batch.weights, key, None if key is None else means))
+        return _without_others(captured.result, iter(leaves))
+
+
+def _collect(batch: MiniBatch, results: list[Any]) -> Any:
+    """What the microbatches return, as one structure."""
+    flat = [tf.nest.flatten(result) for result in results]
+    leaves = [_entry([each[number] for each in flat], batch.weights) for number in range(len(flat[0]))]
+    return tf.nest.pack_sequence_as(results[0], leaves)
+
+
+def _finish_models(joined: Session, compiled: Compiled) -> None:
+    """Tell the models that the step has called where their variables are; all replicas begin with the same values."""
+    used = list({id(model): model for model, _, _ in compiled.capture.marks.models}.values())
+    new = [model for model in used if not model.partitioned]
+    for model in used:
+        model.finish_partition(compiled.owners, compiled.placement)
+    if joined.settings.partitions > 1:
+        free_others(used)
+    for model in new:
+        if joined.mesh.rdp > 1:
+            broadcast_from_first(model.variables, joined)
+        if joined.rank == 0 and compiled.placement is not None:
+            log.info("Partition assignments:\n%s", compiled.placement.tables())
+            if compiled.decision.reasons:
+                log.info("Placements by their simulated steps:\n%s", compiled.decision.reasons)
+            for warning in compiled.placement.warnings:
+                log.warning("%s", warning)
 
 
 class _Elsewhere:
@@ -151,8 +180,7 @@ def _without_others(structure: Any, leaves: Any) -> Any:
     if isinstance(structure, (list, tuple)):
         items = [_without_others(item, leaves) for item in structure]
         return type(structure)(item for item in items if item is not ELSEWHERE)
-    leaf, _ = next(leaves)
-    return leaf
+    return next(leaves)
 
 
 def _entry(entries: list[Any], weights: list[float]) -> Any:
@@ -164,11 +192,6 @@ def _entry(entries: list[Any], weights: list[float]) -> Any:
 def model_state(model: Any) -> tuple[Any, ...]:
     """What a traced step depends on beside its arguments: which variables are trained."""
     return tuple(each.trainable for each in model.all_variables())
-
-
-def keys_of(models: list[Any]) -> set[int]:
-    """The keys of all variables of models."""
-    return {private.key_of(private.handle_of(each)) for model in models for each in model.all_variables()}
 
 
 def step(

@@ -25,6 +25,7 @@ class Case:
         settings: Settings of weft beside partitions and microbatches.
         policy: A policy of Keras for types.
         tolerance: By how much, relative to the largest, values may differ.
+        rate: The learning rate.
     """
 
     build: Callable[[], Any]
@@ -33,6 +34,7 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     policy: str = "float32"
     tolerance: float = 1e-5
+    rate: float = 0.05
 
 
 CASES: dict[str, Callable[[], Case]] = {}
@@ -49,9 +51,11 @@ def rows(width: int, classes: int = 3) -> Callable[[np.random.Generator], tuple[
     )  # fmt: skip
 
 
-def images(size: int, classes: int = 4) -> Callable[[np.random.Generator], tuple[Any, ...]]:
+def images(
+    size: int, classes: int = 4, batch: int = BATCH
+) -> Callable[[np.random.Generator], tuple[Any, ...]]:
     return lambda rng: (
-        rng.normal(size=(BATCH, size, size, 3)).astype("float32"), rng.integers(0, classes, BATCH),
+        rng.normal(size=(batch, size, size, 3)).astype("float32"), rng.integers(0, classes, batch),
     )  # fmt: skip
 
 
@@ -65,7 +69,9 @@ def tokens(length: int, words: int) -> Callable[[np.random.Generator], tuple[Any
 
 def cross_entropy(labels: Any, predictions: Any) -> Any:
     return tf.reduce_mean(
-        keras.losses.sparse_categorical_crossentropy(labels, tf.cast(predictions, tf.float32), from_logits=True)
+        keras.losses.sparse_categorical_crossentropy(
+            labels, tf.cast(predictions, tf.float32), from_logits=True
+        )
     )
 
 
@@ -84,7 +90,14 @@ def usual_loss(model: Any, x: Any, y: Any) -> tuple[Any, Any]:
 def mlp() -> Case:
     return Case(
         lambda: keras.Sequential(
-            [L.Input((6,)), L.Dense(16, "silu"), L.BatchNormalization(), L.Dropout(0.3), L.Dense(16, "relu"), L.Dense(3)]
+            [
+                L.Input((6,)),
+                L.Dense(16, "silu"),
+                L.BatchNormalization(),
+                L.Dropout(0.3),
+                L.Dense(16, "relu"),
+                L.Dense(3),
+            ]
         ),
         rows(6),
     )
@@ -100,9 +113,16 @@ def cnn() -> Case:
     return Case(
         lambda: keras.Sequential(
             [
-                L.Input((12, 12, 3)), L.Conv2D(8, 3, activation="relu"), L.BatchNormalization(), L.MaxPooling2D(),
-                L.Conv2D(16, 3), L.BatchNormalization(), L.Activation("swish"), L.SpatialDropout2D(0.2),
-                L.GlobalAveragePooling2D(), L.Dense(4),
+                L.Input((12, 12, 3)),
+                L.Conv2D(8, 3, activation="relu"),
+                L.BatchNormalization(),
+                L.MaxPooling2D(),
+                L.Conv2D(16, 3),
+                L.BatchNormalization(),
+                L.Activation("swish"),
+                L.SpatialDropout2D(0.2),
+                L.GlobalAveragePooling2D(),
+                L.Dense(4),
             ]
         ),  # fmt: skip
         images(12),
@@ -138,7 +158,9 @@ class Block(L.Layer):
 
 
 class Gpt(keras.Model):
-    def __init__(self, words: int = 40, length: int = 8, width: int = 16, layers: int = 3, tied: bool = False) -> None:
+    def __init__(
+        self, words: int = 40, length: int = 8, width: int = 16, layers: int = 3, tied: bool = False
+    ) -> None:
         super().__init__()
         self.words = L.Embedding(words, width)
         self.places = L.Embedding(length, width)
@@ -200,7 +222,13 @@ def encoder_decoder() -> Case:
 def lstm() -> Case:
     return Case(
         lambda: keras.Sequential(
-            [L.Input((7,)), L.Embedding(30, 8), L.LSTM(12, return_sequences=True, dropout=0.1), L.GRU(10), L.Dense(3)]
+            [
+                L.Input((7,)),
+                L.Embedding(30, 8),
+                L.LSTM(12, return_sequences=True, dropout=0.1),
+                L.GRU(10),
+                L.Dense(3),
+            ]
         ),
         lambda rng: (rng.integers(0, 30, (BATCH, 7)), rng.integers(0, 3, BATCH)),
     )
@@ -211,8 +239,11 @@ def bidirectional() -> Case:
     return Case(
         lambda: keras.Sequential(
             [
-                L.Input((7,)), L.Embedding(30, 8, mask_zero=True), L.Bidirectional(L.LSTM(6, return_sequences=True)),
-                L.Bidirectional(L.GRU(5)), L.Dense(3),
+                L.Input((7,)),
+                L.Embedding(30, 8, mask_zero=True),
+                L.Bidirectional(L.LSTM(6, return_sequences=True)),
+                L.Bidirectional(L.GRU(5)),
+                L.Dense(3),
             ]
         ),  # fmt: skip
         lambda rng: (rng.integers(0, 30, (BATCH, 7)), rng.integers(0, 3, BATCH)),
@@ -249,6 +280,8 @@ class Functions(keras.Model):
         super().__init__()
         self.first, self.second, self.last = L.Dense(8), L.Dense(8), L.Dense(3)
         self.norm = L.BatchNormalization()
+        self.second.build((None, 8))  # no variables are made inside of a function that is called again
+        self.norm.build((None, 8))
 
     @tf.function
     def inner(self, x: Any, training: Any) -> Any:
@@ -261,7 +294,7 @@ class Functions(keras.Model):
 
 @case
 def functions() -> Case:
-    return Case(Functions, rows(5))
+    return Case(Functions, rows(5), tolerance=1e-4)  # two samples in a BatchNorm make much of the last bit
 
 
 @tf.custom_gradient
@@ -291,7 +324,12 @@ def custom_gradient() -> Case:
 class Twice(keras.Model):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.shared, self.middle, self.last = L.Dense(8), L.Dense(8, "tanh"), L.Dense(8), L.Dense(3)
+        self.first, self.shared, self.middle, self.last = (
+            L.Dense(8),
+            L.Dense(8, "tanh"),
+            L.Dense(8),
+            L.Dense(3),
+        )
 
     def call(self, x: Any) -> Any:
         return self.last(self.shared(self.middle(self.shared(self.first(x)))))
@@ -307,8 +345,11 @@ def regularised() -> Case:
     return Case(
         lambda: keras.Sequential(
             [
-                L.Input((5,)), L.Dense(8, kernel_regularizer="l2"), L.ActivityRegularization(0.01),
-                L.Dense(8, "relu", kernel_regularizer="l1"), L.Dense(3),
+                L.Input((5,)),
+                L.Dense(8, kernel_regularizer="l2"),
+                L.ActivityRegularization(0.01),
+                L.Dense(8, "relu", kernel_regularizer="l1"),
+                L.Dense(3),
             ]
         ),  # fmt: skip
         rows(5),
@@ -333,10 +374,15 @@ def many_inputs() -> Case:
         a, b = L.Input((5,), name="a"), L.Input((4,), name="b")
         x, y = L.Dense(8, "relu")(a), L.Dense(8, "tanh")(b)
         both = L.Concatenate()([x, y])
-        return keras.Model({"a": a, "b": b}, {"left": L.Dense(3)(both), "right": L.Dense(2)(L.Dense(6)(x * y))})
+        return keras.Model(
+            {"a": a, "b": b}, {"left": L.Dense(3)(both), "right": L.Dense(2)(L.Dense(6)(x * y))}
+        )
 
     def batch(rng: np.random.Generator) -> tuple[Any, ...]:
-        x = {"a": rng.normal(size=(BATCH, 5)).astype("float32"), "b": rng.normal(size=(BATCH, 4)).astype("float32")}
+        x = {
+            "a": rng.normal(size=(BATCH, 5)).astype("float32"),
+            "b": rng.normal(size=(BATCH, 4)).astype("float32"),
+        }
         return x, {"left": rng.integers(0, 3, BATCH), "right": rng.integers(0, 2, BATCH)}
 
     def loss(model: Any, x: Any, y: Any) -> tuple[Any, Any]:
@@ -361,14 +407,16 @@ def application(name: str, size: int, **options: Any) -> Case:
         lambda: getattr(keras.applications, name)(
             weights=None, input_shape=(size, size, 3), classes=4, classifier_activation=None, **options
         ),
-        images(size),
-        tolerance=2e-4,
+        images(size, batch=4 * BATCH),
+        policy="float64",  # deep ones make much of the last bit: a ReLU that turns over, a BatchNorm of few numbers
+        tolerance=1e-6,
+        rate=1e-3,
     )
 
 
 APPLICATIONS = {
-    "ResNet50": 32, "MobileNetV2": 32, "DenseNet121": 32, "EfficientNetB0": 32, "InceptionV3": 75, "Xception": 71,
-    "NASNetMobile": 32, "ConvNeXtTiny": 32, "VGG16": 32,
+    "ResNet50": 64, "MobileNetV2": 64, "DenseNet121": 64, "EfficientNetB0": 32, "InceptionV3": 75, "Xception": 71,
+    "NASNetMobile": 64, "ConvNeXtTiny": 32, "VGG16": 32,
 }  # fmt: skip
 for _name, _size in APPLICATIONS.items():
     CASES[_name] = lambda name=_name, size=_size: application(name, size)

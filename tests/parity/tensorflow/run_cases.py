@@ -1,12 +1,10 @@
-"""Trains models split, and in this one process, and compares: ``weft run -n 2 tests/parity/tensorflow/run_cases.py NAME ...``."""
+"""Trains models split, and in this one process, and compares.
+
+weft run -n 2 tests/parity/tensorflow/run_cases.py NAME ...
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import sys
-import time
 from typing import Any
 
 import keras
@@ -15,13 +13,14 @@ import tensorflow as tf
 
 import weft.tensorflow as weft
 from tests.parity.tensorflow.models import CASES, Case, usual_loss
+from tests.parity.worker import BeforeSplit, arguments, work
 
 STEPS = 3
 MICROBATCHES = 4
 
 
 def optimizer(case: Case) -> Any:
-    made = keras.optimizers.SGD(0.05, momentum=0.9)
+    made = keras.optimizers.SGD(case.rate, momentum=0.9)
     if case.policy == "mixed_float16":
         made = keras.optimizers.LossScaleOptimizer(made, initial_scale=128.0)
     return made
@@ -100,63 +99,56 @@ def difference(one: Any, other: Any, least: float = 1e-3) -> float:
     return float(np.max(np.abs(one - other)) / max(least, float(np.max(np.abs(other)))))
 
 
-def compare(name: str, partitions: int, executor: str, whole: bool) -> dict[str, Any]:
+def compare(
+    name: str, partitions: int, executor: str = "graph", whole: bool = True
+) -> tuple[str, dict[str, Any]]:
+    """What differs between the model split and the model in one process; and more for the item's line."""
     case = CASES[name]()
-    weft.init(
-        {"partitions": partitions, "microbatches": MICROBATCHES, "executor": executor, **case.settings}
-    )
-    began = time.perf_counter()
-    losses, grads, variables, predictions = one_process(case)
-    middle = time.perf_counter()
+    try:
+        losses, grads, variables, predictions = one_process(case)
+    except Exception as broken:
+        raise BeforeSplit(f"not trained in one process: {broken!r}") from broken
+    weft.init({"partitions": partitions, "microbatches": MICROBATCHES, "executor": executor, **case.settings})
     own_losses, own_grads, own_variables, own_predictions, model = split(case, whole)
-    took = time.perf_counter() - middle
-    worst = {"loss": max(map(difference, own_losses, losses))}
     everything = model.all_variables()
-    scale = 1e-1 * max(float(np.max(np.abs(each))) for each in grads)  # a bias before a BatchNorm has none but noise
+    scale = 1e-1 * max(
+        float(np.max(np.abs(each))) for each in grads
+    )  # a bias before a BatchNorm has none but noise
     place = {id(variable): number for number, variable in enumerate(everything)}
-    trainable = [v for v in model.module.trainable_variables]
-    train_place = {id(variable): number for number, variable in enumerate(trainable)}
-    reference = {i: v for i, v in enumerate(variables)}
-    assert len(everything) == len(variables), (len(everything), len(variables))
-    worst["variables"] = max(
-        (difference(tf.cast(v, tf.float64), reference[place[id(v)]]) for v in own_variables), default=0.0
-    )
+    trainable = {id(variable): number for number, variable in enumerate(model.module.trainable_variables)}
     present = [
-        v for v in model.trainable_variables if not np.array_equal(grads[train_place[id(v)]], np.zeros(1))
+        v for v in model.trainable_variables if grads[trainable[id(v)]].shape != (1,) or v.shape == (1,)
     ]
-    worst["gradients"] = max(
-        (
-            difference(tf.cast(g, tf.float64), grads[train_place[id(v)]], scale)
-            for g, v in zip(own_grads, present, strict=True)
-        ),
-        default=0.0,
-    )
-    worst["predictions"] = max(
-        map(
-            lambda a, b: difference(tf.cast(a, tf.float64), tf.cast(b, tf.float64)),
-            tf.nest.flatten(own_predictions),
-            tf.nest.flatten(predictions),
-        )
-    )
-    return {
-        "case": name, "rank": weft.rank(), "own": len(own_variables), "all": len(everything), "worst": worst,
-        "good": all(value <= case.tolerance for value in worst.values()),
-        "one_s": round(middle - began, 1), "split_s": round(took, 1),
-    }  # fmt: skip
+    worst = {"losses": max(map(difference, own_losses, losses))}
+    for variable in own_variables:
+        found = difference(tf.cast(variable, tf.float64), variables[place[id(variable)]])
+        worst[f"variable {variable.path}"] = found
+    for gradient, variable in zip(own_grads, present, strict=True):
+        found = difference(tf.cast(gradient, tf.float64), grads[trainable[id(variable)]], scale)
+        worst[f"gradient of {variable.path}"] = found
+    pairs = zip(tf.nest.flatten(own_predictions), tf.nest.flatten(predictions), strict=True)
+    for one, other in pairs:
+        worst["predictions"] = difference(tf.cast(one, tf.float64), tf.cast(other, tf.float64))
+    faults = [
+        f"{what} differs by {value:.1e}" for what, value in worst.items() if not value <= case.tolerance
+    ]
+    if len(everything) != len(variables):
+        faults.append(f"{len(everything)} variables, one process has {len(variables)}")
+    owned = [place[id(v)] for v in own_variables]
+    return "\n".join(faults), {"worst": max(worst.values()), "owned": owned, "every": len(everything)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("cases", nargs="+")
-    parser.add_argument("--partitions", type=int, default=int(os.environ.get("WORLD_SIZE", "2")))
-    parser.add_argument("--executor", default="graph")
-    parser.add_argument("--eagerly", action="store_true", help="without a tf.function around the step")
-    options = parser.parse_args()
-    for name in options.cases:
-        found = compare(name, options.partitions, options.executor, not options.eagerly)
-        print("RESULT " + json.dumps(found), flush=True)
-        sys.stdout.flush()
+def begin(partitions: int) -> int:
+    """This rank's number, when weft is initialised for TensorFlow."""
+    weft.init({"partitions": partitions, "microbatches": MICROBATCHES})
+    return weft.rank()
+
+
+def run_case(name: str, partitions: int) -> tuple[str, dict[str, Any]]:
+    """A case by its name; "NAME/eager" runs without a `tf.function` around, "NAME/calls" by the other executor."""
+    case, _, way = name.partition("/")
+    return compare(case, partitions, "eager" if way == "calls" else "graph", not way)
 
 
 if __name__ == "__main__":
-    main()
+    work(arguments([f"{name}{way}" for name in CASES for way in ("", "/eager", "/calls")]), run_case, begin)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from weft.checkpoint import shard
 from weft.checkpoint.find import faults, look
 from weft.checkpoint.index import Entry, Shard
 from weft.checkpoint.part import Part
 from weft.checkpoint.save import PendingSave, Request, SaveReport, Saves, Storage, differences, run
-from weft.checkpoint.shard import describe
 from weft.errors import CheckpointError, UsageError
 from weft.topology.mesh import Mesh
 
@@ -61,20 +60,8 @@ def write(
     folder: Path, name: str, tensors: Mapping[str, Any], reached: Callable[[str], None]
 ) -> tuple[Shard, dict[str, Entry]]:
     """A safetensors file of rows of bytes."""
-    reached("write")
-    places, content = {}, b""
-    for path, row in tensors.items():
-        places[path] = {
-            "dtype": "U8",
-            "shape": [len(row)],
-            "data_offsets": [len(content), len(content) + len(row)],
-        }
-        content += row
-    header = json.dumps(places).encode()
-    (folder / name).write_bytes(len(header).to_bytes(8, "little") + header + content)
-    return describe(
-        folder, name, {path: ("uint8", (len(row),), memoryview(row)) for path, row in tensors.items()}
-    )
+    rows = {path: ("uint8", (len(row),), memoryview(row)) for path, row in tensors.items()}
+    return shard.write(folder, name, rows, reached)
 
 
 def save(this: Any, root: Path, content: Any, background: bool = False, **given: Any) -> Any:

@@ -9,6 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from weft.config import Settings
+from weft.partition.cost import memory_bytes
+from weft.plan.chosen import most_in_flight
+from weft.report.placement import ModelPlacement
+from weft.report.text import PlacementRow
 from weft.tensorflow import private
 from weft.tensorflow.execution.executor import Runnable
 from weft.tensorflow.execution.functions import Cutter
@@ -34,6 +39,8 @@ class Compiled:
         phases: When and where each operation runs.
         runnable: This rank's part.
         owners: The partition of each variable of a model, by its key.
+        placement: Where the units lie, for people.
+        number: Which of the job's traced steps this is.
     """
 
     capture: Capture
@@ -42,14 +49,12 @@ class Compiled:
     phases: Phases
     runnable: Runnable
     owners: dict[int, int]
+    placement: ModelPlacement
+    number: int = 0
 
     def feeds(self, arguments: list[Any]) -> dict[int, Any]:
         """The tensors of a microbatch, and those from outside of the step, by the operations that stand for them."""
-        index = {operation.name: number for number, operation in enumerate(self.capture.operations)}
-        found = {
-            index[stand_in.op.name]: value
-            for stand_in, value in zip(self.capture.arguments, arguments, strict=True)
-        }
+        found = dict(zip(self.capture.arguments, arguments, strict=True))
         return found | self.capture.feeds
 
 
@@ -59,15 +64,18 @@ def compile_step(
     function: Callable[..., Any],
     specs: list[tf.TensorSpec],
     microbatches: int,
-    owned: Callable[[Any], bool],
-    owners: dict[int, int],
+    models: list[Any],
 ) -> Compiled:
     """Trace a step, decide where its parts go, and cut out those of this rank; collective over all ranks.
 
-    ``owned``: whether a variable belongs to a model that is split; ``owners``: the partitions of variables that
-    have one.
+    ``models``: those whose variables belong to one partition each.
     """
+
+    def owned(handle: Any) -> bool:
+        return private.key_of(handle) in keys_of(models)
+
     captured = capture(name, function, specs, owned)
+    owners = {key: at for model in models for key, at in model.owners.items()}
     units = make_units(captured.record)
     keys = [private.key_of(handle) for handle in captured.variables]
     known = {number: owners[key] for number, key in enumerate(keys) if key in owners}
@@ -93,7 +101,27 @@ def compile_step(
     found = {
         key: phases.owner[number] for number, key in enumerate(keys) if phases.owner[number] != EVERYWHERE
     }
-    return Compiled(captured, units, decision, phases, runnable, found)
+    placement = describe_placement(session.settings, units, decision)
+    return Compiled(captured, units, decision, phases, runnable, owners | found, placement)
+
+
+def keys_of(models: list[Any]) -> set[int]:
+    """The keys of all variables of models."""
+    return {private.key_of(private.handle_of(each)) for model in models for each in model.all_variables()}
+
+
+def describe_placement(settings: Settings, units: Units, decision: Decision) -> ModelPlacement:
+    """Where the units lie, for people."""
+    held = most_in_flight(settings)
+    rows = tuple(
+        PlacementRow(
+            unit.name, at, unit.parameters, unit.parameter_bytes, unit.forward_ms, unit.backward_ms,
+            memory_bytes(unit, held),
+        )
+        for unit, at in zip(units.graph.units, decision.partitions, strict=True)
+    )  # fmt: skip
+    optimize = "" if not settings.auto_partition else "memory" if settings.optimize == "memory" else "speed"
+    return ModelPlacement(rows, settings.partitions, optimize, settings.microbatches)
 
 
 def _place(session: Session, captured: Capture, units: Units, decision: Decision) -> Phases:

@@ -30,8 +30,9 @@ class Messages:
     TensorFlow's own errors.
     """
 
-    def __init__(self, session: Session, microbatches: int) -> None:
+    def __init__(self, session: Session, microbatches: int, samples: int | None = None) -> None:
         self.session = session
+        self.samples = samples
         self.microbatches = microbatches
         self._began_s = 0.0
         self._at_s = 0.0

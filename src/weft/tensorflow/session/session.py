@@ -27,14 +27,17 @@ class Session(base.Session):
     Attributes:
         groups: ``torch.distributed`` groups by the ranks in them.
         channel: Between the ranks of the pipeline; None without one.
+        compiled: How many steps were traced.
         known_models: The models that exist, by the order of their making.
         failure: The error that ended the step, where it was raised inside of a graph.
         after_partition: What the script wants to be called when a model has been split.
         kept: What rooms have opened for this job, by names of their own; closed at its end.
+        saves: The saves of this process, once there was one.
     """
 
     groups: dict[tuple[int, ...], Any]
     channel: Channel | None = None
+    compiled: int = 0
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     failure: BaseException | None = None
     after_partition: list[Callable[[], Any]] = field(default_factory=list)
@@ -45,10 +48,21 @@ class Session(base.Session):
         """Where messages arrive."""
         return torch.device("cpu")
 
+    saves: Closable | None = None
+
     @property
     def channels(self) -> list[Channel]:
         """All channels of this rank."""
         return [self.channel] if self.channel is not None else []
+
+    def keep_saves(self, saves: Closable) -> None:
+        """Close these saves at the end of the job."""
+        self.saves = saves
+
+    def number_step(self) -> int:
+        """A number for a step that was traced, the same on every rank."""
+        self.compiled += 1
+        return self.compiled
 
     def add_model(self, model: Any) -> None:
         """Know one more model, as long as it exists."""

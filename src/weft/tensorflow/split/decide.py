@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,11 +15,13 @@ from weft.config import Settings
 from weft.errors import DivergenceError, PlacementError
 from weft.foreign import read_text
 from weft.partition import Placement, Problem
-from weft.plan.chosen import options_for, schedule_for
-from weft.plan.explain import explain
-from weft.plan.option import Option, Placed
+from weft.partition.balanced import balances, candidates, metis
+from weft.partition.balanced.candidate import Candidate
+from weft.plan.best_candidate import asked_options, best_by_step
+from weft.plan.chosen import schedule_for
+from weft.plan.option import Option
 from weft.plan.search import as_weft_runs
-from weft.plan.stages import Placer, choices, stages_of
+from weft.plan.stages import Placer
 from weft.schedule import Schedule
 from weft.schedule.legal import check
 from weft.schedule.table import KINDS
@@ -116,24 +119,25 @@ def compare_graphs(session: Session, record: Record) -> None:
     """
     if session.place.world_size == 1:
         return
-    lines = [f"{each.kind} {each.name} {each.inputs}" for each in record.operations]
+    lines = [
+        f"{each.kind} {each.inputs} {each.sizes}" for each in record.operations
+    ]  # names have numbers of their own
     mine = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     port = session.port()
     with session.doing("the comparison of graphs"):
         found = gather_texts(mine, port)
         if len(set(found)) == 1:
             return
-        told = [text.split("\n") for text in gather_texts("\n".join(lines), port)]
+        shown = [f"{each.kind} ({each.name})" for each in record.operations]
+        told = [json.loads(text) for text in gather_texts(json.dumps([lines, shown]), port)]
     other = next(rank for rank, text in enumerate(found) if text != found[0])
-    first, second = told[0], told[other]
-    at = next((i for i, (one, two) in enumerate(zip(first, second, strict=False)) if one != two), None)
-    at = min(len(first), len(second)) if at is None else at
-    one, two = (
-        lines[at].rsplit(" (", 1)[0] if at < len(lines) else "nothing more" for lines in (first, second)
-    )
+    (first, one), (second, two) = told[0], told[other]
+    pairs = enumerate(zip(first, second, strict=False))
+    at = next((number for number, (a, b) in pairs if a != b), min(len(first), len(second)))
+    mine_is, theirs = (names[at] if at < len(names) else "nothing more" for names in (one, two))
     raise DivergenceError(
-        f"the ranks have traced different steps: operation {at} is {one} on rank 0, and {two} on rank {other}. Build "
-        "the same model and call the step with arguments of the same shapes on every rank"
+        f"the ranks have traced different steps: operation {at} is {mine_is} on rank 0, and {theirs} on rank {other}. "
+        "Build the same model and call the step with arguments of the same shapes on every rank"
     )
 
 
@@ -144,58 +148,75 @@ def decide(settings: Settings, units: Units, fixed: Mapping[str, int], microbatc
     """
     links = Links.uniform(LINK)
     if not settings.auto_partition:
-        return _by_hand(settings, units, fixed, microbatches, links)
-    if fixed:
-        return _beside(settings, units, fixed, microbatches, links)
-    placer = Placer(
-        units.graph, settings.partitions, microbatches, links, memory_weight=settings.memory_weight,
-        memory_bytes=[int(settings.memory_limit)] * settings.partitions if settings.memory_limit else None,
-    )  # fmt: skip
-    if KINDS[settings.pipeline].measured and settings.pipeline != "file":
-        tried = [each for each in options_for(settings, bool(settings.memory_limit)) if not _splits(each)]
-        found = choices(placer, tried)
-        best = next((one for one in found if one.schedule is not None and not one.fault), None)
-        if best is None or best.placed is None or best.schedule is None:
-            raise PlacementError(f"no schedule can run: {found[0].fault}")
-        return _decision(best.placed, best.schedule, best.step_s, explain(found))
-    return _as_asked(settings, placer, microbatches, links)
-
-
-def _splits(option: Option) -> bool:
-    return option.splits or option.recompute or KINDS[option.schedule].splits
-
-
-def _as_asked(settings: Settings, placer: Placer, microbatches: int, links: Links) -> Decision:
-    """The schedule that the settings name."""
-    if settings.pipeline == "file":
-        made = schedule.make(
-            "file", settings.partitions, microbatches, text=read_text(settings.schedule_file)
+        return _best(settings, units, [_by_hand(settings, units, fixed)], microbatches, links)
+    if KINDS[settings.pipeline].chunks not in ((1, 1), None) and not fixed or settings.pipeline == "file":
+        return _on_layout(settings, units, microbatches, links)
+    problem = Problem(units.graph, settings.partitions, fixed=fixed)
+    optimize = "memory" if settings.optimize == "memory" else "speed"
+    given = balances(units.graph, [len(each) for each in units.members], units.count_variables(), optimize)
+    found = [_beside(units, fixed, settings.partitions)] if fixed else []
+    if not fixed:
+        time = Placer(
+            units.graph, settings.partitions, microbatches, links, memory_weight=settings.memory_weight
         )
+        with suppress(PlacementError):
+            found.append(_candidate("by time", units, time(range(settings.partitions)).placement.partitions))
+    found += candidates(problem, given, cut_graph=metis.load())
+    counts = units.count_variables()
+
+    def holding(one: Candidate) -> int:
+        """How many partitions have variables: a small model would be quickest on one rank."""
+        return len({at for at, count in zip(one.partitions, counts, strict=True) if count})
+
+    most = max(map(holding, found))
+    found = [each for each in found if holding(each) == most]
+    return _best(settings, units, found, microbatches, links)
+
+
+def _candidate(name: str, units: Units, partitions: Sequence[int]) -> Candidate:
+    given = balances(units.graph, [len(each) for each in units.members], units.count_variables(), "speed")
+    return Candidate.of(name, units.graph, tuple(partitions), max(partitions, default=0) + 1, given)
+
+
+def _best(
+    settings: Settings, units: Units, found: Sequence[Candidate], microbatches: int, links: Links
+) -> Decision:
+    """The candidate with the shortest simulated step, and its schedule."""
+    limit = [int(settings.memory_limit * (1 << 30))] * settings.partitions if settings.memory_limit else None
+    kind = KINDS[settings.pipeline]
+    options = asked_options(settings) if kind.chunks in ((1, 1), None) else (Option("interleaved"),)
+    best = best_by_step(
+        units.graph, found, settings.partitions, microbatches, links, options=options, memory_bytes=limit
+    )
+    if best.fault:
+        log.warning("no placement fits the memory (%s)", best.fault)
+    made = best.chosen.schedule
+    return Decision(
+        tuple(best.candidate.partitions), tuple(best.stage_of_unit), tuple(made.rank_of_stage),
+        schedule.to_csv(made), made.name, best.chosen.step_s, best.chosen.reasons if len(found) > 1 else "",
+    )  # fmt: skip
+
+
+def _on_layout(settings: Settings, units: Units, microbatches: int, links: Links) -> Decision:
+    """Units on the stages of a schedule that gives each rank several, or of one that the user wrote."""
+    if settings.pipeline == "file":
+        text = read_text(settings.schedule_file)
+        made = schedule.make("file", settings.partitions, microbatches, text=text)
         check(made)
     else:
         made = schedule_for(settings, None, microbatches)
-    return _scheduled(settings, placer(made.rank_of_stage), made, microbatches, links)
-
-
-def _scheduled(
-    settings: Settings, placed: Placed, made: Schedule, microbatches: int, links: Links
-) -> Decision:
-    """Units on stages, with the schedule that was asked for if it has such stages, else by a list of its own."""
-    if placed.rank_of_stage and placed.rank_of_stage != made.rank_of_stage:
+    placed = Placer(
+        units.graph, settings.partitions, microbatches, links, memory_weight=settings.memory_weight
+    )(made.rank_of_stage)
+    stages = placed.rank_of_stage or made.rank_of_stage
+    if stages != made.rank_of_stage:
         option = Option("list", like=made.name if made.name in KINDS else "interleaved")
-        made = option.actions(
-            settings.partitions, microbatches, placed.stages, links, None, placed.rank_of_stage
-        )
-    step = as_weft_runs(made, placed.stages, links, placed.edges)
-    return _decision(placed, made, step.step_s, "")
-
-
-def _decision(placed: Placed, made: Schedule, step_s: float, reasons: str) -> Decision:
+        made = option.actions(settings.partitions, microbatches, placed.stages, links, None, stages)
     placement: Placement = placed.placement
-    stages = placed.rank_of_stage or tuple(placement.problem.owners)
     at = stage_of_units(placement.partitions, placement.segments, stages)
+    step = as_weft_runs(made, placed.stages, links, placed.edges)
     return Decision(
-        tuple(placement.partitions), at, tuple(stages), schedule.to_csv(made), made.name, step_s, reasons
+        tuple(placement.partitions), at, tuple(stages), schedule.to_csv(made), made.name, step.step_s
     )
 
 
@@ -217,9 +238,7 @@ def stage_of_units(
     return tuple(found)
 
 
-def _by_hand(
-    settings: Settings, units: Units, fixed: Mapping[str, int], microbatches: int, links: Links
-) -> Decision:
+def _by_hand(settings: Settings, units: Units, fixed: Mapping[str, int]) -> Candidate:
     """Units where the script wants them, all others on the default partition."""
     partitions = [
         fixed.get(unit.name, units.by_hand.get(number, settings.default_partition))
@@ -229,30 +248,17 @@ def _by_hand(
     for number, unit in enumerate(units.graph.units):
         if unit.group is not None:
             partitions[number] = groups.setdefault(unit.group, partitions[number])
-    return _on_partitions(settings, units, tuple(partitions), microbatches, links)
+    return _candidate("by hand", units, partitions)
 
 
-def _beside(
-    settings: Settings, units: Units, fixed: Mapping[str, int], microbatches: int, links: Links
-) -> Decision:
-    """Units whose variables lie somewhere already stay there; each other one goes where the unit before it went."""
+def _beside(units: Units, fixed: Mapping[str, int], count: int) -> Candidate:
+    """Units whose variables lie somewhere already stay there; each other one goes where its last input is made."""
     partitions: list[int] = []
-    for unit in units.graph.units:
-        partitions.append(fixed.get(unit.name, partitions[-1] if partitions else min(fixed.values())))
-    return _on_partitions(settings, units, tuple(partitions), microbatches, links)
-
-
-def _on_partitions(
-    settings: Settings, units: Units, partitions: tuple[int, ...], microbatches: int, links: Links
-) -> Decision:
-    """Units on given partitions, with the schedule that was asked for where their stages allow it."""
-    kind = KINDS[settings.pipeline]
-    name = settings.pipeline if kind.chunks == (1, 1) else "interleaved"
-    made = schedule.make(
-        name, settings.partitions, microbatches,
-        active=settings.active_microbatches if kind.limited and name == settings.pipeline else None,
-    )  # fmt: skip
-    problem = Problem(units.graph, settings.partitions)
-    placement = Placement(problem, partitions)
-    placed = stages_of(units.graph, partitions, problem.owners, placement=placement)
-    return _scheduled(settings, placed, made, microbatches, links)
+    sources: dict[int, int] = {}
+    for source, targets, _ in units.graph.flows:
+        for target in targets:
+            sources[target] = max(sources.get(target, -1), source)
+    for number, unit in enumerate(units.graph.units):
+        before = partitions[sources[number]] if number in sources else min(fixed.values())
+        partitions.append(fixed.get(unit.name, before))
+    return _candidate("where the variables are", units, partitions)

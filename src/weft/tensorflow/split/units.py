@@ -71,6 +71,13 @@ class Units:
     by_hand: dict[int, int] = field(default_factory=dict)
     owners: dict[int, list[int]] = field(default_factory=dict)
 
+    def count_variables(self) -> list[int]:
+        """How many variables each unit has; one that several use counts in the first."""
+        counts = [0] * len(self.members)
+        for using in self.owners.values():
+            counts[using[0]] += 1
+        return counts
+
 
 def find_replicated(record: Record, order: list[int]) -> set[int]:
     """The operations that depend on the step's arguments alone, and do nothing but compute."""

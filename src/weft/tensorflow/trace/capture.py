@@ -42,19 +42,21 @@ class Capture:
 
     Attributes:
         graph: Its graph.
-        arguments: The stand-ins of the tensors that the step is called with.
+        arguments: The operations that stand for the tensors that the step is called with, by their numbers.
         result: What the step returns, with tensors of the graph.
         record: Its operations as plain records.
         operations: The graph's operations, in the order of the record.
+        gradients: Of each tensor that the step returns, flat, the key of the variable whose gradient it is.
         feeds: Of each stand-in that is no argument and no variable, the tensor outside.
         variables: The handles of the variables, in the order of the record.
     """
 
     graph: Any
-    arguments: list[Any]
+    arguments: list[int]
     result: Any
     record: Record
     operations: list[Any]
+    gradients: list[int | None]
     feeds: dict[int, Any]
     variables: list[Any]
     marks: Marks
@@ -129,13 +131,13 @@ def capture(
                 private.watch_layers(graph, _layer_call),
             ):
                 result = function(*stand_ins)
-                result = tf.nest.map_structure(_dense, result)
+                result = tf.nest.map_structure(dense, result)
         finally:
             _tracing.pop()
     return _read(graph, stand_ins, result, marks, owned)
 
 
-def _dense(value: Any) -> Any:
+def dense(value: Any) -> Any:
     """A gradient of rows as a whole tensor: microbatches' gradients are added up."""
     return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
 
@@ -173,7 +175,30 @@ def _read(
         else:
             record.results.append(None)
             record.gradients.append(frozenset())
-    return Capture(graph, stand_ins, result, record, operations, feeds, variables, marks)
+    known = [{private.key_of(variables[number]) for number in each} for each in record.gradients]
+    gradients = _one_each(leaves, known, marks)
+    record.gradients = [frozenset() if key not in keys else frozenset({keys[key]}) for key in gradients]
+    numbers = [index[tensor.op.name] for tensor in stand_ins]
+    return Capture(graph, numbers, result, record, operations, gradients, feeds, variables, marks)
+
+
+def _one_each(leaves: list[Any], known: list[set[int]], marks: Marks) -> list[int | None]:
+    """The key of the variable whose gradient each result is, a variable without a gradient among them.
+
+    Results that stand in the order in which someone asked for them are those of these variables, one by one.
+    """
+    found = [next(iter(each)) if len(each) == 1 else None for each in known]
+    for sources, gradients in marks.asked:
+        count = len(sources)
+        for start in range(len(leaves) - count + 1):
+            fits = all(
+                (leaves[start + i] is None and gradients[i] is None) or sources[i] in known[start + i]
+                for i in range(count)
+            )
+            if fits:
+                found[start : start + count] = sources
+                break
+    return found
 
 
 def _operation(operation: Any, index: dict[str, int], variables: dict[str, int]) -> Operation:

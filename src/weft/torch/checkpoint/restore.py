@@ -126,6 +126,8 @@ def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
 def _find_misfits(session: Session, index: Index, wanted: Wanted) -> list[str]:
     """Faults of a save that does not fit the script."""
     content, saved = index.content, model_names(index)
+    if "framework" in content:  # what weft.torch writes has no such section
+        return [f"it was saved by weft.{content['framework']}: resume it there"]
     means = fitting(saved, named_state.state_names(wanted.model))
     wrong: list[str] = []
     if wanted.model is not None:

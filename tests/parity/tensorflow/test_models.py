@@ -1,0 +1,71 @@
+"""Keras models train the same on several processes as on one: losses, gradients, all variables, predictions.
+
+Each case is an item of its own; the items of one number of processes share a job (see `tests.parity.jobs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+
+from tests.parity.jobs import Outcome, run_items  # noqa: E402
+from tests.parity.tensorflow.jobs import start  # noqa: E402
+from tests.parity.tensorflow.models import APPLICATIONS, CASES  # noqa: E402
+
+# Setting up the first item runs the job of all.
+pytestmark = pytest.mark.timeout(1800)
+
+ON_THREE = [
+    "mlp", "cnn", "residual", "gpt", "tied", "encoder_decoder", "lstm", "loops", "many_inputs", "mixed_bfloat16",
+]  # fmt: skip
+OTHER_WAYS = ["mlp/eager", "gpt/eager", "cnn/calls", "lstm/calls", "many_inputs/calls"]
+BY_HAND = ("DenseNet121", "InceptionV3", "Xception", "NASNetMobile", "ConvNeXtTiny")
+"""Large ones, which `run_cases.py` trains when it is asked."""
+
+OutcomeOf = Callable[[int, str], Outcome]
+
+
+@pytest.fixture(scope="session")
+def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
+    """The outcome of a case on a number of ranks; the first question runs all the selected ones."""
+    selected: dict[int, list[str]] = {}
+    for item in request.session.items:
+        if item.path == Path(__file__) and hasattr(item, "callspec"):
+            params = item.callspec.params
+            selected.setdefault(params["ranks"], []).append(params["case"])
+    known: dict[int, dict[str, Outcome]] = {}
+
+    def outcome(ranks: int, case: str) -> Outcome:
+        if ranks not in known:
+            known[ranks] = run_items("tensorflow/run_cases.py", selected[ranks], ranks, start=start)
+        return known[ranks][case]
+
+    return outcome
+
+
+def _ids() -> list[tuple[int, str]]:
+    on_two = [case for case in CASES if case not in BY_HAND] + OTHER_WAYS
+    return [(2, case) for case in on_two] + [(3, case) for case in ON_THREE]
+
+
+ALONE = {"functions"}
+"""Models that are one unit: a function that is called twice keeps their parts together."""
+
+
+@pytest.mark.parametrize(("ranks", "case"), _ids(), ids=lambda value: str(value))
+def test_trains_as_one_process_does(ranks: int, case: str, outcome_of: OutcomeOf) -> None:
+    outcome = outcome_of(ranks, case)
+    assert not outcome.faults(), outcome.faults()
+    owned = [set(line["owned"]) for line in outcome.lines]
+    if case not in ALONE:
+        assert sum(1 for own in owned if own) > 1, f"variables by rank: {[len(own) for own in owned]}"
+    assert sum(map(len, owned)) == len(set().union(*owned)), "two ranks own the same variable"
+    assert set().union(*owned) == set(range(outcome.lines[0]["every"]))
+
+
+def test_the_large_ones_are_there() -> None:
+    assert {*BY_HAND} < {*APPLICATIONS} < {*CASES}
