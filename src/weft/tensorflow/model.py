@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from weft.errors import UsageError
 from weft.tensorflow import private
+from weft.tensorflow.optimizers import watch_optimizers
 from weft.tensorflow.session.session import session
 from weft.tensorflow.trace import capture
 from weft.tensorflow.training import Training
@@ -36,6 +37,7 @@ class SplitModel(Mixin):
         if model is not None:
             self.built = True
         session().add_model(self)
+        watch_optimizers()  # those of a Keras that was imported since
 
     @property
     def module(self) -> Any:
