@@ -117,8 +117,8 @@ GROUPS_OF_TENSORFLOW = (
         "Model and gradients",
         "tensorflow.md#variables",
         [
-            "DistributedModel: all_variables owner_of save_model", "register_post_partition_hook", "clip_by_global_norm",
-            "global_norm",
+            "DistributedModel: all_variables owner_of save_model", "register_post_partition_hook",
+            "clip_by_global_norm", "global_norm",
         ],
         _KERAS,
     ),
