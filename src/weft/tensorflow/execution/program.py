@@ -6,7 +6,7 @@ rank once, when it is made; the rank takes it when its first phase begins that u
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -51,18 +51,27 @@ class Program:
     results: list[bool]
 
     def order(self, actions: Sequence[Action], microbatches: int, phases: Phases) -> list[tuple[int, int]]:
-        """(position, microbatch) of all that this rank runs, in order. ``actions``: F and B of stages."""
+        """(position, microbatch) of all that this rank runs, in order.
+
+        The n-th time that an action of a stage comes is microbatch n's, whatever the schedule says: what a phase
+        writes into variables, the next microbatch reads. Gradients are taken as a whole, where the schedule has B or I.
+        """
         stages = len(phases.stages)
         late = [position for position in sorted(self.phases) if position >= phases.end]
         if phases.serial or not stages:
             return [(at, index) for index in range(microbatches) for at in sorted(self.phases)]
         found: list[tuple[int, int]] = []
         begun: set[int] = set()
-        for stage, kind, index in actions:
+        counts: Counter[int] = Counter()
+        for stage, kind, _ in actions:
+            if kind == "W":
+                continue
+            at = stage if kind == "F" else 2 * stages - 1 - stage
+            index = counts[at]
+            counts[at] += 1
             if index not in begun and BEFORE in self.phases:
                 found.append((BEFORE, index))
             begun.add(index)
-            at = stage if kind == "F" else 2 * stages - 1 - stage
             if at in self.phases:
                 found.append((at, index))
         for index in range(microbatches):
