@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from weft.tensorflow.trace.operations import Operation, Record, Value, Variable
 
@@ -199,23 +200,24 @@ class Draw(Writer):
         """Operations outside of models."""
         last = self._made[-1]
         for _ in range(count):
-            more = {}
-            if self._outside and self._chance(0.2):
-                more["writes" if self._chance(0.4) else "reads"] = [self._dice.choice(self._outside)]
-            elif self._models and self._chance(0.15):
-                own = self._dice.choice(self._models)
-                more["writes" if self._chance(0.2) else "reads"] = self._dice.sample(
-                    own, self._dice.choice((1, 1, min(2, len(own))))
-                )
-            elif self._chance(0.1):
-                more["stateful"] = True
-            elif self._chance(0.1):
+            more = self._effects()
+            if not more and self._chance(0.1):
                 more["partition"] = 0
-            inputs = [] if self._chance(0.1) else self._some(sendable=True)
-            if not inputs and not more:
-                more["stateful"] = True
+            inputs = [] if more and self._chance(0.3) else self._some(sendable=True)
+            if self._chance(0.1):  # a text, made and taken outside of the models
+                inputs = [*inputs[:1], self.add(*inputs, sendable=False)]
             last = self._keep(self.add(*inputs, outputs=self._dice.choice((1, 1, 2)), **more))
         return last
+
+    def _effects(self) -> dict[str, Any]:
+        """What an operation outside of models does with variables, if anything."""
+        own = self._dice.choice(self._models) if self._models else []
+        if self._outside and self._chance(0.2):
+            return {"writes" if self._chance(0.5) else "reads": [self._dice.choice(self._outside)]}
+        if own and self._chance(0.3):
+            several = min(len(own), self._dice.choice((1, 1, 2)))
+            return {"writes" if self._chance(0.4) else "reads": self._dice.sample(own, several)}
+        return {"stateful": True} if self._chance(0.1) else {}
 
     def _model(self, number: int, layers: int) -> None:
         """One call of a model, layer by layer."""

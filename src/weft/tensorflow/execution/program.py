@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from weft.errors import PlacementError
 from weft.schedule.action import Action
 from weft.tensorflow.split.phases import BEFORE, EVERYWHERE, Phases
 from weft.tensorflow.trace.operations import Record, Value
@@ -84,9 +85,13 @@ class Program:
 def make_program(
     record: Record, phases: Phases, rank: int, replicated: set[int], order: list[int]
 ) -> Program:
-    """What the rank of partition ``rank`` does in a step."""
+    """What the rank of partition ``rank`` does in a step.
+
+    Raises:
+        PlacementError: A value that cannot be sent is needed on another partition; on every rank.
+    """
     uses = _uses(record, phases, replicated)
-    numbers = _number_messages(uses, phases)
+    numbers = _number_messages(record, uses, phases)
     found: dict[int, Phase] = {}
 
     def phase(position: int) -> Phase:
@@ -154,7 +159,9 @@ def _uses(record: Record, phases: Phases, replicated: set[int]) -> dict[Value, s
     return found
 
 
-def _number_messages(uses: dict[Value, set[tuple[int, int]]], phases: Phases) -> dict[tuple[Value, int], int]:
+def _number_messages(
+    record: Record, uses: dict[Value, set[tuple[int, int]]], phases: Phases
+) -> dict[tuple[Value, int], int]:
     """A number for each value and each partition that it goes to; the same on every rank."""
     pairs = sorted(
         (value, partition)
@@ -162,6 +169,14 @@ def _number_messages(uses: dict[Value, set[tuple[int, int]]], phases: Phases) ->
         for partition in {partition for partition, _ in readers}
         if phases.partition[value.operation] not in (partition, EVERYWHERE)
     )
+    for value, partition in pairs:
+        operation = record.operations[value.operation]
+        if not operation.sendable[value.output]:
+            raise PlacementError(
+                f"{operation.name} ({operation.kind}) computes what cannot be sent, a text or a list of tensors, on "
+                f"partition {phases.partition[value.operation]}, and partition {partition} needs it: make and use it "
+                "inside of one layer, and do not return it from the step"
+            )
     return {pair: number for number, pair in enumerate(pairs)}
 
 

@@ -11,6 +11,7 @@ pytest.importorskip("tensorflow")
 from tests.unit.tensorflow.pipeline import legal_lists, run_together  # noqa: E402
 from tests.unit.tensorflow.steps import drawn, run_alone  # noqa: E402
 from weft import schedule  # noqa: E402
+from weft.errors import PlacementError  # noqa: E402
 from weft.partition.balanced.levels import stages_of_placement  # noqa: E402
 from weft.tensorflow.execution.program import make_program  # noqa: E402
 from weft.tensorflow.split.phases import EVERYWHERE, NotInOrder, place_operations  # noqa: E402
@@ -51,6 +52,22 @@ def place(record, units, partitions, where):
         return place_operations(record, units, partitions, stage_of_unit, where, ()), stages
 
 
+def crosses(record, phases, partitions):
+    """Whether a value that cannot be sent is needed where it is not made."""
+    everyone = {*range(partitions)}
+    needs = [
+        (value, home)
+        for number, home in phases.partition.items()
+        for value in record.operations[number].inputs
+    ]
+    return any(
+        ({home} if home != EVERYWHERE else everyone) - {phases.partition[value.operation]}
+        for value, home in needs
+        if not record.operations[value.operation].sendable[value.output]
+        and phases.partition.get(value.operation, EVERYWHERE) != EVERYWHERE
+    )
+
+
 def check(seed):
     dice = random.Random(seed)
     record = drawn(seed)
@@ -59,6 +76,10 @@ def check(seed):
     where = placement(dice, units.graph, partitions)
     phases, stages = place(record, units, partitions, where)
     order = record.in_order()
+    if crosses(record, phases, partitions):
+        with pytest.raises(PlacementError, match="computes what cannot be sent"):
+            make_program(record, phases, 0, units.replicated, order)
+        return
     programs = [make_program(record, phases, rank, units.replicated, order) for rank in range(partitions)]
     lists = actions(dice, partitions, stages, microbatches)
     orders = [program.order(lists[rank], microbatches, phases) for rank, program in enumerate(programs)]
