@@ -73,6 +73,15 @@ class Rank:
         return {number for number, other in self.ran if other == index}
 
 
+def own_variables(phases: Phases, rank: int) -> dict[int, int]:
+    """The variables that a rank has before the step."""
+    return {
+        variable: first_value(variable)
+        for variable, owner in phases.owner.items()
+        if owner in (rank, EVERYWHERE)
+    }
+
+
 def run_together(record: Record, phases: Phases, programs: list[Program], orders: list) -> list[Rank]:
     """Run all ranks to their ends; each goes on for as long as it can.
 
@@ -80,13 +89,9 @@ def run_together(record: Record, phases: Phases, programs: list[Program], orders
         AssertionError: They wait for each other, or a message is left.
     """
     ranks = [
-        Rank(record, program, order, number, {
-            variable: first_value(variable)
-            for variable, owner in phases.owner.items()
-            if owner in (number, EVERYWHERE)
-        })
+        Rank(record, program, order, number, own_variables(phases, number))
         for number, (program, order) in enumerate(zip(programs, orders, strict=True))
-    ]  # fmt: skip
+    ]
     channel: dict = {}
     while any(rank.at < len(rank.order) for rank in ranks):
         moved = False

@@ -81,7 +81,7 @@ def test_a_result_that_nobody_else_takes_is_sent_at_the_end():
     writer, _, _, second = two_layers()
     zero, one = programs(writer, {second: frozenset()})
     assert one.phases[1].sends == [(1, second, 0)]
-    assert zero.phases[4] == Phase(4, receives=[(1, second, 1)])
+    assert zero.phases[4] == Phase(4, inputs=[second], receives=[(1, second, 1)])
 
 
 def test_a_result_that_is_no_tensor_is_nowhere():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 import pytest
 
@@ -13,9 +14,10 @@ from tests.unit.tensorflow.steps import drawn, run_alone  # noqa: E402
 from weft import schedule  # noqa: E402
 from weft.errors import PlacementError  # noqa: E402
 from weft.partition.balanced.levels import stages_of_placement  # noqa: E402
-from weft.tensorflow.execution.program import make_program  # noqa: E402
-from weft.tensorflow.split.phases import EVERYWHERE, NotInOrder, place_operations  # noqa: E402
+from weft.tensorflow.execution.program import Program, make_program  # noqa: E402
+from weft.tensorflow.split.phases import EVERYWHERE, NotInOrder, Phases, place_operations  # noqa: E402
 from weft.tensorflow.split.units import make_units  # noqa: E402
+from weft.tensorflow.trace.operations import Record  # noqa: E402
 
 
 def placement(dice, graph, partitions):
@@ -68,7 +70,18 @@ def crosses(record, phases, partitions):
     )
 
 
-def check(seed):
+class Split(NamedTuple):
+    """A step that was split: what each of the ranks runs."""
+
+    record: Record
+    microbatches: int
+    phases: Phases
+    programs: list[Program]
+    orders: list[list[tuple[int, int]]]
+
+
+def split(seed):
+    """The random step with this number, split at random; None where it is refused, and should be."""
     dice = random.Random(seed)
     record = drawn(seed)
     partitions, microbatches = dice.randint(1, 4), dice.randint(1, 5)
@@ -79,32 +92,60 @@ def check(seed):
     if crosses(record, phases, partitions):
         with pytest.raises(PlacementError, match="computes what cannot be sent"):
             make_program(record, phases, 0, units.replicated, order)
-        return
+        return None
     programs = [make_program(record, phases, rank, units.replicated, order) for rank in range(partitions)]
     lists = actions(dice, partitions, stages, microbatches)
     orders = [program.order(lists[rank], microbatches, phases) for rank, program in enumerate(programs)]
-    ranks = run_together(record, phases, programs, orders)
-    values, variables = run_alone(record, microbatches)
-    for number, (result, owners) in enumerate(zip(record.results, record.gradients, strict=True)):
+    return Split(record, microbatches, phases, programs, orders)
+
+
+def check(seed):
+    made = split(seed)
+    if made is not None:
+        ranks = run_together(made.record, made.phases, made.programs, made.orders)
+        values, variables = run_alone(made.record, made.microbatches)
+        check_results(made, ranks, values)
+        check_variables(ranks, variables)
+        check_messages(made)
+        check_counts(made, ranks)
+
+
+def check_results(made, ranks, values):
+    """Whoever has a result has the right one; gradients are with their variables, all else everywhere."""
+    everyone = {*range(len(ranks))}
+    for number, (result, owners) in enumerate(zip(made.record.results, made.record.gradients, strict=True)):
         holders = {rank.number for rank in ranks if rank.program.results[number]}
         if result is None:
             assert not holders
             continue
-        owner = EVERYWHERE if not owners else phases.owner[next(iter(owners))]
-        assert holders >= ({*range(partitions)} if owner == EVERYWHERE else {owner})
+        owner = EVERYWHERE if not owners else made.phases.owner[next(iter(owners))]
+        assert holders >= (everyone if owner == EVERYWHERE else {owner})
         for rank in ranks:
-            for index in range(microbatches):
+            for index in range(made.microbatches):
                 expected = values[index][result] if rank.number in holders else None
                 assert rank.results.get((number, index)) == expected
+
+
+def check_variables(ranks, variables):
+    """In the end each rank has the right values of its variables; every variable has a rank."""
     for rank in ranks:
         for variable, value in rank.variables.items():
             assert value == variables[variable]
-        sent = [(value, target) for phase in rank.program.phases.values() for _, value, target in phase.sends]
+    assert {variable for rank in ranks for variable in rank.variables} == set(variables)
+
+
+def check_messages(made):
+    """A value goes to a partition once."""
+    for program in made.programs:
+        sent = [(value, target) for phase in program.phases.values() for _, value, target in phase.sends]
         assert len(sent) == len(set(sent))
-        assert all(record.operations[value.operation].sendable[value.output] for value, _ in sent)
-    for number, home in phases.partition.items():
+
+
+def check_counts(made, ranks):
+    """An operation with effects runs once a microbatch: on its partition, or on each."""
+    for number, home in made.phases.partition.items():
         for rank in ranks:
-            times = {rank.ran[number, index] for index in range(microbatches)}
+            times = {rank.ran[number, index] for index in range(made.microbatches)}
             assert times == {int(home in (rank.number, EVERYWHERE))}
 
 
@@ -113,6 +154,6 @@ def test_ranks_compute_what_one_process_computes(block):
     for seed in range(100 * block, 100 * block + 100):
         try:
             check(seed)
-        except BaseException as error:
-            error.add_note(f"seed {seed}") if hasattr(error, "add_note") else print("seed", seed)
+        except BaseException:
+            print(f"the step drawn with the seed {seed}")
             raise
