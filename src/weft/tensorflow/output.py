@@ -133,7 +133,7 @@ class StepOutput:
         return f"StepOutput({self.outputs})"
 
     def __getattr__(self, name: str) -> NoReturn:
-        if (hasattr(tf.Tensor, name) or name in ("numpy", "ndim")) and not name.startswith("__"):
+        if (hasattr(tf.Tensor, name) or name in ("numpy", "device")) and not name.startswith("__"):
             _no_tensor(f".{name}")
         raise AttributeError(f"a StepOutput has no {name}")
 
