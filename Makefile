@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TENSORFLOW := $(VENV)/.tensorflow
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 
@@ -21,10 +22,10 @@ demo: $(READY)  ## train a small GPT, split over two processes, for about two mi
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 OTHERS := tests/integrations tests/scripts
 
-test: $(READY)  ## run the tests; ARGS="tests/unit -k mesh" for some
+test: $(TENSORFLOW)  ## run the tests; ARGS="tests/unit -k mesh" for some
 	$(PYTEST) $(OTHERS:%=--ignore=%) $(ARGS)
 
-test-integrations: $(READY)  ## run those with trainers of other libraries, and whole scripts written for smdistributed
+test-integrations: $(TENSORFLOW)  ## run those with trainers of other libraries, and whole scripts written for smdistributed
 	$(PYTEST) $(OTHERS) $(ARGS)
 
 test-versions: $(READY)  ## the tests on PyTorch 2.11 to the newest, with Python 3.10 to 3.13 where they are; takes hours and 25 GB
@@ -64,4 +65,10 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install "$$(grep '^torch==' constraints.txt)" -c constraints.txt
 	$(PIP) install -c constraints.txt -e ".[dev]"
+	touch $@
+
+# Not through pyproject.toml: `tensorflow` there is a larger wheel than `tensorflow-cpu`, and tf_keras asks for it.
+$(TENSORFLOW): $(READY)
+	$(PIP) install -c constraints.txt tensorflow-cpu
+	$(PIP) install -c constraints.txt --no-deps tf_keras
 	touch $@

@@ -9,7 +9,7 @@ import pytest
 
 from tests import launching
 
-FOREIGN = ("torchinductor_", "torchelastic_", "ompi.")
+FOREIGN = ("__autograph", "torchinductor_", "torchelastic_", "ompi.")
 """What PyTorch and Open MPI leave: a compiler's cache, an agent's logs, the folder of an mpirun that was killed."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,41 +12,32 @@ import tensorflow as tf
 
 from weft.errors import UsageError
 from weft.tensorflow import private
+from weft.tensorflow.optimizers import watch_optimizers
 from weft.tensorflow.session.session import session
 from weft.tensorflow.trace import capture
+from weft.tensorflow.training import Training
+
+Mixin: Any = object  # beside a class of Keras, which is not known here
 
 
-class DistributedModel(keras.Model):
-    """A Keras model that is split over the partitions at its first step.
+class SplitModel(Mixin):
+    """What a model that is split has beside a Keras model, of Keras 3 or of ``tf_keras``."""
 
-    ``DistributedModel(model)`` takes any Keras model. Or derive a class from it, as from ``keras.Model``, and write
-    ``call``. Call it inside of a ``weft.step`` function; what it returns is there on all ranks.
-
-    After the first step ``trainable_variables``, ``variables`` and ``weights`` are those of this rank's partition;
-    inside of a step they are all.
-
-    Attributes:
-        partitioned: Whether the first step has split the model.
-        placement: Where its parts lie, for people; None before the first step.
-        module: The model that was handed over; the model itself for a class of its own.
-    """
+    _owners: dict[int, int]
+    _waiting: list[Callable[[], Any]]
+    placement: Any
 
     def __init__(self, model: Any = None, **kwargs: Any) -> None:
-        if model is not None and not isinstance(model, keras.Model):
-            raise UsageError(
-                f"DistributedModel takes a Keras model, not {type(model).__name__}; or derive a class from it and "
-                "write its call method"
-            )
         super().__init__(**kwargs)
-        self.partitioned = False
-        self._owners: dict[int, int] = {}
-        self._waiting: list[Callable[[], Any]] = []
-        self.placement: Any = None
-        self._whole = False
+        for name, value in (("_owners", {}), ("_waiting", [])):
+            private.set_untracked(self, name, value)
+        self.partitioned = self._whole = False
+        private.set_untracked(self, "placement", None)
         self._wrapped = model
         if model is not None:
             self.built = True
         session().add_model(self)
+        watch_optimizers()  # those of a Keras that was imported since
 
     @property
     def module(self) -> Any:
@@ -54,7 +46,7 @@ class DistributedModel(keras.Model):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         marks = capture.tracing()
         if marks is None:
-            symbolic = tf.keras.utils.is_keras_tensor(args[0] if args else None)
+            symbolic = private.in_symbolic_scope()
             if not self._whole and session().settings.partitions > 1 and not symbolic:
                 raise UsageError(
                     "a model that is split is called inside of a function that @weft.step decorates"
@@ -127,10 +119,10 @@ class DistributedModel(keras.Model):
         self._owners.update(owners)
         if self.partitioned:
             return
-        self.placement = placement
+        private.set_untracked(self, "placement", placement)
         self.partitioned = True
         waiting = [*self._waiting, *session().after_partition]
-        self._waiting = []
+        self._waiting.clear()
         session().after_partition.clear()
         with tf.init_scope():  # eagerly, also where a graph is being traced
             for act in waiting:
@@ -141,7 +133,7 @@ class DistributedModel(keras.Model):
         if self.partitioned or session().settings.partitions == 1:
             act()
         else:
-            self._waiting = [*self._waiting, act]
+            self._waiting.append(act)
 
     @property
     def waits(self) -> bool:
@@ -172,6 +164,51 @@ class DistributedModel(keras.Model):
             yield
         finally:
             self._whole = False
+
+
+class DistributedModel(SplitModel, Training, keras.Model):
+    """A Keras model that is split over the partitions at its first step.
+
+    ``DistributedModel(model)`` takes any Keras model, one of ``tf_keras`` too. Or derive a class from it, as from
+    ``keras.Model``, and write ``call``. Call it inside of a ``weft.step`` function; what it returns is there on all
+    ranks.
+
+    After the first step ``trainable_variables``, ``variables`` and ``weights`` are those of this rank's partition;
+    inside of a step they are all.
+
+    Attributes:
+        partitioned: Whether the first step has split the model.
+        placement: Where its parts lie, for people; None before the first step.
+        module: The model that was handed over; the model itself for a class of its own.
+    """
+
+    def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if cls is DistributedModel and private.is_of_keras_two(model):
+            return _of_keras_two()(model, *args, **kwargs)
+        if model is not None and not isinstance(model, keras.Model) and cls is DistributedModel:
+            raise UsageError(
+                f"DistributedModel takes a Keras model, not {type(model).__name__}; or derive a class from it and "
+                "write its call method"
+            )
+        return super().__new__(cls)
+
+
+@functools.cache
+def _of_keras_two() -> type:
+    """The same for models of ``tf_keras``, whose ``fit`` is left out."""
+    base: Any = private.keras_two_model()
+
+    class KerasTwoModel(SplitModel, base):
+        """A model of ``tf_keras`` that is split over the partitions at its first step."""
+
+        def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
+            if session().place.world_size > 1:
+                raise UsageError(
+                    "fit() of tf_keras does not train a model that is split: write the loop, or use Keras 3"
+                )
+            return super().make_train_function(*args, **kwargs)
+
+    return KerasTwoModel
 
 
 def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +12,7 @@ from weft.errors import UsageError
 from weft.tensorflow import private
 from weft.tensorflow.clip import clip_by_global_norm
 from weft.tensorflow.output import variable_of_gradient
-from weft.tensorflow.session.session import present
+from weft.tensorflow.session.session import Session, present
 from weft.tensorflow.session.sums import sum_over
 from weft.tensorflow.trace import capture
 
@@ -58,13 +58,32 @@ def _wrap(base: type, name: str, around: Callable[..., Any]) -> None:
     setattr(base, name, wrapped)
 
 
+def _note(joined: Session, optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Whether an optimizer trains a part of a model that is split; one without any variable may be another rank's."""
+    split = {key for model in joined.models for key in model.owners}
+    found = not variables or any(private.key_of(private.handle_of(each)) in split for each in variables)
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if each is not None:
+            object.__setattr__(each, PARTS, found)
+    return found
+
+
+PARTS = "_weft_trains_parts"
+"""The attribute of an optimizer that says whether its latest call was for a part of a model."""
+
+
 def _apply_gradients(
-    joined: Any, original: Any, optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
+    joined: Session, original: Any, optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
 ) -> Any:
     pairs = list(grads_and_vars)
+    if not _note(joined, optimizer, [variable for _, variable in pairs]):
+        return original(pairs, *args, **kwargs)
     check_pairs(pairs)
     if not pairs and hasattr(optimizer, "apply"):
         optimizer.apply([], [])
+        return optimizer.iterations
+    if not pairs:
+        _join_in(optimizer)
         return optimizer.iterations
     return original(pairs, *args, **kwargs)
 
@@ -85,26 +104,33 @@ def check_pairs(pairs: list[tuple[Any, Any]]) -> None:
             )
 
 
-def _apply(joined: Any, original: Any, optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
-    if grads:
-        return original(grads, *args, **kwargs)
-    if (
-        getattr(optimizer, "inner_optimizer", None) is not None
-    ):  # a loss scale: it asks all ranks, and then this again
-        return original(grads, *args, **kwargs)
-    if optimizer.global_clipnorm:
-        clip_by_global_norm([], optimizer.global_clipnorm)
-    optimizer.iterations.assign_add(1)
+def _apply(
+    joined: Session, original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None
+) -> Any:
+    variables = private.trained_by(optimizer) if trainable_variables is None else list(trainable_variables)
+    concerned = _note(joined, optimizer, variables)
+    if grads or not concerned or getattr(optimizer, "inner_optimizer", None) is not None:
+        return original(grads, trainable_variables)  # a loss scale asks all ranks, and then its own optimizer
+    _join_in(optimizer)
     return None
 
 
-def _clip_gradients(joined: Any, original: Any, optimizer: Any, grads: Any) -> Any:
-    if optimizer.global_clipnorm and optimizer.global_clipnorm > 0:
+def _join_in(optimizer: Any) -> None:
+    """A step of a rank without variables."""
+    if optimizer.global_clipnorm:
+        clip_by_global_norm([], optimizer.global_clipnorm)
+    optimizer.iterations.assign_add(1)
+
+
+def _clip_gradients(joined: Session, original: Any, optimizer: Any, grads: Any) -> Any:
+    if optimizer.global_clipnorm and optimizer.global_clipnorm > 0 and getattr(optimizer, PARTS, False):
         return clip_by_global_norm(grads, optimizer.global_clipnorm)[0]
     return original(grads)
 
 
-def _check_finite(joined: Any, original: Any, optimizer: Any, grads: Any) -> Any:
+def _check_finite(joined: Session, original: Any, optimizer: Any, grads: Any) -> Any:
+    if not getattr(optimizer, PARTS, False):
+        return original(grads)
     present_ones = [each for each in grads if each is not None]
     own = original(present_ones) if present_ones else tf.constant(True)
     failed = tf.reshape(tf.where(own, 0.0, 1.0), [1])

@@ -62,7 +62,7 @@ class StepOutput:
     def __init__(
         self,
         outputs: Sequence[Any],
-        weights: Sequence[float] | None = None,
+        weights: Sequence[Any] | None = None,
         variable: int | None = None,
         means: Means | None = None,
     ) -> None:
@@ -86,7 +86,7 @@ class StepOutput:
         outputs = self.outputs
         if not outputs[0].dtype.is_floating and not outputs[0].dtype.is_complex:
             outputs = [tf.cast(each, tf.float32) for each in outputs]
-        if len(set(self.weights)) == 1:
+        if not any(map(tf.is_tensor, self.weights)) and len(set(self.weights)) == 1:
             return self._sum(outputs) / len(outputs)
         shares = [tf.cast(weight, outputs[0].dtype) for weight in self.weights]
         return self._sum([each * share for share, each in zip(shares, outputs, strict=True)])

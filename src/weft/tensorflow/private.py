@@ -20,6 +20,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope as in_scope
 from tensorflow.python.autograph.core import converter
 from tensorflow.python.autograph.impl import api
 from tensorflow.python.eager import backprop, execute, imperative_grad, record
@@ -275,6 +276,32 @@ def optimizer_classes() -> list[type]:
 def loss_scale_classes() -> list[type]:
     """The classes that scale losses, of every Keras that is imported, and look whether gradients are finite."""
     return [sys.modules["keras"].optimizers.LossScaleOptimizer] if "keras" in sys.modules else []
+
+
+def in_symbolic_scope() -> bool:
+    """Whether Keras only asks for the shapes of results."""
+    return bool(in_scope())
+
+
+def set_untracked(model: Any, name: str, value: Any) -> None:
+    """Set an attribute of a Keras model that is none of its parts."""
+    model.__dict__[name] = value
+
+
+def is_of_keras_two(model: Any) -> bool:
+    """Whether this is a model of ``tf_keras``."""
+    return "tf_keras" in sys.modules and isinstance(model, sys.modules["tf_keras"].Model)
+
+
+def keras_two_model() -> type:
+    """The class of models of ``tf_keras``."""
+    found: type = sys.modules["tf_keras"].Model
+    return found
+
+
+def loss_tracker(model: Any) -> Any:
+    """The metric in which a Keras model keeps its mean loss."""
+    return model._loss_tracker
 
 
 def is_building_function() -> bool:

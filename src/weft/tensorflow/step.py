@@ -65,7 +65,7 @@ class Step:
             if key not in self._functions:
                 self._functions[key] = self._whole(batch, compiled, messages)
             results = self._functions[key](tensors)
-        return self._package(joined, batch, compiled, results)
+        return self._package(joined, batch, compiled, results, batch.shares(tensors))
 
     def _key(self, joined: Session, batch: MiniBatch) -> Any:
         """What must be the same for a step that was traced to be used again."""
@@ -107,12 +107,12 @@ class Step:
     def _alone(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> Any:
         """A single process: the function once for each microbatch."""
         if private.is_building_function():
-            return _collect(batch, self._microbatches(batch, tensors))
+            return _collect(batch.shares(tensors), self._microbatches(batch, tensors))
         if key not in self._functions:
             self._functions[key] = tf.function(
                 lambda given: self._microbatches(batch, given), autograph=False
             )
-        return _collect(batch, self._functions[key](tensors))
+        return _collect(batch.shares(tensors), self._functions[key](tensors))
 
     def _microbatches(self, batch: MiniBatch, tensors: list[Any]) -> list[Any]:
         results = []
@@ -123,7 +123,12 @@ class Step:
         return results
 
     def _package(
-        self, joined: Session, batch: MiniBatch, compiled: Compiled, results: list[list[Any]]
+        self,
+        joined: Session,
+        batch: MiniBatch,
+        compiled: Compiled,
+        results: list[list[Any]],
+        shares: list[Any],
     ) -> Any:
         """What the step returns: gradients of other partitions' variables are left out of their lists."""
         captured, own = compiled.capture, joined.position("pp")
@@ -139,14 +144,14 @@ class Step:
             elif captured.record.results[number] is None:
                 leaves.append([leaf] * batch.microbatches if leaf is not None else None)
             else:
-                leaves.append(StepOutput(results[number], batch.weights, key, None if key is None else means))
+                leaves.append(StepOutput(results[number], shares, key, None if key is None else means))
         return _without_others(captured.result, iter(leaves))
 
 
-def _collect(batch: MiniBatch, results: list[Any]) -> Any:
+def _collect(shares: list[Any], results: list[Any]) -> Any:
     """What the microbatches return, as one structure."""
     flat = [tf.nest.flatten(result) for result in results]
-    leaves = [_entry([each[number] for each in flat], batch.weights) for number in range(len(flat[0]))]
+    leaves = [_entry([each[number] for each in flat], shares) for number in range(len(flat[0]))]
     return tf.nest.pack_sequence_as(results[0], leaves)
 
 

@@ -6,6 +6,7 @@ in the order of their making, so that the ranks meet in the same call.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,10 +55,11 @@ def average(tensors: Sequence[Any], session: Session, number: int = 0, axis: str
         return dense
 
     def run(given: Sequence[Any]) -> list[Any]:
-        lanes = _lanes(session, axis)
-        lanes.check_alike(given)
-        flat = Flat(given, lanes.lane.scale)
-        works = [lanes.lane.launch(number, part) for part in flat.parts]
+        lane = _lane(session, axis)
+        check = Check(session, axis, given)
+        flat = Flat(given, lane.scale)
+        check.finish()
+        works = [lane.launch(number, part) for part in flat.parts]
         for work in works:
             work.wait()
         return flat.tensors()
@@ -143,56 +145,57 @@ def broadcast_from_first(variables: Sequence[Any], session: Session) -> None:
     broadcast_variables(variables, 0, session)
 
 
-class Lanes:
-    """The way of averages over the ranks of one axis, and what was found to be alike on them. All make theirs at once.
+class Check:
+    """Whether the ranks of an axis average tensors of the same shapes and types; asked while these are made ready."""
 
-    Attributes:
-        lane: Through it flat tensors are averaged.
-    """
+    def __init__(self, session: Session, axis: str, tensors: Sequence[Any]) -> None:
+        self._text = ", ".join(f"{tensor.dtype.name}{tensor.shape.as_list()}" for tensor in tensors)
+        self._session, self._axis = session, axis
+        number = zlib.crc32(self._text.encode())
+        self._ends = torch.tensor([number, -number])
+        self._work = dist.all_reduce(self._ends, dist.ReduceOp.MAX, group=session.group(axis), async_op=True)
 
-    def __init__(self, session: Session, axis: str) -> None:
-        settings = session.settings
-        compression = make(settings.compression) if settings.compression else None
-        group = dist.new_group(
-            session.peers(axis), session.timeout, "gloo", use_local_synchronization=True
-        )  # of its own, so that its sums never mix with those of a script
-        algorithm = settings.all_reduce
-        if settings.deterministic and algorithm == "auto":  # which would measure
-            algorithm = "direct"
-        collective = choose(group, algorithm, compressed=compression is not None, timeout=session.timeout)
-        self.lane = Lane(collective, compression)
-        self._port = session.port(axis)
-        self._alike: set[str] = set()
-
-    def check_alike(self, tensors: Sequence[Any]) -> None:
-        """Refuse tensors that differ between the ranks, when such ones come up for the first time.
+    def finish(self) -> None:
+        """Wait for the answer.
 
         Raises:
             DivergenceError: They differ.
         """
-        own = ", ".join(f"{tensor.dtype.name}{tensor.shape.as_list()}" for tensor in tensors)
-        if own in self._alike:
+        assert self._work is not None
+        self._work.wait()
+        most, least = self._ends.tolist()
+        if most == -least:
             return
-        for place, other in enumerate(gather_texts(own, self._port)):
-            if other != own:
-                raise DivergenceError(
-                    f"the replicas average different tensors: {own} here, {other} on replica {place}"
-                )
-        self._alike.add(own)
-
-    def close(self) -> None:
-        """End its threads; nothing is in flight."""
-        self.lane.close()
+        found = gather_texts(self._text, self._session.port(self._axis))
+        place, other = next((place, text) for place, text in enumerate(found) if text != self._text)
+        raise DivergenceError(
+            f"the replicas average different tensors: {self._text} here, {other} on replica {place}. Every replica "
+            "averages the gradients of the same variables, in the same order"
+        )
 
 
-def _lanes(session: Session, axis: str) -> Lanes:
-    settings = session.settings  # a repeated init may have changed them
-    key = Lanes, session.peers(axis), settings.all_reduce, settings.compression, settings.deterministic
+def _lane(session: Session, axis: str) -> Lane:
+    """The way of averages over an axis; all its ranks make theirs at once. A repeated ``init`` may ask for another."""
+    settings = session.settings
+    key = Lane, session.peers(axis), settings.all_reduce, settings.compression, settings.deterministic
     if key not in session.kept:
-        session.kept[key] = Lanes(session, axis)
+        session.kept[key] = _make_lane(session, axis)
     found = session.kept[key]
-    assert isinstance(found, Lanes)
+    assert isinstance(found, Lane)
     return found
+
+
+def _make_lane(session: Session, axis: str) -> Lane:
+    settings = session.settings
+    compression = make(settings.compression) if settings.compression else None
+    # A group of its own, so that its sums never mix with those of a script.
+    group = dist.new_group(session.peers(axis), session.timeout, "gloo", use_local_synchronization=True)
+    algorithm = settings.all_reduce
+    if settings.deterministic and algorithm == "auto":  # which would measure
+        algorithm = "direct"
+    return Lane(
+        choose(group, algorithm, compressed=compression is not None, timeout=session.timeout), compression
+    )
 
 
 def _called(session: Session, run: Run, tensors: list[Any], what: str) -> list[Any]:

@@ -45,6 +45,7 @@ class MiniBatch:
         tensors: The numbers of the leaves that are tensors.
         microbatches: How many there are.
         paths: The names of the tensors, as messages have them.
+        uneven: Whether sizes of microbatches may differ by one.
         size: How many samples; None if nothing is cut, or if no tensor tells that before the step runs.
     """
 
@@ -55,6 +56,7 @@ class MiniBatch:
     microbatches: int
     size: int | None
     paths: list[str]
+    uneven: bool = False
 
     def bounds(self, microbatch: int) -> tuple[int, int]:
         """First and one past the last sample of a microbatch."""
@@ -88,18 +90,40 @@ class MiniBatch:
     def slices(self, tensors: Sequence[Any]) -> list[list[Any]]:
         """For each microbatch its part of the tensors (given whole, in the order of ``tensors``)."""
         found: list[list[Any]] = [[] for _ in range(self.microbatches)]
+        sizes = self._sizes(tensors)
         for number, tensor in zip(self.tensors, tensors, strict=True):
             axis = self.axes[number]
             if axis is None or self.microbatches == 1:
                 parts = [tensor] * self.microbatches
-            elif self.size is None:
-                parts = tf.split(tensor, self.microbatches, axis)
             else:
-                sizes = [stop - start for start, stop in map(self.bounds, range(self.microbatches))]
-                parts = tf.split(tensor, sizes, axis)
+                parts = tf.split(tensor, sizes, axis, num=self.microbatches)
             for own, part in zip(found, parts, strict=True):
                 own.append(part)
         return found
+
+    def shares(self, tensors: Sequence[Any]) -> list[Any]:
+        """The weight of each microbatch: a number; a scalar of the graph where the number of samples is not known."""
+        if self.size is not None or not self.uneven or all(axis is None for axis in self.axes):
+            return self.weights
+        sizes = tf.cast(self._sizes(tensors), tf.float32)
+        return tf.unstack(sizes / tf.reduce_sum(sizes), self.microbatches)
+
+    def _sizes(self, tensors: Sequence[Any]) -> Any:
+        """How many samples each microbatch has."""
+        count = self.microbatches
+        if self.size is not None:
+            return [stop - start for start, stop in map(self.bounds, range(count))]
+        cut = [(number, self.axes[number]) for number in self.tensors if self.axes[number] is not None]
+        if not cut:
+            return [0] * count
+        number, axis = cut[0]
+        total = tf.shape(tensors[self.tensors.index(number)])[axis]
+        name = self.paths[self.tensors.index(number)]
+        fault = f"{name} has fewer samples than the {count} microbatches, or a number that they do not divide"
+        fits = (total >= count) & (self.uneven | (total % count == 0))
+        with tf.control_dependencies([tf.debugging.Assert(fits, [fault, total])]):
+            bounds = tf.range(count + 1) * total // count
+        return bounds[1:] - bounds[:-1]
 
     def arguments(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with these tensors in their places."""
@@ -203,7 +227,7 @@ def prepare(
     if faults:
         raise SplitError("\n".join(faults))
     count = min(size or microbatches, microbatches)
-    return MiniBatch(leaves, whole, axes, tensors, count, size, paths)
+    return MiniBatch(leaves, whole, axes, tensors, count, size, paths, cut.uneven)
 
 
 def _names(function: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:

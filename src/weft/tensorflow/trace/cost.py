@@ -9,8 +9,8 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-PRODUCTS_PER_S = 20e9
-BYTES_PER_S = 6e9
+PRODUCTS_PER_S = 70e9
+BYTES_PER_S = 10e9
 START_S = 2e-6
 TURNS = 16
 """How often a loop is taken to run."""

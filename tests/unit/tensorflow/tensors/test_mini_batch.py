@@ -145,6 +145,26 @@ def test_sizes_that_are_not_known_yet():
     assert one.specs() == [tf.TensorSpec((None, 3)), tf.TensorSpec((2,))]
 
 
+def test_sizes_that_are_known_when_the_step_runs():
+    def split(given, how):
+        batch = cut(None, given, microbatches=3, how=how)
+        return batch.slices([given])[2][0], batch.shares([given])
+
+    signature = [tf.TensorSpec([None])]
+    uneven = tf.function(lambda given: split(given, Cut(uneven=True)), input_signature=signature)
+    even = tf.function(lambda given: split(given, Cut()), input_signature=signature)
+    last, shares = uneven(tf.range(7.0))
+    assert last.numpy().tolist() == [4.0, 5.0, 6.0]
+    assert [float(share) for share in shares] == pytest.approx([2 / 7, 2 / 7, 3 / 7])
+    last, shares = even(tf.range(6.0))
+    assert last.numpy().tolist() == [4.0, 5.0]
+    assert [float(share) for share in shares] == pytest.approx([1 / 3] * 3)
+    message = "x has fewer samples than the 3 microbatches, or a number that they do not divide"
+    for function, count in ((even, 7), (uneven, 2), (even, 0)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            function(tf.zeros(count))
+
+
 def test_nothing_to_cut():
     batch = cut("model", flag=3)
     assert (batch.size, batch.microbatches, batch.specs(), calls(batch)) == (

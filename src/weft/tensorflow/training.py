@@ -1,0 +1,91 @@
+"""Keras's own loops over data, ``fit``, ``evaluate`` and ``predict``, for a model that is split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from weft.errors import UsageError
+from weft.tensorflow import private
+from weft.tensorflow.session.session import session
+from weft.tensorflow.step import Step
+from weft.tensorflow.tensors.mini_batch import Cut
+
+Mixin: Any = object  # beside a class of Keras
+
+
+class Training(Mixin):
+    """What a Keras model does with a batch, by steps of weft where there is more than one rank."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        cut = Cut(uneven=True)
+        made = {
+            name: Step(getattr(self, f"_{name}_microbatch"), cut) for name in ("train", "test", "predict")
+        }
+        private.set_untracked(self, "_weft_steps", made)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As Keras has it. With more than one rank there is no XLA around steps, and one step for each call."""
+        if session().place.world_size > 1:
+            if kwargs.get("steps_per_execution", 1) != 1:
+                raise UsageError(
+                    f"compile(steps_per_execution={kwargs['steps_per_execution']!r}): a model that is split takes one "
+                    "step for each call, leave it out"
+                )
+            if kwargs.get("jit_compile") is True:
+                raise UsageError("compile(jit_compile=True): XLA has no messages between ranks, leave it out")
+            kwargs["jit_compile"] = False
+        super().compile(*args, **kwargs)
+
+    # --- one microbatch -------------------------------------------------------------------------------------
+
+    def _train_microbatch(self, x: Any, y: Any, sample_weight: Any) -> Any:
+        with tf.GradientTape() as tape:
+            predictions, loss = self._predict_and_compare(x, y, sample_weight, True)
+            scaled = loss if self.optimizer is None else self.optimizer.scale_loss(loss)
+        return tape.gradient(scaled, self.trainable_variables), loss, predictions
+
+    def _test_microbatch(self, x: Any, y: Any, sample_weight: Any) -> Any:
+        predictions, loss = self._predict_and_compare(x, y, sample_weight, False)
+        return loss, predictions
+
+    def _predict_microbatch(self, x: Any) -> Any:
+        return self(x, training=False)
+
+    def _predict_and_compare(self, x: Any, y: Any, sample_weight: Any, training: bool) -> tuple[Any, Any]:
+        predictions = self(x, training=training)
+        loss = self.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=training)
+        return predictions, loss
+
+    # --- one batch ------------------------------------------------------------------------------------------
+
+    def train_step(self, data: Any) -> Any:
+        if session().place.world_size == 1:
+            return super().train_step(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        gradients, loss, predictions = self._weft_steps["train"](x, y, sample_weight)
+        means = [None if each is None else each.accumulate() for each in gradients]
+        self.optimizer.apply_gradients(zip(means, self.trainable_variables, strict=True))
+        return self._update_metrics(x, y, sample_weight, loss, predictions)
+
+    def test_step(self, data: Any) -> Any:
+        if session().place.world_size == 1:
+            return super().test_step(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        loss, predictions = self._weft_steps["test"](x, y, sample_weight)
+        return self._update_metrics(x, y, sample_weight, loss, predictions)
+
+    def predict_step(self, data: Any) -> Any:
+        if session().place.world_size == 1:
+            return super().predict_step(data)
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return tf.nest.map_structure(lambda each: each.merge(), self._weft_steps["predict"](x))
+
+    def _update_metrics(self, x: Any, y: Any, sample_weight: Any, loss: Any, predictions: Any) -> Any:
+        rows = tf.shape(next(each for each in tf.nest.flatten(x) if each is not None))[0]
+        private.loss_tracker(self).update_state(loss.reduce_mean(), sample_weight=rows)
+        merged = tf.nest.map_structure(lambda each: each.merge(), predictions)
+        return self.compute_metrics(x, y, merged, sample_weight=sample_weight)

@@ -1,0 +1,61 @@
+"""What a step may contain and return, split over ranks; see `run_checks`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+
+from tests.parity.jobs import Outcome, run_items  # noqa: E402
+from tests.parity.tensorflow.jobs import start  # noqa: E402
+
+# Setting up the first item runs the job of all.
+pytestmark = pytest.mark.timeout(1200)
+
+FILE = Path(__file__).with_name("run_checks.py")
+CHECKS = [
+    node.name
+    for node in ast.parse(FILE.read_text()).body
+    if isinstance(node, ast.FunctionDef)
+    and any(isinstance(each, ast.Name) and each.id == "check" for each in node.decorator_list)
+]
+"""Read without an import, which would bring TensorFlow into this process."""
+ON_THREE = [
+    "clipping_inside", "a_model_that_follows_its_gradient", "two_models", "placed_by_hand", "variables_of_the_script",
+]  # fmt: skip
+
+OutcomeOf = Callable[[int, str], Outcome]
+
+
+@pytest.fixture(scope="session")
+def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
+    """The outcome of a check on a number of ranks; the first question runs all the selected ones."""
+    selected: dict[int, list[str]] = {}
+    for item in request.session.items:
+        if item.path == Path(__file__) and hasattr(item, "callspec"):
+            params = item.callspec.params
+            selected.setdefault(params["ranks"], []).append(params["check"])
+    known: dict[int, dict[str, Outcome]] = {}
+
+    def outcome(ranks: int, check: str) -> Outcome:
+        if ranks not in known:
+            known[ranks] = run_items("tensorflow/run_checks.py", selected[ranks], ranks, start=start)
+        return known[ranks][check]
+
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("ranks", "check"), [(2, name) for name in CHECKS] + [(3, name) for name in ON_THREE], ids=str
+)
+def test_as_in_one_process(ranks: int, check: str, outcome_of: OutcomeOf) -> None:
+    outcome = outcome_of(ranks, check)
+    assert not outcome.faults(), outcome.faults()
+
+
+def test_all_checks_are_found() -> None:
+    assert len(CHECKS) >= 20 and {*ON_THREE} < {*CHECKS}
