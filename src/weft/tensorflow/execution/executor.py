@@ -47,7 +47,7 @@ class Runnable:
         """The kind of action at a position, and its stage."""
         if 0 <= position < self.stages:
             return "F", position
-        if position < 2 * self.stages:
+        if self.stages <= position < 2 * self.stages:
             return "B", 2 * self.stages - 1 - position
         return "F", -1
 
