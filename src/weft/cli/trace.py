@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -50,7 +51,7 @@ def add_parser(commands: Any) -> None:
         type=count,
         default=64,
         metavar="N",
-        help="down to how many units modules are opened (default: 64)",
+        help="down to how many units modules of PyTorch are opened (default: 64)",
     )
     parser.set_defaults(handler=main)
 
@@ -82,10 +83,21 @@ def _traced(options: argparse.Namespace) -> Graph:
     if not colon or function.endswith(".py"):
         path, function = options.script, "example"
     try:
-        from weft.torch.example_graph import load_example, traced_graph
+        from weft.torch.example_graph import checked_example, run_example, traced_graph
     except ImportError as error:
         raise UsageError(f"weft trace needs PyTorch, which cannot be imported: {error}") from None
-    return traced_graph(load_example(Path(path), function), options.microbatches, options.units)
+    found = run_example(Path(path), function)
+    if isinstance(found, (tuple, list)) and found and _is_keras(found[0]):
+        from weft.tensorflow import example_graph
+
+        return example_graph.traced_graph(found, options.microbatches)
+    return traced_graph(checked_example(found, Path(path), function), options.microbatches, options.units)
+
+
+def _is_keras(model: Any) -> bool:
+    """Whether this is a model of a Keras that is imported."""
+    known = (sys.modules.get(name) for name in ("keras", "tf_keras"))
+    return any(keras is not None and isinstance(model, keras.Model) for keras in known)
 
 
 def _yours(trace: TracebackType | None) -> TracebackType | None:

@@ -133,9 +133,12 @@ class StepOutput:
         return f"StepOutput({self.outputs})"
 
     def __getattr__(self, name: str) -> NoReturn:
-        if hasattr(tf.Tensor, name) and not name.startswith("__"):
+        if (hasattr(tf.Tensor, name) or name in ("numpy", "device")) and not name.startswith("__"):
             _no_tensor(f".{name}")
         raise AttributeError(f"a StepOutput has no {name}")
+
+    def __format__(self, spec: str) -> str:
+        return repr(self) if not spec else _no_tensor(f'a format ("{spec}")')
 
 
 def _no_tensor(use: str) -> NoReturn:

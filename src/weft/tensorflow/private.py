@@ -225,15 +225,24 @@ def call(function: Any, inputs: Sequence[Any]) -> list[Any]:
     return tf.nest.flatten(found)
 
 
-def call_in_graph(function: Any, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
-    """The same in a graph that is being traced, with the operation that makes the call."""
+def call_in_graph(function: Any, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The same in a graph that is being traced, and the operations that are done when all of it is.
+
+    Whoever waits for the call alone waits for its effects on variables, and not for its outputs: TensorFlow puts the
+    function's operations in its place. So one more operation takes all outputs.
+    """
     graph = ops.get_default_graph()
     before = made(graph)
     found = call(function, inputs)
     tensors = [tensor for tensor in found if tf.is_tensor(tensor)]
+    done = [
+        each
+        for each in graph.get_operations()[-2:]
+        if number_of(each) > before and "PartitionedCall" in each.type
+    ]
     if tensors:
-        return found, tensors[0].op
-    return found, next((each for each in reversed(graph.get_operations()) if number_of(each) > before), None)
+        done = [tensors[0].op, tf.raw_ops.IdentityN(input=tensors)[0].op]
+    return found, done
 
 
 def with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -88,6 +88,15 @@ def load_example(path: Path, name: str = "example") -> Example:
         UsageError: If there is no such file or function, it fails (`__cause__` is its error then), or it returns
             something else.
     """
+    return checked_example(run_example(path, name), path, name)
+
+
+def run_example(path: Path, name: str = "example") -> Any:
+    """Import a script and call its function `name`; what that returns, whatever it is.
+
+    Raises:
+        UsageError: If there is no such file or function, or it fails (`__cause__` is its error then).
+    """
     function = getattr(_imported(path), name, None)
     if not callable(function):
         raise UsageError(
@@ -95,9 +104,17 @@ def load_example(path: Path, name: str = "example") -> Example:
             f"def {name}(): return model, batch"
         )
     try:
-        found = function()
+        return function()
     except Exception as error:
         raise UsageError(f"{path}: {name}() failed: {_line(error)}") from error
+
+
+def checked_example(found: Any, path: Path, name: str = "example") -> Example:
+    """What a script's function has returned, as an example.
+
+    Raises:
+        UsageError: It is none.
+    """
     fault = _fault(found)
     if fault:
         raise UsageError(f"{path}: {name}() returned {fault}: return model, batch or model, batch, loss")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +80,7 @@ def compile_step(
     keys = [private.key_of(handle) for handle in captured.variables]
     known = {number: owners[key] for number, key in enumerate(keys) if key in owners}
     decision = agree(session, units, captured.record, known, microbatches)
-    phases = _place(session, captured, units, decision)
+    phases = _place(session, captured, units, decision, known)
     rank = session.position("pp")
     order = captured.record.in_order()
     program = make_program(captured.record, phases, rank, units.replicated, order)
@@ -124,20 +124,28 @@ def describe_placement(settings: Settings, units: Units, decision: Decision) -> 
     return ModelPlacement(rows, settings.partitions, optimize, settings.microbatches)
 
 
-def _place(session: Session, captured: Capture, units: Units, decision: Decision) -> Phases:
-    partitions = session.settings.partitions
-    try:
-        phases = place_operations(
-            captured.record, units, partitions, decision.stage_of_unit, decision.partitions, decision.stages
+def _place(
+    session: Session, captured: Capture, units: Units, decision: Decision, known: dict[int, int]
+) -> Phases:
+    def place(stages: Sequence[int]) -> Phases:
+        return place_operations(
+            captured.record,
+            units,
+            session.settings.partitions,
+            decision.stage_of_unit,
+            decision.partitions,
+            stages,
+            known,
         )
+
+    try:
+        phases = place(decision.stages)
     except NotInOrder as error:
         log.warning(
             "the step does not go forward through the model and then backward (%s takes what comes later): its "
             "microbatches run one after the other", error,
         )  # fmt: skip
-        return place_operations(
-            captured.record, units, partitions, decision.stage_of_unit, decision.partitions, ()
-        )
+        return place(())
     if phases.serial and session.rank == 0:
         log.warning("%s: each microbatch waits for the one before, as in one process", phases.serial)
     return phases

@@ -6,10 +6,11 @@ rank once, when it is made; the rank takes it when its first phase begins that u
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from weft.errors import PlacementError
 from weft.schedule.action import Action
 from weft.tensorflow.split.phases import BEFORE, EVERYWHERE, Phases
 from weft.tensorflow.trace.operations import Record, Value
@@ -51,18 +52,27 @@ class Program:
     results: list[bool]
 
     def order(self, actions: Sequence[Action], microbatches: int, phases: Phases) -> list[tuple[int, int]]:
-        """(position, microbatch) of all that this rank runs, in order. ``actions``: F and B of stages."""
+        """(position, microbatch) of all that this rank runs, in order.
+
+        The n-th time that an action of a stage comes is microbatch n's, whatever the schedule says: what a phase
+        writes into variables, the next microbatch reads. Gradients are taken as a whole, where the schedule has B or I.
+        """
         stages = len(phases.stages)
         late = [position for position in sorted(self.phases) if position >= phases.end]
         if phases.serial or not stages:
             return [(at, index) for index in range(microbatches) for at in sorted(self.phases)]
         found: list[tuple[int, int]] = []
         begun: set[int] = set()
-        for stage, kind, index in actions:
+        counts: Counter[int] = Counter()
+        for stage, kind, _ in actions:
+            if kind == "W":
+                continue
+            at = stage if kind == "F" else 2 * stages - 1 - stage
+            index = counts[at]
+            counts[at] += 1
             if index not in begun and BEFORE in self.phases:
                 found.append((BEFORE, index))
             begun.add(index)
-            at = stage if kind == "F" else 2 * stages - 1 - stage
             if at in self.phases:
                 found.append((at, index))
         for index in range(microbatches):
@@ -75,9 +85,13 @@ class Program:
 def make_program(
     record: Record, phases: Phases, rank: int, replicated: set[int], order: list[int]
 ) -> Program:
-    """What the rank of partition ``rank`` does in a step."""
+    """What the rank of partition ``rank`` does in a step.
+
+    Raises:
+        PlacementError: A value that cannot be sent is needed on another partition; on every rank.
+    """
     uses = _uses(record, phases, replicated)
-    numbers = _number_messages(uses, phases)
+    numbers = _number_messages(record, uses, phases)
     found: dict[int, Phase] = {}
 
     def phase(position: int) -> Phase:
@@ -145,7 +159,9 @@ def _uses(record: Record, phases: Phases, replicated: set[int]) -> dict[Value, s
     return found
 
 
-def _number_messages(uses: dict[Value, set[tuple[int, int]]], phases: Phases) -> dict[tuple[Value, int], int]:
+def _number_messages(
+    record: Record, uses: dict[Value, set[tuple[int, int]]], phases: Phases
+) -> dict[tuple[Value, int], int]:
     """A number for each value and each partition that it goes to; the same on every rank."""
     pairs = sorted(
         (value, partition)
@@ -153,6 +169,14 @@ def _number_messages(uses: dict[Value, set[tuple[int, int]]], phases: Phases) ->
         for partition in {partition for partition, _ in readers}
         if phases.partition[value.operation] not in (partition, EVERYWHERE)
     )
+    for value, partition in pairs:
+        operation = record.operations[value.operation]
+        if not operation.sendable[value.output]:
+            raise PlacementError(
+                f"{operation.name} ({operation.kind}) computes what cannot be sent, a text or a list of tensors, on "
+                f"partition {phases.partition[value.operation]}, and partition {partition} needs it: make and use it "
+                "inside of one layer, and do not return it from the step"
+            )
     return {pair: number for number, pair in enumerate(pairs)}
 
 

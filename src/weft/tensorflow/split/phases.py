@@ -16,11 +16,12 @@ every position belongs to all partitions, and each value that crosses leads to t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from weft.tensorflow.split.units import Units
-from weft.tensorflow.trace.operations import Operation, Record, Value
+from weft.errors import PlacementError
+from weft.tensorflow.split.units import Units, variable_sets
+from weft.tensorflow.trace.operations import Operation, Record
 
 EVERYWHERE = -1
 """The partition of what every rank does for itself: effects on variables that belong to no model."""
@@ -81,6 +82,7 @@ def place_operations(
     stage_of_unit: Sequence[int],
     partition_of_unit: Sequence[int],
     stages: Sequence[int],
+    known: Mapping[int, int] | None = None,
 ) -> Phases:
     """When and where each operation of a step runs.
 
@@ -91,14 +93,14 @@ def place_operations(
         stage_of_unit: The stage of each unit.
         partition_of_unit: The partition of each unit.
         stages: The partition of each stage; none if the step does not go forward and then backward.
+        known: The partition of each variable that has one already, by its number.
 
     Raises:
         NotInOrder: With ``stages``, where such stages cannot run the step.
+        PlacementError: One operation uses variables that are on different partitions already.
     """
     phases = Phases(tuple(stages), partitions)
-    for number, variable in enumerate(record.variables):
-        using = units.owners.get(number)
-        phases.owner[number] = partition_of_unit[using[0]] if using else 0 if variable.model else EVERYWHERE
+    phases.owner = _find_owners(record, units, partition_of_unit, known or {})
     for number in record.in_order():
         if number in units.replicated:
             continue
@@ -121,10 +123,34 @@ def place_operations(
     return phases
 
 
+def _find_owners(
+    record: Record, units: Units, partition_of_unit: Sequence[int], known: Mapping[int, int]
+) -> dict[int, int]:
+    """The partition of each variable; what no unit and no model has is everywhere."""
+    found: dict[int, int] = {}
+    for variables in variable_sets(record):
+        places = {known[variable]: variable for variable in variables if variable in known}
+        for unit in units.owners.get(variables[0], ())[:1]:
+            places.setdefault(partition_of_unit[unit], variables[0])
+        if len(places) > 1:
+            shown = " and ".join(
+                f"{record.variables[variable].name} (partition {at})"
+                for at, variable in sorted(places.items())
+            )
+            raise PlacementError(
+                f"one operation of the step uses {shown} at once, and an earlier step has put these on different "
+                "partitions: call first the step that uses them together"
+            )
+        in_model = any(record.variables[variable].model for variable in variables)
+        home = next(iter(places), 0 if in_model else EVERYWHERE)
+        found |= dict.fromkeys(variables, home)
+    return found
+
+
 def _home(record: Record, units: Units, phases: Phases, operation: Operation) -> tuple[int, int]:
     """The partition of an operation outside of models, and the first position that it may have."""
-    owners = {phases.owner[variable] for variable in operation.reads}
-    if EVERYWHERE in owners:
+    owner = next((phases.owner[variable] for variable in operation.reads), None)  # all of them have the same
+    if owner == EVERYWHERE:
         return EVERYWHERE, 0
     floor = 0
     stages = len(phases.stages)
@@ -132,8 +158,8 @@ def _home(record: Record, units: Units, phases: Phases, operation: Operation) ->
     if source >= 0 and source in phases.position:
         at = phases.position[source]
         floor = 2 * stages - 1 - at if 0 <= at < stages and source in units.unit_of else max(stages, at)
-    if owners:
-        return max(owners), floor
+    if owner is not None:
+        return owner, floor
     placed = [
         value for value in operation.inputs if phases.partition.get(value.operation, EVERYWHERE) != EVERYWHERE
     ]
@@ -145,13 +171,9 @@ def _home(record: Record, units: Units, phases: Phases, operation: Operation) ->
     if operation.partition >= 0:
         return operation.partition, floor
     if placed:
-        latest = max(placed, key=lambda value: (phases.position[value.operation], _size(record, value)))
+        latest = max(placed, key=lambda value: (phases.position[value.operation], record.size_of(value)))
         return phases.partition[latest.operation], floor
     return (phases.stages[0] if phases.stages else 0), floor
-
-
-def _size(record: Record, value: Value) -> int:
-    return record.operations[value.operation].sizes[value.output]
 
 
 def _place(record: Record, phases: Phases, number: int, floor: int) -> None:

@@ -3,19 +3,20 @@
     together    one call of a layer; operations that share a value that cannot be sent; those that TensorFlow wants
                 beside each other; all that touch a variable that the forward pass writes into (BatchNorm's means)
     alone       what a model computes outside of layers that do everything themselves: a residual sum, say
-    group       units that use one variable: they go to one partition, not to one stage
+    group       units that use one variable, or variables that one operation uses at once: they go to one partition,
+                not to one stage
 
 What depends on the step's arguments alone, and has no effect, is no part of a unit: every rank computes it for itself.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from weft.graph.model import Graph, Tensor, Unit
-from weft.tensorflow.trace.operations import Record
+from weft.tensorflow.trace.operations import Operation, Record, Value, Variable
 
 
 class Together:
@@ -61,7 +62,8 @@ class Units:
         unit_of: The unit of an operation of a model's forward pass.
         replicated: The operations that every rank computes for itself where it needs them.
         by_hand: The partition that the script asks for, by unit.
-        owners: The units that use each variable of a model, by the variable's number.
+        owners: The units that use each variable, by its number, and after them those that must be where it is, since
+            some operation uses theirs at once with it.
     """
 
     graph: Graph
@@ -95,38 +97,54 @@ def find_replicated(record: Record, order: list[int]) -> set[int]:
     return found
 
 
+def variable_sets(record: Record) -> list[list[int]]:
+    """All variables, in sets: those that one operation uses at once are in one, and belong to one partition."""
+    sets = Together(len(record.variables))
+    for operation in record.operations:
+        if operation.reads:
+            sets.join_all(operation.reads)
+    found: dict[int, list[int]] = defaultdict(list)
+    for variable in range(len(record.variables)):
+        found[sets.of(variable)].append(variable)
+    return list(found.values())
+
+
 def make_units(record: Record) -> Units:
     """The units of a step, in an order in which each comes after those that it depends on."""
-    operations = record.operations
     order = record.in_order()
     replicated = find_replicated(record, order)
-    forward = [
-        n for n in order if operations[n].unit and operations[n].gradient_of < 0 and n not in replicated
-    ]
-    inside = set(forward) | _needed_by(record, forward, replicated)
-    sets = Together(len(operations))
+    inside = _find_inside(record, order, replicated)
+    sets = Together(len(record.operations))
     _join(record, sets, inside)
-    while _join_circles(record, sets, inside, replicated):
-        pass
+    edges = _edges(record, order, sets, inside)
+    while circles := _circles(edges):
+        for circle in circles:
+            sets.join_all(circle)
+        edges = _edges(record, order, sets, inside)
     members: dict[int, list[int]] = defaultdict(list)
     for number in sorted(inside):
         members[sets.of(number)].append(number)
-    roots = _sorted_roots(record, sets, members, inside, replicated)
-    return _describe(record, [members[root] for root in roots], replicated)
+    return _describe(record, [members[root] for root in _sorted_roots(edges, members)], replicated)
 
 
-def _needed_by(record: Record, forward: list[int], replicated: set[int]) -> set[int]:
+def _find_inside(record: Record, order: list[int], replicated: set[int]) -> set[int]:
+    """The operations of the models' forward passes: those that were made in them, and what these need beside."""
+    found: set[int] = set()
+    for number in order:
+        operation = record.operations[number]
+        if operation.unit and operation.gradient_of < 0 and number not in replicated:
+            found.add(number)
+    return found | _needed_by(record, found, replicated)
+
+
+def _needed_by(record: Record, forward: set[int], replicated: set[int]) -> set[int]:
     """What the forward pass takes that was made outside of it, when gradients were taken: states of a loop, say."""
     found: set[int] = set()
     todo = [value.operation for number in forward for value in record.operations[number].inputs]
-    seen = set(forward)
     while todo:
         number = todo.pop()
         operation = record.operations[number]
-        if number in seen or number in replicated:
-            continue
-        seen.add(number)
-        if operation.gradient_of >= 0:
+        if operation.gradient_of >= 0 and number not in replicated and number not in found:
             found.add(number)
             todo += [value.operation for value in operation.inputs]
     return found
@@ -135,71 +153,58 @@ def _needed_by(record: Record, forward: list[int], replicated: set[int]) -> set[
 def _join(record: Record, sets: Together, inside: set[int]) -> None:
     """All that must be in one unit for reasons of its own."""
     by_label: dict[str, list[int]] = defaultdict(list)
-    written: dict[int, list[int]] = defaultdict(list)
+    using: dict[int, list[int]] = defaultdict(list)
+    written: set[int] = set()
     for number in inside:
         operation = record.operations[number]
         if operation.unit and not operation.unit.endswith("*"):
             by_label[operation.unit].append(number)
         for variable in operation.reads:
-            written[variable].append(number)
-        for other in operation.beside:
+            using[variable].append(number)
+        written |= operation.writes
+        for other in (*operation.beside, *_inseparable(record, operation)):
             if other in inside:
                 sets.join(number, other)
-        for value in operation.inputs:
-            source = record.operations[value.operation]
-            if value.operation in inside and not source.sendable[value.output]:
-                sets.join(number, value.operation)
-            if value.operation in inside and operation.gradient_of >= 0 and operation.unit == "":
-                sets.join(number, value.operation)
-    for numbers in by_label.values():
+    for numbers in (*by_label.values(), *(using[variable] for variable in written)):
         sets.join_all(numbers)
-    for numbers in written.values():
-        if any(record.operations[number].writes for number in numbers):
-            variables = set().union(*(record.operations[number].writes for number in numbers))
-            for variable in variables:
-                touching = [n for n in numbers if variable in record.operations[n].reads]
-                if touching:
-                    sets.join_all(touching)
 
 
-def _edges(record: Record, sets: Together, inside: set[int], replicated: set[int]) -> dict[int, set[int]]:
+def _inseparable(record: Record, operation: Operation) -> list[int]:
+    """The operations whose values an operation must have where they are made.
+
+    Those of values that cannot be sent; and all, if it was made when gradients were taken, outside of any model.
+    """
+    return [
+        value.operation
+        for value in operation.inputs
+        if not record.operations[value.operation].sendable[value.output]
+        or (operation.gradient_of >= 0 and not operation.unit)
+    ]
+
+
+def _edges(record: Record, order: list[int], sets: Together, inside: set[int]) -> dict[int, set[int]]:
     """Which unit depends on which, through operations outside of units as well; by the units' roots."""
     reach: dict[int, frozenset[int]] = {}
-    edges: dict[int, set[int]] = defaultdict(set)
-    for number in record.in_order():
+    edges: dict[int, set[int]] = {sets.of(number): set() for number in inside}
+    for number in order:
         operation = record.operations[number]
-        if number in replicated:
-            continue
         sources: set[int] = set()
         for value in operation.inputs:
-            source = value.operation
-            if source in inside:
-                sources.add(sets.of(source))
-            elif source in reach:
-                sources |= reach[source]
+            if value.operation in inside:
+                sources.add(sets.of(value.operation))
+            else:
+                sources |= reach.get(value.operation, frozenset())
         if number in inside:
+            sources.update(
+                sets.of(control)
+                for control in operation.controls
+                if control in inside and record.operations[control].reads & operation.reads
+            )
             own = sets.of(number)
             edges[own] |= sources - {own}
-            for control in operation.controls:
-                if (
-                    control in inside
-                    and sets.of(control) != own
-                    and record.operations[control].reads & operation.reads
-                ):
-                    edges[own].add(sets.of(control))
-        elif operation.gradient_of < 0:
+        elif operation.gradient_of < 0 and sources:
             reach[number] = frozenset(sources)
     return edges
-
-
-def _join_circles(record: Record, sets: Together, inside: set[int], replicated: set[int]) -> bool:
-    """Join units that depend on each other; whether there were any."""
-    edges = _edges(record, sets, inside, replicated)
-    joined = False
-    for circle in _circles(edges):
-        sets.join_all(circle)
-        joined = True
-    return joined
 
 
 def _circles(edges: dict[int, set[int]]) -> list[list[int]]:
@@ -244,15 +249,12 @@ def _circles(edges: dict[int, set[int]]) -> list[list[int]]:
     return found
 
 
-def _sorted_roots(
-    record: Record, sets: Together, members: dict[int, list[int]], inside: set[int], replicated: set[int]
-) -> list[int]:
+def _sorted_roots(edges: dict[int, set[int]], members: dict[int, list[int]]) -> list[int]:
     """The units so that each comes after those that it depends on; else as they were made."""
     import heapq
 
-    edges = _edges(record, sets, inside, replicated)
     after: dict[int, list[int]] = defaultdict(list)
-    left = {root: len(edges.get(root, ())) for root in members}
+    left = {root: len(sources) for root, sources in edges.items()}
     for root, sources in edges.items():
         for source in sources:
             after[source].append(root)
@@ -273,77 +275,131 @@ def _sorted_roots(
 
 def _describe(record: Record, members: list[list[int]], replicated: set[int]) -> Units:
     """Units with their costs, and what flows between them."""
-    operations = record.operations
     unit_of = {number: index for index, numbers in enumerate(members) for number in numbers}
-    backward = [0.0] * len(members)
-    saved: list[dict[tuple[int, int], int]] = [{} for _ in members]
-    flows: dict[tuple[int, int], set[int]] = defaultdict(set)
-    for number, operation in enumerate(operations):
-        home = unit_of.get(operation.gradient_of, -1) if operation.gradient_of >= 0 else -1
-        if home >= 0 and number not in unit_of:
-            backward[home] += operation.work_s
-        for value in operation.inputs:
-            source = unit_of.get(value.operation, -1)
-            if source < 0:
-                continue
-            size = operations[value.operation].sizes[value.output]
-            own = unit_of.get(number, -1)
-            if own >= 0 and own != source:
-                flows[value].add(own)
-            elif own < 0 and operation.gradient_of >= 0:
-                saved[source][value] = size
-    owners: dict[int, list[int]] = defaultdict(list)
-    groups = Together(len(members))
-    for index, numbers in enumerate(members):
-        for variable in sorted(frozenset().union(*(operations[n].reads for n in numbers))):
-            owners[variable].append(index)
-    for sharing in owners.values():
-        groups.join_all(sharing)
-    shared = {groups.of(index) for index in range(len(members)) if groups.of(index) != index}
+    owners = _owners(record, members)
     names = _names(record, members)
-    variables_of: list[list[int]] = [[] for _ in members]
-    for variable, using in sorted(owners.items()):
-        variables_of[using[0]].append(variable)
-    made = []
-    for index, numbers in enumerate(members):
-        leaving = {
-            value: operations[value[0]].sizes[value[1]] for value in flows if unit_of[value[0]] == index
-        }
-        made.append(
-            Unit(
-                name=names[index],
-                forward_ms=1e3 * sum(operations[n].work_s for n in numbers),
-                backward_ms=1e3 * backward[index],
-                parameter_bytes=sum(record.variables[v].bytes for v in variables_of[index]),
-                activation_bytes=sum(saved[index].values()),
-                output_bytes=sum(leaving.values()),
-                parameters=sum(record.variables[v].elements for v in variables_of[index]),
-                group=f"shared{groups.of(index)}" if groups.of(index) in shared else None,
-            )
-        )
+    flows, saved = _flows(record, unit_of)
     tensors = [
         Tensor(
-            names[unit_of[value[0]]],
-            tuple(names[t] for t in sorted(targets)),
-            operations[value[0]].sizes[value[1]],
+            names[unit_of[value.operation]],
+            tuple(names[target] for target in sorted(targets)),
+            record.size_of(value),
         )
         for value, targets in sorted(flows.items())
     ]
-    by_hand = {}
+    variables: list[list[Variable]] = [[] for _ in members]
+    for variable, using in owners.items():
+        variables[using[0]].append(record.variables[variable])
+    leaving = Counter[int]()
+    for value in flows:
+        leaving[unit_of[value.operation]] += record.size_of(value)
+    forward_s = [sum(record.operations[number].work_s for number in numbers) for numbers in members]
+    backward_s = _backward_s(record, unit_of, len(members))
+    if members:  # what follows the models, the loss say, most often runs where the last unit is
+        for halves, more in zip(
+            (forward_s, backward_s), _outside_s(record, unit_of, replicated), strict=True
+        ):
+            halves[-1] += more
+    groups = _groups(owners, len(members))
+    made = [
+        Unit(
+            name=names[index],
+            forward_ms=1e3 * forward_s[index],
+            backward_ms=1e3 * backward_s[index],
+            parameter_bytes=sum(variable.bytes for variable in variables[index]),
+            activation_bytes=sum(record.size_of(value) for value in saved[index]),
+            output_bytes=leaving[index],
+            parameters=sum(variable.elements for variable in variables[index]),
+            group=groups[index],
+        )
+        for index, numbers in enumerate(members)
+    ]
+    return Units(Graph(made, tensors), members, unit_of, replicated, _by_hand(record, members), owners)
+
+
+def _owners(record: Record, members: list[list[int]]) -> dict[int, list[int]]:
+    """The units that use each variable, or one that must be where it is; those that use it themselves come first."""
+    direct: dict[int, list[int]] = defaultdict(list)
     for index, numbers in enumerate(members):
-        wanted = [operations[n].partition for n in numbers if operations[n].partition >= 0]
+        for variable in frozenset().union(*(record.operations[number].reads for number in numbers)):
+            direct[variable].append(index)
+    found: dict[int, list[int]] = {}
+    for variables in variable_sets(record):
+        for variable in variables:
+            using = dict.fromkeys(unit for each in (variable, *variables) for unit in direct[each])
+            if using:
+                found[variable] = list(using)
+    return found
+
+
+def _groups(owners: dict[int, list[int]], count: int) -> list[str | None]:
+    """The group of each of so many units: those that use one variable, directly or through others, have one."""
+    sets = Together(count)
+    for using in owners.values():
+        sets.join_all(using)
+    roots = [sets.of(index) for index in range(count)]
+    sizes = Counter(roots)
+    return [f"shared{root}" if sizes[root] > 1 else None for root in roots]
+
+
+def _flows(record: Record, unit_of: dict[int, int]) -> tuple[dict[Value, set[int]], list[set[Value]]]:
+    """The values that go from units to others, with these; and for each unit those that gradients take."""
+    flows: dict[Value, set[int]] = defaultdict(set)
+    saved: list[set[Value]] = [set() for _ in set(unit_of.values())]
+    for number, operation in enumerate(record.operations):
+        own = unit_of.get(number)
+        for value in operation.inputs:
+            source = unit_of.get(value.operation)
+            if source is None or source == own:
+                continue
+            if own is not None:
+                flows[value].add(own)
+            elif operation.gradient_of >= 0:
+                saved[source].add(value)
+    return flows, saved
+
+
+def _backward_s(record: Record, unit_of: dict[int, int], count: int) -> list[float]:
+    """What the gradients of each of so many units take, in seconds."""
+    found = [0.0] * count
+    for number, operation in enumerate(record.operations):
+        if operation.gradient_of in unit_of and number not in unit_of:
+            found[unit_of[operation.gradient_of]] += operation.work_s
+    return found
+
+
+def _outside_s(record: Record, unit_of: dict[int, int], replicated: set[int]) -> tuple[float, float]:
+    """What the step computes outside of units, and the gradients of that, in seconds."""
+    forward = backward = 0.0
+    for number, operation in enumerate(record.operations):
+        if number in unit_of or number in replicated or operation.gradient_of in unit_of:
+            continue
+        if operation.gradient_of < 0:
+            forward += operation.work_s
+        else:
+            backward += operation.work_s
+    return forward, backward
+
+
+def _by_hand(record: Record, members: list[list[int]]) -> dict[int, int]:
+    """The partition that the script wants most operations of a unit on, by unit."""
+    found = {}
+    for index, numbers in enumerate(members):
+        wanted = [each for number in numbers if (each := record.operations[number].partition) >= 0]
         if wanted:
-            by_hand[index] = max(set(wanted), key=wanted.count)
-    return Units(Graph(made, tensors), members, unit_of, replicated, by_hand, dict(owners))
+            found[index] = max(sorted(set(wanted)), key=wanted.count)
+    return found
 
 
 def _names(record: Record, members: list[list[int]]) -> list[str]:
     """A name for each unit: its layer's, or that of its first operation; numbered where two are alike."""
-    found: list[str] = []
-    count: dict[str, int] = defaultdict(int)
+    found: dict[str, None] = {}
     for numbers in members:
         first = record.operations[numbers[0]]
-        name = first.unit if first.unit and not first.unit.endswith("*") else first.name
-        count[name] += 1
-        found.append(name if count[name] == 1 else f"{name}#{count[name]}")
-    return found
+        name = alone = first.unit if first.unit and not first.unit.endswith("*") else first.name
+        count = 1
+        while name in found:
+            count += 1
+            name = f"{alone}#{count}"
+        found[name] = None
+    return list(found)

@@ -17,6 +17,9 @@ import tensorflow as tf
 
 from weft.errors import SplitError
 
+COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
+"""Values made of several tensors, which are not cut."""
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -43,7 +46,7 @@ class MiniBatch:
         microbatches: How many there are.
         paths: The names of the tensors, as messages have them.
         uneven: Whether sizes of microbatches may differ by one.
-        size: How many samples; None if nothing is cut, or if that is known only when the step runs.
+        size: How many samples; None if nothing is cut, or if no tensor tells that before the step runs.
     """
 
     leaves: list[Any]
@@ -117,8 +120,8 @@ class MiniBatch:
         total = tf.shape(tensors[self.tensors.index(number)])[axis]
         name = self.paths[self.tensors.index(number)]
         fault = f"{name} has fewer samples than the {count} microbatches, or a number that they do not divide"
-        least = total >= count if self.uneven else total % count == 0
-        with tf.control_dependencies([tf.debugging.Assert(least, [fault, total])]):
+        fits = (total >= count) & (self.uneven | (total % count == 0))
+        with tf.control_dependencies([tf.debugging.Assert(fits, [fault, total])]):
             bounds = tf.range(count + 1) * total // count
         return bounds[1:] - bounds[:-1]
 
@@ -146,11 +149,24 @@ class MiniBatch:
         )
 
 
+class _Itself:
+    """A thing that equals itself only. It is kept, so that no later one is taken for it."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other._thing is self._thing
+
+    def __hash__(self) -> int:
+        return id(self._thing)
+
+
 def _key(leaf: Any) -> Any:
     try:
         hash(leaf)
     except TypeError:
-        return "by identity", id(leaf)
+        return _Itself(leaf)
     return type(leaf), leaf
 
 
@@ -176,7 +192,12 @@ def prepare(
             if isinstance(leaf, (np.ndarray, np.generic)):
                 leaf = tf.convert_to_tensor(leaf)
             axis = None
-            if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
+            if isinstance(leaf, COMPOSITE):
+                faults.append(
+                    f"{path} is a {type(leaf).__name__}, and a step takes plain tensors only: make it one outside of "
+                    "the step, with tf.convert_to_tensor, .to_tensor() or tf.sparse.to_dense"
+                )
+            elif isinstance(leaf, tf.Tensor):
                 tensors.append(len(leaves))
                 paths.append(path)
                 axis = None if name in cut.whole else cut.axes.get(name, 0)
@@ -194,7 +215,7 @@ def prepare(
     faults += _unknown(function, cut)
     faults += _find_different(sizes)
     known = [size for _, size, _ in sizes if size is not None]
-    size = known[0] if known and len(known) == len(sizes) else None
+    size = known[0] if known else None
     if not faults and size == 0:
         faults.append(f"{sizes[0][0]} has no samples: leave the step out for an empty batch")
     if not faults and size is not None and size % microbatches and not cut.uneven:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-PRODUCTS_PER_S = 20e9
-BYTES_PER_S = 6e9
+PRODUCTS_PER_S = 70e9
+BYTES_PER_S = 10e9
 START_S = 2e-6
 TURNS = 16
 """How often a loop is taken to run."""
@@ -32,21 +32,24 @@ def bytes_of(tensor: Any) -> int:
 
 
 def _matmul(operation: Any) -> int:
-    first, second = (shape_of(tensor) for tensor in operation.inputs[:2])
+    first = shape_of(operation.inputs[0])
     names = ("adj_x", "transpose_a")
     flipped = next((operation.get_attr(name) for name in names if name in operation.node_def.attr), False)
     inner = (first[-2] if flipped else first[-1]) if len(first) > 1 else 1
-    del second
     return inner * prod(shape_of(operation.outputs[0]))
 
 
 def _einsum(operation: Any) -> int:
+    """The product of all dims that have a label, and of those that an ellipsis stands for."""
     equation = operation.get_attr("equation").decode()
-    dims: dict[str, int] = {}
-    for labels, tensor in zip(equation.split("->")[0].split(","), operation.inputs, strict=False):
-        dims.update(
-            zip(labels.replace("...", ""), shape_of(tensor)[-len(labels.replace("...", "")) :], strict=False)
-        )
+    dims: dict[str | int, int] = {}
+    for labels, tensor in zip(equation.split("->")[0].split(","), operation.inputs, strict=True):
+        before, _, after = labels.replace(" ", "").partition("...")
+        shape = shape_of(tensor)
+        between = len(shape) - len(before) - len(after)
+        names = [*before, *range(-between, 0), *after]
+        for name, dim in zip(names, shape, strict=False):
+            dims[name] = max(dim, dims.get(name, 1))
     return prod(dims.values())
 
 

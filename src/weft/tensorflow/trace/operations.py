@@ -90,6 +90,10 @@ class Record:
     results: list[Value | None] = field(default_factory=list)
     gradients: list[frozenset[int]] = field(default_factory=list)
 
+    def size_of(self, value: Value) -> int:
+        """What a value takes, in bytes; 0 where that is not known before it is made."""
+        return self.operations[value.operation].sizes[value.output]
+
     def users(self) -> list[list[int]]:
         """For each operation those that take one of its outputs."""
         found: list[list[int]] = [[] for _ in self.operations]
