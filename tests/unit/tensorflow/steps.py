@@ -210,13 +210,15 @@ class Draw(Writer):
         return last
 
     def _effects(self) -> dict[str, Any]:
-        """What an operation outside of models does with variables, if anything."""
+        """What an operation outside of models does with variables, if anything; often with one that was written."""
         own = self._dice.choice(self._models) if self._models else []
-        if self._outside and self._chance(0.2):
-            return {"writes" if self._chance(0.5) else "reads": [self._dice.choice(self._outside)]}
-        if own and self._chance(0.3):
-            several = min(len(own), self._dice.choice((1, 1, 2)))
-            return {"writes" if self._chance(0.4) else "reads": self._dice.sample(own, several)}
+        written = {variable for operation in self.operations for variable in operation.writes}
+        pool = self._outside if self._outside and self._chance(0.4) else own
+        if pool and self._chance(0.4):
+            if self._chance(0.5):
+                pool = [variable for variable in pool if variable in written] or pool
+            several = min(len(pool), self._dice.choice((1, 1, 2)))
+            return {"writes" if self._chance(0.4) else "reads": self._dice.sample(pool, several)}
         return {"stateful": True} if self._chance(0.1) else {}
 
     def _model(self, number: int, layers: int) -> None:

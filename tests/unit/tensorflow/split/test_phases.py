@@ -137,6 +137,19 @@ def test_what_happened_everywhere_is_there_at_once():
     assert phases.position[late.operation] == phases.position[shown.operation] == phases.end
 
 
+def test_effects_keep_their_order():
+    step = Step()
+    totals = [step.variable(name, model=False) for name in ("one", "other")]
+    first = step.add(step.layers[2], writes=totals[:1])
+    second = step.add(first, writes=totals[1:])  # not before all else, though all that it takes is everywhere
+    third = step.add(writes=totals[1:])
+    change = step.add(step.layers[2], writes=[step.weights[1]])
+    after = step.add(reads=[step.weights[1]])
+    phases = step.place()
+    assert {phases.position[each.operation] for each in (first, second, third)} == {phases.end}
+    assert phases.position[after.operation] == phases.position[change.operation] == 4
+
+
 def test_microbatches_wait_where_a_variable_of_no_model_is_written_and_read_at_different_times():
     step = Step()
     counter = step.variable("counter", model=False)
