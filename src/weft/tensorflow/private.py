@@ -69,6 +69,21 @@ def number_of(operation: Any) -> int:
     return int(operation._id)
 
 
+def operations_of(graph: Any, name: str) -> list[Any]:
+    """The operations of a function that a graph knows by its name; none if it has only the function's definition."""
+    inside = getattr(graph._get_function(name), "graph", None)
+    return [] if inside is None else list(inside.get_operations())
+
+
+def type_of(handle: Any) -> tuple[tuple[int, ...], Any]:
+    """Shape and type of the variable behind a handle; dims that are not known count 1."""
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.shape_and_type:
+        return (), tf.float32
+    known = data.shape_and_type[0]
+    return tuple(max(dim.size, 1) for dim in known.shape.dim), tf.dtypes.as_dtype(known.dtype)
+
+
 def is_stateful(operation: Any) -> bool:
     """Whether an operation does something beside computing its outputs from its inputs."""
     return bool(operation.op_def.is_stateful)
