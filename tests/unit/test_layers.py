@@ -45,7 +45,8 @@ ROOMS = {
     ),
     "tensorflow": (
         ("private",), ("tensors", "output", "session", "trace"), ("checkpoint", "clip", "replicas", "split"),
-        ("execution", "optimizers", "report"), ("join", "step"), ("data_parallel", "training"), ("example_graph", "model"),
+        ("example_graph", "execution", "optimizers", "report"), ("join", "step"), ("data_parallel", "training"),
+        ("model",),
     ),
 }  # fmt: skip
 """The rooms and files of each frontend, from the ground: each may use what stands before it."""
