@@ -52,7 +52,7 @@ def traced_graph(found: Sequence[Any], microbatches: int = 1) -> Graph:
         return run(*args)
 
     try:
-        captured = capture.capture("example", traced, cut.specs(), lambda handle: True)
+        captured = capture.capture("example", traced, cut.specs(), lambda handle: "")
     except Exception as error:
         raise UsageError(f"the model failed: {type(error).__name__}: {str(error).splitlines()[0]}") from error
     return make_units(captured.record).graph

@@ -45,7 +45,9 @@ class Step:
         if capture.tracing() is not None:
             raise UsageError(f"{self.function.__name__}: a step cannot call another step")
         joined = session()
-        batch = prepare(self.function, args, kwargs, self.cut, joined.settings.microbatches)
+        batch = prepare(
+            self.function, args, kwargs, self.cut, joined.settings.microbatches, self.input_signature
+        )
         key = self._key(joined, batch)
         tensors = [batch.leaves[number] for number in batch.tensors]
         if joined.place.world_size == 1:
@@ -204,7 +206,10 @@ def _entry(entries: list[Any], weights: list[float]) -> Any:
 
 def model_state(model: Any) -> tuple[Any, ...]:
     """What a traced step depends on beside its arguments: which variables are trained."""
-    return tuple(each.trainable for each in model.all_variables())
+    try:
+        return tuple(each.trainable for each in model.all_variables())
+    except ValueError:  # a model of tf_keras that is not built
+        return ()
 
 
 def step(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from weft.errors import SplitError
+from weft.errors import SplitError, UsageError
 
 COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 """Values made of several tensors, which are not cut."""
@@ -32,6 +32,7 @@ class Cut:
     whole: Collection[str] = ()
     axes: Mapping[str, int] = field(default_factory=dict)
     uneven: bool = False
+    signature: list[tf.TensorSpec] | None = None
 
 
 @dataclass
@@ -46,6 +47,7 @@ class MiniBatch:
         microbatches: How many there are.
         paths: The names of the tensors, as messages have them.
         uneven: Whether sizes of microbatches may differ by one.
+        signature: What the tensors may be like, where that is said; sizes that it leaves open may change.
         size: How many samples; None if nothing is cut, or if no tensor tells that before the step runs.
     """
 
@@ -57,6 +59,7 @@ class MiniBatch:
     size: int | None
     paths: list[str]
     uneven: bool = False
+    signature: list[tf.TensorSpec] | None = None
 
     def bounds(self, microbatch: int) -> tuple[int, int]:
         """First and one past the last sample of a microbatch."""
@@ -78,10 +81,11 @@ class MiniBatch:
 
     def specs(self) -> list[tf.TensorSpec]:
         """What the tensors of a microbatch are like."""
-        found = []
+        found: list[tf.TensorSpec] = []
         for number in self.tensors:
             leaf, axis = self.leaves[number], self.axes[number]
-            shape = leaf.shape.as_list() if leaf.shape.rank is not None else None
+            known = leaf.shape if self.signature is None else self.signature[len(found)].shape
+            shape = known.as_list() if known.rank is not None else None
             if axis is not None and shape is not None and shape[axis] is not None:
                 shape[axis] = shape[axis] // self.microbatches if self.even else None
             found.append(tf.TensorSpec(shape, leaf.dtype))
@@ -171,11 +175,19 @@ def _key(leaf: Any) -> Any:
 
 
 def prepare(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], cut: Cut, microbatches: int
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    cut: Cut,
+    microbatches: int,
+    signature: Any = None,
 ) -> MiniBatch:
     """Check the arguments of a step and make them ready to be cut.
 
+    ``signature``: types and shapes of the whole mini-batch, as ``tf.function`` takes them.
+
     Raises:
+        UsageError: The arguments are not those of the signature; the first fault is named.
         SplitError: Tensors differ in size along the dim that they are cut, have no samples, or have a number of them
             that ``microbatches`` does not divide; the tensors are named.
     """
@@ -226,8 +238,36 @@ def prepare(
         )
     if faults:
         raise SplitError("\n".join(faults))
+    given = (
+        None
+        if signature is None
+        else _check_signature(signature, [leaves[number] for number in tensors], paths)
+    )
+    cut_sizes = [
+        spec.shape[axes[number]]
+        for spec, number in zip(given or (), tensors, strict=False)
+        if axes[number] is not None
+    ]
+    if None in cut_sizes:
+        size = None
     count = min(size or microbatches, microbatches)
-    return MiniBatch(leaves, whole, axes, tensors, count, size, paths, cut.uneven)
+    return MiniBatch(leaves, whole, axes, tensors, count, size, paths, cut.uneven, given)
+
+
+def _check_signature(signature: Any, tensors: list[Any], paths: list[str]) -> list[tf.TensorSpec]:
+    """The signature's specs, one for each tensor."""
+    specs = tf.nest.flatten(signature)
+    if len(specs) != len(tensors):
+        raise UsageError(
+            f"input_signature has {len(specs)} specs, but the step was called with {len(tensors)} tensors"
+        )
+    for spec, tensor, path in zip(specs, tensors, paths, strict=True):
+        if not spec.is_compatible_with(tensor):
+            raise UsageError(
+                f"{path} is {tensor.dtype.name}{tensor.shape.as_list()}, but input_signature says {spec}: call the "
+                "step with what it says, or say less"
+            )
+    return list(specs)
 
 
 def _names(function: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
