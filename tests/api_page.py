@@ -1,6 +1,6 @@
-"""The page `docs/api.md`: every public name with its signature and the first paragraph of its docstring.
+"""The pages of all names: every public name with its signature and the first paragraph of its docstring.
 
-python -m tests.api_page        # writes it anew
+python -m tests.api_page        # writes `docs/api.md` and `docs/api-tensorflow.md` anew
 
 The sources are read, not imported: no library has to be there, and each version of Python gives the same page.
 """
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "api.md"
 START, END = "<!-- names:", "<!-- /names -->"
 WIDTH = 120
 Definition = ast.FunctionDef | ast.ClassDef
@@ -103,6 +102,67 @@ GROUPS = (
     Group("Hugging Face's Trainer", "trainers.md#hugging-faces-trainer", ["enable"], "weft.integrations.transformers"),
 )  # fmt: skip
 
+_KERAS = "weft.tensorflow"
+GROUPS_OF_TENSORFLOW = (
+    Group(
+        "A job and its steps",
+        "tensorflow.md",
+        [
+            "init", "is_initialized", "shutdown", "step", "is_tracing",
+            "StepOutput: accumulate reduce_mean reduce_sum concat stack",
+        ],
+        _KERAS,
+    ),
+    Group(
+        "Model and gradients",
+        "tensorflow.md#variables",
+        [
+            "DistributedModel: all_variables owner_of save_model", "register_post_partition_hook",
+            "clip_by_global_norm", "global_norm",
+        ],
+        _KERAS,
+    ),
+    Group("Splitting", "tensorflow.md#how-the-model-is-split", ["partition", "partition_report"], _KERAS),
+    Group(
+        "Checkpoints",
+        "checkpoints.md#with-tensorflow",
+        ["save_checkpoint", "resume_from_checkpoint", "CheckpointManager: save restore"],
+        _KERAS,
+    ),
+    Group(
+        "Where a process stands",
+        "getting-started.md#where-a-process-stands",
+        [
+            "rank", "size", "local_rank", "local_size", "pp_rank", "pp_size", "dp_rank", "dp_size", "rdp_rank",
+            "rdp_size", "mp_rank", "mp_size", "tp_rank", "tp_size",
+            "get_world_group", "get_pp_group", "get_dp_group", "get_rdp_group", "get_mp_group", "get_tp_group",
+        ],
+        _KERAS,
+    ),
+    Group(
+        "Data parallelism alone",
+        "migration.md#tensorflow",
+        [
+            "init", "shutdown", "rank", "size", "local_rank", "local_size", "DistributedGradientTape: gradient",
+            "DistributedOptimizer", "allreduce", "oob_allreduce", "overlap", "ReduceOp", "Compression", "broadcast",
+            "broadcast_variables", "broadcast_global_variables", "BroadcastGlobalVariablesHook",
+        ],
+        "weft.tensorflow.data_parallel",
+    ),
+    Group(
+        "Callbacks",
+        "migration.md#tensorflow",
+        ["BroadcastGlobalVariablesCallback"],
+        "weft.tensorflow.data_parallel.keras",
+    ),
+)  # fmt: skip
+PAGES = {
+    ROOT / "docs" / "api.md": GROUPS,
+    ROOT / "docs" / "api-tensorflow.md": GROUPS_OF_TENSORFLOW,
+}
+FRONTENDS = ("weft.torch", "weft.tensorflow")
+"""What scripts import as `weft`."""
+
 
 def source_of(module: str) -> ast.Module:
     path = ROOT / "src" / Path(*module.split("."))
@@ -115,13 +175,25 @@ def find(module: str, name: str) -> Definition | None:
     tree = source_of(module)
     for node in tree.body:
         if isinstance(node, Definition) and node.name == name:
-            return node
+            return _with_what_it_inherits(node, tree)
         if isinstance(node, ast.Assign) and ast.unparse(node) == f"{name} = placement.{name}":
             return find("weft.torch.split.by_hand", name)
-        if isinstance(node, ast.ImportFrom) and node.module and name in [alias.name for alias in node.names]:
-            below = ROOT / "src" / Path(*node.module.split("."), name).with_suffix(".py")
-            return None if below.exists() else find(node.module, name)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            former = {alias.asname or alias.name: alias.name for alias in node.names}
+            if name in former:
+                below = ROOT / "src" / Path(*node.module.split("."), former[name]).with_suffix(".py")
+                return None if below.exists() else find(node.module, former[name])
     return None
+
+
+def _with_what_it_inherits(node: Definition, tree: ast.Module) -> Definition:
+    """A class with the methods of those base classes that stand in the same file."""
+    if isinstance(node, ast.ClassDef):
+        bases = {ast.unparse(base) for base in node.bases}
+        for each in tree.body:
+            if isinstance(each, ast.ClassDef) and each.name in bases:
+                node.body += each.body
+    return node
 
 
 def signature(node: Definition) -> str:
@@ -161,7 +233,7 @@ def items(group: Group) -> Iterator[str]:
     for entry in group.names:
         name, _, methods = entry.partition(": ")
         node = find(group.module, name)
-        shown = f"weft.{name}" if group.module == "weft.torch" else name
+        shown = f"weft.{name}" if group.module in FRONTENDS else name
         if node is None:
             yield item(0, *_value(shown, name))
             continue
@@ -181,24 +253,25 @@ def _value(shown: str, name: str) -> tuple[str, str]:
     return shown, f"the same as `weft.CommGroup.{name}`."
 
 
-def names() -> str:
+def names(groups: Sequence[Group]) -> str:
     """The groups as Markdown."""
     parts = []
-    for group in GROUPS:
-        note = "" if group.module == "weft.torch" else f"From `{group.module}`. "
+    for group in groups:
+        note = "" if group.module in FRONTENDS else f"From `{group.module}`. "
         parts.append(
             f"## {group.title}\n\n{note}Guide: [{group.guide}]({group.guide})\n\n" + "\n".join(items(group))
         )
     return "\n\n".join(parts)
 
 
-def filled(page: str) -> str:
-    """`page` with the present names between its two comments."""
+def filled(page: str, groups: Sequence[Group]) -> str:
+    """`page` with the names of its groups between its two comments."""
     head, start, rest = page.partition(START)
     note, _, old = rest.partition("\n")
     _, end, tail = old.partition(END)
-    return f"{head}{start}{note}\n\n{names()}\n\n{end}{tail}"
+    return f"{head}{start}{note}\n\n{names(groups)}\n\n{end}{tail}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, its_groups in PAGES.items():
+        path.write_text(filled(path.read_text(encoding="utf-8"), its_groups), encoding="utf-8")

@@ -31,6 +31,9 @@ LONG = (
     "tests/parity/test_sharded.py", "tests/unit/test_examples.py", "tests/fault/test_waits.py",
     "tests/fault/test_streams.py", "tests/unit/test_wheel.py", "tests/unit/torch/test_watching.py",
     "tests/scripts/test_scripts.py",
+    "tests/parity/tensorflow/test_models.py", "tests/parity/tensorflow/test_checks.py",
+    "tests/parity/tensorflow/test_replicas.py", "tests/parity/tensorflow/test_checkpoints.py",
+    "tests/fault/test_tensorflow.py",
     "tests/integrations/test_ray.py", "tests/integrations/test_lightning.py", "tests/integrations/test_transformers.py",
     "tests/integrations/test_accelerate.py", "tests/integrations/test_fabric.py",
 )  # fmt: skip

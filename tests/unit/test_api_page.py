@@ -1,23 +1,39 @@
-"""`docs/api.md` shows the names that there are."""
+"""The pages of all names show those that there are."""
 
 import ast
 
 import pytest
 
 import weft.torch
-from tests.api_page import GROUPS, PAGE, ROOT, Group, filled, find, first_paragraph, items, signature
+from tests.api_page import PAGES, ROOT, Group, filled, find, first_paragraph, items, signature
+
+GROUPS = [group for groups in PAGES.values() for group in groups]
 
 
-def test_the_page_has_the_present_text():
-    page = PAGE.read_text(encoding="utf-8")
-    assert page == filled(page), "run `python -m tests.api_page`"
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_page_has_the_present_text(path):
+    page = path.read_text(encoding="utf-8")
+    assert page == filled(page, PAGES[path]), "run `python -m tests.api_page`"
+
+
+def named(module):
+    return sorted(
+        entry.partition(":")[0] for group in GROUPS if group.module == module for entry in group.names
+    )
 
 
 def test_every_public_name_is_in_one_group():
-    named = [
-        entry.partition(":")[0] for group in GROUPS if group.module == "weft.torch" for entry in group.names
-    ]
-    assert sorted(named) == sorted(weft.torch.__all__)
+    assert named("weft.torch") == sorted(weft.torch.__all__)
+
+
+def test_every_public_name_of_tensorflow_is_in_one_group():
+    pytest.importorskip("tensorflow")
+    import weft.tensorflow
+    import weft.tensorflow.data_parallel
+
+    assert named("weft.tensorflow") == sorted(weft.tensorflow.__all__)
+    names = {*weft.tensorflow.data_parallel.__all__} - {"keras"}  # a module, with a group of its own
+    assert named("weft.tensorflow.data_parallel") == sorted(names)
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.title)
@@ -48,6 +64,14 @@ def test_signatures_have_defaults_and_no_types():
     ).body[0]
     assert signature(node) == "(a, *rest, b=1, **more)"
     assert first_paragraph(node) == "A `g`."
+
+
+def test_a_class_has_what_it_inherits_from_its_file(tmp_path, monkeypatch):
+    source = "class Base:\n    def run(self, a): ...\nclass One(Base, Other):\n    def stop(self): ...\n"
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "made.py").write_text(source)
+    monkeypatch.setattr("tests.api_page.ROOT", tmp_path)
+    assert [each.name for each in find("made", "One").body] == ["stop", "run"]
 
 
 def test_a_value_is_shown_as_what_it_is():

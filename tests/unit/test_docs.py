@@ -1,7 +1,8 @@
 """What the documentation shows, runs.
 
 ```python        runs as a script in a process of its own; as the first line
-                 `# run: 2 processes` runs it under `weft run -n 2`
+                 `# run: 2 processes` runs it under `weft run -n 2`; one that imports
+                 TensorFlow is skipped where that is not installed
 ```console       lines that begin with `$ weft` run, from the repository's root
 ```text, none    is not run
 """
@@ -11,12 +12,14 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests import warm
+from tests.parity.tensorflow import jobs
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")])
@@ -56,10 +59,15 @@ def commands(text: str) -> list[str]:
     return [line.removeprefix("$ ") for line in lines if line.startswith("$ weft")]
 
 
-def run(arguments: list[str], directory: Path) -> None:
+def run(arguments: list[str], directory: Path, start: Callable[..., tuple[int, str]] = warm.run) -> None:
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    code, output = warm.run(arguments, environ, directory, timeout=500)
+    code, output = start(arguments, environ, directory, timeout=500)
     assert code == 0, f"{shlex.join(arguments)}\n{output}"
+
+
+def needs_tensorflow(text: str) -> bool:
+    """Whether a script imports TensorFlow: its ranks then import that anew, for it does not survive a fork."""
+    return "import tensorflow" in text or "weft.tensorflow" in text
 
 
 def links(page: Path) -> list[str]:
@@ -89,6 +97,10 @@ def test_scripts_run(block, tmp_path):
     script = tmp_path / "block.py"
     script.write_text(block.text, encoding="utf-8")
     processes = _PROCESSES.match(block.text)
+    if needs_tensorflow(block.text):
+        pytest.importorskip("tensorflow")
+        run(["run", "-n", processes[1] if processes else "1", str(script)], tmp_path, jobs.run)
+        return
     launcher = ["run", "-n", processes[1]] if processes else []
     run([*launcher, str(script)], tmp_path)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("what-a-step-may-do.md", "troubleshooting.md", "several-hosts.md")
+PAGES = ("what-a-step-may-do.md", "troubleshooting.md", "several-hosts.md", "tensorflow.md")
 HEADERS = ("| message begins |", "| you see |", "| the error says |")
 _VALUES = re.compile(r"\.\.\.|\"[^\"]*\"|: |\b[0-9.]+\b|\b[A-Z_]{3,}\b")
 """What stands between the words of a message: values, and where messages are put together."""

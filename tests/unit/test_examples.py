@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests import warm
+from tests.parity.tensorflow import jobs
+from tests.unit.test_docs import needs_tensorflow
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
@@ -18,7 +20,11 @@ LONGER = {"gpt_demo.py": 120, "train_lightning.py": 90}
 def run(folder, name, *options, ranks=None):
     """Exit code and output."""
     arguments = ["run", "-n", str(ranks or RANKS.get(name, 2)), str(FOLDER / name), *options]
-    return warm.run(arguments, {**os.environ, "OMP_NUM_THREADS": "1"}, folder, timeout=400)
+    start = warm.run
+    if needs_tensorflow((FOLDER / name).read_text(encoding="utf-8")):
+        pytest.importorskip("tensorflow")
+        start = jobs.run
+    return start(arguments, {**os.environ, "OMP_NUM_THREADS": "1"}, folder, timeout=400)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -220,7 +220,7 @@ WAYS = {
     r"json\.loads\(": {
         "foreign.py", "watch", "report/chrome.py", "launch", "cli/verify.py", "checkpoint/agree.py",
         "checkpoint/meeting.py", "checkpoint/save.py", "checkpoint/shard.py",
-        "compat/modelparallel/optimizer.py", "plan/chosen.py", "session", "torch",
+        "compat/modelparallel/optimizer.py", "plan/chosen.py", "session", "tensorflow/split/decide.py", "torch",
     },
 }  # fmt: skip
 """What reads from outside, and where it may stand: what the kernel says, what ranks of the job tell each other,

@@ -36,34 +36,57 @@ EFFECTS = (
 )  # fmt: skip
 FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), ("__main__",))
 
-ROOMS = (
-    ("pytorch",), ("tensors",), ("calls", "output"), ("session",),
-    ("amp", "backward", "delayed_parameters", "watching"), ("replicas",), ("clip", "data_parallel"), ("optimizer",),
-    ("execution",), ("activation_checkpointing", "communication", "placed", "trace"), ("model", "verify"),
-    ("checkpoint", "join", "split"), ("example_graph", "step"), ("graph_file",),
-)  # fmt: skip
-"""The rooms and files of `weft.torch`, from the ground: each may use what stands before it."""
-MAY_USE = {
-    "pytorch": {"errors", "transport"},
-    "tensors": {"errors", "foreign", "transport"},
-    "calls": {"errors"},
-    "session": {
-        "checkpoint", "config", "errors", "launch", "reduce", "runtime", "session", "topology", "transport",
-    },
-    "backward": {"errors"},
-    "replicas": {"errors", "imported", "reduce", "runtime", "session", "transport"},
-    "execution": {"errors", "runtime", "session", "transport"},
-    "communication": {"errors", "session", "transport"},
-    "trace": {"errors", "graph", "runtime"},
-    "placed": {"errors", "foreign", "graph", "partition", "report"},
-    "verify": {"errors", "runtime", "schedule", "transport"},
-    "split": {
-        "config", "errors", "foreign", "graph", "partition", "plan", "report", "runtime", "schedule", "session",
-        "simulate", "timeline", "topology", "transport", "units",
-    },
-    "checkpoint": {"checkpoint", "document", "errors", "foreign", "session"},
+ROOMS = {
+    "torch": (
+        ("pytorch",), ("tensors",), ("calls", "output"), ("session",),
+        ("amp", "backward", "delayed_parameters", "watching"), ("replicas",), ("clip", "data_parallel"), ("optimizer",),
+        ("execution",), ("activation_checkpointing", "communication", "placed", "trace"), ("model", "verify"),
+        ("checkpoint", "join", "split"), ("example_graph", "step"), ("graph_file",),
+    ),
+    "tensorflow": (
+        ("private",), ("tensors", "output", "session", "trace"), ("checkpoint", "clip", "replicas", "split"),
+        ("execution", "optimizers", "report"), ("join", "step"), ("data_parallel", "training"), ("example_graph", "model"),
+    ),
 }  # fmt: skip
-"""What each room of `weft.torch` may use of the rest of weft."""
+"""The rooms and files of each frontend, from the ground: each may use what stands before it."""
+MAY_USE = {
+    "torch": {
+        "pytorch": {"errors", "transport"},
+        "tensors": {"errors", "foreign", "transport"},
+        "calls": {"errors"},
+        "session": {
+            "checkpoint", "config", "errors", "launch", "reduce", "runtime", "session", "topology", "transport",
+        },
+        "backward": {"errors"},
+        "replicas": {"errors", "imported", "reduce", "runtime", "session", "transport"},
+        "execution": {"errors", "runtime", "session", "transport"},
+        "communication": {"errors", "session", "transport"},
+        "trace": {"errors", "graph", "runtime"},
+        "placed": {"errors", "foreign", "graph", "partition", "report"},
+        "verify": {"errors", "runtime", "schedule", "transport"},
+        "split": {
+            "config", "errors", "foreign", "graph", "partition", "plan", "report", "runtime", "schedule", "session",
+            "simulate", "timeline", "topology", "transport", "units",
+        },
+        "checkpoint": {"checkpoint", "document", "errors", "foreign", "session"},
+    },
+    "tensorflow": {
+        "private": set(),
+        "tensors": {"errors"},
+        "session": {"errors", "session", "transport"},
+        "trace": {"errors"},
+        "checkpoint": {"checkpoint", "errors", "foreign", "session"},
+        "replicas": {"errors", "reduce", "session", "transport"},
+        "split": {
+            "config", "errors", "foreign", "graph", "partition", "plan", "schedule", "session", "simulate", "topology",
+        },
+        "execution": {
+            "config", "errors", "partition", "plan", "report", "runtime", "schedule", "session", "transport", "watch",
+        },
+        "data_parallel": {"errors", "session"},
+    },
+}  # fmt: skip
+"""What each room of a frontend may use of the rest of weft."""
 MOST_FILES = 13
 FORMER = {"weft.partition.auto", "weft.partition.explain", "weft.partition.stages"}
 """Former names of modules, which scripts may import; they stand above what they name."""
@@ -121,25 +144,35 @@ def test_imports_go_upwards(module):
         assert here and LEVEL[there] < LEVEL[here], f"{module} may not use {imported}: {there} stands below"
 
 
-def room_of(module: str) -> str:
-    """`weft.torch.session.groups` is of the room `session`; empty for what is not of `weft.torch`."""
-    return module.split(".")[2] if module.startswith("weft.torch.") else ""
+def room_of(module: str) -> tuple[str, str]:
+    """`weft.torch.session.groups` is of the frontend `torch` and its room `session`; empty for all else."""
+    parts = module.split(".")
+    return (parts[1], parts[2]) if len(parts) > 2 and parts[1] in ROOMS else ("", "")
 
 
-HEIGHT = {name: level for level, names in enumerate(ROOMS) for name in names}
+HEIGHT = {
+    (frontend, name): level
+    for frontend, rooms in ROOMS.items()
+    for level, names in enumerate(rooms)
+    for name in names
+}
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if room_of(name)])
+@pytest.mark.parametrize("module", [name for name in MODULES if any(room_of(name))])
 def test_rooms_use_what_stands_before_them(module):
-    here = room_of(module)
+    here = frontend, room = room_of(module)
+    allowed = MAY_USE[frontend].get(room)
     for imported in imports(MODULES[module]):
         there = room_of(imported)
-        if there and there != here:
+        if there == here:
+            continue
+        if any(there):
+            assert there[0] == frontend, f"{module} may not use {imported}: it is of another frontend"
             assert HEIGHT[there] < HEIGHT[here], (
-                f"{module} may not use {imported}: {there} stands after {here}"
+                f"{module} may not use {imported}: {there[1]} stands after {room}"
             )
-        elif not there and layer_of(imported) and here in MAY_USE and imported.startswith("weft."):
-            assert layer_of(imported) in MAY_USE[here], f"{module} may not use {imported}"
+        elif layer_of(imported) and allowed is not None and imported.startswith("weft."):
+            assert layer_of(imported) in allowed, f"{module} may not use {imported}"
 
 
 def test_folders_are_small():

@@ -17,6 +17,7 @@ import torch
 import weft
 from weft.config import Settings, resolve
 from weft.errors import ConfigError, UsageError
+from weft.foreign import MOST_RANKS, whole
 from weft.launch import rendezvous
 from weft.launch.discovery import discover
 from weft.launch.startup import agree
@@ -95,14 +96,9 @@ def set_threads(environ: Mapping[str, str], partitions: int) -> None:
     """
     threads = tf.config.threading
     if not private.context_exists():
-        wanted = environ.get("OMP_NUM_THREADS", "")
-        if (
-            wanted.isascii()
-            and wanted.isdigit()
-            and int(wanted)
-            and not threads.get_intra_op_parallelism_threads()
-        ):
-            threads.set_intra_op_parallelism_threads(int(wanted))
+        wanted = whole(environ.get("OMP_NUM_THREADS", ""), MOST_RANKS)
+        if wanted and not threads.get_intra_op_parallelism_threads():
+            threads.set_intra_op_parallelism_threads(wanted)
         if partitions > 1 and threads.get_inter_op_parallelism_threads() < 2:
             threads.set_inter_op_parallelism_threads(2)
         return

@@ -69,6 +69,21 @@ def number_of(operation: Any) -> int:
     return int(operation._id)
 
 
+def operations_of(graph: Any, name: str) -> list[Any]:
+    """The operations of a function that a graph knows by its name; none if it has only the function's definition."""
+    inside = getattr(graph._get_function(name), "graph", None)
+    return [] if inside is None else list(inside.get_operations())
+
+
+def type_of(handle: Any) -> tuple[tuple[int, ...], Any]:
+    """Shape and type of the variable behind a handle; dims that are not known count 1."""
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.shape_and_type:
+        return (), tf.float32
+    known = data.shape_and_type[0]
+    return tuple(max(dim.size, 1) for dim in known.shape.dim), tf.dtypes.as_dtype(known.dtype)
+
+
 def is_stateful(operation: Any) -> bool:
     """Whether an operation does something beside computing its outputs from its inputs."""
     return bool(operation.op_def.is_stateful)
@@ -225,15 +240,24 @@ def call(function: Any, inputs: Sequence[Any]) -> list[Any]:
     return tf.nest.flatten(found)
 
 
-def call_in_graph(function: Any, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
-    """The same in a graph that is being traced, with the operation that makes the call."""
+def call_in_graph(function: Any, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The same in a graph that is being traced, and the operations that are done when all of it is.
+
+    Whoever waits for the call alone waits for its effects on variables, and not for its outputs: TensorFlow puts the
+    function's operations in its place. So one more operation takes all outputs.
+    """
     graph = ops.get_default_graph()
     before = made(graph)
     found = call(function, inputs)
     tensors = [tensor for tensor in found if tf.is_tensor(tensor)]
+    done = [
+        each
+        for each in graph.get_operations()[-2:]
+        if number_of(each) > before and "PartitionedCall" in each.type
+    ]
     if tensors:
-        return found, tensors[0].op
-    return found, next((each for each in reversed(graph.get_operations()) if number_of(each) > before), None)
+        done = [tensors[0].op, tf.raw_ops.IdentityN(input=tensors)[0].op]
+    return found, done
 
 
 def with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,3 +45,15 @@ class Job:
 def start(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> Job:
     """Start `weft ARGUMENTS` with variables in a folder."""
     return Job(arguments, env, cwd)
+
+
+def run(arguments: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: float) -> tuple[int, str]:
+    """The same to its end: the exit code and what it wrote; minus SIGKILL if it took `timeout` seconds."""
+    job = start(arguments, env, cwd)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        job.wait(timeout)
+    if job.returncode is None:
+        os.killpg(job.pid, signal.SIGKILL)
+    output, _ = job.communicate()
+    assert job.returncode is not None
+    return job.returncode, output

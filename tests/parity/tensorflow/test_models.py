@@ -23,7 +23,9 @@ ON_THREE = [
     "mlp", "cnn", "residual", "gpt", "tied", "encoder_decoder", "lstm", "loops", "many_inputs", "mixed_bfloat16",
 ]  # fmt: skip
 OTHER_WAYS = ["mlp/eager", "gpt/eager", "cnn/calls", "lstm/calls", "many_inputs/calls"]
-BY_HAND = ("DenseNet121", "InceptionV3", "Xception", "NASNetMobile", "ConvNeXtTiny")
+BY_HAND = (
+    "ResNet50", "EfficientNetB0", "DenseNet121", "InceptionV3", "Xception", "NASNetMobile", "ConvNeXtTiny",
+)  # fmt: skip
 """Large ones, which `run_cases.py` trains when it is asked."""
 
 OutcomeOf = Callable[[int, str], Outcome]

@@ -202,9 +202,8 @@ class InGraph:
         if self._records:
             self._tell(lambda: messages.start("forward" if kind == "F" else "backward", microbatch))
         with tf.control_dependencies(self._after) if self._after else nullcontext():
-            found, operation = function.in_graph(inputs)
-        if operation is not None:
-            self._after = [operation]
+            found, done = function.in_graph(inputs)
+        self._after = done or self._after
         if self._records:
             self._tell(lambda: messages.done(kind, microbatch, stage))
         return found

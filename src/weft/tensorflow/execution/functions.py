@@ -36,12 +36,12 @@ class PhaseFunction:
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         return self._outputs(inputs, private.call(self.function, inputs) if self.function is not None else [])
 
-    def in_graph(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
-        """The outputs, and the operation that computes them; None for none."""
+    def in_graph(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The outputs, and the operations that are done when all of them are there."""
         if self.function is None:
-            return self._outputs(inputs, []), None
-        found, operation = private.call_in_graph(self.function, inputs)
-        return self._outputs(inputs, found), operation
+            return self._outputs(inputs, []), []
+        found, done = private.call_in_graph(self.function, inputs)
+        return self._outputs(inputs, found), done
 
     def _outputs(self, inputs: Sequence[Any], computed: Sequence[Any]) -> list[Any]:
         found = iter(computed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import tensorflow as tf
@@ -256,15 +257,8 @@ def _mark(operations: list[Any], records: list[Operation], index: dict[str, int]
 
 
 def _variable(handle: Any, owned: Callable[[Any], bool]) -> Variable:
-    data = getattr(handle, "_handle_data", None)
-    shape: tuple[int, ...] = ()
-    dtype = tf.float32
-    if data is not None and data.shape_and_type:
-        shape = tuple(max(dim.size, 1) for dim in data.shape_and_type[0].shape.dim)
-        dtype = tf.dtypes.as_dtype(data.shape_and_type[0].dtype)
-    elements = 1
-    for dim in shape:
-        elements *= dim
+    shape, dtype = private.type_of(handle)
+    elements = prod(shape)
     return Variable(str(getattr(handle, "name", "")), elements * (dtype.size or 0), elements, owned(handle))
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+from weft.tensorflow import private
+
 PRODUCTS_PER_S = 70e9
 BYTES_PER_S = 10e9
 START_S = 2e-6
@@ -113,8 +115,5 @@ def _bodies(operation: Any) -> list[Any]:
     found = []
     for name in ("f", "body", "then_branch", "else_branch"):
         if name in operation.node_def.attr:
-            function = operation.graph._get_function(operation.node_def.attr[name].func.name)
-            graph = getattr(function, "graph", None)
-            if graph is not None:
-                found += graph.get_operations()
+            found += private.operations_of(operation.graph, operation.node_def.attr[name].func.name)
     return found

@@ -173,13 +173,14 @@ def test_costs_and_tensors():
     start = placed(writer)
     one = writer.add(start, reads=[weight, shared], unit="one", work_s=2e-3, outputs=2)
     other = writer.add(start, Value(one.operation, 1), reads=[shared], unit="other", work_s=1e-3)
-    loss = writer.add(other, one, work_s=9.0)
+    loss = writer.add(other, one, work_s=6e-3)
+    writer.add(loss, gradient_of=loss.operation, work_s=5e-3)
     back = writer.add(loss, other, gradient_of=other.operation, work_s=3e-3)
     writer.add(back, one, Value(one.operation, 1), gradient_of=one.operation, work_s=4e-3)
     units = make_units(writer.record())
     _, first, second = units.graph
     assert (first.forward_ms, first.backward_ms) == (2.0, 4.0)
-    assert (second.forward_ms, second.backward_ms) == (1.0, 3.0)
+    assert (second.forward_ms, second.backward_ms) == (7.0, 8.0)  # with what the step does outside of units
     assert (first.parameter_bytes, first.parameters) == (80, 20)
     assert (second.parameter_bytes, second.parameters) == (0, 0)  # the shared one counts in the first
     assert (first.activation_bytes, second.activation_bytes) == (16, 8)
