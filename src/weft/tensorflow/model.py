@@ -115,8 +115,12 @@ class SplitModel(Mixin):
         return dict(self._owners)
 
     def finish_partition(self, owners: dict[int, int], placement: Any = None) -> None:
-        """Know the partition of each variable, by its key; the first time, do what had to wait for that."""
-        self._owners.update(owners)
+        """Know the partition of each variable, by its key; the first time, do what had to wait for that.
+
+        Only the model's own count: the key of a variable that is gone may become that of another one.
+        """
+        own = (private.key_of(private.handle_of(variable)) for variable in self.all_variables())
+        self._owners.update({key: owners[key] for key in own if key in owners})
         if self.partitioned:
             return
         private.set_untracked(self, "placement", placement)

@@ -192,9 +192,7 @@ def _place(record: Record, phases: Phases, number: int, floor: int) -> None:
             least = max(least, at + 1)
         placed |= there != EVERYWHERE or at > BEFORE
     for source in operation.controls:
-        if phases.partition.get(source) == home and home != EVERYWHERE:
-            least = max(least, phases.position[source])
-        elif phases.partition.get(source) == home and phases.position[source] > BEFORE:
+        if phases.partition.get(source) == home and phases.position[source] > BEFORE:
             least, placed = max(least, phases.position[source]), True
     if home == EVERYWHERE:
         phases.position[number] = max(least, phases.end) if placed else BEFORE
