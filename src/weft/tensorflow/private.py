@@ -303,6 +303,16 @@ def loss_scale_classes() -> list[type]:
     return [sys.modules["keras"].optimizers.LossScaleOptimizer] if "keras" in sys.modules else []
 
 
+def present_graph() -> Any:
+    """The graph that is being traced; None outside of all."""
+    return ops.get_default_graph() if ops.inside_function() else None
+
+
+def is_symbolic(tensor: Any) -> bool:
+    """Whether a tensor is one of a graph, without a value."""
+    return not isinstance(tensor, ops.EagerTensor)
+
+
 def in_symbolic_scope() -> bool:
     """Whether Keras only asks for the shapes of results."""
     return bool(in_scope())

@@ -52,12 +52,13 @@ class Step:
         tensors = [batch.leaves[number] for number in batch.tensors]
         if joined.place.world_size == 1:
             return self._alone(batch, key, tensors)
-        if key not in self._compiled:
+        here = private.present_graph()
+        compiled = self._compiled.get(key) or self._compiled.get((key, here))
+        if compiled is None:
             with joined.failing():
                 compiled = self._compile(joined, batch)
             key = self._key(joined, batch)  # the trace may have built the models
-            self._compiled[key] = compiled
-        compiled = self._compiled[key]
+            self._compiled[(key, here) if compiled.bound else key] = compiled
         messages = Messages(joined, self.function.__name__, batch)
         if private.is_building_function():
             results = self._emit(batch, compiled, InGraph(messages), tensors)
@@ -71,8 +72,7 @@ class Step:
 
     def _key(self, joined: Session, batch: MiniBatch) -> Any:
         """What must be the same for a step that was traced to be used again."""
-        settings = joined.settings
-        return batch.key(), settings.executor, tuple(model_state(model) for model in joined.models)
+        return batch.key(), joined.settings, tuple(model_state(model) for model in joined.models)
 
     def _compile(self, joined: Session, batch: MiniBatch) -> Compiled:
         def traced(*tensors: Any) -> Any:

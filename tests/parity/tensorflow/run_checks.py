@@ -351,6 +351,29 @@ def a_signature_of_unknown_size(partitions: int) -> None:
 
 
 @check
+def tensors_of_the_function_around(partitions: int) -> None:
+    """A step that uses a tensor of the `tf.function` that calls it, by its name alone."""
+    begin(partitions)
+    x, y = data()
+    plain, model = build(), weft.DistributedModel(build())
+
+    @tf.function(reduce_retracing=False)
+    def outer(a: Any, scale: Any) -> Any:
+        double = 2.0 * scale
+        step = steps.setdefault(
+            "step", weft.step(lambda part: model(part, training=False) * holder["double"])
+        )
+        holder["double"] = double
+        return step(a).merge()
+
+    steps: dict[str, Any] = {}
+    holder: dict[str, Any] = {}
+    near(outer(x, tf.constant(1.5)), plain(x, training=False) * 3.0, "the first trace")
+    near(outer(x, tf.constant([2.0])), plain(x, training=False) * 4.0, "another trace")
+    near(outer(x, tf.constant(2.5)), plain(x, training=False) * 5.0, "the first trace again")
+
+
+@check
 def conditions_of_python(partitions: int) -> None:
     """Python's own conditions and loops over tensors become operations, in the step and in the model."""
     begin(partitions)

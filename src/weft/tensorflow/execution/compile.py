@@ -53,6 +53,11 @@ class Compiled:
     placement: ModelPlacement
     number: int = 0
 
+    @property
+    def bound(self) -> bool:
+        """Whether the step takes a tensor of the graph that it was called in, and can run in that one only."""
+        return any(private.is_symbolic(tensor) for tensor in self.capture.feeds.values())
+
     def feeds(self, arguments: list[Any]) -> dict[int, Any]:
         """The tensors of a microbatch, and those from outside of the step, by the operations that stand for them."""
         found = dict(zip(self.capture.arguments, arguments, strict=True))
