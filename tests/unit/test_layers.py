@@ -53,7 +53,7 @@ ROOMS = {
 MAY_USE = {
     "torch": {
         "pytorch": {"errors", "transport"},
-        "tensors": {"errors", "foreign", "transport"},
+        "tensors": {"errors", "foreign", "session", "transport"},
         "calls": {"errors"},
         "session": {
             "checkpoint", "config", "errors", "launch", "reduce", "runtime", "session", "topology", "transport",
@@ -73,7 +73,7 @@ MAY_USE = {
     },
     "tensorflow": {
         "private": set(),
-        "tensors": {"errors"},
+        "tensors": {"errors", "session"},
         "session": {"errors", "session", "transport"},
         "trace": {"errors"},
         "checkpoint": {"checkpoint", "errors", "foreign", "session"},

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from weft.errors import UsageError
+from weft.session.cut import Cut
 from weft.tensorflow import private
 from weft.tensorflow.execution.compile import Compiled, compile_step
 from weft.tensorflow.execution.executor import Eagerly, InGraph, run
@@ -20,7 +21,7 @@ from weft.tensorflow.replicas.average import average, broadcast_from_first
 from weft.tensorflow.session.freeing import free_others
 from weft.tensorflow.session.session import Session, session
 from weft.tensorflow.split.phases import EVERYWHERE
-from weft.tensorflow.tensors.mini_batch import Cut, MiniBatch, prepare
+from weft.tensorflow.tensors.mini_batch import MiniBatch, prepare
 from weft.tensorflow.trace import capture
 
 log = logging.getLogger("weft")

@@ -7,32 +7,18 @@ has no tensor go whole to each microbatch, as do the arguments named in ``non_sp
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from weft.errors import SplitError, UsageError
+from weft.session.cut import Cut, argument_names, find_different, find_unknown
 
 COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 """Values made of several tensors, which are not cut."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How the arguments of one step function are cut.
-
-    ``whole``: arguments that are not cut; ``axes``: the dim of an argument that is not cut along dim 0; ``uneven``:
-    sizes of microbatches may differ by one.
-    """
-
-    whole: Collection[str] = ()
-    axes: Mapping[str, int] = field(default_factory=dict)
-    uneven: bool = False
-    signature: list[tf.TensorSpec] | None = None
 
 
 @dataclass
@@ -191,7 +177,7 @@ def prepare(
         SplitError: Tensors differ in size along the dim that they are cut, have no samples, or have a number of them
             that ``microbatches`` does not divide; the tensors are named.
     """
-    names = _names(function, args)
+    names = argument_names(function, args)
     whole = tuple(args), dict(kwargs)
     leaves: list[Any] = []
     axes: list[int | None] = []
@@ -224,8 +210,8 @@ def prepare(
                     sizes.append((path, shape[axis] if rank is not None else None, shape))
             leaves.append(leaf)
             axes.append(axis)
-    faults += _unknown(function, cut)
-    faults += _find_different(sizes)
+    faults += find_unknown(function, cut)
+    faults += find_different(sizes)
     known = [size for _, size, _ in sizes if size is not None]
     size = known[0] if known else None
     if not faults and size == 0:
@@ -270,17 +256,6 @@ def _check_signature(signature: Any, tensors: list[Any], paths: list[str]) -> li
     return list(specs)
 
 
-def _names(function: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
-    """The name of each positional argument, as the decorated signature has it."""
-    names: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            names += [parameter.name] * (len(args) - len(names))
-        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-    return names[: len(args)] + ["?"] * (len(args) - len(names))
-
-
 def _flat(tree: Any, path: str) -> list[tuple[str, Any]]:
     """What an argument holds, in the order of ``tf.nest``, each with its path."""
     if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
@@ -288,25 +263,3 @@ def _flat(tree: Any, path: str) -> list[tuple[str, Any]]:
     if isinstance(tree, dict):
         return [found for key in sorted(tree) for found in _flat(tree[key], f"{path}[{key!r}]")]
     return [(path, leaf) for leaf in tf.nest.flatten(tree)]
-
-
-def _unknown(function: Callable[..., Any], cut: Cut) -> list[str]:
-    parameters = inspect.signature(function).parameters
-    unknown = [name for name in [*cut.whole, *cut.axes] if name not in parameters]
-    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        name = getattr(function, "__name__", "the step")
-        return [f"{name} has no argument {', '.join(unknown)}, which weft.step names"]
-    return []
-
-
-def _find_different(sizes: list[tuple[str, int | None, list[int | None]]]) -> list[str]:
-    """The fault of tensors with different numbers of samples. ``sizes``: path, samples and shape of each."""
-    if len({size for _, size, _ in sizes if size is not None}) <= 1:
-        return []
-    listed = ", ".join(f"{path} {shape}" for path, _, shape in sizes)
-    path = sizes[-1][0].partition("[")[0].partition(".")[0]
-    return [
-        f"the tensors given to the step do not have the same batch size: {listed}. One that has no batch dim goes "
-        f'whole to every microbatch with @weft.step(non_split_inputs=["{path}"]); one that has it elsewhere is cut '
-        f'along another dim with @weft.step(input_split_axes={{"{path}": 1}})'
-    ]
