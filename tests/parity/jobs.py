@@ -20,6 +20,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pytest
+
 from tests import warm
 from tests.launching import run_ranks
 
@@ -81,6 +83,28 @@ def run_items(
     return outcomes | {
         item: Outcome(broken=f"not run: {MOST_RESTARTS} jobs broke before") for item in waiting
     }
+
+
+def outcomes(
+    request: pytest.FixtureRequest, file: str, script: str, parameter: str, start: Start = warm.start
+) -> Callable[[int, str], Outcome]:
+    """From a number of ranks and an item to its outcome, for a test file's fixture.
+
+    The first question runs all items that were selected of the file, by their ``parameter`` and ``ranks``.
+    """
+    selected: dict[int, list[str]] = {}
+    for item in request.session.items:
+        if item.path == Path(file) and hasattr(item, "callspec"):
+            params = item.callspec.params
+            selected.setdefault(params["ranks"], []).append(params[parameter])
+    known: dict[int, dict[str, Outcome]] = {}
+
+    def outcome(ranks: int, item: str) -> Outcome:
+        if ranks not in known:
+            known[ranks] = run_items(script, selected[ranks], ranks, start=start)
+        return known[ranks][item]
+
+    return outcome
 
 
 def start_apart(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> warm.Job:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import transformers
 
-from .jobs import Outcome, run_items
+from .jobs import Outcome, outcomes
 from .zoo import CASES
 
 # Setting up the first item runs the job of all.
@@ -38,19 +37,7 @@ OutcomeOf = Callable[[int, str], Outcome]
 @pytest.fixture(scope="session")
 def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
     """The outcome of a case on a number of ranks; the first question runs all the selected ones."""
-    selected: dict[int, list[str]] = {}
-    for item in request.session.items:
-        if item.path == Path(__file__) and hasattr(item, "callspec"):
-            params = item.callspec.params
-            selected.setdefault(params["ranks"], []).append(params["case"])
-    known: dict[int, dict[str, Outcome]] = {}
-
-    def outcome(ranks: int, case: str) -> Outcome:
-        if ranks not in known:
-            known[ranks] = run_items("run_zoo.py", selected[ranks], ranks)
-        return known[ranks][case]
-
-    return outcome
+    return outcomes(request, __file__, "run_zoo.py", "case")
 
 
 def _ids() -> list[tuple[int, str]]:

@@ -45,14 +45,15 @@ ROOMS = {
     ),
     "tensorflow": (
         ("private",), ("tensors", "output", "session", "trace"), ("checkpoint", "clip", "replicas", "split"),
-        ("execution", "optimizers", "report"), ("join", "step"), ("data_parallel", "training"), ("example_graph", "model"),
+        ("example_graph", "execution", "optimizers", "report"), ("join", "step"), ("data_parallel", "training"),
+        ("model",),
     ),
 }  # fmt: skip
 """The rooms and files of each frontend, from the ground: each may use what stands before it."""
 MAY_USE = {
     "torch": {
         "pytorch": {"errors", "transport"},
-        "tensors": {"errors", "foreign", "transport"},
+        "tensors": {"errors", "foreign", "session", "transport"},
         "calls": {"errors"},
         "session": {
             "checkpoint", "config", "errors", "launch", "reduce", "runtime", "session", "topology", "transport",
@@ -72,7 +73,7 @@ MAY_USE = {
     },
     "tensorflow": {
         "private": set(),
-        "tensors": {"errors"},
+        "tensors": {"errors", "session"},
         "session": {"errors", "session", "transport"},
         "trace": {"errors"},
         "checkpoint": {"checkpoint", "errors", "foreign", "session"},

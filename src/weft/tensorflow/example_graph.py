@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from weft.errors import UsageError
 from weft.graph import Graph
+from weft.session.cut import Cut
 from weft.tensorflow.split.units import make_units
-from weft.tensorflow.tensors.mini_batch import Cut, prepare
+from weft.tensorflow.tensors.mini_batch import prepare
 from weft.tensorflow.trace import capture
 
 
@@ -52,7 +53,7 @@ def traced_graph(found: Sequence[Any], microbatches: int = 1) -> Graph:
         return run(*args)
 
     try:
-        captured = capture.capture("example", traced, cut.specs(), lambda handle: True)
+        captured = capture.capture("example", traced, cut.specs(), lambda handle: "")
     except Exception as error:
         raise UsageError(f"the model failed: {type(error).__name__}: {str(error).splitlines()[0]}") from error
     return make_units(captured.record).graph

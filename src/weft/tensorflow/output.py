@@ -8,10 +8,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from weft.errors import UsageError
-
-
-class NoTensorError(UsageError, AttributeError, TypeError):
-    """What a step returns was used as a tensor."""
+from weft.session.not_a_tensor import NotATensor
 
 
 def mark_gradient(tensor: Any, variable: int) -> Any:
@@ -52,12 +49,16 @@ class Means:
         return self._found[next(at for at, each in enumerate(self._entries) if each is entry)]
 
 
-class StepOutput:
+class StepOutput(NotATensor):
     """One tensor of a step's result, for each microbatch: ``outputs[i]`` is microbatch i's.
 
     ``weights`` are the microbatches' shares of the samples (equal unless the step allows uneven ones). ``variable``:
     the key of the variable whose gradient this is; ``means``: where its mean over the replicas comes from.
     """
+
+    REMEDY = (
+        "take .reduce_mean(), the batch's mean, .merge(), the samples in order, or .accumulate(), a gradient"
+    )
 
     def __init__(
         self,
@@ -134,29 +135,5 @@ class StepOutput:
 
     def __getattr__(self, name: str) -> NoReturn:
         if (hasattr(tf.Tensor, name) or name in ("numpy", "device")) and not name.startswith("__"):
-            _no_tensor(f".{name}")
+            self.refuse(f".{name}")
         raise AttributeError(f"a StepOutput has no {name}")
-
-    def __format__(self, spec: str) -> str:
-        return repr(self) if not spec else _no_tensor(f'a format ("{spec}")')
-
-
-def _no_tensor(use: str) -> NoReturn:
-    raise NoTensorError(
-        f"{use} is for tensors, and a step returns a StepOutput, one entry for each microbatch: take .reduce_mean(), "
-        "the batch's mean, .merge(), the samples in order, or .accumulate(), a gradient"
-    )
-
-
-def _refuse(name: str) -> None:
-    def refused(self: StepOutput, *args: Any) -> NoReturn:
-        _no_tensor(name)
-
-    setattr(StepOutput, name, refused)
-
-
-for _name in (
-    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "pow", "neg", "matmul", "lt", "le",
-    "gt", "ge", "float", "int", "getitem", "len", "abs", "iter",
-):  # fmt: skip
-    _refuse(f"__{_name}__")

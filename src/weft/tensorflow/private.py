@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope as in_scope
-from tensorflow.python.autograph.core import converter
+from tensorflow.python.autograph.core import ag_ctx, converter
 from tensorflow.python.autograph.impl import api
 from tensorflow.python.eager import backprop, execute, imperative_grad, record
 from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils, func_graph, ops
@@ -265,7 +265,8 @@ def with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
     options = converter.ConversionOptions(recursive=True, user_requested=True)
 
     def converted(*args: Any, **kwargs: Any) -> Any:
-        return api.converted_call(function, args, kwargs, options=options)
+        with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED, options=options):
+            return api.converted_call(function, args, kwargs, options=options)
 
     return converted
 
@@ -300,6 +301,16 @@ def optimizer_classes() -> list[type]:
 def loss_scale_classes() -> list[type]:
     """The classes that scale losses, of every Keras that is imported, and look whether gradients are finite."""
     return [sys.modules["keras"].optimizers.LossScaleOptimizer] if "keras" in sys.modules else []
+
+
+def present_graph() -> Any:
+    """The graph that is being traced; None outside of all."""
+    return ops.get_default_graph() if ops.inside_function() else None
+
+
+def is_symbolic(tensor: Any) -> bool:
+    """Whether a tensor is one of a graph, without a value."""
+    return not isinstance(tensor, ops.EagerTensor)
 
 
 def in_symbolic_scope() -> bool:

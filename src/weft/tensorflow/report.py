@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.errors import UsageError
-from weft.report.placement import PartitionReport
+from weft.report.placement import ModelPlacement, PartitionReport
 from weft.tensorflow.session.session import session
 
 
@@ -16,8 +16,8 @@ def partition_report(model: Any = None) -> PartitionReport:
 
     Raises :class:`UsageError` before the first step, which makes the partition.
     """
-    models = [model] if model is not None else session().models
-    found = tuple(each.placement for each in models if each.placement is not None)
+    models = [model] if model is not None else [each for each in session().models if each.partitioned]
+    found = tuple(each.placement or ModelPlacement((), 1) for each in models)
     if not found:
         raise UsageError("there is no partition yet: the first step makes it")
     return PartitionReport(found, "")

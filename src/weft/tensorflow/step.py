@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from weft.errors import UsageError
+from weft.session.cut import Cut
 from weft.tensorflow import private
 from weft.tensorflow.execution.compile import Compiled, compile_step
 from weft.tensorflow.execution.executor import Eagerly, InGraph, run
@@ -20,7 +21,7 @@ from weft.tensorflow.replicas.average import average, broadcast_from_first
 from weft.tensorflow.session.freeing import free_others
 from weft.tensorflow.session.session import Session, session
 from weft.tensorflow.split.phases import EVERYWHERE
-from weft.tensorflow.tensors.mini_batch import Cut, MiniBatch, prepare
+from weft.tensorflow.tensors.mini_batch import MiniBatch, prepare
 from weft.tensorflow.trace import capture
 
 log = logging.getLogger("weft")
@@ -45,17 +46,20 @@ class Step:
         if capture.tracing() is not None:
             raise UsageError(f"{self.function.__name__}: a step cannot call another step")
         joined = session()
-        batch = prepare(self.function, args, kwargs, self.cut, joined.settings.microbatches)
+        batch = prepare(
+            self.function, args, kwargs, self.cut, joined.settings.microbatches, self.input_signature
+        )
         key = self._key(joined, batch)
         tensors = [batch.leaves[number] for number in batch.tensors]
         if joined.place.world_size == 1:
             return self._alone(batch, key, tensors)
-        if key not in self._compiled:
+        here = private.present_graph()
+        compiled = self._compiled.get(key) or self._compiled.get((key, here))
+        if compiled is None:
             with joined.failing():
                 compiled = self._compile(joined, batch)
             key = self._key(joined, batch)  # the trace may have built the models
-            self._compiled[key] = compiled
-        compiled = self._compiled[key]
+            self._compiled[(key, here) if compiled.bound else key] = compiled
         messages = Messages(joined, self.function.__name__, batch)
         if private.is_building_function():
             results = self._emit(batch, compiled, InGraph(messages), tensors)
@@ -69,8 +73,7 @@ class Step:
 
     def _key(self, joined: Session, batch: MiniBatch) -> Any:
         """What must be the same for a step that was traced to be used again."""
-        settings = joined.settings
-        return batch.key(), settings.executor, tuple(model_state(model) for model in joined.models)
+        return batch.key(), joined.settings, tuple(model_state(model) for model in joined.models)
 
     def _compile(self, joined: Session, batch: MiniBatch) -> Compiled:
         def traced(*tensors: Any) -> Any:
@@ -204,7 +207,10 @@ def _entry(entries: list[Any], weights: list[float]) -> Any:
 
 def model_state(model: Any) -> tuple[Any, ...]:
     """What a traced step depends on beside its arguments: which variables are trained."""
-    return tuple(each.trainable for each in model.all_variables())
+    try:
+        return tuple(each.trainable for each in model.all_variables())
+    except ValueError:  # a model of tf_keras that is not built
+        return ()
 
 
 def step(

@@ -8,10 +8,10 @@ import keras
 import tensorflow as tf
 
 from weft.errors import UsageError
+from weft.session.cut import Cut
 from weft.tensorflow import private
 from weft.tensorflow.session.session import session
 from weft.tensorflow.step import Step
-from weft.tensorflow.tensors.mini_batch import Cut
 
 Mixin: Any = object  # beside a class of Keras
 

@@ -29,13 +29,14 @@ from weft.errors import UsageError
 from weft.foreign import shown_path, translated
 from weft.graph import Graph
 from weft.graph import Tensor as Flow
+from weft.session.cut import Cut
 from weft.torch.delayed_parameters import has_delayed
 from weft.torch.execution.thread_settings import rehearsal
 from weft.torch.model import DistributedModel
 from weft.torch.session.random_streams import Streams
 from weft.torch.split.open_modules import graph_of, homes
 from weft.torch.split.unit_tree import Tree
-from weft.torch.tensors.mini_batch import Cut, prepare
+from weft.torch.tensors.mini_batch import prepare
 from weft.torch.tensors.nested import replace as replace_tensors
 from weft.torch.tensors.nested import tensors_in
 from weft.torch.trace.estimated_times import Clock, on_meta

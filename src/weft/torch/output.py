@@ -9,19 +9,17 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from weft.errors import UsageError
+from weft.session.not_a_tensor import NotATensor, NoTensorError
 from weft.torch.tensors.nested import attributes_of, rebuild_dataclass, rebuild_dict, rebuild_sequence
 
 
-class NoTensorError(UsageError, AttributeError, TypeError):
-    """What a step returns was used as a tensor."""
-
-
-class StepOutput:
+class StepOutput(NotATensor):
     """One tensor of a step's result, for each microbatch: ``outputs[i]`` is microbatch i's.
 
     ``weights`` are the microbatches' shares of the samples (equal unless the step allows uneven ones).
     """
+
+    REMEDY = "take .reduce_mean(), the batch's mean, or .concat(), the samples in order"
 
     def __init__(self, outputs: Sequence[Tensor], weights: Sequence[float] | None = None) -> None:
         self.outputs = list(outputs)
@@ -61,32 +59,8 @@ class StepOutput:
                 "@weft.step decorates, not on what the step returns"
             )
         if hasattr(Tensor, name) and not name.startswith("__"):
-            _no_tensor(f".{name}")
+            self.refuse(f".{name}")
         raise AttributeError(f"a StepOutput has no {name}")
-
-    def __format__(self, spec: str) -> str:
-        return repr(self) if not spec else _no_tensor(f'a format ("{spec}")')
-
-
-def _no_tensor(use: str) -> NoReturn:
-    raise NoTensorError(
-        f"{use} is for tensors, and a step returns a StepOutput, one entry for each microbatch: take .reduce_mean(), "
-        "the batch's mean, or .concat(), the samples in order"
-    )
-
-
-def _refuse(name: str) -> None:
-    def refused(self: StepOutput, *args: Any) -> NoReturn:
-        _no_tensor(name)
-
-    setattr(StepOutput, name, refused)
-
-
-for _name in (
-    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "pow", "neg", "matmul", "lt", "le",
-    "gt", "ge", "float", "int", "getitem", "len", "abs", "iter",
-):  # fmt: skip
-    _refuse(f"__{_name}__")
 
 
 def collect(results: Sequence[Any], weights: Sequence[float]) -> Any:

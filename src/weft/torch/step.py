@@ -15,6 +15,7 @@ from weft.plan.chosen import order_for
 from weft.runtime.executor import Checks
 from weft.runtime.microbatch import Microbatch
 from weft.schedule.order import Order
+from weft.session.cut import Cut
 from weft.session.recording import record, record_forward
 from weft.session.step_check import StepCheck
 from weft.torch import watching
@@ -36,7 +37,7 @@ from weft.torch.session.random_streams import mix
 from weft.torch.session.session import Session
 from weft.torch.split.partition_models import partition_models
 from weft.torch.tensors.microbatch_weights import shares_of
-from weft.torch.tensors.mini_batch import Cut, MiniBatch, prepare
+from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.tensors.nested import replace
 from weft.torch.verify import compare
 

@@ -342,6 +342,60 @@ def a_signature_of_unknown_size(partitions: int) -> None:
         other, _ = data(rows, seed=rows)
         near(outer(other), plain(other, training=False), f"{rows} rows")
     assert len(traces) == 1
+    told = weft.step(evaluate.function, input_signature=[tf.TensorSpec([None, 6], tf.float32)])
+    for rows in (8, 16):
+        other, _ = data(rows, seed=rows)
+        near(told(other).merge(), plain(other, training=False), f"{rows} rows by a signature")
+    assert len(traces) == 2
+    refuses(UsageError, "a is float32[8, 5], but input_signature says", lambda: told(tf.zeros([8, 5])))
+
+
+@check
+def tensors_of_the_function_around(partitions: int) -> None:
+    """A step that uses a tensor of the `tf.function` that calls it, by its name alone."""
+    begin(partitions)
+    x, y = data()
+    plain, model = build(), weft.DistributedModel(build())
+
+    @tf.function(reduce_retracing=False)
+    def outer(a: Any, scale: Any) -> Any:
+        double = 2.0 * scale
+        step = steps.setdefault(
+            "step", weft.step(lambda part: model(part, training=False) * holder["double"])
+        )
+        holder["double"] = double
+        return step(a).merge()
+
+    steps: dict[str, Any] = {}
+    holder: dict[str, Any] = {}
+    near(outer(x, tf.constant(1.5)), plain(x, training=False) * 3.0, "the first trace")
+    near(outer(x, tf.constant([2.0])), plain(x, training=False) * 4.0, "another trace")
+    near(outer(x, tf.constant(2.5)), plain(x, training=False) * 5.0, "the first trace again")
+
+
+@check
+def conditions_of_python(partitions: int) -> None:
+    """Python's own conditions and loops over tensors become operations, in the step and in the model."""
+    begin(partitions)
+    x, y = data()
+    plain, model = build(), weft.DistributedModel(build())
+
+    def body(net: Any, a: Any, b: Any) -> Any:
+        with tf.GradientTape() as tape:
+            found = net(a, training=True)
+            loss = loss_of(b, found)
+            if loss > 1.1:
+                loss = 2.0 * loss
+            for _ in tf.range(2):
+                loss += 0.1 * tf.reduce_mean(found**2)
+        return loss, tape.gradient(loss, net.trainable_variables)
+
+    reference = tf.function(lambda a, b: body(plain, a, b))
+    pairs = [reference(a, b) for a, b in parts(x, y)]
+    loss, found = weft.step(lambda a, b: body(model, a, b))(x, y)
+    near([float(each) for each in loss.outputs], [float(each) for each, _ in pairs], "the losses")
+    expected = [tf.add_n(list(each)) / M for each in zip(*(each for _, each in pairs), strict=True)]
+    same_gradients(model, found, expected)
 
 
 @check

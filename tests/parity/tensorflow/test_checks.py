@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
-from tests.parity.jobs import Outcome, run_items  # noqa: E402
+from tests.parity.jobs import Outcome, outcomes  # noqa: E402
 from tests.parity.tensorflow.jobs import start  # noqa: E402
 
 # Setting up the first item runs the job of all.
@@ -34,19 +34,7 @@ OutcomeOf = Callable[[int, str], Outcome]
 @pytest.fixture(scope="session")
 def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
     """The outcome of a check on a number of ranks; the first question runs all the selected ones."""
-    selected: dict[int, list[str]] = {}
-    for item in request.session.items:
-        if item.path == Path(__file__) and hasattr(item, "callspec"):
-            params = item.callspec.params
-            selected.setdefault(params["ranks"], []).append(params["check"])
-    known: dict[int, dict[str, Outcome]] = {}
-
-    def outcome(ranks: int, check: str) -> Outcome:
-        if ranks not in known:
-            known[ranks] = run_items("tensorflow/run_checks.py", selected[ranks], ranks, start=start)
-        return known[ranks][check]
-
-    return outcome
+    return outcomes(request, __file__, "tensorflow/run_checks.py", "check", start)
 
 
 @pytest.mark.parametrize(

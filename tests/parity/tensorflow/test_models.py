@@ -6,13 +6,12 @@ Each case is an item of its own; the items of one number of processes share a jo
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
-from tests.parity.jobs import Outcome, run_items  # noqa: E402
+from tests.parity.jobs import Outcome, outcomes  # noqa: E402
 from tests.parity.tensorflow.jobs import start  # noqa: E402
 from tests.parity.tensorflow.models import APPLICATIONS, CASES  # noqa: E402
 
@@ -34,19 +33,7 @@ OutcomeOf = Callable[[int, str], Outcome]
 @pytest.fixture(scope="session")
 def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
     """The outcome of a case on a number of ranks; the first question runs all the selected ones."""
-    selected: dict[int, list[str]] = {}
-    for item in request.session.items:
-        if item.path == Path(__file__) and hasattr(item, "callspec"):
-            params = item.callspec.params
-            selected.setdefault(params["ranks"], []).append(params["case"])
-    known: dict[int, dict[str, Outcome]] = {}
-
-    def outcome(ranks: int, case: str) -> Outcome:
-        if ranks not in known:
-            known[ranks] = run_items("tensorflow/run_cases.py", selected[ranks], ranks, start=start)
-        return known[ranks][case]
-
-    return outcome
+    return outcomes(request, __file__, "tensorflow/run_cases.py", "case", start)
 
 
 def _ids() -> list[tuple[int, str]]:

@@ -8,9 +8,9 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from weft.errors import UsageError  # noqa: E402
+from weft.session.not_a_tensor import NoTensorError  # noqa: E402
 from weft.tensorflow.output import (  # noqa: E402
     Means,
-    NoTensorError,
     StepOutput,
     is_gradient,
     variable_of_gradient,

@@ -18,6 +18,7 @@ from weft.tensorflow import private
 from weft.tensorflow.execution.executor import Runnable
 from weft.tensorflow.execution.functions import Cutter
 from weft.tensorflow.execution.program import make_program
+from weft.tensorflow.session.freeing import name_of
 from weft.tensorflow.session.session import Session
 from weft.tensorflow.split.decide import Decision, agree
 from weft.tensorflow.split.phases import EVERYWHERE, NotInOrder, Phases, place_operations
@@ -52,6 +53,11 @@ class Compiled:
     placement: ModelPlacement
     number: int = 0
 
+    @property
+    def bound(self) -> bool:
+        """Whether the step takes a tensor of the graph that it was called in, and can run in that one only."""
+        return any(private.is_symbolic(tensor) for tensor in self.capture.feeds.values())
+
     def feeds(self, arguments: list[Any]) -> dict[int, Any]:
         """The tensors of a microbatch, and those from outside of the step, by the operations that stand for them."""
         found = dict(zip(self.capture.arguments, arguments, strict=True))
@@ -71,10 +77,7 @@ def compile_step(
     ``models``: those whose variables belong to one partition each.
     """
 
-    def owned(handle: Any) -> bool:
-        return private.key_of(handle) in keys_of(models)
-
-    captured = capture(name, function, specs, owned)
+    captured = capture(name, function, specs, lambda handle: names_of(models).get(private.key_of(handle)))
     owners = {key: at for model in models for key, at in model.owners.items()}
     units = make_units(captured.record)
     keys = [private.key_of(handle) for handle in captured.variables]
@@ -105,9 +108,13 @@ def compile_step(
     return Compiled(captured, units, decision, phases, runnable, owners | found, placement)
 
 
-def keys_of(models: list[Any]) -> set[int]:
-    """The keys of all variables of models."""
-    return {private.key_of(private.handle_of(each)) for model in models for each in model.all_variables()}
+def names_of(models: list[Any]) -> dict[int, str]:
+    """The names of all variables of models, by their keys."""
+    return {
+        private.key_of(private.handle_of(each)): name_of(each)
+        for model in models
+        for each in model.all_variables()
+    }
 
 
 def describe_placement(settings: Settings, units: Units, decision: Decision) -> ModelPlacement:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from weft.errors import PeerError
 from weft.runtime.allocator import resident_bytes
 from weft.session.session import wait_timeout_s
 from weft.session.step_check import StepCheck
@@ -84,7 +83,8 @@ class Messages:
 
     def begin(self, evaluates: bool, tensors: Sequence[Any]) -> None:
         """A step begins, with these tensors: the other ranks of the pipeline must have the same ones."""
-        self._guarded(lambda: self._begin(evaluates, tensors))
+        with self.session.guarded():
+            self._begin(evaluates, tensors)
 
     def _begin(self, evaluates: bool, tensors: Sequence[Any]) -> None:
         session = self.session
@@ -114,7 +114,8 @@ class Messages:
 
     def receive(self, microbatch: int, items: Sequence[Item]) -> list[Any]:
         """The values of other partitions, when they are there."""
-        return self._guarded(lambda: [self._receive(microbatch, item) for item in items])
+        with self.session.guarded():
+            return [self._receive(microbatch, item) for item in items]
 
     def _receive(self, microbatch: int, item: Item) -> Any:
         session = self.session
@@ -140,14 +141,12 @@ class Messages:
 
     def send(self, microbatch: int, items: Sequence[Item], tensors: Sequence[Any]) -> None:
         """Hand values over for other partitions."""
-
-        def run() -> None:
-            assert self.session.channel is not None
+        channel = self.session.channel
+        assert channel is not None
+        with self.session.guarded():
             for item, tensor in zip(items, tensors, strict=True):
                 key = Key(VALUE, self.session.steps, microbatch, item.number)
-                self.session.channel.send(item.peer, Message(key, to_torch(tensor)))
-
-        self._guarded(run)
+                channel.send(item.peer, Message(key, to_torch(tensor)))
 
     def start(self, phase: str, microbatch: int) -> None:
         """A phase begins to compute."""
@@ -159,14 +158,3 @@ class Messages:
         recorder = self.session.recorder
         if recorder is not None:
             recorder.add(kind, self.session.steps, microbatch, self._at_s, time.perf_counter(), stage=stage)
-
-    def _guarded(self, run: Callable[[], Any]) -> Any:
-        try:
-            return run()
-        except BaseException as error:
-            session = self.session
-            session.failure = session.failure or error
-            session.break_off(error)
-            if session.channel is not None and not isinstance(error, PeerError):
-                session.channel.abort(session.broken)
-            raise

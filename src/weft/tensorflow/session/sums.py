@@ -21,14 +21,10 @@ def sum_over(session: Session, axis: str, numbers: Any, what: str) -> Any:
         return numbers
 
     def add_up(given: Any) -> Any:
-        try:
-            with session.doing(what):
-                total = to_torch(given).to(torch.float64).clone()
-                dist.all_reduce(total, group=session.group(axis))
-                return tf.constant(total.tolist(), given.dtype)
-        except BaseException as error:
-            session.break_off(error)
-            raise
+        with session.guarded(), session.doing(what):
+            total = to_torch(given).to(torch.float64).clone()
+            dist.all_reduce(total, group=session.group(axis))
+            return tf.constant(total.tolist(), given.dtype)
 
     if tf.executing_eagerly():
         return add_up(numbers)

@@ -211,5 +211,6 @@ def _reason_to_wait(record: Record, phases: Phases) -> str:
         written |= operation.writes
     for variable in sorted(written):
         if len(touched.get(variable, ())) > 1:
-            return f"{record.variables[variable].name} is written and read at different times of a microbatch"
+            name = record.variables[variable].name or "a variable of the script"
+            return f"{name} is written and read at different times of a microbatch"
     return ""

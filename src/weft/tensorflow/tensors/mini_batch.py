@@ -7,31 +7,18 @@ has no tensor go whole to each microbatch, as do the arguments named in ``non_sp
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from weft.errors import SplitError
+from weft.errors import SplitError, UsageError
+from weft.session.cut import Cut, argument_names, find_different, find_unknown
 
 COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 """Values made of several tensors, which are not cut."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How the arguments of one step function are cut.
-
-    ``whole``: arguments that are not cut; ``axes``: the dim of an argument that is not cut along dim 0; ``uneven``:
-    sizes of microbatches may differ by one.
-    """
-
-    whole: Collection[str] = ()
-    axes: Mapping[str, int] = field(default_factory=dict)
-    uneven: bool = False
 
 
 @dataclass
@@ -46,6 +33,7 @@ class MiniBatch:
         microbatches: How many there are.
         paths: The names of the tensors, as messages have them.
         uneven: Whether sizes of microbatches may differ by one.
+        signature: What the tensors may be like, where that is said; sizes that it leaves open may change.
         size: How many samples; None if nothing is cut, or if no tensor tells that before the step runs.
     """
 
@@ -57,6 +45,7 @@ class MiniBatch:
     size: int | None
     paths: list[str]
     uneven: bool = False
+    signature: list[tf.TensorSpec] | None = None
 
     def bounds(self, microbatch: int) -> tuple[int, int]:
         """First and one past the last sample of a microbatch."""
@@ -78,10 +67,11 @@ class MiniBatch:
 
     def specs(self) -> list[tf.TensorSpec]:
         """What the tensors of a microbatch are like."""
-        found = []
+        found: list[tf.TensorSpec] = []
         for number in self.tensors:
             leaf, axis = self.leaves[number], self.axes[number]
-            shape = leaf.shape.as_list() if leaf.shape.rank is not None else None
+            known = leaf.shape if self.signature is None else self.signature[len(found)].shape
+            shape = known.as_list() if known.rank is not None else None
             if axis is not None and shape is not None and shape[axis] is not None:
                 shape[axis] = shape[axis] // self.microbatches if self.even else None
             found.append(tf.TensorSpec(shape, leaf.dtype))
@@ -171,15 +161,23 @@ def _key(leaf: Any) -> Any:
 
 
 def prepare(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], cut: Cut, microbatches: int
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    cut: Cut,
+    microbatches: int,
+    signature: Any = None,
 ) -> MiniBatch:
     """Check the arguments of a step and make them ready to be cut.
 
+    ``signature``: types and shapes of the whole mini-batch, as ``tf.function`` takes them.
+
     Raises:
+        UsageError: The arguments are not those of the signature; the first fault is named.
         SplitError: Tensors differ in size along the dim that they are cut, have no samples, or have a number of them
             that ``microbatches`` does not divide; the tensors are named.
     """
-    names = _names(function, args)
+    names = argument_names(function, args)
     whole = tuple(args), dict(kwargs)
     leaves: list[Any] = []
     axes: list[int | None] = []
@@ -212,8 +210,8 @@ def prepare(
                     sizes.append((path, shape[axis] if rank is not None else None, shape))
             leaves.append(leaf)
             axes.append(axis)
-    faults += _unknown(function, cut)
-    faults += _find_different(sizes)
+    faults += find_unknown(function, cut)
+    faults += find_different(sizes)
     known = [size for _, size, _ in sizes if size is not None]
     size = known[0] if known else None
     if not faults and size == 0:
@@ -226,19 +224,36 @@ def prepare(
         )
     if faults:
         raise SplitError("\n".join(faults))
+    given = (
+        None
+        if signature is None
+        else _check_signature(signature, [leaves[number] for number in tensors], paths)
+    )
+    cut_sizes = [
+        spec.shape[axes[number]]
+        for spec, number in zip(given or (), tensors, strict=False)
+        if axes[number] is not None
+    ]
+    if None in cut_sizes:
+        size = None
     count = min(size or microbatches, microbatches)
-    return MiniBatch(leaves, whole, axes, tensors, count, size, paths, cut.uneven)
+    return MiniBatch(leaves, whole, axes, tensors, count, size, paths, cut.uneven, given)
 
 
-def _names(function: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
-    """The name of each positional argument, as the decorated signature has it."""
-    names: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            names += [parameter.name] * (len(args) - len(names))
-        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-    return names[: len(args)] + ["?"] * (len(args) - len(names))
+def _check_signature(signature: Any, tensors: list[Any], paths: list[str]) -> list[tf.TensorSpec]:
+    """The signature's specs, one for each tensor."""
+    specs = tf.nest.flatten(signature)
+    if len(specs) != len(tensors):
+        raise UsageError(
+            f"input_signature has {len(specs)} specs, but the step was called with {len(tensors)} tensors"
+        )
+    for spec, tensor, path in zip(specs, tensors, paths, strict=True):
+        if not spec.is_compatible_with(tensor):
+            raise UsageError(
+                f"{path} is {tensor.dtype.name}{tensor.shape.as_list()}, but input_signature says {spec}: call the "
+                "step with what it says, or say less"
+            )
+    return list(specs)
 
 
 def _flat(tree: Any, path: str) -> list[tuple[str, Any]]:
@@ -248,25 +263,3 @@ def _flat(tree: Any, path: str) -> list[tuple[str, Any]]:
     if isinstance(tree, dict):
         return [found for key in sorted(tree) for found in _flat(tree[key], f"{path}[{key!r}]")]
     return [(path, leaf) for leaf in tf.nest.flatten(tree)]
-
-
-def _unknown(function: Callable[..., Any], cut: Cut) -> list[str]:
-    parameters = inspect.signature(function).parameters
-    unknown = [name for name in [*cut.whole, *cut.axes] if name not in parameters]
-    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        name = getattr(function, "__name__", "the step")
-        return [f"{name} has no argument {', '.join(unknown)}, which weft.step names"]
-    return []
-
-
-def _find_different(sizes: list[tuple[str, int | None, list[int | None]]]) -> list[str]:
-    """The fault of tensors with different numbers of samples. ``sizes``: path, samples and shape of each."""
-    if len({size for _, size, _ in sizes if size is not None}) <= 1:
-        return []
-    listed = ", ".join(f"{path} {shape}" for path, _, shape in sizes)
-    path = sizes[-1][0].partition("[")[0].partition(".")[0]
-    return [
-        f"the tensors given to the step do not have the same batch size: {listed}. One that has no batch dim goes "
-        f'whole to every microbatch with @weft.step(non_split_inputs=["{path}"]); one that has it elsewhere is cut '
-        f'along another dim with @weft.step(input_split_axes={{"{path}": 1}})'
-    ]

@@ -103,7 +103,10 @@ def _path(layer: Any) -> str:
 
 
 def capture(
-    name: str, function: Callable[..., Any], arguments: Sequence[tf.TensorSpec], owned: Callable[[Any], bool]
+    name: str,
+    function: Callable[..., Any],
+    arguments: Sequence[tf.TensorSpec],
+    name_of: Callable[[Any], str | None],
 ) -> Capture:
     """Trace a step for one microbatch.
 
@@ -111,7 +114,7 @@ def capture(
         name: The step's name.
         function: Called with the stand-ins of the tensors.
         arguments: What they are like.
-        owned: Whether a variable, given by its handle, belongs to a model that is split.
+        name_of: From a variable's handle to its name, if it belongs to a model that is split; None for others.
     """
     marks = Marks()
     with private.step_graph(name) as graph:
@@ -135,7 +138,7 @@ def capture(
                 result = tf.nest.map_structure(dense, result)
         finally:
             _tracing.pop()
-    return _read(graph, stand_ins, result, marks, owned)
+    return _read(graph, stand_ins, result, marks, name_of)
 
 
 def dense(value: Any) -> Any:
@@ -144,7 +147,7 @@ def dense(value: Any) -> Any:
 
 
 def _read(
-    graph: Any, stand_ins: list[Any], result: Any, marks: Marks, owned: Callable[[Any], bool]
+    graph: Any, stand_ins: list[Any], result: Any, marks: Marks, name_of: Callable[[Any], str | None]
 ) -> Capture:
     operations = graph.get_operations()
     index = {operation.name: number for number, operation in enumerate(operations)}
@@ -164,7 +167,7 @@ def _read(
             records[index[name]].feed = True
             feeds[index[name]] = tensor
     _mark(operations, records, index, marks)
-    record = Record(records, [_variable(handle, owned) for handle in variables])
+    record = Record(records, [_variable(handle, name_of(handle)) for handle in variables])
     keys = {private.key_of(handle): number for number, handle in enumerate(variables)}
     leaves = tf.nest.flatten(result)
     of_tensor = _gradients_of(records, index, marks, keys)
@@ -256,10 +259,10 @@ def _mark(operations: list[Any], records: list[Operation], index: dict[str, int]
             record.partition = partition
 
 
-def _variable(handle: Any, owned: Callable[[Any], bool]) -> Variable:
+def _variable(handle: Any, name: str | None) -> Variable:
     shape, dtype = private.type_of(handle)
     elements = prod(shape)
-    return Variable(str(getattr(handle, "name", "")), elements * (dtype.size or 0), elements, owned(handle))
+    return Variable(name or "", elements * (dtype.size or 0), elements, name is not None)
 
 
 def _gradients_of(

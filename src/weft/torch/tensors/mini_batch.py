@@ -8,41 +8,17 @@ whole to each microbatch, as do the arguments named in ``non_split_inputs``.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections import UserDict
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from weft.errors import SplitError
+from weft.session.cut import Cut, argument_names, find_different, find_unknown
 from weft.torch.tensors.nested import attributes_of, rebuild_dataclass, rebuild_dict, rebuild_sequence
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How the arguments of one step function are cut.
-
-    ``whole``: arguments that are not cut; ``axes``: the dim of an argument that is not cut along dim 0; ``uneven``:
-    sizes of microbatches may differ by one.
-    """
-
-    whole: Collection[str] = ()
-    axes: Mapping[str, int] = field(default_factory=dict)
-    uneven: bool = False
-
-
-def argument_names(function: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
-    """The name of each positional argument, as the decorated signature has it."""
-    names: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            names += [parameter.name] * (len(args) - len(names))
-        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-    return names[: len(args)] + ["?"] * (len(args) - len(names))
 
 
 @dataclass(frozen=True)
@@ -174,30 +150,15 @@ def prepare(
                 )
             else:
                 sizes.append((path, tensor.shape[axis], tuple(tensor.shape)))
-    unknown = [name for name in [*cut.whole, *cut.axes] if name not in inspect.signature(function).parameters]
-    if unknown and not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
-        faults.append(f"{function.__name__} has no argument {', '.join(unknown)}, which weft.step names")
+    faults += find_unknown(function, cut)
     size = sizes[0][1] if sizes else None
-    faults += _find_different(sizes)
+    faults += find_different(sizes)
     if not faults and size == 0:
         faults.append(f"{sizes[0][0]} has no samples: leave the step out for an empty batch")
     if faults:
         raise SplitError("\n".join(faults))
     fault = "" if size is None or cut.uneven else _find_remainder(sizes[0][0], size, microbatches)
     return MiniBatch(args, kwargs, names, cut, min(size or microbatches, microbatches), size, fault)
-
-
-def _find_different(sizes: list[tuple[str, int, tuple[int, ...]]]) -> list[str]:
-    """The fault of tensors with different numbers of samples. ``sizes``: path, samples and shape of each."""
-    if len({size for _, size, _ in sizes}) <= 1:
-        return []
-    listed = ", ".join(f"{path} {list(shape)}" for path, _, shape in sizes)
-    path = sizes[-1][0].partition("[")[0].partition(".")[0]
-    return [
-        f"the tensors given to the step do not have the same batch size: {listed}. One that has no batch dim goes "
-        f'whole to every microbatch with @weft.step(non_split_inputs=["{path}"]); one that has it elsewhere is cut '
-        f'along another dim with @weft.step(input_split_axes={{"{path}": 1}})'
-    ]
 
 
 def _find_remainder(path: str, size: int, microbatches: int) -> str:

@@ -13,7 +13,8 @@ tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
 
 from weft.errors import SplitError  # noqa: E402
-from weft.tensorflow.tensors.mini_batch import Cut, prepare  # noqa: E402
+from weft.session.cut import Cut  # noqa: E402
+from weft.tensorflow.tensors.mini_batch import prepare  # noqa: E402
 
 X = tf.reshape(tf.range(24), (8, 3))
 Y = tf.range(8)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from weft.errors import SplitError
-from weft.torch.tensors.mini_batch import Cut, MiniBatch, argument_names, prepare
+from weft.session.cut import Cut, argument_names
+from weft.torch.tensors.mini_batch import MiniBatch, prepare
 
 X = torch.arange(24).reshape(8, 3)
 Y = torch.arange(8)

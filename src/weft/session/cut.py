@@ -1,0 +1,55 @@
+"""How the arguments of a step are cut into microbatches, as its decorator says, and what can be wrong with that."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the arguments of one step function are cut.
+
+    ``whole``: arguments that are not cut; ``axes``: the dim of an argument that is not cut along dim 0; ``uneven``:
+    sizes of microbatches may differ by one.
+    """
+
+    whole: Collection[str] = ()
+    axes: Mapping[str, int] = field(default_factory=dict)
+    uneven: bool = False
+
+
+def argument_names(function: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
+    """The name of each positional argument, as the decorated signature has it."""
+    names: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [parameter.name] * (len(args) - len(names))
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return names[: len(args)] + ["?"] * (len(args) - len(names))
+
+
+def find_unknown(function: Callable[..., Any], cut: Cut) -> list[str]:
+    """The fault of names that are no arguments of the step; none if there are no such names."""
+    parameters = inspect.signature(function).parameters
+    unknown = [name for name in [*cut.whole, *cut.axes] if name not in parameters]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        name = getattr(function, "__name__", "the step")
+        return [f"{name} has no argument {', '.join(unknown)}, which weft.step names"]
+    return []
+
+
+def find_different(sizes: Sequence[tuple[str, int | None, Sequence[int | None]]]) -> list[str]:
+    """The fault of tensors with different numbers of samples. ``sizes``: path, samples and shape of each."""
+    if len({size for _, size, _ in sizes if size is not None}) <= 1:
+        return []
+    listed = ", ".join(f"{path} {list(shape)}" for path, _, shape in sizes)
+    path = sizes[-1][0].partition("[")[0].partition(".")[0]
+    return [
+        f"the tensors given to the step do not have the same batch size: {listed}. One that has no batch dim goes "
+        f'whole to every microbatch with @weft.step(non_split_inputs=["{path}"]); one that has it elsewhere is cut '
+        f'along another dim with @weft.step(input_split_axes={{"{path}": 1}})'
+    ]
