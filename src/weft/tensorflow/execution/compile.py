@@ -39,7 +39,7 @@ class Compiled:
         decision: Where they went.
         phases: When and where each operation runs.
         runnable: This rank's part.
-        owners: The partition of each variable that has one, by its key.
+        owners: The partition of each variable of a model, by its key.
         placement: Where the units lie, for people.
         number: Which of the job's traced steps this is.
     """
@@ -105,7 +105,7 @@ def compile_step(
         key: phases.owner[number] for number, key in enumerate(keys) if phases.owner[number] != EVERYWHERE
     }
     placement = describe_placement(session.settings, units, decision)
-    return Compiled(captured, units, decision, phases, runnable, found, placement)
+    return Compiled(captured, units, decision, phases, runnable, owners | found, placement)
 
 
 def names_of(models: list[Any]) -> dict[int, str]:
