@@ -43,6 +43,7 @@ class SplitModel(Mixin):
     def module(self) -> Any:
         return self if self._wrapped is None else self._wrapped
 
+    @tf.autograph.experimental.do_not_convert
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         marks = capture.tracing()
         if marks is None:

@@ -134,8 +134,11 @@ def compare(
     ]
     if len(everything) != len(variables):
         faults.append(f"{len(everything)} variables, one process has {len(variables)}")
-    owned = [place[id(v)] for v in own_variables]
-    return "\n".join(faults), {"worst": max(worst.values()), "owned": owned, "every": len(everything)}
+    used = [v for v in everything if model.owner_of(v) is not None]  # what no step uses is on every rank
+    own = {id(v) for v in own_variables}
+    owned = [place[id(v)] for v in used if id(v) in own]
+    every = [place[id(v)] for v in used]
+    return "\n".join(faults), {"worst": max(worst.values()), "owned": owned, "every": every}
 
 
 def begin(partitions: int) -> int:
