@@ -10,7 +10,7 @@ ARGS ?=
 # weft starts processes by the command `python`; let it be the one of .venv.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-integrations test-versions fuzz fuzz-files faults check bench
+.PHONY: help demo test test-tensorflow test-integrations test-versions fuzz fuzz-files faults check bench
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -21,9 +21,16 @@ demo: $(READY)  ## train a small GPT, split over two processes, for about two mi
 
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 OTHERS := tests/integrations tests/scripts
+# In processes of their own: OR-Tools, which other tests use, does not survive beside TensorFlow.
+KERAS := tests/unit/tensorflow tests/parity/tensorflow tests/fault/test_tensorflow.py src/weft/tensorflow \
+	src/weft/compat/tensorflow src/weft/compat/stand_ins tests/unit/compat/test_tensorflow_names.py
 
 test: $(TENSORFLOW)  ## run the tests; ARGS="tests/unit -k mesh" for some
-	$(PYTEST) $(OTHERS:%=--ignore=%) $(ARGS)
+	$(PYTEST) $(OTHERS:%=--ignore=%) $(KERAS:%=--ignore=%) $(ARGS)
+	test -n "$(ARGS)" || $(MAKE) test-tensorflow
+
+test-tensorflow: $(TENSORFLOW)  ## those of TensorFlow; a part of `make test`
+	$(PYTEST) $(KERAS) $(ARGS)
 
 test-integrations: $(TENSORFLOW)  ## run those with trainers of other libraries, and whole scripts written for smdistributed
 	$(PYTEST) $(OTHERS) $(ARGS)
