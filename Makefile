@@ -53,12 +53,13 @@ check: $(READY)  ## lint, formatting, types, spelling
 	$(BIN)/mypy
 	$(BIN)/codespell
 
-bench: $(READY)  ## run the benchmarks; each one's README explains its table
+bench: $(TENSORFLOW)  ## run the benchmarks; each one's README explains its table
 	$(BIN)/python -m benchmarks.pipeline
 	$(BIN)/python -m benchmarks.schedules
 	$(BIN)/python -m benchmarks.balance
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.tensorflow
 	$(BIN)/python -m benchmarks.data_parallel --ranks 2
 	$(BIN)/python -m benchmarks.data_parallel --ranks 4
 	$(BIN)/python -m benchmarks.all_reduce

@@ -117,7 +117,7 @@ def test_what_a_split_model_cannot_honour_is_refused_by_name(given, words, monke
         accelerator_config, fp16, optim, world_size = None, False, "adamw_torch", 1
 
     monkeypatch.setattr("weft.compat.modelparallel.session.state._cfg", type("Cfg", (), {"fp16": False})())
-    monkeypatch.setattr("weft.torch.session.current.is_initialized", lambda: True)
+    monkeypatch.setattr("weft.session.current.is_initialized", lambda: True)
     for name, value in given.items():
         setattr(Arguments, name, value)
     with pytest.raises(ConfigError, match="do not fit a split model") as refusal:
