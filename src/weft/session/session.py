@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -69,6 +70,7 @@ class Session:
         waits: What this rank does outside of microbatches, the innermost last.
         progress: The line of progress, on the rank that shows it.
         values: Where logged values go, on the rank that writes them.
+        known_models: The models that exist, by the order of their making.
     """
 
     settings: Settings
@@ -94,6 +96,7 @@ class Session:
     waits: list[str] = field(default_factory=list)
     progress: Progress | None = None
     values: Values | None = None
+    known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
 
     # --- where this process is ------------------------------------------------------------------------------
 
@@ -114,6 +117,17 @@ class Session:
     def timeout(self) -> timedelta:
         """How long a collective waits for the other ranks."""
         return timeout_of(self.settings)
+
+    # --- models ---------------------------------------------------------------------------------------------
+
+    def add_model(self, model: Any) -> None:
+        """Know one more model, as long as it exists."""
+        self.known_models[max(self.known_models, default=-1) + 1] = model
+
+    @property
+    def models(self) -> list[Any]:
+        """The models that exist, in the order of their making: the same on every rank."""
+        return [model for _, model in sorted(self.known_models.items())]
 
     # --- what it does ---------------------------------------------------------------------------------------
 

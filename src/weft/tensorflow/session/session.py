@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ class Session(base.Session):
         groups: ``torch.distributed`` groups by the ranks in them.
         channel: Between the ranks of the pipeline; None without one.
         compiled: How many steps were traced.
-        known_models: The models that exist, by the order of their making.
         failure: The error that ended the step, where it was raised inside of a graph.
         after_partition: What the script wants to be called when a model has been split.
         kept: What rooms have opened for this job, by names of their own; closed at its end.
@@ -38,7 +36,6 @@ class Session(base.Session):
     groups: dict[tuple[int, ...], Any]
     channel: Channel | None = None
     compiled: int = 0
-    known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     failure: BaseException | None = None
     after_partition: list[Callable[[], Any]] = field(default_factory=list)
     kept: dict[Hashable, Closable] = field(default_factory=dict)
@@ -72,15 +69,6 @@ class Session(base.Session):
         """A number for a step that was traced, the same on every rank."""
         self.compiled += 1
         return self.compiled
-
-    def add_model(self, model: Any) -> None:
-        """Know one more model, as long as it exists."""
-        self.known_models[max(self.known_models, default=-1) + 1] = model
-
-    @property
-    def models(self) -> list[Any]:
-        """The models that exist, in the order of their making: the same on every rank."""
-        return [model for _, model in sorted(self.known_models.items())]
 
     def group(self, axis: str) -> Any:
         """The ``torch.distributed`` group of this rank along ``axis``; None for a single process."""

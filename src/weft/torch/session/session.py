@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -42,7 +41,6 @@ class Session(base.Session):
         replicas: The channel to the ranks with the same part of the model, once something needs it.
         nccl: Whether ranks have GPUs of their own, and NCCL is there.
         drawing: The microbatch whose random states are the process's now.
-        known_models: The models that exist, by the order of their making.
         normalisers: How many SyncBatchNorm modules were made.
         saves: The saves of this process, once there was one.
         unproved: Why steps are not compared with one process.
@@ -57,7 +55,6 @@ class Session(base.Session):
     replicas: TorchChannel | None = None
     nccl: bool = False
     drawing: Microbatch | None = None
-    known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     normalisers: int = 0
     saves: Saves | None = None
     unproved: str = ""
@@ -102,10 +99,6 @@ class Session(base.Session):
         self.drawing = None
         self.streams.restore(states)
 
-    def add_model(self, model: Any) -> None:
-        """Know one more model, as long as it exists."""
-        self.known_models[max(self.known_models, default=-1) + 1] = model
-
     def number_normaliser(self) -> int:
         """A number for a new SyncBatchNorm module, the same on every rank."""
         self.normalisers += 1
@@ -114,11 +107,6 @@ class Session(base.Session):
     def keep_saves(self, saves: Saves) -> None:
         """Close these saves at the end of the job."""
         self.saves = saves
-
-    @property
-    def models(self) -> list[Any]:
-        """The models that exist, in the order of their making: the same on every rank."""
-        return [model for _, model in sorted(self.known_models.items())]
 
     def group(self, axis: str) -> Any:
         """The ``torch.distributed`` group of this rank along ``axis``; ``None`` for a single process."""
