@@ -20,7 +20,7 @@ class Recorded:
         partitions: One stage each.
         replicas: Ranks are `replica * partitions + partition`.
         forward_s: Of a microbatch, for each stage; one number for all.
-        backward_s: The same for B.
+        backward_s: The same for B; I and W take half of it each.
         slow: For a rank how many times slower it works than its stage should.
         late: For a step and a rank, how many times slower the rank works in that step.
         data_s: Waiting for data before each step, on every rank of the first partition.
@@ -95,7 +95,8 @@ class Recorded:
         for stage in range(self.partitions):
             rank = replica * self.partitions + stage
             times = self.slow.get(rank, 1.0) * self.late.get((step, rank), 1.0)
-            found.append(StageCost(times * forward[stage], times * backward[stage]))
+            whole = times * backward[stage]
+            found.append(StageCost(times * forward[stage], whole, whole / 2, whole / 2))
         return found
 
     def _step(self, replica: int, step: int) -> Simulation:
