@@ -59,7 +59,7 @@ def test_more_microbatches_leave_the_bubble_of_that_number():
     )
     assert present is not None
     assert present.step(32).bubble == pytest.approx(3 / 35)
-    assert present.unexplained_s == pytest.approx(0.0)
+    assert present.unexplained == pytest.approx(0.0)
 
 
 def test_python_between_actions_is_no_shorter_for_smaller_microbatches():
