@@ -20,6 +20,7 @@ from pathlib import Path
 from weft.analysis.run import Facts
 from weft.errors import UsageError
 from weft.profiler.clock import Clock
+from weft.profiler.control import Control
 from weft.profiler.detail import EVERYTHING, Detail
 from weft.profiler.facts import SUFFIX as FACTS
 from weft.profiler.format import CONTENT_CODES, HEADER_BYTES, KIND_CODES, MARK, RECORD, Header
@@ -46,6 +47,7 @@ class Recorder:
         book: Keeps a line of every step.
         facts: What the rank is, as it was written last.
         detail: Of which steps the spans are kept.
+        control: The file that changes that.
         inside: The kinds of spans that have begun and count once, however deep they are nested.
         undo: What the end of the recording calls.
 
@@ -67,6 +69,7 @@ class Recorder:
         self.folder, self.clock = path.parent, Clock(header.clock, header.offset_s)
         self.book: Book | None = None
         self.facts: Facts | None = None
+        self.control: Control | None = None
         self.inside: set[str] = set()
         self.undo: list[Callable[[], None]] = []
         self.detail: Detail = EVERYTHING
@@ -114,10 +117,11 @@ class Recorder:
         start_s, self._opened_s = now if self._opened_s is None else self._opened_s, None
         if self._step >= 0:
             usual = self.detail.note(start_s - self._step_s)
-            if not self._keeps:
-                self._settle(usual)
+            self._settle(usual and not self._keeps)
         self._step, self._step_s = step, start_s
-        self._keeps = self.detail.keeps(step, now, self._written)
+        changed = self.control.look(now) if self.control is not None else None
+        self.detail = changed or self.detail
+        self._keeps = self.detail.keeps(step, self._written)
         if self.book is not None:
             self.book.begin(step, start_s, evaluates)
 
@@ -136,10 +140,10 @@ class Recorder:
         if self.book is not None:
             self.book.note(values)
 
-    def _settle(self, usual: bool) -> None:
-        """Write the spans of a step that the detail leaves out if it was no usual one, else forget them."""
+    def _settle(self, forget: bool) -> None:
+        """Write what is left of the step before, or forget it."""
         with self._lock:
-            if usual:
+            if forget:
                 self._spans.clear()
             else:
                 self._flush()

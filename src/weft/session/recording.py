@@ -15,7 +15,10 @@ from weft.analysis.run import Facts, Unit
 from weft.config import Settings
 from weft.launch.discovery import Place
 from weft.profiler.clock import Clock
+from weft.profiler.control import Control
+from weft.profiler.detail import parse_detail
 from weft.profiler.facts import process_start_s, write_facts
+from weft.profiler.host.child import start_sampler
 from weft.profiler.recorder import Recorder
 from weft.profiler.steps import Book
 from weft.session import pauses
@@ -53,6 +56,7 @@ def open_recorder(settings: Settings, place: Place) -> Recorder | None:
     folder, clock = Path(settings.record), Clock.here()
     recorder = Recorder.open(folder, place.rank, place.world_size, clock)
     recorder.book = Book.open(folder, place.rank, place.world_size, clock)
+    recorder.detail, recorder.control = parse_detail(settings.record_steps), Control(folder)
     return recorder
 
 
@@ -85,6 +89,8 @@ def start(
     session.process = process or session.process or Process()
     tell(session, session.process)
     recorder.undo = [pauses.watch(session), *session.process.observe(session)]
+    if session.place.local_rank == 0:
+        recorder.undo.append(start_sampler(recorder.folder))
 
 
 def tell(session: Session, process: Process, units: Iterable[Unit] = ()) -> None:
