@@ -110,6 +110,7 @@ def test_a_slow_copy_at_the_speed_of_the_others():
     assert found.ranks == (2,)
     assert found.step_s == pytest.approx(change_free(made).step_s)
     assert found.step_s == pytest.approx(5 * 3 + 2)
+    assert change(made, "equal partitions").gain == pytest.approx(0.0)  # the copy is slow, not the partition
 
 
 def change_free(made: Recorded) -> Analysis:
