@@ -11,7 +11,7 @@ from weft.analysis.balance import suggest
 from weft.analysis.measured import Measured
 from weft.analysis.pipeline.simulated import Other, Simulated, best_number, best_schedule, simulated
 from weft.analysis.pipeline.work import at_peers_speed, by_partition, partition_work, stages_of
-from weft.analysis.replay import HOST, Replay
+from weft.analysis.replay import HOST, SAME_S, Replay
 from weft.timeline import WORK
 
 FAITHFUL = 0.05
@@ -90,7 +90,7 @@ class _Trial:
         yield from self._otherwise()
         yield from self._straggler()
         for name, text, line, kinds in LEFT_OUT:
-            if any(node.kind in kinds and node.end_s > node.start_s for node in self.replay.nodes):
+            if any(node.kind in kinds and node.end_s > node.start_s + SAME_S for node in self.replay.nodes):
                 yield self._replayed(name, text, line, self.replay.without(kinds))
 
     def _change(self, name: str, text: str, line: str, gain: float, ranks: tuple[int, ...] = ()) -> Change:

@@ -11,15 +11,13 @@ from typing import NamedTuple
 
 from weft.analysis.messages import Message, match
 from weft.analysis.parts import Period, pieces
-from weft.analysis.replay import BEGIN, BETWEEN, END, JOIN, Need, Node, Replay
+from weft.analysis.replay import BEGIN, BETWEEN, END, JOIN, SAME_S, Need, Node, Replay
 from weft.analysis.series import thinned
 from weft.timeline import MESSAGES, WORK, Span, Timeline
 
 MOST_SPANS = 60_000
 """The steps that are replayed have about so many spans; of more steps a sample is taken."""
 LEAST_STEPS = 2
-SAME_S = 1e-9
-"""Moments that are closer are one."""
 
 
 def replay_of(
