@@ -47,7 +47,7 @@ CASES = {
     "CollectorPauses": Case(
         Recorded(partitions=2, microbatches=16, pauses={3: ("collector", 5), 6: ("collector", 5)}), Status.WARNING,
         "2.7 %",
-        Recorded(partitions=2, microbatches=16, pauses={3: ("collector", 1)}), None,
+        Recorded(partitions=2, microbatches=16, pauses={3: ("collector", 1), 6: ("collector", 1)}), None,
     ),
     "CheckpointStall": Case(
         Recorded(partitions=2, microbatches=16, pauses={3: ("checkpoint", 100)}), Status.CRITICAL, "21.9 %",
@@ -84,6 +84,11 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_battery(name: str):
     check(name, CASES[name])
+
+
+def test_a_single_pause_of_the_collector_is_no_fault():
+    once = Recorded(partitions=2, microbatches=16, pauses={3: ("collector", 50)})
+    assert ask("CollectorPauses", once).status is Status.PASS
 
 
 def test_a_rank_may_come_later_while_the_job_runs():
