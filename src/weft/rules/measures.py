@@ -168,6 +168,11 @@ def devices(analysis: Analysis) -> dict[str, list[Device]]:
     return dict(found)
 
 
+def queue(sample: Sample) -> float:
+    """Threads that want to run, for each core."""
+    return sample.running / len(sample.cores) if sample.cores else 0.0
+
+
 def mean(values: Iterable[float]) -> float:
     """The mean; 0 of nothing."""
     found = list(values)

@@ -43,6 +43,11 @@ CASES = {
         Recorded(steps=30, step_values=memory(100, 10, until=8)), Recorded(step_values=memory(100, 10)),
         Status.NOT_ENOUGH_DATA,
     ),
+    "OtherProcesses": Case(
+        Recorded(sample=sample(others=0.5, running=6), step_values=lambda *_: {"work_s": 24.0, "cpu_s": 12.0}),
+        Status.WARNING, "take 50.0 % of the cores, and training had none for 50.0 %",
+        Recorded(sample=sample(others=0.5, running=6)), Recorded(), Status.NOT_ENOUGH_DATA,
+    ),
     "OverallSystemUsage": Case(
         Recorded(sample=sample(devices=(gpu(0.3),))), Status.INFO, "1 hosts", None, Recorded(), Status.NOT_ENOUGH_DATA
     ),

@@ -101,7 +101,8 @@ def understand(
     if isinstance(debugger_hook_config, DebuggerHookConfig) and debugger_hook_config.collection_configs:
         names = ", ".join(each.name for each in debugger_hook_config.collection_configs)
         notes.append(
-            f"tensors are not saved (collections {shown_text(names)}): log numbers, `weft.log(loss=loss)`"
+            f"tensors are not saved (collections {shown_text(names)}): log numbers, "
+            '`weft.log({"loss": loss})`'
         )
     if config.s3_output_path:
         notes.append("nothing is sent to a bucket: the recording stays in its folder")

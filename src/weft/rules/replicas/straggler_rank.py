@@ -22,7 +22,7 @@ class StragglerRank(Rule):
 
     explains = (
         "PartitionImbalance", "LastPartitionHeavy", "PipelineBubble", "AllReduceExposed", "LoadBalancing",
-        "LowGPUUtilization",
+        "LowGPUUtilization", "OtherProcesses",
     )  # fmt: skip
 
     warn: float = 0.90

@@ -174,5 +174,7 @@ def test_tensors_are_not_saved():
     found = understand(
         debugger_hook_config=DebuggerHookConfig("s3://x", collection_configs=[CollectionConfig("losses")])
     )
-    assert found.notes == ("tensors are not saved (collections losses): log numbers, `weft.log(loss=loss)`",)
+    assert found.notes == (
+        'tensors are not saved (collections losses): log numbers, `weft.log({"loss": loss})`',
+    )
     assert understand(debugger_hook_config=False).notes == ()
