@@ -109,7 +109,7 @@ def test_it_draws_every_kind_in_its_colour(opened: Callable[..., Opened]):
     colours = opened(Entry("recorded", STEP)).colours()
     for kind, style in STYLES.items():
         assert style.fill in colours, f"{kind} is not drawn"
-        assert style.stroke in colours or not style.pattern.path or kind in ("send", "recv"), (
+        assert style.stroke in colours or not style.pattern.path or style.stroke_width == 1.5, (
             f"{kind} has no pattern"
         )
 
@@ -252,7 +252,7 @@ def test_what_a_screen_reader_is_told(opened: Callable[..., Opened]):
     found = opened(Entry("recorded", STEP))
     canvas = found.page.locator("#canvas")
     assert canvas.get_attribute("tabindex") == "0"
-    assert canvas.get_attribute("aria-label").startswith("Timeline. recorded: 2 ranks, 17.500 ms, bubble ")
+    assert canvas.get_attribute("aria-label").startswith("Timeline. recorded: 2 ranks, 20.500 ms, bubble ")
     assert found.page.is_visible("#help") and canvas.get_attribute("aria-describedby") == "help"
     found.page.keyboard.press("Tab")
     assert found.page.evaluate("document.activeElement.getAttribute('aria-label')") == "Zoom in"
@@ -261,14 +261,14 @@ def test_what_a_screen_reader_is_told(opened: Callable[..., Opened]):
 def test_steps(opened: Callable[..., Opened]):
     timeline = Timeline()
     for number in range(1, 4):
-        later = STEP.shifted(0.02 * (number - 1))
+        later = STEP.shifted(0.03 * (number - 1))
         timeline = timeline.merged(Timeline(replace(span, step=number) for span in later.spans))
     found = opened(Entry("recorded", timeline))
     assert found.page.text_content("#step") == "3 steps"
     found.press("]")
-    assert (found.view()["start"], found.view()["end"]) == pytest.approx((0, 17.5e6))
+    assert (found.view()["start"], found.view()["end"]) == pytest.approx((0, 20.5e6))
     found.page.click("button[data-do=after]")
-    assert (found.view()["start"], found.view()["end"]) == pytest.approx((20e6, 37.5e6))
+    assert (found.view()["start"], found.view()["end"]) == pytest.approx((30e6, 50.5e6))
     assert found.page.text_content("#step") == "step 2"
     assert not opened(Entry("recorded", STEP)).page.is_visible("#stepping")
 
