@@ -135,6 +135,20 @@ class Rule(ABC):
         """It costs much time, or the run is lost."""
         return self._found(Status.CRITICAL, text, more)
 
+    def graded(self, text: str, *measures: tuple[float, float, float], **more: Unpack[Said]) -> Finding:
+        """Critical if a measure is above its second limit, else a warning if one is above its first, else passed.
+
+        Args:
+            text: What was measured.
+            measures: Each with the limit of a warning and the one from which it is critical.
+            more: What is said besides.
+        """
+        if any(value > critical for value, _, critical in measures):
+            return self._found(Status.CRITICAL, text, more)
+        if any(value > warn for value, warn, _ in measures):
+            return self._found(Status.WARNING, text, more)
+        return self.passed(text, **more.get("evidence", {}))
+
     def _found(self, status: Status, text: str, more: Said) -> Finding:
         return Finding(
             self.name, status, text, more.get("evidence", {}), tuple(more.get("advice", ())), more.get("gain"),

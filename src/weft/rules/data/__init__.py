@@ -1,0 +1,1 @@
+"""Rules about the way of the data: loaders, preprocessing, storage."""

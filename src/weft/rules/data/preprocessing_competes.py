@@ -1,0 +1,86 @@
+"""Data loading that takes the cores that training needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.analysis.analysis import Analysis
+from weft.analysis.run import Sample
+from weft.rules.measures import core_time, mean, percent, samples
+from weft.rules.rule import Finding, Rule
+
+
+@dataclass(frozen=True)
+class PreprocessingCompetes(Rule):
+    """Do the processes that load and prepare data take the cores that training and sums of gradients need?
+
+    Three things together tell it: processes that the ranks started take at least `loaders` of all cores' time, more
+    threads want to run than there are cores, and the ranks' work takes longer than the processor time it got.
+    """
+
+    explains = (
+        "DataWait", "Dataloader", "StragglerRank", "CPUBottleneck", "PartitionImbalance", "LastPartitionHeavy",
+        "PipelineBubble", "AllReduceExposed", "LowGPUUtilization", "LoadBalancing", "MicrobatchesTooMany",
+        "TransferExposed", "StepOutlier",
+    )  # fmt: skip
+
+    warn: float = 0.15
+    severe: float = 0.30
+    loaders: float = 0.20
+    least_samples: int = 4
+
+    def evaluate(self, analysis: Analysis) -> Finding:
+        found = samples(analysis)
+        had = {rank: share for rank in analysis.ranks if (share := core_time(analysis, rank)) is not None}
+        if len(found) < self.least_samples:
+            return self.abstain(f"{len(found)} measures of the hosts, it needs {self.least_samples}")
+        if not any(sample.loaders for sample in found):
+            return self.not_applicable("the ranks have no processes beside them")
+        if not had:
+            return self.abstain("it is not known how much processor time the work got")
+        taken = mean(sample.loaders_share for sample in found)
+        queue = mean(map(_queue, found))
+        lost = 1 - mean(had.values())
+        evidence = {
+            "loaders take": f"{percent(taken)} of all cores",
+            "threads that want to run": f"{queue:.1f} a core",
+            "work without its core": percent(lost),
+            "processes beside the ranks": round(mean(sample.loaders for sample in found)),
+        }
+        if taken < self.loaders or queue <= 1.0:
+            return self.passed("the data's processes leave cores for the training", **evidence)
+        return self.graded(
+            f"data loading takes {percent(taken)} of the cores, and the training's work had none for {percent(lost)} of "
+            "its time",
+            (lost, self.warn, self.severe),
+            evidence=evidence,
+            advice=[
+                f"start fewer of them: `DataLoader(..., num_workers={self._fewer(analysis, found)})`",
+                "prepare the data once and store it, or prepare it on other machines",
+                "give ranks and loaders cores of their own (`taskset`), or let loaders be polite: `os.nice(10)` in "
+                "`worker_init_fn`",
+            ],
+            gain=self._gain(analysis),
+            ranks=sorted(had),
+        )
+
+    def _fewer(self, analysis: Analysis, found: list[Sample]) -> int:
+        """Loaders of a rank for which cores are left besides one for each rank of a host."""
+        hosts = max(1, len(analysis.run.samples))
+        ranks = max(1, len(analysis.ranks) // hosts)
+        cores = max(len(sample.cores) for sample in found)
+        return max(1, (cores - ranks) // ranks)
+
+    def _gain(self, analysis: Analysis) -> float | None:
+        """What is saved if the slowest rank's work takes no longer than the processor time that it got."""
+        saved = [
+            (1 - share) * parts.work
+            for rank, parts in analysis.typical.items()
+            if (share := core_time(analysis, rank)) is not None
+        ]
+        return min(1.0, max(saved) / analysis.step_s) if saved and analysis.step_s else None
+
+
+def _queue(sample: Sample) -> float:
+    """Threads that want to run, for each core."""
+    return sample.running / len(sample.cores) if sample.cores else 0.0

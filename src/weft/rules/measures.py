@@ -1,0 +1,175 @@
+"""What several rules measure of a run."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+
+from weft.analysis.analysis import Analysis
+from weft.analysis.parts import Parts, Period, pieces
+from weft.analysis.run import Device, Sample
+from weft.schedule import CHUNKS, make
+from weft.simulate import StageCost, simulate
+
+MOST_SIMULATED = 4096
+"""Partitions times microbatches up to which the ideal of a schedule is simulated."""
+
+
+def percent(share: float) -> str:
+    """A share as people read it.
+
+    >>> percent(0.2727), percent(0.002)
+    ('27.3 %', '0.2 %')
+    """
+    return f"{100 * share:.1f} %"
+
+
+def number_of(analysis: Analysis, setting: str, otherwise: int = 1) -> int:
+    """A setting that is a whole number of at least 1."""
+    value = analysis.setting(setting)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise
+
+
+def partitions(analysis: Analysis) -> int:
+    """How many partitions the model has."""
+    seen = 1 + max((analysis.facts(rank).pp_rank for rank in analysis.ranks), default=0)
+    return max(seen, number_of(analysis, "partitions"))
+
+
+def microbatches(analysis: Analysis) -> int:
+    """Into how many microbatches a mini-batch is cut; what the spans show where no setting says so."""
+    seen = 1 + max((span.microbatch for span in analysis.timeline.spans if span.kind == "F"), default=0)
+    return number_of(analysis, "microbatches", max(1, seen))
+
+
+def of_partition(analysis: Analysis) -> dict[int, list[int]]:
+    """The ranks with a timeline of each partition."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for rank in analysis.typical:
+        found[analysis.facts(rank).pp_rank].append(rank)
+    return dict(sorted(found.items()))
+
+
+def partition_work(analysis: Analysis) -> dict[int, float]:
+    """For each partition the seconds of F, B, I and W in a usual step, on that replica which is fastest.
+
+    The fastest shows what the partition costs: the others may be slow for reasons of their own.
+    """
+    return {
+        partition: min(analysis.typical[rank].work for rank in ranks)
+        for partition, ranks in of_partition(analysis).items()
+    }
+
+
+def share(analysis: Analysis, part: Callable[[Parts], float]) -> float:
+    """The share of a usual step that a part takes, the mean over ranks."""
+    found = [part(each) / each.total for each in analysis.typical.values() if each.total > 0]
+    return statistics.fmean(found) if found else 0.0
+
+
+def share_of_all(analysis: Analysis, part: Callable[[Parts], float]) -> tuple[float, list[int]]:
+    """The share of all training steps, outliers as well, that a part takes on the rank with most of it; and in
+    which steps it is there."""
+    worst, steps = 0.0, set()
+    for own in analysis.parts.values():
+        chosen = {period: each for period, each in own.items() if period.step in analysis.training_steps}
+        total = sum(each.total for each in chosen.values())
+        if total > 0:
+            worst = max(worst, sum(map(part, chosen.values())) / total)
+        steps |= {period.step for period, each in chosen.items() if part(each) > 0}
+    return worst, sorted(steps)
+
+
+def ideal_bubble(analysis: Analysis, microbatches: int) -> float:
+    """The share of a step in which ranks have nothing to run, if all partitions take the same and messages no time."""
+    pipeline = str(analysis.setting("pipeline", "interleaved"))
+    return _ideal(pipeline, partitions(analysis), microbatches, number_of(analysis, "chunks", 2))
+
+
+@lru_cache(maxsize=256)
+def _ideal(pipeline: str, partitions: int, microbatches: int, chunks: int) -> float:
+    """Simulated, with B twice as long as F; (p - 1) / (m + p - 1) where the schedule depends on measures."""
+    if pipeline not in CHUNKS or partitions * microbatches > MOST_SIMULATED:
+        return (partitions - 1) / (microbatches + partitions - 1)
+    least, most = CHUNKS[pipeline]
+    made = make(
+        pipeline, ranks=partitions, microbatches=microbatches, chunks=max(least, min(chunks, most or chunks))
+    )
+    cost = StageCost(1.0, 2.0, input_s=1.0, weight_s=1.0)
+    return simulate(made.ranks, made.rank_of_stage, [cost] * len(made.rank_of_stage)).timeline.bubble
+
+
+def enough_microbatches(analysis: Analysis, most_bubble: float) -> int | None:
+    """The present number, doubled until the ideal bubble is at most so large; None if it has samples for fewer."""
+    count, samples = microbatches(analysis), least_samples(analysis)
+    while ideal_bubble(analysis, count) > most_bubble:
+        count *= 2
+        if (samples and (count > samples or samples % count)) or count > MOST_SIMULATED:
+            return None
+    return count
+
+
+def least_samples(analysis: Analysis) -> int:
+    """Of a rank's mini-batch in a training step, the smallest; 0 if that is not known."""
+    return min(
+        (step.samples for rank in analysis.ranks for step in analysis.steps(rank) if step.samples), default=0
+    )
+
+
+def host_inside_s(analysis: Analysis) -> dict[int, float]:
+    """For each rank the seconds of a usual step, up to the end of the step's function, that no other span covers."""
+    found = {}
+    for rank in analysis.timeline.ranks:
+        inside = []
+        own = [span for span in analysis.timeline.of_rank(rank) if span.kind not in ("send", "recv")]
+        by_step = defaultdict(list)
+        for span in own:
+            by_step[span.step].append(span)
+        for step in analysis.usual_steps & by_step.keys():
+            for span in by_step[step]:
+                if span.kind == "step":
+                    whole = Period(step, span.start_s, span.end_s)
+                    inside.append(
+                        sum(end - start for start, end, top in pieces(whole, by_step[step]) if top is span)
+                    )
+        found[rank] = statistics.fmean(inside) if inside else 0.0
+    return found
+
+
+def core_time(analysis: Analysis, rank: int) -> float | None:
+    """What share of its work's time a rank had its core, the median of its steps; None if that is not known.
+
+    Known on a CPU only: a GPU works while the thread waits.
+    """
+    if not analysis.facts(rank).device.startswith("cpu"):
+        return None
+    found = [step.cpu_s / step.work_s for step in analysis.steps(rank) if step.cpu_s > 0 and step.work_s > 0]
+    return min(1.0, statistics.median(found)) if found else None
+
+
+def samples(analysis: Analysis) -> list[Sample]:
+    """The hosts' measures from the begin of the second step to the end of the last one, on all hosts."""
+    starts = [steps[0].start_s for rank in analysis.ranks if (steps := analysis.steps(rank))]
+    ends = [step.start_s + step.step_s for rank in analysis.ranks for step in analysis.steps(rank)[-1:]]
+    low, high = min(starts, default=float("-inf")), max(ends, default=float("inf"))
+    return [sample for own in analysis.run.samples.values() for sample in own if low <= sample.at_s <= high]
+
+
+def devices(analysis: Analysis) -> dict[str, list[Device]]:
+    """For each GPU, as "host gpu 0", its measures while the job trained, by time."""
+    found: dict[str, list[Device]] = defaultdict(list)
+    inside = {id(sample) for sample in samples(analysis)}
+    for host, own in sorted(analysis.run.samples.items()):
+        for sample in own:
+            if id(sample) in inside:
+                for number, device in enumerate(sample.devices):
+                    found[f"{host} gpu {number}"].append(device)
+    return dict(found)
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean; 0 of nothing."""
+    found = list(values)
+    return statistics.fmean(found) if found else 0.0

@@ -1,0 +1,1 @@
+"""Rules about a model that is split: bubbles, uneven partitions, messages, microbatches."""

@@ -1,0 +1,43 @@
+"""Partitions that take unequal time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.analysis.analysis import Analysis
+from weft.rules.gain import gain
+from weft.rules.measures import mean, of_partition, partition_work, partitions
+from weft.rules.pipeline.heavy import lighten
+from weft.rules.rule import Finding, Rule
+from weft.units import format_seconds
+
+
+@dataclass(frozen=True)
+class PartitionImbalance(Rule):
+    """Does one partition take longer than the others, so that all wait for it?
+
+    The measure is the work of the longest partition in a step, as a multiple of the mean. Of replicas the fastest
+    counts.
+    """
+
+    explains = ("PipelineBubble", "LowGPUUtilization")
+
+    warn: float = 1.10
+    severe: float = 1.25
+
+    def evaluate(self, analysis: Analysis) -> Finding:
+        work = partition_work(analysis)
+        if partitions(analysis) < 2:
+            return self.not_applicable("the model is not split")
+        if len(work) < 2 or not any(work.values()):
+            return self.abstain("only one partition's work is recorded")
+        heavy = max(work, key=lambda partition: work[partition])
+        ratio = work[heavy] / mean(work.values())
+        return self.graded(
+            f"partition {heavy} works {ratio:.2f} times as long as the mean of all",
+            (ratio, self.warn, self.severe),
+            evidence={f"partition {each}": format_seconds(seconds) for each, seconds in work.items()},
+            advice=lighten(analysis, heavy, work),
+            gain=gain(analysis, "equal partitions"),
+            ranks=of_partition(analysis)[heavy],
+        )

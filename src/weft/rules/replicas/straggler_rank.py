@@ -1,0 +1,134 @@
+"""A rank that is slower than it should be."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from weft.analysis.analysis import Analysis
+from weft.rules.gain import gain
+from weft.rules.measures import core_time, mean, microbatches, of_partition, percent
+from weft.rules.rule import Finding, Rule
+
+
+@dataclass(frozen=True)
+class StragglerRank(Rule):
+    """Is one rank slower than others that do the same work?
+
+    The score is the time that its work should take by the time that it takes. With replicas the same partition of the
+    other copies shows what it should take. Without them the costs by which the model was split do, or the share of
+    the work in which the rank had its core; both count only if the rank lost its core to others: a partition may
+    also be heavy.
+    """
+
+    explains = (
+        "PartitionImbalance", "LastPartitionHeavy", "PipelineBubble", "AllReduceExposed", "LoadBalancing",
+        "LowGPUUtilization",
+    )  # fmt: skip
+
+    warn: float = 0.90
+    severe: float = 0.70
+    lost_core: float = 0.85
+
+    def evaluate(self, analysis: Analysis) -> Finding:
+        scores = _by_peers(analysis)
+        by_peers = bool(scores)
+        if not by_peers:
+            scores = self._by_cores(analysis)
+        if not scores:
+            return self.abstain(
+                "there are no replicas to compare with, and no processor times of several ranks"
+            )
+        rank = min(scores, key=lambda each: scores[each])
+        facts = analysis.facts(rank)
+        where = f" on {facts.host}" if facts.host else ""
+        return self.graded(
+            f"rank {rank}{where} runs at {percent(scores[rank])} of the speed of its peers",
+            (-scores[rank], -self.warn, -self.severe),
+            evidence={f"speed of rank {each}": percent(score) for each, score in sorted(scores.items())}
+            | self._signs(analysis, rank),
+            advice=[
+                f"look what else runs on the cores of rank {rank} (`top`), and stop it or keep it on other cores "
+                "(`taskset`)",
+                "if nothing does, look at that host's clock and temperature, or leave the host out",
+            ],
+            gain=_gain(analysis, rank, scores[rank]),
+            ranks=[rank],
+            steps=_slowest_steps(analysis, rank),
+        )
+
+    def _by_cores(self, analysis: Analysis) -> dict[int, float]:
+        """Scores of ranks without peers: below 1 only for those that lost their cores more than the others."""
+        had = {rank: share for rank in analysis.ranks if (share := core_time(analysis, rank)) is not None}
+        if len(had) < 2:
+            return {}
+        expected = _by_split(analysis)
+        found = {}
+        for rank, share in had.items():
+            others = statistics.median(had[other] for other in had if other != rank)
+            relative = min(1.0, share / others) if others else 1.0
+            if relative > self.lost_core and not _preempted_more(analysis, rank):
+                found[rank] = 1.0
+            else:
+                found[rank] = max(relative, expected[rank]) if relative > self.lost_core else relative
+        return found
+
+    def _signs(self, analysis: Analysis, rank: int) -> dict[str, object]:
+        """What tells that the rank lost its core."""
+        found: dict[str, object] = {"lost its core a step": f"{_preempted(analysis, rank):.0f} times"}
+        if (share := core_time(analysis, rank)) is not None:
+            found["had its core"] = f"{percent(share)} of its work"
+        host = analysis.run.samples.get(analysis.facts(rank).host, ())
+        if host:
+            found["processes outside of the job"] = (
+                f"{percent(mean(each.others for each in host))} of all cores"
+            )
+        return found
+
+
+def _by_peers(analysis: Analysis) -> dict[int, float]:
+    """For ranks whose partition others have as well: what those take by what this one takes."""
+    found = {}
+    for ranks in of_partition(analysis).values():
+        for rank in ranks:
+            peers = [analysis.typical[other].work for other in ranks if other != rank]
+            if peers and analysis.typical[rank].work > 0:
+                found[rank] = min(1.0, statistics.median(peers) / analysis.typical[rank].work)
+    return found
+
+
+def _by_split(analysis: Analysis) -> dict[int, float]:
+    """For each rank what its units were measured to take by what it takes, in units of the best rank; 1 if unknown."""
+    found = dict.fromkeys(analysis.ranks, 1.0)
+    units = next((facts.units for facts in analysis.run.facts.values() if facts.units), ())
+    speeds = {}
+    for rank, parts in analysis.typical.items():
+        own = [each for each in units if each.partition == analysis.facts(rank).pp_rank]
+        if own and parts.work > 0:
+            expected = sum(each.forward_s + each.backward_s for each in own) * microbatches(analysis)
+            speeds[rank] = expected / parts.work
+    best = max(speeds.values(), default=0.0)
+    return found | {rank: speed / best for rank, speed in speeds.items() if best > 0}
+
+
+def _preempted(analysis: Analysis, rank: int) -> float:
+    return mean(step.preempted for step in analysis.steps(rank))
+
+
+def _preempted_more(analysis: Analysis, rank: int) -> bool:
+    """It lost its core at least five times a step, and three times as often as the others."""
+    others = mean(_preempted(analysis, other) for other in analysis.ranks if other != rank)
+    return _preempted(analysis, rank) > max(5.0, 3 * others)
+
+
+def _gain(analysis: Analysis, rank: int, score: float) -> float | None:
+    """What is saved if the rank runs at its peers' speed."""
+    told = gain(analysis, "straggler")
+    if told is not None or rank not in analysis.typical or not analysis.step_s:
+        return told
+    return (1 - score) * analysis.typical[rank].work / analysis.step_s
+
+
+def _slowest_steps(analysis: Analysis, rank: int) -> list[int]:
+    steps = sorted(analysis.steps(rank), key=lambda step: -step.work_s)
+    return sorted(step.step for step in steps[:3])

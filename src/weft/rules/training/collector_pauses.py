@@ -1,0 +1,40 @@
+"""Python's garbage collector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.analysis.analysis import Analysis
+from weft.rules.measures import percent, share_of_all
+from weft.rules.rule import Finding, Rule
+
+
+@dataclass(frozen=True)
+class CollectorPauses(Rule):
+    """Does Python's garbage collector stop the training?
+
+    The measure is its share of all training steps, on the rank with most of it.
+    """
+
+    explains = (
+        "StepOutlier", "StragglerRank", "PipelineBubble", "CPUBottleneck", "AllReduceExposed", "PartitionImbalance",
+        "LastPartitionHeavy",
+    )  # fmt: skip
+
+    warn: float = 0.01
+    severe: float = 0.03
+
+    def evaluate(self, analysis: Analysis) -> Finding:
+        share, steps = share_of_all(analysis, lambda parts: parts.collector)
+        return self.graded(
+            f"the garbage collector takes {percent(share)} of the time",
+            (share, self.warn, self.severe),
+            evidence={"share": percent(share), "steps with a pause": len(steps)},
+            advice=[
+                "collect on all ranks at the same time: `gc.disable()`, and `gc.collect()` every 1000 steps",
+                "leave out what stays anyhow: `gc.freeze()` after the model is made",
+            ],
+            gain=share,
+            ranks=analysis.ranks,
+            steps=steps[:5],
+        )

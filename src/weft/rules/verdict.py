@@ -1,0 +1,126 @@
+"""One sentence about a run: of all findings the cause comes first, and what it causes stands under it.
+
+Rules say which others they explain (`Rule.explains`). Where the cause is found, the consequence is no fault of its
+own: it is at most a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from weft.rules.rule import Finding, Rule, Status
+from weft.rules.table import RULES
+
+FAULTS = (Status.WARNING, Status.CRITICAL)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to look at first.
+
+    Attributes:
+        text: One sentence.
+        status: Of the finding; `PASS` if nothing is wrong, `NOT_ENOUGH_DATA` if no rule could tell.
+        finding: The first cause, if there is one.
+        under: All other findings: the consequences of the first one, then the rest, each with what it explains.
+    """
+
+    text: str
+    status: Status
+    finding: Finding | None
+    under: tuple[Finding, ...]
+
+
+def verdict(findings: Iterable[Finding], rules: Iterable[Rule] = RULES) -> Verdict:
+    """What comes first of what rules found.
+
+    Causes are ordered by weight: first what is critical and has no price in time (a lost loss, a full memory), then
+    by gain, then by status, then as they come.
+
+    Args:
+        findings: As `judge` gives them.
+        rules: Those that were asked; they say what explains what.
+    """
+    found = list(findings)
+    explained = explain(found, rules)
+    causes = [each for each in explained if each.status in FAULTS and not each.explained_by]
+    causes.sort(key=_weight)
+    if not causes:
+        return _without_cause(explained)
+    first = causes[0]
+    under: list[Finding] = []
+    for cause in causes:
+        under += [] if cause is first else [cause]
+        under += sorted((each for each in explained if each.explained_by == cause.rule), key=_weight)
+    under += _quiet(explained)
+    gain = f" Mending it is expected to save {100 * first.gain:.0f} % of a step." if first.gain else ""
+    return Verdict(f"{first.rule}: {first.text}.{gain}", first.status, first, tuple(under))
+
+
+def explain(findings: Sequence[Finding], rules: Iterable[Rule] = RULES) -> list[Finding]:
+    """The same findings, where one is the consequence of another with that one's name, and no more than a warning.
+
+    Of several causes the first one by weight is named; of a chain the begin.
+    """
+    explains = {rule.name: rule.explains for rule in rules}
+    faults = {each.rule: each for each in findings if each.status in FAULTS}
+    return [
+        each
+        if (cause := _cause(each.rule, faults, explains)) is None or each.status not in (*FAULTS, Status.INFO)
+        else replace(
+            each,
+            explained_by=cause.rule,
+            status=Status.WARNING if each.status is Status.CRITICAL else each.status,
+        )
+        for each in findings
+    ]
+
+
+def _cause(
+    rule: str, faults: Mapping[str, Finding], explains: Mapping[str, tuple[str, ...]]
+) -> Finding | None:
+    """The weightiest of the faults that explain a rule and are explained by none."""
+    reached: set[str] = set()
+    waiting = [rule]
+    while waiting:
+        name = waiting.pop()
+        found = {each for each in faults if name in explains.get(each, ()) and each != rule} - reached
+        reached |= found
+        waiting += found
+    roots = [
+        faults[each]
+        for each in faults
+        if each in reached and not any(each in explains.get(other, ()) for other in reached if other != each)
+    ]
+    return min(roots, key=_weight, default=None)
+
+
+def _weight(finding: Finding) -> tuple[bool, float, bool]:
+    """The smaller, the earlier it is told."""
+    lost = finding.status is Status.CRITICAL and finding.gain is None
+    return not lost, -(finding.gain or 0.0), finding.status is not Status.CRITICAL
+
+
+def _quiet(findings: Iterable[Finding]) -> list[Finding]:
+    """Those that are no faults: what is worth knowing, rules that failed, the rest."""
+    order = [Status.ERROR, Status.INFO, Status.PASS, Status.NOT_ENOUGH_DATA, Status.NOT_APPLICABLE]
+    rest = [each for each in findings if each.status in order]
+    return sorted((each for each in rest if not each.explained_by), key=lambda each: order.index(each.status))
+
+
+def _without_cause(findings: list[Finding]) -> Verdict:
+    """Nothing is wrong, as far as rules could tell."""
+    under = tuple(_quiet(findings))
+    asked = [each for each in findings if each.status in (Status.PASS, Status.INFO)]
+    failed = [each.rule for each in findings if each.status is Status.ERROR]
+    more = f" {len(failed)} rules failed: {', '.join(failed)}." if failed else ""
+    if not any(each.status is Status.PASS for each in findings):
+        return Verdict(f"The run has too little to say.{more}", Status.NOT_ENOUGH_DATA, None, under)
+    return Verdict(
+        f"Nothing is wrong: {len(asked)} rules found no fault, {len(findings) - len(asked) - len(failed)} had too "
+        f"little to say or do not apply.{more}",
+        Status.PASS,
+        None,
+        under,
+    )
