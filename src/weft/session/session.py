@@ -56,6 +56,7 @@ class Session:
         store: The key-value store of the job, that of the frontend's own library.
         executor: Who runs the microbatches; None without a pipeline.
         recorder: This rank's recording, if one is written.
+        process: What a recording tells of this process, as the frontend knows it.
         forward: The microbatch of which a forward pass is recorded, and when that began; on ranks without a pipeline.
         steps: How many steps have begun.
         evaluations: How many of them had no backward pass.
@@ -80,6 +81,7 @@ class Session:
     store: Any = None
     executor: Executor | None = None
     recorder: Recorder | None = None
+    process: Any = None
     forward: tuple[int, float] | None = None
     growth: Growth = field(default_factory=Growth)
     huge_pages: HugePages = field(default_factory=HugePages)
@@ -176,6 +178,8 @@ class Session:
         self.steps += 1
         self.evaluations += evaluates
         self.monitor.count_evaluations(self.evaluations, evaluates)
+        if self.recorder is not None:
+            self.recorder.begin_step(self.steps, evaluates)
 
     def use_settings(self, settings: Settings) -> None:
         """Go on with other settings for the same mesh; schedules are chosen anew."""
