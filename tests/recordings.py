@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from weft.analysis.run import Facts, Run, Step, Unit
+from weft.analysis.run import Facts, Run, Sample, Step, Unit
 from weft.schedule import make
 from weft.simulate import Links, Simulation, StageCost, simulate
 from weft.timeline import WORK, Span, Timeline
@@ -20,7 +20,7 @@ class Recorded:
         partitions: One stage each.
         replicas: Ranks are `replica * partitions + partition`.
         forward_s: Of a microbatch, for each stage; one number for all.
-        backward_s: The same for B.
+        backward_s: The same for B; I and W take half of it each.
         slow: For a rank how many times slower it works than its stage should.
         late: For a step and a rank, how many times slower the rank works in that step.
         data_s: Waiting for data before each step, on every rank of the first partition.
@@ -48,6 +48,10 @@ class Recorded:
     """Fields of `Step` for a rank and a step, instead of those made here."""
     settings: Mapping[str, object] = field(default_factory=dict)
     units: tuple[Unit, ...] = ()
+    pauses: Mapping[int, tuple[str, float]] = field(default_factory=dict)
+    """After a step, on every rank: a kind of span, and how long it takes."""
+    sample: Sample | None = None
+    """What was measured on the host, twice a second, from the begin to the end."""
 
     def run(self, name: str = "made") -> Run:
         """The run."""
@@ -62,9 +66,15 @@ class Recorded:
             length = max(ends) + (self.first_s if step == 1 else 0.0)
             for replica in range(self.replicas):
                 self._add(spans, steps, replica, step, now, length)
-            now += length + self.reduce_s + self.optimizer_s + self.host_s + self.data_s
+            now += length + self.reduce_s + self.optimizer_s + self.host_s + self.data_s + self._pause_s(step)
         facts = {rank: self._facts(rank) for rank in steps}
-        return Run(name, Timeline(spans), facts, {rank: tuple(own) for rank, own in steps.items()})
+        samples: dict[str, tuple[Sample, ...]] = {}
+        if self.sample is not None:
+            samples["node"] = tuple(replace(self.sample, at_s=number / 2) for number in range(int(2 * now)))
+        return Run(name, Timeline(spans), facts, {rank: tuple(own) for rank, own in steps.items()}, samples)
+
+    def _pause_s(self, step: int) -> float:
+        return self.pauses[step][1] if step in self.pauses else 0.0
 
     def _facts(self, rank: int) -> Facts:
         settings = {
@@ -85,7 +95,8 @@ class Recorded:
         for stage in range(self.partitions):
             rank = replica * self.partitions + stage
             times = self.slow.get(rank, 1.0) * self.late.get((step, rank), 1.0)
-            found.append(StageCost(times * forward[stage], times * backward[stage]))
+            whole = times * backward[stage]
+            found.append(StageCost(times * forward[stage], whole, whole / 2, whole / 2))
         return found
 
     def _step(self, replica: int, step: int) -> Simulation:
@@ -160,6 +171,10 @@ class Recorded:
                 spans.append(Span(rank, "optimizer", -1, after, after + self.optimizer_s, step=step))
                 after += self.optimizer_s
             after += self.host_s
+            if step in self.pauses:
+                kind, seconds = self.pauses[step]
+                spans.append(Span(rank, kind, -1, after, after + seconds, step=step))
+                after += seconds
             if self.data_s:
                 kind = "data" if stage == 0 else "wait"
                 spans.append(Span(rank, kind, -1, after, after + self.data_s, step=step))

@@ -6,9 +6,14 @@ import statistics
 from collections.abc import Mapping
 from functools import cached_property
 
+from weft.analysis.balance import Suggestion, suggest
+from weft.analysis.measured import copies_of, partitions_of
 from weft.analysis.messages import Message, match, waits
 from weft.analysis.parts import Parts, Period, parts
+from weft.analysis.pipeline.dependencies import replay_of
+from weft.analysis.replay import Replay
 from weft.analysis.run import Facts, Run, Step
+from weft.analysis.whatif import WhatIf, what_if
 from weft.timeline import Timeline
 
 LEAVE_OUT = 1
@@ -86,6 +91,26 @@ class Analysis:
             return {}
         usual = Timeline(span for span in self.timeline.spans if span.step in self.usual_steps)
         return {pair: seconds / len(self.usual_steps) for pair, seconds in waits(usual).items()}
+
+    @cached_property
+    def partitions(self) -> Mapping[int, int]:
+        """For each rank its partition."""
+        return partitions_of(self.timeline.ranks, self.run.facts)
+
+    @cached_property
+    def replay(self) -> Replay:
+        """Usual steps that can be run again with other durations: all of them, or a sample."""
+        return replay_of(self.timeline, self.usual_steps, copies_of(self.partitions))
+
+    @cached_property
+    def what_if(self) -> WhatIf:
+        """What a usual step would take with one thing changed."""
+        return what_if(self)
+
+    @cached_property
+    def suggestion(self) -> Suggestion | None:
+        """The split that balances the partitions as they were measured; nothing if units are not known."""
+        return suggest(self)
 
     def facts(self, rank: int) -> Facts:
         """What a rank is; the least if it never said."""

@@ -50,8 +50,7 @@ class PreprocessingCompetes(Rule):
         if taken < self.loaders or queue <= 1.0:
             return self.passed("the data's processes leave cores for the training", **evidence)
         return self.graded(
-            f"data loading takes {percent(taken)} of the cores, and the training's work had none for {percent(lost)} of "
-            "its time",
+            f"data loading takes {percent(taken)} of the cores, and training had none for {percent(lost)} of its work",
             (lost, self.warn, self.severe),
             evidence=evidence,
             advice=[

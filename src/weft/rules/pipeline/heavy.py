@@ -11,7 +11,8 @@ def lighten(analysis: Analysis, partition: int, work: dict[int, float]) -> list[
     if unit := _at_the_border(analysis, partition, work):
         name, target = unit
         found = [
-            f"move `{name}` from partition {partition} to {target}: `weft.set_partition(model.{name}, {target})`"
+            f'move `{name}` from partition {partition} to {target}: `"auto_partition": false`, and '
+            f'`weft.set_partition(model.get_submodule("{name}"), {target})`'
         ]
     else:
         found = [f"move modules from partition {partition} to others"]

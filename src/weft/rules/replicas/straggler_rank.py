@@ -16,9 +16,9 @@ class StragglerRank(Rule):
     """Is one rank slower than others that do the same work?
 
     The score is the time that its work should take by the time that it takes. With replicas the same partition of the
-    other copies shows what it should take. Without them the costs by which the model was split do, or the share of
-    the work in which the rank had its core; both count only if the rank lost its core to others: a partition may
-    also be heavy.
+    other copies shows what it should take. Without them the share of the work in which the rank had its core does, or
+    the costs by which the model was split; both count only if the rank lost its core to others more often than the
+    other ranks did: a partition may also be heavy, or wait for something of its own.
     """
 
     explains = (
@@ -67,10 +67,10 @@ class StragglerRank(Rule):
         for rank, share in had.items():
             others = statistics.median(had[other] for other in had if other != rank)
             relative = min(1.0, share / others) if others else 1.0
-            if relative > self.lost_core and not _preempted_more(analysis, rank):
-                found[rank] = 1.0
+            if not _preempted_more(analysis, rank):
+                found[rank] = 1.0  # it waits for something of its own, a disk say
             else:
-                found[rank] = max(relative, expected[rank]) if relative > self.lost_core else relative
+                found[rank] = relative if relative <= self.lost_core else expected[rank]
         return found
 
     def _signs(self, analysis: Analysis, rank: int) -> dict[str, object]:
@@ -116,9 +116,9 @@ def _preempted(analysis: Analysis, rank: int) -> float:
 
 
 def _preempted_more(analysis: Analysis, rank: int) -> bool:
-    """It lost its core at least five times a step, and three times as often as the others."""
+    """It lost its core more than twice a step, and more than twice as often as the others."""
     others = mean(_preempted(analysis, other) for other in analysis.ranks if other != rank)
-    return _preempted(analysis, rank) > max(5.0, 3 * others)
+    return _preempted(analysis, rank) > max(2.0, 2 * others)
 
 
 def _gain(analysis: Analysis, rank: int, score: float) -> float | None:

@@ -11,7 +11,10 @@ from weft.rules.rule import Finding, Rule
 
 @dataclass(frozen=True)
 class RecordingIncomplete(Rule):
-    """Does the recording lack a rank, or is a file of it damaged?"""
+    """Does the recording lack a rank, or is a file of it damaged?
+
+    A rank that is missing at the end of a job is critical: what it did, and who waited for it, is not known.
+    """
 
     least_steps = 0
 
@@ -25,7 +28,8 @@ class RecordingIncomplete(Rule):
             faults.insert(0, f"nothing is recorded of rank {listed(missing)}, of {told} ranks")
         if not faults:
             return self.passed("all ranks are there, and their files are whole")
-        return self.warning(
+        say = self.critical if missing and analysis.run.complete else self.warning
+        return say(
             faults[0],
             evidence={"missing ranks": len(missing), "ranks": told}
             | {f"fault {number}": text for number, text in enumerate(faults[:20], 1)},

@@ -1,0 +1,54 @@
+"""What is computed from a run, as far as the changes need it, and which ranks have the same partition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from weft.analysis.replay import Replay
+from weft.analysis.run import Facts, Run, Step
+from weft.timeline import Timeline
+
+
+class Measured(Protocol):
+    """An analysis, for those who are used by it; see `weft.analysis.analysis.Analysis`."""
+
+    run: Run
+
+    @property
+    def timeline(self) -> Timeline:
+        """The recorded spans."""
+
+    @property
+    def step_s(self) -> float:
+        """The mean time from one usual step to the next."""
+
+    @property
+    def replay(self) -> Replay:
+        """Usual steps that can be run again."""
+
+    @property
+    def partitions(self) -> Mapping[int, int]:
+        """For each rank its partition."""
+
+    def steps(self, rank: int) -> tuple[Step, ...]:
+        """The steps of a rank that trained."""
+
+    def setting(self, name: str, default: object = None) -> object:
+        """A setting of the run."""
+
+
+def partitions_of(ranks: Sequence[int], facts: Mapping[int, Facts]) -> dict[int, int]:
+    """For each rank its partition. Where ranks did not say, or contradict each other, each has one of its own."""
+    known = [facts[rank] for rank in ranks if rank in facts]
+    if len(known) == len(ranks) == len({(each.pp_rank, each.rdp_rank) for each in known}):
+        return {each.rank: each.pp_rank for each in known}
+    return {rank: number for number, rank in enumerate(ranks)}
+
+
+def copies_of(partitions: Mapping[int, int]) -> dict[int, list[int]]:
+    """For each rank the others that have its partition."""
+    return {
+        rank: [other for other, there in partitions.items() if there == partition and other != rank]
+        for rank, partition in partitions.items()
+    }

@@ -1,0 +1,190 @@
+"""What a usual step would take with one thing changed, and what to write for that."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from weft.analysis.balance import suggest
+from weft.analysis.measured import Measured
+from weft.analysis.pipeline.simulated import Other, Simulated, best_number, best_schedule, simulated
+from weft.analysis.pipeline.work import at_peers_speed, by_partition, partition_work, stages_of
+from weft.analysis.replay import HOST, Replay
+from weft.timeline import WORK
+
+FAITHFUL = 0.05
+"""Gains are told only where a replay without a change differs from the recording by no more than this share."""
+SLOW = 0.95
+"""A rank counts as a straggler where its work would take less than this share of its time at its peers' speed."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that could be otherwise.
+
+    Attributes:
+        name: See `docs/what-if.md`.
+        text: What is changed.
+        line: What to write for it; empty where no single line does it.
+        step_s: What a step would take.
+        gain: The share of a step that is saved; nothing where the replay is not faithful enough to say.
+        ranks: Those that it is about, if not all.
+    """
+
+    name: str
+    text: str
+    line: str
+    step_s: float
+    gain: float | None
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What changes would give.
+
+    Attributes:
+        fidelity: By which share of a step the replay without a change differs from the recording; nan if there is none.
+        step_s: The recorded step.
+        changes: Those that apply to the run.
+    """
+
+    fidelity: float
+    step_s: float
+    changes: tuple[Change, ...] = field(default=())
+
+    def change(self, name: str) -> Change | None:
+        """The change of that name, if it applies."""
+        return next((change for change in self.changes if change.name == name), None)
+
+    def gain(self, name: str) -> float | None:
+        """What the change of that name would save, if it applies and is known."""
+        found = self.change(name)
+        return None if found is None else found.gain
+
+
+def what_if(analysis: Measured) -> WhatIf:
+    """All changes that apply to a run, replayed or simulated."""
+    replay = analysis.replay
+    if not replay.nodes or not replay.measured_s:
+        return WhatIf(math.nan, analysis.step_s)
+    fidelity = abs(replay.step_s - replay.measured_s) / replay.measured_s
+    trial = _Trial(analysis, replay, fidelity <= FAITHFUL)
+    return WhatIf(fidelity, analysis.step_s, tuple(trial.changes()))
+
+
+@dataclass(frozen=True)
+class _Trial:
+    analysis: Measured
+    replay: Replay
+    faithful: bool
+
+    def changes(self) -> Iterator[Change]:
+        yield from self._equal_partitions()
+        yield from self._transfers()
+        yield from self._otherwise()
+        yield from self._straggler()
+        for name, text, line, kinds in LEFT_OUT:
+            if any(node.kind in kinds and node.end_s > node.start_s for node in self.replay.nodes):
+                yield self._replayed(name, text, line, self.replay.without(kinds))
+
+    def _change(self, name: str, text: str, line: str, gain: float, ranks: tuple[int, ...] = ()) -> Change:
+        """A step that takes so much less."""
+        step_s = self.analysis.step_s * (1.0 - gain)
+        return Change(name, text, line, step_s, gain if self.faithful else None, ranks)
+
+    def _replayed(
+        self, name: str, text: str, line: str, replay: Replay, ranks: tuple[int, ...] = ()
+    ) -> Change:
+        return self._change(name, text, line, 1.0 - replay.step_s / self.replay.step_s, ranks)
+
+    def _equal_partitions(self) -> Iterator[Change]:
+        partitions = self.analysis.partitions
+        work_s = partition_work(self.replay, partitions)
+        if len(work_s) < 2 or not min(work_s.values()):
+            return
+        mean_s = statistics.fmean(work_s.values())
+        factors = {partition: mean_s / own for partition, own in work_s.items()}
+        changed = self.replay.scaled(by_partition(factors, partitions))
+        yield self._replayed(
+            "equal partitions", "every partition has the mean of their work", self._split(), changed
+        )
+
+    def _split(self) -> str:
+        """What makes the partitions more equal."""
+        if self.analysis.setting("auto_partition", True) is False:
+            return '"auto_partition": True'
+        if self.analysis.setting("optimize") == "memory":
+            return '"optimize": "speed"'
+        suggestion = suggest(self.analysis)
+        return suggestion.moves[0].line if suggestion is not None and suggestion.moves else ""
+
+    def _transfers(self) -> Iterator[Change]:
+        if any(need.transfer_s for needs in self.replay.needs for need in needs):
+            text = "messages are there when they are sent"
+            yield self._replayed("no transfers", text, "", self.replay.without_transfers())
+
+    def _straggler(self) -> Iterator[Change]:
+        partitions = self.analysis.partitions
+        factors = at_peers_speed(self.replay, partitions, self._expected())
+        slow = {rank: [factor for (own, _), factor in factors.items() if own == rank] for rank in partitions}
+        means = {rank: statistics.fmean(own) for rank, own in slow.items() if own}
+        ranks = tuple(rank for rank, mean in means.items() if mean < SLOW)
+        if not ranks:
+            return
+        changed = self.replay.scaled(
+            lambda node: factors[node.rank, node.step] if node.kind in WORK and node.rank in ranks else 1.0
+        )
+        who = f"rank {ranks[0]} works" if len(ranks) == 1 else f"the ranks {', '.join(map(str, ranks))} work"
+        yield self._replayed("straggler", f"{who} at the speed of the peers", "", changed, ranks)
+
+    def _expected(self) -> dict[int, float]:
+        """For each partition what its units were measured to take."""
+        units = next((facts.units for facts in self.analysis.run.facts.values() if facts.units), ())
+        found: dict[int, float] = {}
+        for unit in units:
+            found[unit.partition] = found.get(unit.partition, 0.0) + unit.forward_s + unit.backward_s
+        return found
+
+    def _otherwise(self) -> Iterator[Change]:
+        """Other numbers of microbatches, and other schedules."""
+        partitions = self.analysis.partitions
+        stages, asked = stages_of(self.replay, partitions), self.analysis.setting("pipeline", "interleaved")
+        present = simulated(self.replay, stages, partitions, str(asked))
+        any_number = present or simulated(self.replay, stages, partitions, "interleaved")
+        if any_number is not None:
+            samples = [step.samples for step in self.analysis.steps(self.analysis.timeline.ranks[0])]
+            found = best_number(any_number, round(statistics.median(samples)) if samples else 0)
+            if found is not None:
+                text = f"{found.microbatches} microbatches instead of {any_number.stages.microbatches}"
+                yield self._simulated(
+                    "microbatches", text, _setting("microbatches", found.microbatches), any_number, found
+                )
+        units = next((len(facts.units) for facts in self.analysis.run.facts.values()), 0)
+        found = best_schedule(present, units) if present is not None else None
+        if present is not None and found is not None:
+            text = f'the schedule "{found.schedule}" instead of "{present.schedule}"'
+            yield self._simulated("schedule", text, _setting("pipeline", found.schedule), present, found)
+
+    def _simulated(self, name: str, text: str, line: str, present: Simulated, other: Other) -> Change:
+        if other.held > other.held_now:
+            text += f", which keeps up to {other.held} microbatches on a rank instead of {other.held_now}"
+        found = self._change(name, text, line, other.saved_s / self.replay.step_s)
+        explained = present.unexplained_s <= FAITHFUL * self.replay.step_s
+        return found if explained else Change(name, text, line, found.step_s, None)
+
+
+def _setting(name: str, value: int | str) -> str:
+    return f'"{name}": {value}' if isinstance(value, int) else f'"{name}": "{value}"'
+
+
+LEFT_OUT: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("no data wait", "the next batch is there when it is asked for", "num_workers=4", ("data",)),
+    ("no reduce", "sums of gradients take no time; copies still wait for the slowest", "", ("reduce",)),
+    ("no host gaps", "Python between the pieces of work takes no time", "", HOST),
+    ("no collector", "Python's garbage collector does not run in steps", "gc.freeze()", ("collector",)),
+    ("no checkpoint", "nothing waits for checkpoints", "", ("checkpoint",)),
+)
+"""What is left out altogether: name, text, line, kinds of pieces."""

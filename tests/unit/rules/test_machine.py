@@ -1,0 +1,87 @@
+"""Rules about processors, GPUs and memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.recordings import Recorded
+from tests.unit.rules.cases import Case, Values, ask, check, gpu, sample, with_samples
+from weft.rules.rule import Status
+
+MB = 1_000_000
+
+
+def memory(first: int, each: int, until: int = 1000) -> Values:
+    """So many MB, and more with each step, up to a last one."""
+    return lambda rank, step: {"memory_bytes": (first + each * min(step, until)) * MB}
+
+
+CASES = {
+    "CPUBottleneck": Case(
+        Recorded(microbatches=32, host_s=30), Status.WARNING, "19.7 % of a step",
+        Recorded(microbatches=32, host_s=5), None,
+    ),
+    "LowGPUUtilization": Case(
+        Recorded(sample=sample(devices=(gpu(0.3), gpu(0.9)))), Status.WARNING, "node gpu 0 is rarely busy",
+        Recorded(sample=sample(devices=(gpu(0.9),))), Recorded(sample=sample()),
+    ),
+    "GPUMemoryIncrease": Case(
+        with_samples(Recorded().run(), lambda n: sample(devices=(gpu(1, 0.2 + 0.01 * n),))), Status.WARNING,
+        "node gpu 0 grew by", with_samples(Recorded().run(), lambda n: sample(devices=(gpu(1, min(0.5, 0.05 * n)),))),
+        Recorded(sample=sample()),
+    ),
+    "BatchSize": Case(
+        Recorded(sample=sample(devices=(gpu(0.3, 0.4),))), Status.WARNING, "below 50.0 %",
+        Recorded(sample=sample(devices=(gpu(0.3, 0.9),))), Recorded(sample=sample()),
+    ),
+    "MemoryHeadroom": Case(
+        Recorded(step_values=memory(1060, 0)), Status.CRITICAL, "98.7 %", Recorded(step_values=memory(900, 0)),
+        Recorded(step_values=memory(0, 0)), Status.NOT_ENOUGH_DATA,
+    ),
+    "MemoryLeak": Case(
+        Recorded(steps=30, step_values=memory(100, 10)), Status.CRITICAL, "takes 9.54 MiB more with every step",
+        Recorded(steps=30, step_values=memory(100, 10, until=8)), Recorded(step_values=memory(100, 10)),
+        Status.NOT_ENOUGH_DATA,
+    ),
+    "OverallSystemUsage": Case(
+        Recorded(sample=sample(devices=(gpu(0.3),))), Status.INFO, "1 hosts", None, Recorded(), Status.NOT_ENOUGH_DATA
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_battery(name: str):
+    check(name, CASES[name])
+
+
+def test_a_full_core_beside_idle_gpus():
+    full = Recorded(microbatches=32, sample=sample(cores=(1.0, 0.0), devices=(gpu(0.05),)))
+    assert ask("CPUBottleneck", full).status is Status.WARNING
+    working = Recorded(microbatches=32, sample=sample(cores=(1.0, 0.0), devices=(gpu(0.0), gpu(1.0))))
+    assert ask("CPUBottleneck", working).status is Status.PASS
+
+
+def test_gpus_that_swing_and_gpus_that_never_run():
+    swings = with_samples(Recorded().run(), lambda n: sample(devices=(gpu(float(n % 2)), gpu(0.0))))
+    found = ask("LowGPUUtilization", swings)
+    assert found.text == "node gpu 1 never ran; node gpu 0 is busy now and then"
+    only = with_samples(Recorded().run(), lambda n: sample(devices=(gpu(float(n % 2)),)))
+    assert ask("LowGPUUtilization", only).status is Status.INFO
+
+
+def test_a_slow_leak_is_found_at_every_length():
+    """Windows that overlap, as elsewhere, see a jump only."""
+    run = Recorded(steps=200, partitions=2, microbatches=4).run()
+    slow = with_samples(run, lambda n: sample(devices=(gpu(1, 0.2 + 0.0002 * n),)), count=4000)
+    assert ask("GPUMemoryIncrease", slow).status is Status.WARNING
+
+
+def test_a_leak_far_from_the_limit_is_a_warning():
+    found = ask("MemoryLeak", Recorded(steps=30, step_values=memory(100, 1)))
+    assert (found.status, found.evidence["full after"]) == (Status.WARNING, "944 more steps")
+
+
+def test_the_table_of_usage():
+    found = ask("OverallSystemUsage", Recorded(sample=sample(read_rate=1 << 20)))
+    assert found.evidence["node: cores"] == "max 50.0 %, p99 50.0 %, p95 50.0 %, p50 50.0 %"
+    assert found.evidence["node: read"] == "max 1 MiB/s, p99 1 MiB/s, p95 1 MiB/s, p50 1 MiB/s"

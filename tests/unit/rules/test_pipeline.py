@@ -1,0 +1,91 @@
+"""Rules about models that are split."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.recordings import Recorded
+from tests.unit.rules.cases import Case, ask, check, with_gaps
+from weft.analysis.analysis import Analysis
+from weft.analysis.run import Unit
+from weft.rules.measures import ideal_bubble
+from weft.rules.rule import Status
+
+WHOLE = Recorded(partitions=1, microbatches=1)
+LONG = Recorded(microbatches=32)
+LAST_HEAVY = Recorded(forward_s=[1, 1, 1, 1.3], backward_s=[2, 2, 2, 2.6])
+
+CASES = {
+    "PipelineBubble": Case(LAST_HEAVY, Status.WARNING, "35.8 %", LONG, WHOLE),
+    "PartitionImbalance": Case(
+        Recorded(forward_s=[1, 2, 1, 1], backward_s=[2, 4, 2, 2]), Status.CRITICAL, "partition 1 works 1.60 times",
+        Recorded(forward_s=[1, 1.1, 1, 1], backward_s=[2, 2.2, 2, 2]), WHOLE,
+    ),
+    "LastPartitionHeavy": Case(
+        LAST_HEAVY, Status.CRITICAL, "30.0 % longer", Recorded(forward_s=[1, 1.3, 1, 1.3]), WHOLE
+    ),
+    "TransferExposed": Case(
+        Recorded(microbatches=32, transfer_s=0.5), Status.WARNING, "9.4 %",
+        Recorded(microbatches=32, transfer_s=0.05), WHOLE,
+    ),
+    "MicrobatchesTooFew": Case(
+        Recorded(microbatches=2), Status.CRITICAL, "with 2 microbatches for 4 partitions", LONG, WHOLE
+    ),
+    "MicrobatchesTooMany": Case(
+        with_gaps(LONG.run(), 0.2), Status.WARNING, "20.0 % is Python", with_gaps(LONG.run(), 0.05), WHOLE
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_battery(name: str):
+    check(name, CASES[name])
+
+
+def test_how_many_microbatches_are_enough():
+    assert '`"microbatches": 32`' in ask("MicrobatchesTooFew", Recorded(microbatches=4)).advice[0]
+    few = Recorded(microbatches=4, step_values=lambda rank, step: {"samples": 8})
+    assert "larger mini-batch" in ask("MicrobatchesTooFew", few).advice[0]
+
+
+def test_many_microbatches_stay_where_fewer_would_stand_still():
+    assert ask("MicrobatchesTooMany", with_gaps(Recorded(microbatches=8).run(), 0.2)).status is Status.PASS
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "bubble"),
+    [("interleaved", 3 / 11), ("simple", 3 / 11), ("looped", 3 / 19), ("auto", 3 / 11)],
+)
+def test_the_bubble_of_a_schedule(pipeline: str, bubble: float):
+    analysis = Analysis(replace(Recorded(settings={"pipeline": pipeline, "chunks": 2}).run()))
+    assert ideal_bubble(analysis, 8) == pytest.approx(bubble)
+
+
+def test_a_schedule_that_splits_backward_passes_stands_still_less():
+    analysis = Analysis(Recorded(settings={"pipeline": "zb_h1"}).run())
+    assert ideal_bubble(analysis, 8) < 0.2
+
+
+def test_clocks_that_differ_tell_nothing_of_bubbles():
+    found = ask("PipelineBubble", replace(Recorded().run(), clock_error_s=0.2))
+    assert (found.status, "may differ by 200 ms" in found.text) == (Status.NOT_ENOUGH_DATA, True)
+
+
+def test_the_unit_to_move_is_named():
+    units = tuple(
+        Unit(name, place, cost, 2 * cost)
+        for name, place, cost in (("a", 0, 1.0), ("b.0", 1, 0.3), ("b.1", 1, 1.7), ("c", 2, 1.0))
+    )
+    made = Recorded(partitions=3, microbatches=32, forward_s=[1, 2, 1], backward_s=[2, 4, 2], units=units)
+    advice = ask("PartitionImbalance", made).advice
+    assert '`weft.set_partition(model.get_submodule("b.0"), 0)`' in advice[0]
+    by_hand = replace(made, settings={"auto_partition": False})
+    assert ask("PartitionImbalance", by_hand).advice[0].endswith('`"auto_partition": true`')
+
+
+def test_no_unit_is_named_whose_move_would_only_move_the_fault():
+    units = (Unit("a", 0, 1.0), Unit("b", 1, 1.0), Unit("c", 1, 1.0))
+    made = Recorded(partitions=2, forward_s=[1, 1.5], backward_s=[2, 3], units=units)
+    assert ask("LastPartitionHeavy", made).advice[0] == "move modules from partition 1 to others"

@@ -1,0 +1,133 @@
+"""Rules about the run itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.recordings import Recorded
+from tests.unit.rules.cases import Case, Made, ask, check, logging
+from weft.analysis.run import Run
+from weft.rules.rule import Status
+from weft.timeline import Timeline
+
+NAN, INF = float("nan"), float("inf")
+QUIET = Recorded(partitions=2, microbatches=16, steps=40)
+
+
+def started(seconds: float, steps: int = 8) -> Run:
+    """A run whose processes began so long before the first step."""
+    run = Recorded(partitions=2, steps=steps).run()
+    facts = {rank: replace(each, start_s=-seconds, joined_s=-1.0) for rank, each in run.facts.items()}
+    return replace(run, facts=facts)
+
+
+def without_rank(rank: int) -> Run:
+    """A run of four ranks, one of which left no files."""
+    run = Recorded().run()
+    kept = Timeline(span for span in run.timeline.spans if span.rank != rank)
+    return replace(
+        run,
+        timeline=kept,
+        facts={each: facts for each, facts in run.facts.items() if each != rank},
+        steps={each: steps for each, steps in run.steps.items() if each != rank},
+    )
+
+
+def late(times: float, *steps: int) -> Made:
+    return Recorded(partitions=2, steps=101, late={(step, 1): times for step in steps})
+
+
+CASES = {
+    "RecordingIncomplete": Case(
+        without_rank(2), Status.CRITICAL, "nothing is recorded of rank 2, of 4 ranks", Recorded(), None
+    ),
+    "CollectorPauses": Case(
+        Recorded(partitions=2, microbatches=16, pauses={3: ("collector", 5), 6: ("collector", 5)}), Status.WARNING,
+        "2.7 %",
+        Recorded(partitions=2, microbatches=16, pauses={3: ("collector", 1)}), None,
+    ),
+    "CheckpointStall": Case(
+        Recorded(partitions=2, microbatches=16, pauses={3: ("checkpoint", 100)}), Status.CRITICAL, "21.9 %",
+        Recorded(partitions=2, microbatches=16, pauses={3: ("checkpoint", 10)}), Recorded(),
+    ),
+    "StepOutlier": Case(
+        late(5, 50, 100), Status.WARNING, "2 of 99 steps take", late(1.3, 50, 100), Recorded(), Status.NOT_ENOUGH_DATA
+    ),
+    "MaxInitializationTime": Case(
+        started(1500), Status.WARNING, "began after 1500 s", started(10), Recorded(), Status.NOT_ENOUGH_DATA
+    ),
+    "OverallFrameworkMetrics": Case(
+        Recorded(), Status.INFO, "48.5 % is backward", None, Recorded(steps=3), Status.NOT_ENOUGH_DATA
+    ),
+    "LossNotFinite": Case(
+        logging(lambda step: {"loss": NAN if step >= 17 else 1.0}), Status.CRITICAL, "the loss is nan since step 17",
+        logging(lambda step: {"loss": 1e30, "other": NAN}), QUIET, Status.NOT_ENOUGH_DATA,
+    ),
+    "LossNotDecreasing": Case(
+        logging(lambda step: {"loss": 1.0 + step / 100}), Status.WARNING, "the loss rose from",
+        logging(lambda step: {"loss": 1.0 - step / 100}), QUIET, Status.NOT_ENOUGH_DATA,
+    ),
+    "VanishingGradient": Case(
+        logging(lambda step: {"gradient_norm": 10.0 ** -step}), Status.WARNING, "fell to",
+        logging(lambda step: {"gradient_norm": 1e-6}), QUIET, Status.NOT_ENOUGH_DATA,
+    ),
+    "ExplodingGradient": Case(
+        logging(lambda step: {"gradient_norm": 1.5 ** step}), Status.WARNING, "norm grew from",
+        logging(lambda step: {"gradient_norm": INF if step == 9 else 1.0 + step % 7}), QUIET, Status.NOT_ENOUGH_DATA,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_battery(name: str):
+    check(name, CASES[name])
+
+
+def test_a_rank_may_come_later_while_the_job_runs():
+    assert ask("RecordingIncomplete", replace(without_rank(2), complete=False)).status is Status.WARNING
+
+
+def test_a_damaged_file_is_told():
+    found = ask("RecordingIncomplete", replace(Recorded().run(), warnings=("rank1.spans ends in a piece",)))
+    assert (found.status, found.text) == (Status.WARNING, "rank1.spans ends in a piece")
+
+
+def test_a_start_that_is_a_large_part_of_the_run_is_worth_knowing():
+    assert ask("MaxInitializationTime", started(200)).status is Status.INFO
+
+
+def test_one_outlier_is_no_fault_and_what_grew_is_told():
+    assert ask("StepOutlier", late(5, 50)).status is Status.PASS
+    found = ask("StepOutlier", late(5, 50, 100))
+    assert (found.steps, found.evidence["what takes longer in them"]) == ((50, 100), "backward")
+
+
+def test_outliers_do_not_hide_each_other():
+    """With a mean and a standard deviation none of them would count."""
+    assert ask("StepOutlier", late(5, *range(10, 100, 4))).status is Status.CRITICAL
+
+
+def test_the_time_of_an_evaluation_is_no_outlier():
+    run = late(5, 50, 100).run()
+    evaluating = {
+        rank: tuple(replace(step, evaluates=step.step in (50, 100)) for step in own)
+        for rank, own in run.steps.items()
+    }
+    assert ask("StepOutlier", replace(run, steps=evaluating)).status is Status.PASS
+
+
+def test_the_only_value_is_the_loss():
+    assert ask("LossNotFinite", logging(lambda step: {"mine": INF})).text == "the mine is inf since step 1"
+    two = logging(lambda step: {"mine": INF, "other": 1.0})
+    assert ask("LossNotFinite", two).status is Status.NOT_ENOUGH_DATA
+
+
+def test_a_loss_that_stays_is_told():
+    assert "does not fall" in ask("LossNotDecreasing", logging(lambda step: {"loss": 2.0})).text
+
+
+def test_norms_that_are_often_not_finite():
+    found = ask("ExplodingGradient", logging(lambda step: {"gradient_norm": INF if step % 4 == 0 else 1.0}))
+    assert found.text == "the gradients' norm was not finite in 10 of 40 steps"

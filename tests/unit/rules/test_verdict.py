@@ -1,0 +1,93 @@
+"""Which finding comes first, and what stands under it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.recordings import Recorded
+from weft.analysis.analysis import Analysis
+from weft.rules.rule import Finding, Rule, Status, judge
+from weft.rules.table import RULES
+from weft.rules.verdict import explain, verdict
+
+ERROR, CRITICAL, WARNING, INFO, PASS = (
+    Status.ERROR, Status.CRITICAL, Status.WARNING, Status.INFO, Status.PASS,
+)  # fmt: skip
+
+
+def of(made: Recorded):
+    return verdict(judge(RULES, Analysis(made.run())))
+
+
+def test_a_clean_run_says_so():
+    found = of(Recorded(microbatches=32))
+    assert (found.status, found.finding) == (PASS, None)
+    assert found.text.startswith("Nothing is wrong: 13 rules found no fault")
+    assert len(found.under) == len(RULES)
+
+
+def test_a_run_that_says_too_little():
+    found = of(Recorded(steps=2, settings={}))
+    assert found.status in (PASS, Status.NOT_ENOUGH_DATA)
+    assert verdict([Finding("A", Status.NOT_ENOUGH_DATA)]).text == "The run has too little to say."
+
+
+def test_a_rule_that_failed_is_told_and_shown_first():
+    found = verdict([Finding("A", PASS), Finding("B", ERROR, "ValueError: x")], ())
+    assert found.text.endswith("1 rules failed: B.")
+    assert [each.rule for each in found.under] == ["B", "A"]
+
+
+def test_consequences_stand_under_their_cause_and_are_no_faults_of_their_own():
+    found = of(Recorded(forward_s=[1, 1, 1, 1.3], backward_s=[2, 2, 2, 2.6]))
+    assert found.finding is not None and found.finding.rule == "LastPartitionHeavy"
+    assert found.text.startswith("LastPartitionHeavy: the last partition works 30.0 % longer")
+    under = [(each.rule, each.explained_by) for each in found.under if each.status in (WARNING, CRITICAL)]
+    assert sorted(under[:2]) == [
+        ("PartitionImbalance", "LastPartitionHeavy"), ("PipelineBubble", "LastPartitionHeavy"),
+    ]  # fmt: skip
+    assert under[2] == ("MicrobatchesTooFew", "")
+
+
+def test_the_first_cause_of_a_chain_is_named():
+    @dataclass(frozen=True)
+    class A(Rule):
+        explains = ("B",)
+
+        def evaluate(self, analysis: Analysis) -> Finding:
+            return self.passed()
+
+    class B(A):
+        explains = ("C",)
+
+    class C(A):
+        explains = ()
+
+    findings = [Finding("C", CRITICAL), Finding("B", CRITICAL), Finding("A", WARNING)]
+    explained = explain(findings, [A(), B(), C()])
+    assert [(each.explained_by, each.status) for each in explained] == [
+        ("A", WARNING), ("A", WARNING), ("", WARNING),
+    ]  # fmt: skip
+    without = explain([*findings[:2], Finding("A", PASS)], [A(), B(), C()])
+    assert [each.explained_by for each in without] == ["B", "", ""]
+
+
+def test_the_order_is_what_is_lost_then_gain_then_status():
+    found = verdict(
+        [
+            Finding("Small", CRITICAL, gain=0.1),
+            Finding("Unknown", WARNING),
+            Finding("Large", WARNING, gain=0.3),
+            Finding("Lost", CRITICAL),
+            Finding("AsSmall", WARNING, gain=0.1),
+        ],
+        (),
+    )
+    order = [found.finding, *found.under]
+    assert [each.rule for each in order if each] == ["Lost", "Large", "Small", "AsSmall", "Unknown"]
+
+
+def test_the_gain_is_told():
+    assert verdict([Finding("A", WARNING, "it is slow", gain=0.25)], ()).text == (
+        "A: it is slow. Mending it is expected to save 25 % of a step."
+    )
