@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from weft.analysis.messages import Message, match
-from weft.analysis.parts import Period, periods, pieces
+from weft.analysis.parts import Period, pieces
 from weft.analysis.replay import BEGIN, BETWEEN, END, JOIN, Need, Node, Replay
 from weft.analysis.series import thinned
 from weft.timeline import MESSAGES, WORK, Span, Timeline
@@ -20,25 +20,32 @@ SAME_S = 1e-9
 """Moments that are closer are one."""
 
 
-def replay_of(timeline: Timeline, steps: Iterable[int], copies: Mapping[int, Sequence[int]]) -> Replay:
+def replay_of(
+    timeline: Timeline,
+    periods: Mapping[int, Iterable[Period]],
+    steps: Iterable[int],
+    copies: Mapping[int, Sequence[int]],
+) -> Replay:
     """The graph of a sample of these steps, of those that every rank recorded.
 
     Args:
         timeline: The recording.
-        steps: Their numbers.
+        periods: For each rank its steps.
+        steps: The numbers of those that are wanted.
         copies: For each rank the others that have the same partition and sum gradients with it.
     """
-    found = {rank: {period.step: period for period in periods(timeline, rank)} for rank in timeline.ranks}
+    found = {rank: {period.step: period for period in own} for rank, own in periods.items()}
     everywhere = sorted(step for step in set(steps) if all(step in own for own in found.values()))
-    wanted = frozenset(everywhere)
+    most = MOST_SPANS * len(timeline.steps) // max(1, len(timeline.spans))
+    chosen = thinned(everywhere, max(LEAST_STEPS, most))
+    wanted = frozenset(chosen)
     spans = [span for span in timeline.spans if span.step in wanted]
-    most = max(LEAST_STEPS, MOST_SPANS * len(everywhere) // max(1, len(spans)))
-    if len(everywhere) > most:
-        everywhere = thinned(everywhere, most)
-        wanted = frozenset(everywhere)
-        spans = [span for span in spans if span.step in wanted]
-    chosen = {rank: [own[step] for step in everywhere] for rank, own in found.items()}
-    return record(chosen, spans, match(Timeline(spans)), copies)
+    return record(
+        {rank: [own[step] for step in chosen] for rank, own in found.items()},
+        spans,
+        match(Timeline(spans)),
+        copies,
+    )
 
 
 def record(
