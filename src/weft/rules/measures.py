@@ -34,8 +34,7 @@ def number_of(analysis: Analysis, setting: str, otherwise: int = 1) -> int:
 
 def partitions(analysis: Analysis) -> int:
     """How many partitions the model has."""
-    seen = 1 + max((analysis.facts(rank).pp_rank for rank in analysis.ranks), default=0)
-    return max(seen, number_of(analysis, "partitions"))
+    return max(1 + max(analysis.partitions.values(), default=0), number_of(analysis, "partitions"))
 
 
 def microbatches(analysis: Analysis) -> int:
@@ -48,7 +47,7 @@ def of_partition(analysis: Analysis) -> dict[int, list[int]]:
     """The ranks with a timeline of each partition."""
     found: dict[int, list[int]] = defaultdict(list)
     for rank in analysis.typical:
-        found[analysis.facts(rank).pp_rank].append(rank)
+        found[analysis.partitions[rank]].append(rank)
     return dict(sorted(found.items()))
 
 

@@ -36,7 +36,8 @@ def verdict(findings: Iterable[Finding], rules: Iterable[Rule] = RULES) -> Verdi
     """What comes first of what rules found.
 
     Causes are ordered by weight: first what is critical and has no price in time (a lost loss, a full memory), then
-    by gain, then by status, then as they come.
+    by status, then by gain, then as they come. Status comes before gain, since more microbatches often promise most
+    also where a partition is at fault.
 
     Args:
         findings: As `judge` gives them.
@@ -96,10 +97,10 @@ def _cause(
     return min(roots, key=_weight, default=None)
 
 
-def _weight(finding: Finding) -> tuple[bool, float, bool]:
+def _weight(finding: Finding) -> tuple[bool, bool, float]:
     """The smaller, the earlier it is told."""
     lost = finding.status is Status.CRITICAL and finding.gain is None
-    return not lost, -(finding.gain or 0.0), finding.status is not Status.CRITICAL
+    return not lost, finding.status is not Status.CRITICAL, -(finding.gain or 0.0)
 
 
 def _quiet(findings: Iterable[Finding]) -> list[Finding]:

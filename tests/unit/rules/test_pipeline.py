@@ -46,7 +46,7 @@ def test_the_battery(name: str):
 
 def test_how_many_microbatches_are_enough():
     assert '`"microbatches": 32`' in ask("MicrobatchesTooFew", Recorded(microbatches=4)).advice[0]
-    few = Recorded(microbatches=4, step_values=lambda rank, step: {"samples": 8})
+    few = Recorded(microbatches=4, step_values=lambda rank, step: {"samples": 4})
     assert "larger mini-batch" in ask("MicrobatchesTooFew", few).advice[0]
 
 
@@ -73,19 +73,30 @@ def test_clocks_that_differ_tell_nothing_of_bubbles():
     assert (found.status, "may differ by 200 ms" in found.text) == (Status.NOT_ENOUGH_DATA, True)
 
 
-def test_the_unit_to_move_is_named():
+def test_the_units_to_move_are_named():
     units = tuple(
         Unit(name, place, cost, 2 * cost)
         for name, place, cost in (("a", 0, 1.0), ("b.0", 1, 0.3), ("b.1", 1, 1.7), ("c", 2, 1.0))
     )
     made = Recorded(partitions=3, microbatches=32, forward_s=[1, 2, 1], backward_s=[2, 4, 2], units=units)
-    advice = ask("PartitionImbalance", made).advice
-    assert '`weft.set_partition(model.get_submodule("b.0"), 0)`' in advice[0]
+    assert ask("PartitionImbalance", made).advice == (
+        'move b.0 from partition 1 to 0: `"auto_partition": false`, '
+        '`weft.set_partition(model.get_submodule("b.0"), 0)`',
+    )
     by_hand = replace(made, settings={"auto_partition": False})
     assert ask("PartitionImbalance", by_hand).advice[0].endswith('`"auto_partition": true`')
+    for_memory = replace(made, settings={"optimize": "memory"})
+    assert ask("PartitionImbalance", for_memory).advice[0].endswith('`"optimize": "speed"`')
 
 
 def test_no_unit_is_named_whose_move_would_only_move_the_fault():
-    units = (Unit("a", 0, 1.0), Unit("b", 1, 1.0), Unit("c", 1, 1.0))
-    made = Recorded(partitions=2, forward_s=[1, 1.5], backward_s=[2, 3], units=units)
-    assert ask("LastPartitionHeavy", made).advice[0] == "move modules from partition 1 to others"
+    units = (Unit("a", 0, 1.0), Unit("b", 1, 3.0))
+    made = Recorded(partitions=2, forward_s=[1, 3], backward_s=[2, 6], units=units)
+    assert ask("LastPartitionHeavy", made).advice[0] == (
+        "cut the modules of partition 1 into smaller ones: no split of these units is better balanced"
+    )
+
+
+def test_gains_are_those_of_what_if():
+    found = ask("LastPartitionHeavy", LAST_HEAVY)
+    assert found.gain == pytest.approx(1 - 35.475 / 40.2, abs=1e-6)

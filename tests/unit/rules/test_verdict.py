@@ -72,7 +72,7 @@ def test_the_first_cause_of_a_chain_is_named():
     assert [each.explained_by for each in without] == ["B", "", ""]
 
 
-def test_the_order_is_what_is_lost_then_gain_then_status():
+def test_the_order_is_what_is_lost_then_status_then_gain():
     found = verdict(
         [
             Finding("Small", CRITICAL, gain=0.1),
@@ -84,7 +84,7 @@ def test_the_order_is_what_is_lost_then_gain_then_status():
         (),
     )
     order = [found.finding, *found.under]
-    assert [each.rule for each in order if each] == ["Lost", "Large", "Small", "AsSmall", "Unknown"]
+    assert [each.rule for each in order if each] == ["Lost", "Small", "Large", "AsSmall", "Unknown"]
 
 
 def test_the_gain_is_told():

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
 from weft.rules.data.waiting import data_wait
-from weft.rules.gain import gain
 from weft.rules.measures import percent
 from weft.rules.rule import Finding, Rule
 from weft.units import format_seconds
@@ -41,11 +40,6 @@ class DataWait(Rule):
                 "rank": rank,
             },
             advice=[*advice, "do once what is the same each time: store what preprocessing gives"],
-            gain=_gain(analysis, share),
+            gain=analysis.what_if.gain("no data wait"),
             ranks=[rank],
         )
-
-
-def _gain(analysis: Analysis, share: float) -> float:
-    told = gain(analysis, "no data wait")
-    return share if told is None else told

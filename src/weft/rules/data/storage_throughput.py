@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
 from weft.rules.data.waiting import data_wait, own_core
-from weft.rules.gain import gain
 from weft.rules.measures import mean, percent, samples
 from weft.rules.rule import Finding, Rule
 from weft.units import format_bytes
@@ -68,6 +67,6 @@ class StorageThroughput(Rule):
                 "store it in fewer and larger files, compressed or of smaller types",
                 "read ahead: `DataLoader(..., num_workers=4, prefetch_factor=8)`",
             ],
-            gain=gain(analysis, "no data wait") or share,
+            gain=analysis.what_if.gain("no data wait"),
             ranks=[rank],
         )

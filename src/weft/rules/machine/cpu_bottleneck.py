@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
 from weft.analysis.run import Sample
-from weft.rules.gain import gain
 from weft.rules.measures import mean, percent, samples, share
 from weft.rules.rule import Finding, Rule
 
@@ -47,7 +46,7 @@ class CPUBottleneck(Rule):
                 "take out of the loop what waits for numbers each step: `.item()`, `print`, metrics",
                 "make each call larger: fewer microbatches, or `torch.compile`",
             ],
-            gain=gain(analysis, "no host gaps"),
+            gain=analysis.what_if.gain("no host gaps"),
             ranks=analysis.ranks,
         )
 

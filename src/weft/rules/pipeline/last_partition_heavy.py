@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.gain import gain
 from weft.rules.measures import of_partition, partition_work, partitions, percent
 from weft.rules.pipeline.heavy import lighten
 from weft.rules.rule import Finding, Rule
@@ -37,9 +36,9 @@ class LastPartitionHeavy(Rule):
             (more, self.warn, self.severe),
             evidence={f"partition {each}": format_seconds(seconds) for each, seconds in work.items()},
             advice=[
-                *lighten(analysis, last, work),
+                *lighten(analysis, last),
                 "compute the loss in pieces, so that the head's output is never whole",
             ],
-            gain=gain(analysis, "equal partitions"),
+            gain=analysis.what_if.gain("equal partitions"),
             ranks=of_partition(analysis)[last],
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.gain import gain
+from weft.foreign import whole
 from weft.rules.measures import (
     enough_microbatches,
     ideal_bubble,
@@ -34,8 +34,7 @@ class MicrobatchesTooFew(Rule):
         count, cut = partitions(analysis), microbatches(analysis)
         if count < 2:
             return self.not_applicable("the model is not split")
-        ideal, enough = ideal_bubble(analysis, cut), enough_microbatches(analysis, self.warn / 2)
-        enough = enough or enough_microbatches(analysis, self.warn)
+        ideal, enough = ideal_bubble(analysis, cut), self._enough(analysis)
         evidence = {"microbatches": cut, "partitions": count, "bubble of the schedule": percent(ideal)}
         if enough:
             evidence[f"with {enough} microbatches"] = percent(ideal_bubble(analysis, enough))
@@ -52,6 +51,14 @@ class MicrobatchesTooFew(Rule):
             (ideal, self.warn, self.severe),
             evidence=evidence,
             advice=advice,
-            gain=gain(analysis, "microbatches"),
+            gain=analysis.what_if.gain("microbatches"),
             ranks=analysis.ranks,
         )
+
+    def _enough(self, analysis: Analysis) -> int | None:
+        """The number that is best by a simulation with what was measured, else one that makes few bubbles."""
+        change = analysis.what_if.change("microbatches")
+        number = whole(change.line.rpartition(" ")[2]) if change is not None else None
+        if number is not None and number > microbatches(analysis):
+            return number
+        return enough_microbatches(analysis, self.warn / 2) or enough_microbatches(analysis, self.warn)

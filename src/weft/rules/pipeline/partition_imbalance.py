@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.gain import gain
 from weft.rules.measures import mean, of_partition, partition_work, partitions
 from weft.rules.pipeline.heavy import lighten
 from weft.rules.rule import Finding, Rule
@@ -37,7 +36,7 @@ class PartitionImbalance(Rule):
             f"partition {heavy} works {ratio:.2f} times as long as the mean of all",
             (ratio, self.warn, self.severe),
             evidence={f"partition {each}": format_seconds(seconds) for each, seconds in work.items()},
-            advice=lighten(analysis, heavy, work),
-            gain=gain(analysis, "equal partitions"),
+            advice=lighten(analysis, heavy),
+            gain=analysis.what_if.gain("equal partitions"),
             ranks=of_partition(analysis)[heavy],
         )

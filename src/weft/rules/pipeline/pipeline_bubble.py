@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
 from weft.analysis.parts import Parts
-from weft.rules.gain import gain
 from weft.rules.measures import ideal_bubble, mean, microbatches, partitions, percent
 from weft.rules.rule import Finding, Rule
 from weft.units import format_seconds
@@ -39,6 +38,7 @@ class PipelineBubble(Rule):
                 f"{format_seconds(forward)}"
             )
         bubble, ideal = mean(map(_share, typical)), ideal_bubble(analysis, cut)
+        change = analysis.what_if.change("schedule")
         waits = sorted(analysis.waits.items(), key=lambda pair: -pair[1])[:1]
         return self.graded(
             f"ranks have nothing to run for {percent(bubble)} of the pipeline's time; the schedule alone makes "
@@ -55,10 +55,13 @@ class PipelineBubble(Rule):
                 "microbatches": cut,
                 **{f"rank {a} waits for rank {b}": format_seconds(seconds) for (a, b), seconds in waits},
             },
-            advice=['let weft choose a schedule with fewer bubbles: `"pipeline": "auto"`'],
-            gain=gain(analysis, "schedule"),
+            advice=[f"take a schedule with fewer bubbles: `{change.line if change else _AUTO}`"],
+            gain=analysis.what_if.gain("schedule"),
             ranks=analysis.ranks,
         )
+
+
+_AUTO = '"pipeline": "auto"'
 
 
 def _share(parts: Parts) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.gain import gain
 from weft.rules.measures import mean, microbatches, partitions, percent, share
 from weft.rules.rule import Finding, Rule
 from weft.units import format_seconds
@@ -49,6 +48,6 @@ class TransferExposed(Rule):
                 "hosts": len(hosts),
             },
             advice=advice,
-            gain=gain(analysis, "no transfers"),
+            gain=analysis.what_if.gain("no transfers"),
             ranks=analysis.ranks,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.gain import gain
 from weft.rules.measures import number_of, percent, share
 from weft.rules.rule import Finding, Rule
 
@@ -38,6 +37,6 @@ class AllReduceExposed(Rule):
             (exposed, self.warn, self.severe),
             evidence={"exposed": percent(exposed), "copies of the model": copies, "hosts": len(hosts)},
             advice=advice,
-            gain=gain(analysis, "no reduce"),
+            gain=analysis.what_if.gain("no reduce"),
             ranks=analysis.ranks,
         )

@@ -6,7 +6,6 @@ import statistics
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.gain import gain
 from weft.rules.measures import core_time, mean, microbatches, of_partition, percent
 from weft.rules.rule import Finding, Rule
 
@@ -103,7 +102,7 @@ def _by_split(analysis: Analysis) -> dict[int, float]:
     units = next((facts.units for facts in analysis.run.facts.values() if facts.units), ())
     speeds = {}
     for rank, parts in analysis.typical.items():
-        own = [each for each in units if each.partition == analysis.facts(rank).pp_rank]
+        own = [each for each in units if each.partition == analysis.partitions[rank]]
         if own and parts.work > 0:
             expected = sum(each.forward_s + each.backward_s for each in own) * microbatches(analysis)
             speeds[rank] = expected / parts.work
@@ -123,9 +122,11 @@ def _preempted_more(analysis: Analysis, rank: int) -> bool:
 
 def _gain(analysis: Analysis, rank: int, score: float) -> float | None:
     """What is saved if the rank runs at its peers' speed."""
-    told = gain(analysis, "straggler")
-    if told is not None or rank not in analysis.typical or not analysis.step_s:
-        return told
+    change = analysis.what_if.change("straggler")
+    if change is not None and rank in change.ranks:
+        return change.gain
+    if rank not in analysis.typical or not analysis.step_s:
+        return None
     return (1 - score) * analysis.typical[rank].work / analysis.step_s
 
 
