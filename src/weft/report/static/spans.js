@@ -32,11 +32,14 @@ function unfold(spans) {
   spans.step = sums(spans.step, 1);
 }
 
-// The same spans once for each moment: an ideal step above every recorded one.
+// The same spans once for each moment, as far as they end before the next one: an ideal step above every recorded one.
 function repeat(spans, moments) {
-  const once = {...spans};
-  for (const name of ["kind", "microbatch", "stage", "step", "label"]) spans[name] = moments.flatMap(() => once[name]);
-  for (const name of ["start", "end"]) spans[name] = moments.flatMap((moment) => once[name].map((time) => time + moment));
+  const columns = ["kind", "microbatch", "stage", "step", "label", "start", "end"], once = {...spans};
+  for (const name of columns) spans[name] = [];
+  moments.forEach((moment, n) => once.end.forEach((end, i) => {
+    if (end + moment > (moments[n + 1] ?? Infinity)) return;
+    for (const name of columns) spans[name].push(once[name][i] + (name === "start" || name === "end" ? moment : 0));
+  }));
 }
 
 // Spans of one row of a lane. `reached[i]` is the latest end up to span i: it ascends even where spans overlap.
