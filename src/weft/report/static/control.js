@@ -152,7 +152,9 @@ if (picker) {
   picker.disabled = false;
   picker.addEventListener("change", () => (picker.value ? showStep(picker.value) : setView(0, length)));
 }
-for (const link of document.querySelectorAll("a[data-step]")) link.addEventListener("click", () => {
+for (const link of document.querySelectorAll("a[data-step]")) link.addEventListener("click", (event) => {
+  event.preventDefault();
+  $("timeline").scrollIntoView();
   showStep(link.dataset.step);
   if (picker) picker.value = link.dataset.step;
   canvas.focus({preventScroll: true});
