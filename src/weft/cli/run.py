@@ -9,10 +9,12 @@ import secrets
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from weft import config
+from weft.cli.fresh_page import fresh_page
 from weft.cli.machine import count
 from weft.compat import launch_environ
 from weft.compat.modelparallel.container import container_environ, folders
@@ -24,6 +26,7 @@ from weft.launch.discovery import TOKEN
 from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.local import Job, run
 from weft.launch.rank import FILE, MODULE
+from weft.profiler import detail
 from weft.watch import progress
 from weft.watch.monitor import Limits
 
@@ -33,6 +36,7 @@ examples:
   weft run -n 4 --config job.json --set microbatches=8 train.py
   weft run -n 2 -m package.train
   weft run -n 2 --record recording train.py
+  weft run -n 2 --report out train.py
   weft run -n 2 --device cpu --smdistributed train_gpt.py
   weft run -n 4 --engine mpirun --mpi-options "-H node1:2,node2:2" train.py
 """
@@ -93,6 +97,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record", metavar="FOLDER", help="each rank records there what it runs when; weft draw shows it"
     )
+    parser.add_argument(
+        "--report",
+        metavar="FOLDER",
+        help="records there all that says where time goes, and keeps FOLDER/report.html up to date",
+    )
     parser.add_argument("--quiet", action="store_true", help="no line of progress while steps run in a loop")
     parser.add_argument(
         "--log-dir", metavar="FOLDER", help="where weft.log writes values of the script (default: weft-log)"
@@ -133,8 +142,9 @@ def main(options: argparse.Namespace) -> int:
     if options.smdistributed:
         container = container_environ(environ, options.ranks, options.script[1:])
         environ |= container
-    with folders(container):
-        return run(Job(_command(options), options.ranks, environ, options.prefix or "others", limits))
+    job = Job(_command(options), options.ranks, environ, options.prefix or "others", limits)
+    with folders(container), fresh_page(Path(options.report)) if options.report else nullcontext():
+        return run(job)
 
 
 def _compatible(options: argparse.Namespace, environ: Mapping[str, str], partitions: int) -> dict[str, str]:
@@ -199,6 +209,14 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
     for name in ("record", "log_dir"):
         if getattr(options, name) is not None:
             values[name] = os.path.abspath(getattr(options, name))
+    if options.report is not None:
+        if options.record is not None:
+            raise LaunchError("--report records, too: leave --record out")
+        values["record"] = os.path.abspath(options.report)
+        if "record_steps" not in config.written(
+            os.environ | ({"WEFT_CONFIG": options.config} if options.config else {})
+        ):
+            values.setdefault("record_steps", detail.REPORT)
     environ = {}
     if options.config:
         environ["WEFT_CONFIG"] = options.config

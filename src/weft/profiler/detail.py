@@ -10,13 +10,13 @@ All ranks follow the same steps, but for outliers, which each finds for itself.
 from __future__ import annotations
 
 import logging
-import re
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
+from weft.checks import STEPS, Steps
 from weft.errors import ConfigError
-from weft.foreign import shown, whole
+from weft.foreign import shown
 
 OUTLIER = 1.5
 MEDIAN_OF = 64
@@ -28,7 +28,6 @@ SPANS_LIMIT_BYTES = 32 << 20
 REPORT = "first 20, every 10, outliers"
 """What a report needs."""
 _LOG = logging.getLogger("weft")
-_PARTS = re.compile(r"(?:first (\d+))|(?:every (\d+))|(?:(\d+)-(\d+))|(outliers)|(all)|(none)")
 
 
 @dataclass
@@ -40,6 +39,7 @@ class Detail:
         every: One in so many; 0 is none.
         ranges: From and to, both of them too.
         outliers: Those that took much longer than others.
+        everything: All of them.
     """
 
     first: int = 0
@@ -50,7 +50,7 @@ class Detail:
     _taken: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_OF), repr=False)
     _full: bool = False
 
-    def keeps(self, step: int, now_s: float, written_bytes: int) -> bool:
+    def keeps(self, step: int, written_bytes: int) -> bool:
         """Whether the spans of a step are written, whatever it takes; `written_bytes`: what the file has."""
         if self.everything or any(low <= step <= high for low, high in self.ranges):
             return True
@@ -79,24 +79,18 @@ def parse_detail(text: str) -> Detail:
     """What a text asks for.
 
     Raises:
-        ConfigError: It is none; the error names what is wrong.
+        ConfigError: It is none.
 
     >>> parse_detail("first 20, every 10, 100-200").ranges
     ((100, 200),)
     """
+    if not Steps().accepts(text):
+        raise ConfigError(f"{shown(text)} says not which steps: it must be {Steps()}")
     found = Detail()
     for part in text.split(","):
-        match = _PARTS.fullmatch(part.strip())
-        numbers = [
-            None if match is None else whole(digits or "0")
-            for digits in (match.groups()[:4] if match else ())
-        ]
-        if match is None or None in numbers:
-            raise ConfigError(
-                f"record_steps has {shown(part.strip())}: write all, or some of first 20, every 10, 100-200 and "
-                "outliers, with commas between them"
-            )
-        first, every, low, high = (number or 0 for number in numbers)
+        match = STEPS.fullmatch(part.strip())
+        assert match is not None
+        first, every, low, high = (int(digits or 0) for digits in match.groups()[:4])
         found.first, found.every = max(found.first, first), every or found.every
         if match[3]:
             found.ranges += ((low, high),)

@@ -20,16 +20,20 @@ from pathlib import Path
 from weft.analysis.run import Facts
 from weft.errors import UsageError
 from weft.profiler.clock import Clock
+from weft.profiler.control import Control
 from weft.profiler.detail import EVERYTHING, Detail
+from weft.profiler.device import DeviceTimes, Event
 from weft.profiler.facts import SUFFIX as FACTS
 from weft.profiler.format import CONTENT_CODES, HEADER_BYTES, KIND_CODES, MARK, RECORD, Header
 from weft.profiler.steps import SUFFIX as STEPS
 from weft.profiler.steps import Book
+from weft.timeline import WORK
 
 BLOCK_RECORDS = 2048
 SUFFIX = ".spans"
 MOST_HELD = 1 << 16
 """So many spans of a step that may be left out wait in memory, until it is known how long it took."""
+ON_DEVICE = frozenset((*WORK, "optimizer"))
 _PACK = RECORD.pack_into
 _LOG = logging.getLogger("weft")
 
@@ -46,6 +50,8 @@ class Recorder:
         book: Keeps a line of every step.
         facts: What the rank is, as it was written last.
         detail: Of which steps the spans are kept.
+        control: The file that changes that.
+        device: Times work by events of a GPU.
         inside: The kinds of spans that have begun and count once, however deep they are nested.
         undo: What the end of the recording calls.
 
@@ -67,6 +73,8 @@ class Recorder:
         self.folder, self.clock = path.parent, Clock(header.clock, header.offset_s)
         self.book: Book | None = None
         self.facts: Facts | None = None
+        self.control: Control | None = None
+        self.device: DeviceTimes | None = None
         self.inside: set[str] = set()
         self.undo: list[Callable[[], None]] = []
         self.detail: Detail = EVERYTHING
@@ -111,13 +119,16 @@ class Recorder:
     def begin_step(self, step: int, evaluates: bool = False) -> None:
         """A step begins; it began where `open_step` was called. What lies behind it is kept as its detail says."""
         now = time.perf_counter()
+        if self.device is not None:
+            self.device.tie()
         start_s, self._opened_s = now if self._opened_s is None else self._opened_s, None
         if self._step >= 0:
             usual = self.detail.note(start_s - self._step_s)
-            if not self._keeps:
-                self._settle(usual)
+            self._settle(usual and not self._keeps)
         self._step, self._step_s = step, start_s
-        self._keeps = self.detail.keeps(step, now, self._written)
+        changed = self.control.look(now) if self.control is not None else None
+        self.detail = changed or self.detail
+        self._keeps = self.detail.keeps(step, self._written)
         if self.book is not None:
             self.book.begin(step, start_s, evaluates)
 
@@ -127,19 +138,26 @@ class Recorder:
         if self._step < 0:
             return
         now = time.perf_counter()
+        if self.device is not None:
+            self.device.look()
         if self.book is not None:
             self.book.end(now, samples, memory_bytes)
         self.add("step", self._step, -1, self._step_s, now)
+
+    def use_events(self, make_event: Callable[[], Event]) -> None:
+        """From now on work has the times of the device, by events that this makes."""
+        self.device = DeviceTimes(make_event, self._put)
+        self.device.tie()
 
     def note(self, values: Mapping[str, object]) -> None:
         """Values that belong to the step that ran last."""
         if self.book is not None:
             self.book.note(values)
 
-    def _settle(self, usual: bool) -> None:
-        """Write the spans of a step that the detail leaves out if it was no usual one, else forget them."""
+    def _settle(self, forget: bool) -> None:
+        """Write what is left of the step before, or forget it."""
         with self._lock:
-            if usual:
+            if forget:
                 self._spans.clear()
             else:
                 self._flush()
@@ -160,6 +178,14 @@ class Recorder:
         ``kind``: as in :class:`weft.timeline.Span`; a step's also flushes. ``peer``: the rank at the other end of a
         send, a receive or a wait. ``what``: what was sent, one of :data:`weft.profiler.format.CONTENTS`.
         """
+        if self.device is not None and kind in ON_DEVICE:
+            self.device.put(start_s, end_s, kind, step, microbatch, peer, what, stage)
+            return
+        self._put(start_s, end_s, kind, step, microbatch, peer, what, stage)
+
+    def _put(
+        self, start_s: float, end_s: float, kind: str, step: int, microbatch: int, peer: int, what: str, stage: int
+    ) -> None:  # fmt: skip
         spans = self._spans
         spans.append(
             (start_s, end_s, step, microbatch, stage, peer, KIND_CODES[kind], CONTENT_CODES[what], MARK)
@@ -181,6 +207,8 @@ class Recorder:
 
     def close(self, ended: bool = True) -> None:
         """Write the rest and close the files; what is recorded afterwards is dropped. ``ended``: the job is over."""
+        if self.device is not None:
+            self.device.close()
         if self.book is not None:
             self.book.close(ended)
         with self._lock:

@@ -15,7 +15,11 @@ from weft.analysis.run import Facts, Unit
 from weft.config import Settings
 from weft.launch.discovery import Place
 from weft.profiler.clock import Clock
+from weft.profiler.control import Control
+from weft.profiler.detail import parse_detail
+from weft.profiler.device import Event
 from weft.profiler.facts import process_start_s, write_facts
+from weft.profiler.host.child import start_sampler
 from weft.profiler.recorder import Recorder
 from weft.profiler.steps import Book
 from weft.session import pauses
@@ -36,6 +40,7 @@ class Process:
         limit_bytes: The most memory that it may have.
         versions: Of the framework and what it needs.
         cpu_s: Processor time of whatever runs steps.
+        make_event: Makes an event of the device with timing, where work goes on there after it was handed over.
         observe: Has more of the framework recorded, and gives what ends that.
     """
 
@@ -43,6 +48,7 @@ class Process:
     limit_bytes: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
     cpu_s: Callable[[], float] = time.process_time
+    make_event: Callable[[], Event] | None = None
     observe: Callable[[Session], list[Callable[[], None]]] = lambda session: []
 
 
@@ -53,6 +59,7 @@ def open_recorder(settings: Settings, place: Place) -> Recorder | None:
     folder, clock = Path(settings.record), Clock.here()
     recorder = Recorder.open(folder, place.rank, place.world_size, clock)
     recorder.book = Book.open(folder, place.rank, place.world_size, clock)
+    recorder.detail, recorder.control = parse_detail(settings.record_steps), Control(folder)
     return recorder
 
 
@@ -84,7 +91,24 @@ def start(
         channel.record = message
     session.process = process or session.process or Process()
     tell(session, session.process)
+    if session.process.make_event is not None:
+        recorder.use_events(session.process.make_event)
     recorder.undo = [pauses.watch(session), *session.process.observe(session)]
+    if session.place.local_rank == 0:
+        recorder.undo.append(start_sampler(recorder.folder))
+
+
+def change(session: Session, settings: Settings, channel: Channel | None) -> None:
+    """Record as other settings say, from now on."""
+    before, recorder = session.settings, session.recorder
+    if settings.record != before.record:
+        stop(session, channel)
+        made = open_recorder(settings, session.place)
+        if made is not None and recorder is not None:
+            made.facts = recorder.facts
+        start(session, made, channel)
+    elif recorder is not None and settings.record_steps != before.record_steps:
+        recorder.detail = parse_detail(settings.record_steps)
 
 
 def tell(session: Session, process: Process, units: Iterable[Unit] = ()) -> None:

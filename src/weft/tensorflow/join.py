@@ -163,9 +163,7 @@ def _change(joined: Session, settings: Settings) -> None:
             f"weft is initialised with {old.partitions} partitions ({old.placement_strategy}); a repeated init cannot "
             f"make that {settings.partitions} ({settings.placement_strategy}): call weft.shutdown() before it"
         )
-    if settings.record != old.record:
-        recording.stop(joined, joined.channel)
-        recording.start(joined, recording.open_recorder(settings, joined.place), joined.channel)
+    recording.change(joined, settings, joined.channel)
     joined.use_settings(settings)
 
 

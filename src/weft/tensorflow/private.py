@@ -8,6 +8,7 @@ call              a concrete function, by its quickest way
 free              a variable without its value
 trained_by        what an optimizer has slots for
 watch_iterators   when the next element of a data set is waited for
+watch_updates     when an optimizer works
 """
 
 from __future__ import annotations
@@ -425,4 +426,49 @@ def watch_iterators(before: Callable[[], int], after: Callable[[], int]) -> Call
             iterator_ops.OwnedIterator._next_internal = original
 
     iterator_ops.OwnedIterator._next_internal = next_element
+    return undo
+
+
+def watch_updates(before: Callable[[], int], after: Callable[[], int]) -> Callable[[], None]:
+    """Call these around whatever an optimizer does to variables, in graphs too; the result ends that.
+
+    In a graph an update has ended when the variables have their new values.
+    """
+    stack = ExitStack()
+    for base in optimizer_classes():
+        stack.callback(_watch_update(base, before, after))
+    return stack.close
+
+
+def _watch_update(base: type, before: Callable[[], int], after: Callable[[], int]) -> Callable[[], None]:
+    name = "apply" if hasattr(base, "apply") else "apply_gradients"
+    original = getattr(base, name)
+    depth: list[Any] = []
+
+    @functools.wraps(original)
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if depth:  # a loss scale calls its own optimizer
+            return original(self, *args, **kwargs)
+        depth.append(self)
+        try:
+            if tf.executing_eagerly():
+                before()
+                try:
+                    return original(self, *args, **kwargs)
+                finally:
+                    after()
+            with tf.control_dependencies([tf.py_function(before, [], tf.int32)]):
+                result = original(self, *args, **kwargs)
+            values = [tf.convert_to_tensor(each) for each in trained_by(self)]
+            with tf.control_dependencies([*values, tf.convert_to_tensor(self.iterations)]):
+                tf.py_function(after, [], tf.int32)
+            return result
+        finally:
+            depth.pop()
+
+    def undo() -> None:
+        if getattr(base, name) is update:
+            setattr(base, name, original)
+
+    setattr(base, name, update)
     return undo

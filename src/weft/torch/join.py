@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,7 +102,8 @@ def _process(session: Session) -> recording.Process:
         **({"CUDA": str(torch.version.cuda)} if device.type == "cuda" else {}),
     }  # fmt: skip
     cpu_s = session.executor.cpu_s if session.executor is not None else time.thread_time
-    return recording.Process(str(device), limit, versions, cpu_s, observe)
+    make_event = partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None
+    return recording.Process(str(device), limit, versions, cpu_s, make_event, observe)
 
 
 def describe_start(settings: Settings) -> dict[str, str]:
@@ -124,9 +126,7 @@ def _change(session: Session, settings: Settings) -> None:
             f"weft is initialised with {old.partitions} partitions ({old.placement_strategy}); a repeated init cannot "
             f"make that {settings.partitions} ({settings.placement_strategy}): call weft.shutdown() before it"
         )
-    if settings.record != old.record:
-        recording.stop(session, session.channel)
-        recording.start(session, recording.open_recorder(settings, session.place), session.channel)
+    recording.change(session, settings, session.channel)
     if settings.optimize == "auto" and session.models and any(model.partitioned for model in session.models):
         settings = replace(
             settings, optimize=old.optimize, memory_weight=old.memory_weight
