@@ -73,9 +73,9 @@ class Simulated:
         return self.step(self.stages.microbatches)
 
     @property
-    def unexplained_s(self) -> float:
-        """By how much the simulation of what ran differs from it."""
-        return abs(self.now.step_s - self.replayed_s)
+    def unexplained(self) -> float:
+        """By which share the simulation of what ran differs from it."""
+        return abs(self.now.step_s / self.replayed_s - 1.0) if self.replayed_s else math.inf
 
 
 def simulated(
