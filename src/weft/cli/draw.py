@@ -17,6 +17,7 @@ from weft.report.chrome import chrome_trace
 from weft.report.page import Entry, page
 from weft.report.picture import timeline_png, timeline_svg
 from weft.timeline import Timeline
+from weft.units import format_bytes
 
 _EXAMPLES = """\
 examples:
@@ -79,7 +80,7 @@ def main(options: argparse.Namespace) -> int:
     if options.step is not None or compared or out.suffix in (".svg", ".png"):
         inputs = [_one_step(entry, options.step, compared) for entry in inputs]
     title = options.title or " and ".join(entry.name for entry in inputs)
-    write(out, _WRITERS[out.suffix](title, inputs))
+    print(wrote(out, _WRITERS[out.suffix](title, inputs), *(entry.timeline for entry in inputs)))
     return 0
 
 
@@ -124,6 +125,20 @@ _WRITERS: dict[str, Callable[[str, list[_Input]], str | bytes]] = {
     ".png": lambda title, inputs: timeline_png(inputs[0].timeline, title),
     ".json": lambda title, inputs: chrome_trace(inputs[0].timeline, title),
 }
+
+
+def wrote(out: Path, content: str | bytes, *timelines: Timeline) -> str:
+    """Write a file, and say what it shows: its path, ranks, steps and size."""
+    write(out, content)
+    ranks = len({rank for timeline in timelines for rank in timeline.ranks})
+    steps = len({step for timeline in timelines for step in timeline.steps})
+    told = [
+        f"{number} {what}{'' if number == 1 else 's'}"
+        for number, what in ((ranks, "rank"), (steps, "step"))
+        if number
+    ]
+    size = len(content.encode() if isinstance(content, str) else content)
+    return f"wrote {shown_path(out)}: {', '.join([*told, format_bytes(size)])}"
 
 
 def write(out: Path, content: str | bytes) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from weft.report.embedded import embed, page_data, timeline_data
 from weft.report.styles import STYLES, TILE
 from weft.report.svg import text
-from weft.timeline import Span, Timeline
+from weft.timeline import Timeline
 
 SCRIPTS = ("spans.js", "drawing.js", "control.js")
 OPEN_RANKS = 8
@@ -38,40 +38,43 @@ def page(title: str, entries: Sequence[Entry]) -> str:
     >>> page("a step", [Entry("recorded", Timeline([Span(0, "F", 0, 0.0, 0.002)]))]).startswith("<!DOCTYPE html>")
     True
     """
-    style, script = _asset("page.css"), _script()
+    style, source = asset("page.css"), script()
     ranks = max((len(entry.timeline.ranks) for entry in entries), default=0)
     parts = {
-        "policy": f"default-src 'none'; base-uri 'none'; form-action 'none'; "
-        f"style-src {_hash(style)}; script-src {_hash(script)}",
+        "policy": policy(style, source),
         "title": text(title),
         "style": style,
-        "script": script,
+        "script": source,
         "summary": "".join(f"<li>{_summary(entry)}</li>" for entry in entries),
         "label": text("Timeline. " + " ".join(f"{_plain_summary(entry)}." for entry in entries)),
-        "legend": _legend({span.kind for entry in entries for span in entry.timeline.spans}),
+        "legend": legend({span.kind for entry in entries for span in entry.timeline.spans}),
         "open": " open" if ranks <= OPEN_RANKS else "",
         "tables": "".join(map(_table, entries)),
-        "data": embed(_data(entries)),
+        "data": embed(page_data(timeline_data(*entry) for entry in entries)),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("page.html"))
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of this room's `static`."""
     return files("weft.report").joinpath("static").joinpath(name).read_text(encoding="utf-8")
 
 
-def _script() -> str:
-    """One function, so that no name of it is seen outside."""
-    return "".join(['"use strict";\n(() => {\n', *map(_asset, SCRIPTS), "})();\n"])
+def script() -> str:
+    """The script that draws timelines: one function, so that no name of it is seen outside."""
+    return "".join(['"use strict";\n(() => {\n', *map(asset, SCRIPTS), "})();\n"])
+
+
+def policy(style: str, script: str) -> str:
+    """A content security policy: the browser runs and applies these two texts only, and loads nothing."""
+    return (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; "
+        f"style-src {_hash(style)}; script-src {_hash(script)}"
+    )
 
 
 def _hash(source: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
-
-
-def embed(value: Any) -> str:
-    """JSON for a script element: no text in it can end the element or begin another one."""
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _plain_summary(entry: Entry) -> str:
@@ -85,7 +88,9 @@ def _summary(entry: Entry) -> str:
     return f"<b>{text(name)}</b>: {text(rest)}"
 
 
-def _legend(kinds: set[str]) -> str:
+def legend(kinds: Iterable[str]) -> str:
+    """What the kinds of spans look like, as items of a list; their patterns are there for the whole page."""
+    kinds = set(kinds)
     return "".join(
         f'<li>{_swatch(kind)}<span>{text(style.name)}</span></li>'
         for kind, style in STYLES.items()
@@ -131,52 +136,3 @@ def _table(entry: Entry) -> str:
 
 def _row(name: str, cells: Sequence[str]) -> str:
     return f'<tr><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
-
-
-def _data(entries: Sequence[Entry]) -> dict[str, Any]:
-    kinds = [*STYLES, "step"]
-    return {
-        "kinds": [
-            {
-                "kind": kind,
-                "name": style.name,
-                "fill": style.fill,
-                "ink": style.ink,
-                "stroke": style.stroke,
-                "width": style.stroke_width,
-                "path": style.pattern.path,
-            }
-            for kind, style in STYLES.items()
-        ],
-        "tile": TILE,
-        "timelines": [
-            {
-                "name": entry.name,
-                "length": _nanoseconds(entry.timeline.duration_s),
-                "ranks": [
-                    {"rank": rank, "spans": _columns(entry.timeline, entry.timeline.of_rank(rank), kinds)}
-                    for rank in entry.timeline.ranks
-                ],
-            }
-            for entry in entries
-        ],
-    }
-
-
-def _columns(timeline: Timeline, spans: Sequence[Span], kinds: list[str]) -> dict[str, list[Any]]:
-    """Column by column, which is shorter than span by span. Times in nanoseconds from the timeline's start."""
-    labels = {label: number for number, label in enumerate(dict.fromkeys(span.label for span in spans))}
-    return {
-        "kind": [kinds.index(span.kind) for span in spans],
-        "start": [_nanoseconds(span.start_s - timeline.start_s) for span in spans],
-        "end": [_nanoseconds(span.end_s - timeline.start_s) for span in spans],
-        "microbatch": [span.microbatch for span in spans],
-        "stage": [span.stage for span in spans],
-        "step": [span.step for span in spans],
-        "label": [labels[span.label] for span in spans],
-        "labels": list(labels),
-    }
-
-
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)

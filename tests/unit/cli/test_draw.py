@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -49,16 +51,20 @@ def data_of(text: str) -> list[dict]:
 def test_a_page_and_a_trace_show_all_steps(recording: Path, tmp_path: Path, capsys):
     (timeline,) = data_of(drawn("x.html", recording, tmp_path=tmp_path))
     assert (timeline["name"], timeline["length"]) == ("recording", 24_000_000_000)
-    assert set(timeline["ranks"][0]["spans"]["step"]) == {1, 2, 3}
+    assert set(accumulate(timeline["ranks"][0]["spans"]["step"])) == {1, 2, 3}
     events = json.loads(drawn("x.json", recording, tmp_path=tmp_path))["traceEvents"]
     assert {event["args"]["step"] for event in events if event["ph"] == "X"} == {1, 2, 3}
-    assert capsys.readouterr() == ("", "")
+    (first, second), error = capsys.readouterr().out.splitlines(), capsys.readouterr().err
+    assert re.fullmatch(r"wrote .*x\.html: 2 ranks, 3 steps, [\d.]+ KiB", first) and not error
+    assert re.fullmatch(r"wrote .*x\.json: 2 ranks, 3 steps, [\d.]+ KiB", second)
 
 
 def test_a_picture_shows_the_last_whole_step(recording: Path, tmp_path: Path, capsys):
     text = drawn("x.svg", recording, tmp_path=tmp_path)
     assert "<title>recording, step 2</title>" in text and "step 2," in text and "step 3" not in text
-    assert capsys.readouterr().out == "weft draw: step 2 of 1 to 3 is drawn; --step N draws another one\n"
+    told, written = capsys.readouterr().out.splitlines()
+    assert told == "weft draw: step 2 of 1 to 3 is drawn; --step N draws another one"
+    assert re.fullmatch(r"wrote .*x\.svg: 2 ranks, 1 step, [\d.]+ KiB", written)
     assert "step 3," in drawn("x.svg", recording, "--step", 3, "--title", "mine", tmp_path=tmp_path)
     assert main(["draw", str(recording), "--step", "1", "--out", str(tmp_path / "x.png")]) == 0
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -8,13 +8,15 @@ import html
 import json
 import re
 from html.parser import HTMLParser
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.golden.timelines import STEP
-from weft.report.page import Entry, embed, page
+from weft.report.embedded import embed
+from weft.report.page import Entry, page
 from weft.report.styles import STYLES
 from weft.timeline import KINDS, Span, Timeline
 from weft.visible import visible
@@ -105,13 +107,15 @@ def test_the_data_are_the_spans():
         assert (timeline["name"], timeline["length"]) == (name, 20_500_000)
         for rank in timeline["ranks"]:
             columns = rank["spans"]
+            start, step = ([*accumulate(columns[name])] for name in ("start", "step"))
+            end = [sum(pair) for pair in zip(start, columns["duration"], strict=True)]
             found = [
                 (names[kind], microbatch, start, end, stage, columns["labels"][label], step)
-                for kind, microbatch, start, end, stage, label, step in zip(
-                    *(
-                        columns[key]
-                        for key in ("kind", "microbatch", "start", "end", "stage", "label", "step")
-                    ),
+                for kind, microbatch, stage, label, start, end, step in zip(
+                    *(columns[key] for key in ("kind", "microbatch", "stage", "label")),
+                    start,
+                    end,
+                    step,
                     strict=True,
                 )
             ]

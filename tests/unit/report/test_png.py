@@ -10,7 +10,7 @@ from PIL import Image
 
 from weft.errors import UsageError
 from weft.report.picture import timeline_png, timeline_svg
-from weft.report.png import png
+from weft.report.png import SCALE, png
 from weft.report.shapes import Box, Line, Note, Picture
 from weft.report.styles import IDLE, STYLES, TILE
 from weft.timeline import KINDS, Span, Timeline
@@ -28,8 +28,11 @@ def decoded(content: bytes) -> list[list[str]]:
     ]
 
 
-def drawn(*shapes: Box | Line | Note, width: int = 24, height: int = 16) -> list[list[str]]:
-    return decoded(png(Picture(width, height, "", shapes)))
+def drawn(
+    *shapes: Box | Line | Note, width: int = 24, height: int = 16, every: int = SCALE
+) -> list[list[str]]:
+    """Of the picture's pixels, which are some of the file's each, the first one; with `every` 1 all of the file's."""
+    return [row[::every] for row in decoded(png(Picture(width, height, "", shapes)))[::every]]
 
 
 def test_a_box_covers_its_pixels_and_no_others():
@@ -42,10 +45,10 @@ def test_a_box_covers_its_pixels_and_no_others():
 
 
 def test_part_of_a_pixel_is_part_of_the_colour():
-    row = drawn(Box(3.25, 0, 2.5, 1, "idle"))[0]
+    row = drawn(Box(3.25 / SCALE, 0, 2.5 / SCALE, 1, "idle"), every=1)[0]
     mixed = f"#{''.join(f'{round(255 + (int(IDLE[i : i + 2], 16) - 255) * 0.75):02x}' for i in (1, 3, 5))}"
     assert row[2:7] == ["#ffffff", mixed, IDLE, mixed, "#ffffff"]
-    within = drawn(Box(3.25, 0, 0.5, 1, "idle"))[0]
+    within = drawn(Box(3.25 / SCALE, 0, 0.5 / SCALE, 1, "idle"), every=1)[0]
     assert within[3] not in (IDLE, "#ffffff") and within[4] == "#ffffff"
 
 
@@ -113,7 +116,15 @@ def test_lines():
     assert {y for y, row in enumerate(rows) if set(row) != {"#ffffff"}} == set(range(2, 9))
 
 
+def test_a_pixel_of_the_picture_is_a_square_of_the_file():
+    rows = drawn(Box(3, 2, 5, 4, "F"), every=1)
+    blue = {
+        (x, y) for y, row in enumerate(rows) for x, colour in enumerate(row) if colour == STYLES["F"].fill
+    }
+    assert blue == {(x, y) for x in range(3 * SCALE, 8 * SCALE) for y in range(2 * SCALE, 6 * SCALE)}
+
+
 def test_both_pictures_have_the_same_size():
     timeline = Timeline([Span(0, "F", 0, 0.0, 1.0), Span(2, "send", 0, 0.0, 1.0)])
     rows = decoded(timeline_png(timeline, "x"))
-    assert f'width="{len(rows[0])}" height="{len(rows)}"' in timeline_svg(timeline, "x")
+    assert f'width="{len(rows[0]) // SCALE}" height="{len(rows) // SCALE}"' in timeline_svg(timeline, "x")

@@ -140,9 +140,29 @@ new ResizeObserver(layout).observe(document.body);
 window.addEventListener("resize", layout);
 $("stepping").hidden = stepList.length < 2;
 
+// A page of a run names steps in a list and beside its findings.
+function showStep(number) {
+  const step = steps[number];
+  if (!step) return;
+  const around = (step.end - step.start) * 0.02;
+  setView(step.start - around, step.end + around);
+}
+const picker = $("pick");
+if (picker) {
+  picker.disabled = false;
+  picker.addEventListener("change", () => (picker.value ? showStep(picker.value) : setView(0, length)));
+}
+for (const link of document.querySelectorAll("a[data-step]")) link.addEventListener("click", (event) => {
+  event.preventDefault();
+  $("timeline").scrollIntoView();
+  showStep(link.dataset.step);
+  if (picker) picker.value = link.dataset.step;
+  canvas.focus({preventScroll: true});
+});
+
 // For tests and for the curious: what is in view, and the figures as they are shown.
 window.weft = Object.freeze({
-  view: () => ({...view, drawn, frame}),
+  view: () => ({...view, drawn, arrows, frame}),
   setView,
   idle: () => ranks.map((line) => ({timeline: line.timeline.name, rank: line.rank.rank, idle: idle(line)})),
   place: (rank, time) => ({x: toX(time), y: ranks[rank].y - chart.scrollTop + ranks[rank].heights[0] / 2}),
@@ -150,3 +170,4 @@ window.weft = Object.freeze({
   draw,
 });
 layout();
+if (DATA.first !== undefined) showStep(DATA.first);

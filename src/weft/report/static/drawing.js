@@ -3,7 +3,8 @@
 
 const view = {start: 0, end: length};
 let width = 0, height = 0, ratio = 1, total = 0, theme = {}, fills = [], waiting = false;
-let chosen = null, lane = 0, hovered = null, drawn = 0, frame = 0;
+let chosen = null, lane = 0, hovered = null, drawn = 0, arrows = 0, frame = 0;
+const MOST_ARROWS = 400;
 
 function setView(start, end) {
   const span = end - start > length * (1 - 1e-9) ? length : Math.max(NARROWEST, end - start);
@@ -112,6 +113,7 @@ function draw() {
   context.clip();
   fillBatches(batches);
   drawNumbers(numbers);
+  drawMessages(top);
   drawChosen(top);
   context.restore();
   for (const line of shown) drawNames(line, line.y - top);
@@ -196,6 +198,31 @@ function drawNumbers(numbers) {
     context.fillStyle = number.ink;
     context.fillText(number.text, number.x, number.y + 0.5);
   }
+}
+
+// An arrow from where each message was ready to where it arrived; none where they would cover what they explain.
+function drawMessages(top) {
+  const seen = messages.filter((message) => message.end > view.start && message.start < view.end);
+  arrows = seen.length <= MOST_ARROWS ? seen.length : 0;
+  if (!arrows) return;
+  context.strokeStyle = context.fillStyle = theme.text;
+  context.lineWidth = 1;
+  context.globalAlpha = 0.55;
+  for (const message of seen) {
+    const down = message.to.y > message.from.y;
+    const edge = (line, below) => line.y - top + (below ? line.heights[0] : 0);
+    const x = toX(message.start), y = edge(message.from, down), toRight = toX(message.end), toY = edge(message.to, !down);
+    const turn = Math.atan2(toY - y, toRight - x);
+    context.beginPath();
+    context.moveTo(x, y);
+    context.lineTo(toRight, toY);
+    context.stroke();
+    context.beginPath();
+    context.moveTo(toRight, toY);
+    for (const side of [-0.4, 0.4]) context.lineTo(toRight - 7 * Math.cos(turn + side), toY - 7 * Math.sin(turn + side));
+    context.fill();
+  }
+  context.globalAlpha = 1;
 }
 
 function drawNames(line, y) {

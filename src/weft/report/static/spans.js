@@ -9,6 +9,7 @@ const FONT = 'system-ui, "DejaVu Sans", Verdana, Helvetica, Arial, sans-serif';
 const $ = (id) => document.getElementById(id);
 const canvas = $("canvas"), chart = $("chart"), tip = $("tip");
 const context = canvas.getContext("2d", {alpha: false});
+for (const timeline of DATA.timelines) timeline.length *= DATA.tick;
 const length = Math.max(1, ...DATA.timelines.map((timeline) => timeline.length));
 
 // --- the data, as typed arrays in which a time is found by halving -------------------------------------------
@@ -21,6 +22,24 @@ function above(sorted, value) {
     if (sorted[middle] > value) high = middle; else low = middle + 1;
   }
   return low;
+}
+
+// Columns as they were before they were made short: starts and steps are differences, times are in ticks.
+function unfold(spans) {
+  const sums = (values, factor) => { let sum = 0; return values.map((value) => (sum += value) * factor); };
+  spans.start = sums(spans.start, DATA.tick);
+  spans.end = spans.start.map((start, i) => start + spans.duration[i] * DATA.tick);
+  spans.step = sums(spans.step, 1);
+}
+
+// The same spans once for each moment, as far as they end before the next one: an ideal step above every recorded one.
+function repeat(spans, moments) {
+  const columns = ["kind", "microbatch", "stage", "step", "label", "start", "end"], once = {...spans};
+  for (const name of columns) spans[name] = [];
+  moments.forEach((moment, n) => once.end.forEach((end, i) => {
+    if (end + moment > (moments[n + 1] ?? Infinity)) return;
+    for (const name of columns) spans[name].push(once[name][i] + (name === "start" || name === "end" ? moment : 0));
+  }));
 }
 
 // Spans of one row of a lane. `reached[i]` is the latest end up to span i: it ascends even where spans overlap.
@@ -60,6 +79,8 @@ const lanes = [], steps = [];
 DATA.timelines.forEach((timeline, number) => {
   lanes.push({title: timeline.name, timeline});
   for (const rank of timeline.ranks) {
+    unfold(rank.spans);
+    if (timeline.moments) repeat(rank.spans, timeline.moments.map((moment) => moment * DATA.tick));
     const work = makeRow(rank, (kind) => kind < STEP && kind !== CODE.send && kind !== CODE.recv);
     const rows = [work];
     if (talks) rows.push(makeRow(rank, (kind) => kind === CODE.send), makeRow(rank, (kind) => kind === CODE.recv));
@@ -76,3 +97,15 @@ DATA.timelines.forEach((timeline, number) => {
 });
 const stepList = steps.filter(Boolean);
 const ranks = lanes.filter((lane) => lane.rank);
+
+// Messages by arrival: from the lane of the sender to that of the receiver.
+const messages = DATA.timelines.flatMap((timeline) => {
+  if (!timeline.messages) return [];
+  const own = new Map(ranks.filter((lane) => lane.timeline === timeline).map((lane) => [lane.rank.rank, lane]));
+  const {sender, receiver, arrived, taken} = timeline.messages;
+  let now = 0;
+  return sender.map((rank, i) => {
+    now += arrived[i] * DATA.tick;
+    return {from: own.get(rank), to: own.get(receiver[i]), start: now - taken[i] * DATA.tick, end: now};
+  }).filter((message) => message.from && message.to);
+});

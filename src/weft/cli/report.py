@@ -1,0 +1,165 @@
+"""`weft report`: why a recorded run is as slow as it is, as text, as a page or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from weft.analysis.analysis import Analysis
+from weft.analysis.compare import compare
+from weft.analysis.scaling import scale
+from weft.cli.draw import wrote
+from weft.cli.machine import count
+from weft.errors import UsageError
+from weft.foreign import LARGEST, shown_path, shown_text
+from weft.profiler.reading import read_run
+from weft.report.run.document import run_json
+from weft.report.run.page import run_page
+from weft.report.run.report import Report
+from weft.report.run.text import run_text
+from weft.rules.configure import load_rule, nearest, rules
+from weft.rules.rule import Finding, Rule, Status, judge
+from weft.rules.verdict import verdict
+
+PAGE = "report.html"
+FAILED = 3
+"""The exit code where a finding is there that `--fail-on` names."""
+_LEVELS = {"warning": (Status.WARNING, Status.CRITICAL), "critical": (Status.CRITICAL,)}
+_EXAMPLES = """\
+examples:
+  weft report out                                    # the verdict, the findings, where the time went
+  weft report out --html                             # the same and more as a page, out/report.html
+  weft report out --against earlier                  # what became faster or slower, and why
+  weft report --scaling out1 out2 out4               # runs on different numbers of ranks, side by side
+  weft report out --fail-on critical                 # for CI: exit code 3 if a finding is critical
+  weft report out --set PipelineBubble_warn=0.1 --rules my_rules:ManySteps
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "report",
+        help="say why a recorded run is as slow as it is",
+        description="Reads the folder of a recorded run and says what makes it slow, with what evidence, and what "
+        "to change: as text, as a page (.html) or as JSON.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "folder", nargs="?", help="what weft run --report or --record wrote, or traces of torch.profiler"
+    )
+    parser.add_argument(
+        "--html", nargs="?", const="", metavar="FILE", help=f"write a page (default: {PAGE} in the folder)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the report as JSON; docs/report.md has its form"
+    )
+    parser.add_argument("--against", metavar="EARLIER", help="the folder of an earlier run to compare with")
+    parser.add_argument(
+        "--scaling",
+        nargs="+",
+        metavar="FOLDER",
+        help="runs on different numbers of ranks; the last one is shown",
+    )
+    parser.add_argument(
+        "--step", type=partial(count, most=LARGEST), metavar="N", help="the step at which the timeline opens"
+    )
+    parser.add_argument(
+        "--rules", action="append", default=[], metavar="MODULE:CLASS", help="ask a rule of your own as well"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="RULE_PARAMETER=VALUE",
+        help="change a parameter of a rule",
+    )
+    parser.add_argument(
+        "--fail-on", action="append", default=[], metavar="RULE|warning|critical",
+        help=f"end with exit code {FAILED} if this rule, or any, finds a fault",
+    )  # fmt: skip
+    parser.set_defaults(handler=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    asked = rules(options.set, map(load_rule, options.rules))
+    wanted = [_fail_on(text, asked) for text in options.fail_on]
+    folder, report = _report(options, asked)
+    if options.html is not None:
+        out = Path(options.html) if options.html else folder / PAGE
+        print(
+            wrote(out, run_page(report), report.analysis.timeline), file=sys.stderr if options.json else None
+        )
+    if options.json:
+        print(run_json(report))
+    elif options.html is None:
+        print(run_text(report))
+    else:
+        print(f"{report.verdict.status.value}: {report.verdict.text}")
+    failed = [each for each in report.found if any(_matches(each, name) for name in wanted)]
+    for each in failed:
+        print(f"weft report: --fail-on: {each.rule} is {each.status.value}", file=sys.stderr)
+    return FAILED if failed else 0
+
+
+def write_page(folder: Path) -> Path:
+    """Writes the page of a run into its folder, whole or not at all, also while the run goes on; gives its path."""
+    out = folder / PAGE
+    beside = out.with_name(f".{PAGE}.{os.getpid()}")
+    try:
+        beside.write_text(run_page(_judged(_read(folder), rules())), encoding="utf-8")
+        os.replace(beside, out)
+    except OSError as error:
+        raise UsageError(f"{shown_path(out)} cannot be written: {error.strerror}") from error
+    finally:
+        beside.unlink(missing_ok=True)
+    return out
+
+
+def _report(options: argparse.Namespace, asked: Sequence[Rule]) -> tuple[Path, Report]:
+    """The run to show, and its folder."""
+    folders = [Path(name) for name in options.scaling or []]
+    if options.folder is None and not folders:
+        raise UsageError(
+            "no folder is given: write for example weft report out, after weft run --report out train.py"
+        )
+    if len(folders) == 1 and options.folder is None:
+        raise UsageError("--scaling compares runs: give two folders or more")
+    folder = Path(options.folder) if options.folder is not None else folders[-1]
+    analysis = _read(folder)
+    others = {name: _read(name) for name in folders if name != folder}
+    steps = analysis.timeline.steps
+    if options.step is not None and options.step not in steps:
+        told = f"{steps[0]} to {steps[-1]}" if steps else "none"
+        raise UsageError(f"step {options.step} was not recorded: steps with spans are {told}")
+    compared = compare(_read(Path(options.against)), analysis) if options.against is not None else None
+    scaled = scale([others.get(name, analysis) for name in folders]) if folders else None
+    report = _judged(analysis, asked)
+    return folder, Report(analysis, report.verdict, asked, compared, scaled, options.step)
+
+
+def _read(folder: Path) -> Analysis:
+    return Analysis(read_run(folder))
+
+
+def _judged(analysis: Analysis, asked: Sequence[Rule]) -> Report:
+    return Report(analysis, verdict(judge(asked, analysis), asked), asked)
+
+
+def _fail_on(text: str, asked: Sequence[Rule]) -> str:
+    """A level, or a rule's name."""
+    names = {name.lower(): rule.name for rule in asked for name in (rule.name, *rule.aliases)}
+    names |= {level: level for level in _LEVELS}
+    if text.lower() not in names:
+        hint = nearest(text, names.values()) or "write warning, critical, or the name of a rule"
+        raise UsageError(f'--fail-on "{shown_text(text)}": there is no such rule; {hint}')
+    return names[text.lower()]
+
+
+def _matches(finding: Finding, name: str) -> bool:
+    return finding.status in _LEVELS.get(name, _LEVELS["warning"]) and name in (finding.rule, *_LEVELS)

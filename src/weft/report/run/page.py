@@ -1,0 +1,198 @@
+"""A run as one page: a file that needs nothing else, and no network, readable without scripts.
+
+The templates are Jinja's with autoescape; whatever they show also goes through `visible`. Scripts, style and data come
+from `weft.report`, and the policy at the page's head names their hashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weft.errors import UsageError
+from weft.report.embedded import embed
+from weft.report.page import asset, legend, policy, script
+from weft.report.run import beside, charts, run_tables, step_tables
+from weft.report.run.lanes import lanes
+from weft.report.run.report import Report
+from weft.report.run.words import LOOKS, Table, number, percent, sentence
+from weft.report.styles import TILE
+from weft.visible import LINES, visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+class Section(NamedTuple):
+    """Figures and pictures under one title.
+
+    Attributes:
+        name: The anchor.
+        note: How to read it, a sentence or two.
+    """
+
+    name: str
+    title: str
+    note: str
+    tables: Sequence[Table] = ()
+    charts: Sequence[charts.Chart] = ()
+    bars: Sequence[charts.Bars] = ()
+
+
+def run_page(report: Report) -> str:
+    """The text of an HTML file that tells why a run is as slow as it is.
+
+    Raises:
+        UsageError: Jinja2 is not installed.
+    """
+    environment = _environment()
+    from markupsafe import Markup  # comes with Jinja2
+
+    style, source = asset("page.css") + asset("run/run.css"), script()
+    shown = lanes(report)
+    return environment.get_template("run/run.html").render(
+        report=report,
+        policy=policy(style, source),
+        style=Markup(style),
+        script=Markup(source),
+        data=Markup(embed(shown.data)),
+        legend=Markup(legend(shown.kinds)),
+        lanes=shown,
+        ideal=len(shown.data["timelines"]) > 1,
+        facts=run_tables.facts(report),
+        quality=run_tables.quality(report),
+        settings=run_tables.settings(report),
+        judged=run_tables.judged(report),
+        sections=sections(report),
+    )
+
+
+def sections(report: Report) -> list[Section]:
+    """What follows the timeline; a section without figures is left out."""
+    found = [*_beside(report), *_of_a_step(report), *_of_the_run(report)]
+    return [each for each in found if each.charts or any(table.rows for table in each.tables)]
+
+
+def _beside(report: Report) -> list[Section]:
+    found = []
+    if (comparison := report.comparison) is not None:
+        tables, bars = beside.compared(comparison), [charts.compared(comparison)]
+        found.append(Section("compared", "Beside the earlier run", comparison.text, tables, bars=bars))
+    if (scaling := report.scaling) is not None:
+        chart = charts.scaled(scaling)
+        found.append(
+            Section("scaling", "Scaling", scaling.text, beside.scaled(scaling), [chart] if chart else [])
+        )
+    return found
+
+
+def _of_a_step(report: Report) -> list[Section]:
+    return [
+        Section(
+            "parts",
+            "Where each rank's step went",
+            "From the begin of a usual step to that of the next one; the parts add up to the step. A bubble is time in "
+            "which the rank could run nothing: before its first backward pass, between, after its last forward pass.",
+            [step_tables.parts(report), step_tables.what_if(report)],
+            bars=[charts.parts(report)],
+        ),
+        Section(
+            "balance",
+            "Balance of the partitions",
+            "Forward and backward work, without waits. Equal bars are best.",
+            [step_tables.balance(report), step_tables.moves(report)],
+            bars=[charts.balance(report)],
+        ),
+        Section(
+            "waits",
+            "Who waited for whom",
+            "A row is the rank that waited, a column the one it waited for.",
+            [step_tables.waits(report)],
+        ),
+        Section(
+            "links",
+            "Messages between ranks",
+            "From where the sender had a message ready to where all of it had arrived. Bytes are not recorded.",
+            [step_tables.links(report)],
+        ),
+    ]
+
+
+def _of_the_run(report: Report) -> list[Section]:
+    times, memory = charts.step_times(report), charts.memory(report)
+    return [
+        Section(
+            "steps",
+            "Step times over the run",
+            "Without the first step, which traces and splits the model.",
+            [run_tables.steps(report)],
+            [times] if times else [],
+        ),
+        Section(
+            "memory",
+            "Memory over the run",
+            "The most in use: of the process on a CPU, of the device on a GPU.",
+            [run_tables.memory(report)],
+            [memory] if memory else [],
+        ),
+        Section(
+            "system",
+            "The machines over the run",
+            "Of all processes on the host, as they were sampled.",
+            run_tables.system(report),
+            charts.system(report),
+        ),
+        Section(
+            "values",
+            "What the script logged",
+            "By `weft.log`, step by step.",
+            [run_tables.values(report)],
+            charts.values(report),
+        ),
+    ]
+
+
+def _environment() -> Environment:
+    try:
+        from jinja2 import Environment, FunctionLoader, StrictUndefined
+    except ImportError:
+        raise UsageError(
+            "the page of a run is made with Jinja2, which is not installed: pip install 'weft[report]', or leave out "
+            "--html to read the report as text"
+        ) from None
+
+    environment = Environment(
+        loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined, finalize=_shown,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {"percent": percent, "code": _code, "figure": _figure, "sentence": sentence}
+    environment.globals |= {"looks": LOOKS, "tile": TILE}
+    return environment
+
+
+def _shown(value: Any) -> Any:
+    """What a template writes: of a text from outside, what cannot be seen is written out."""
+    is_markup = hasattr(value, "__html__")
+    return visible(value, LINES) if isinstance(value, str) and not is_markup else value
+
+
+def _code(text: str) -> Any:
+    """A sentence in which what stands in backticks is code."""
+    from markupsafe import Markup, escape
+
+    pieces = visible(text).split("`")
+    if len(pieces) % 2 == 0:
+        return "`".join(pieces)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(piece) if place % 2 else escape(piece)
+        for place, piece in enumerate(pieces)
+    )
+
+
+def _figure(value: Any) -> str:
+    """A piece of evidence."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_figure, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_figure(each)}" for name, each in value.items())
+    return number(value)

@@ -1,0 +1,103 @@
+"""A run as plain text, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import fill, indent
+
+from weft.report.run import beside, run_tables, step_tables
+from weft.report.run.report import Report
+from weft.report.run.words import Table, number, percent, sentence
+from weft.report.text import table
+from weft.rules.rule import Finding, Status
+from weft.visible import visible
+
+WIDTH = 110
+
+
+def run_text(report: Report) -> str:
+    """The verdict, the findings with what to do, where the time went, how far the figures can be trusted."""
+    return "\n".join(_lines(report))
+
+
+def _lines(report: Report) -> Iterator[str]:
+    verdict, run = report.verdict, report.analysis.run
+    yield visible(run.name)
+    yield _wrapped(f"{verdict.status.value.upper()}: {verdict.text}")
+    for warning in run.warnings:
+        yield _wrapped(f"warning: {warning}")
+    for finding in report.found:
+        yield ""
+        yield from _finding(finding)
+    for text in (each.text for each in (report.comparison, report.scaling) if each is not None):
+        yield ""
+        yield _wrapped(text)
+    for each in _tables(report):
+        yield from _table(each)
+    yield ""
+    yield _rest(report)
+
+
+def _tables(report: Report) -> list[Table]:
+    parts = step_tables.parts(report)
+    return [
+        *(beside.compared(report.comparison) if report.comparison is not None else []),
+        *(beside.scaled(report.scaling) if report.scaling is not None else []),
+        parts.turned() if len(parts.rows) < len(parts.headers) else parts,
+        step_tables.what_if(report),
+        step_tables.balance(report),
+        step_tables.moves(report),
+        step_tables.waits(report),
+        run_tables.steps(report),
+        run_tables.memory(report),
+        *run_tables.system(report),
+        run_tables.values(report),
+        run_tables.quality(report),
+        run_tables.facts(report),
+    ]
+
+
+def _finding(finding: Finding) -> Iterator[str]:
+    cause = f" (a consequence of {finding.explained_by})" if finding.explained_by else ""
+    yield _wrapped(
+        f"{finding.status.value.upper()} {finding.rule}{cause}: {sentence(finding.text)}"
+        + _saves(finding.gain)
+    )
+    for line in finding.advice:
+        yield indent(_wrapped(f"-> {line}"), "   ")
+    if finding.evidence:
+        figures = "; ".join(f"{name}: {_figure(value)}" for name, value in finding.evidence.items())
+        yield indent(_wrapped(figures), "   ")
+    if finding.ranks or finding.steps:
+        places = [f"ranks {', '.join(map(str, finding.ranks[:16]))}"] * bool(finding.ranks)
+        places += [f"steps {', '.join(map(str, finding.steps[:16]))}"] * bool(finding.steps)
+        yield indent(f"on {'; '.join(places)}", "   ")
+
+
+def _saves(gain: float | None) -> str:
+    return f" Expected to save {percent(gain)} of a step." if gain else ""
+
+
+def _figure(value: object) -> str:
+    return number(value) if isinstance(value, (int, float)) else str(value)
+
+
+def _table(each: Table) -> Iterator[str]:
+    if each.rows:
+        yield ""
+        yield visible(each.caption)
+        yield table(each.headers, each.rows, each.align)
+
+
+def _rest(report: Report) -> str:
+    """One line for the rules that found nothing, with what those say that failed."""
+    passed = sum(each.status is Status.PASS for each in report.others)
+    abstained = [each.rule for each in report.others if each.status is not Status.PASS]
+    text = f"{passed} other rules found nothing."
+    return _wrapped(
+        text + (f" Not applicable, or too little data: {', '.join(abstained)}." if abstained else "")
+    )
+
+
+def _wrapped(text: str) -> str:
+    return fill(visible(text), WIDTH, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,181 @@
+"""`weft report`, in this process."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.report.run.reports import MS, made
+from weft.analysis.run import Run
+from weft.cli import report as command
+from weft.cli.main import main
+from weft.cli.report import write_page
+from weft.errors import FormatError
+from weft.profiler.recorder import Recorder
+from weft.rules.rule import Rule
+
+
+def nothing(rank: int, step: int) -> dict[str, object]:
+    return {}
+
+
+RUNS = {
+    "out": lambda: made("out"),
+    "slow": lambda: made("slow", data_s=10 * MS),
+    "clean": lambda: replace(
+        made("clean", slow={}, microbatches=32, transfer_s=0.0, step_values=nothing), samples={}
+    ),
+    "one": lambda: made("one", partitions=2, slow={}, units=False),
+    "two": lambda: made("two", partitions=2, slow={}, replicas=2, reduce_s=MS, units=False),
+}
+
+
+@dataclass(frozen=True)
+class ManySteps(Rule):
+    """The run has more steps than anybody needs."""
+
+    most: int = 10
+
+    def evaluate(self, analysis):
+        steps = len(analysis.timeline.steps)
+        return self.warning(f"{steps} steps") if steps > self.most else self.passed()
+
+
+@pytest.fixture(autouse=True)
+def runs(monkeypatch, tmp_path: Path) -> Path:
+    """Folders that hold made runs, by their names; the working directory is the one that they are in."""
+    monkeypatch.chdir(tmp_path)
+    for name in RUNS:
+        (tmp_path / name).mkdir()
+
+    def read(path: Path) -> Run:
+        if path.name not in RUNS:
+            raise FormatError(f"{path} holds no recording")
+        return RUNS[path.name]()
+
+    monkeypatch.setattr(command, "read_run", read)
+    return tmp_path
+
+
+def test_text(capsys):
+    assert main(["report", "out"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("out\n") and "LastPartitionHeavy" in out and "Each rank's usual step" in out
+
+
+def test_a_page_is_written_and_told(runs: Path, capsys):
+    assert main(["report", "out", "--html"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"wrote out/report\.html: 4 ranks, 20 steps, [\d.]+ KiB", first)
+    assert second.startswith(("warning: LastPartitionHeavy", "critical: LastPartitionHeavy"))
+    assert (runs / "out" / "report.html").read_text().startswith("<!DOCTYPE html>")
+    assert main(["report", "out", "--html", "mine.html", "--step", "7"]) == 0
+    assert '"first":7' in (runs / "mine.html").read_text()
+
+
+def test_json_is_alone_on_the_output(capsys):
+    assert main(["report", "out", "--json", "--html"]) == 0
+    out, error = capsys.readouterr()
+    assert json.loads(out)["run"] == "out" and error.startswith("wrote out/report.html")
+
+
+def test_against_an_earlier_run(capsys):
+    assert main(["report", "slow", "--against", "out"]) == 0
+    out = capsys.readouterr().out
+    assert "most of all by data" in out and "A usual step, before and now" in out
+
+
+def test_scaling(capsys):
+    assert main(["report", "--scaling", "one", "two"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("two\n") and "Throughput by ranks" in out and "most is lost to reduce" in out
+    assert main(["report", "one", "--json", "--scaling", "one", "two"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["run"] == "one" and len(document["scaling"]["runs"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("folder", "arguments", "code"),
+    [
+        ("out", ["--fail-on", "LastPartitionHeavy"], 3),
+        ("out", ["--fail-on", "lastpartitionheavy"], 3),
+        ("out", ["--fail-on", "warning"], 3),
+        ("out", ["--fail-on", "DataWait"], 0),
+        ("out", ["--fail-on", "DataWait", "--fail-on", "warning"], 3),
+        ("clean", ["--fail-on", "warning"], 0),
+        ("clean", ["--fail-on", "critical"], 0),
+        ("clean", [], 0),
+    ],
+)
+def test_fail_on(folder: str, arguments: list[str], code: int, capsys):
+    assert main(["report", folder, *arguments]) == code
+    assert ("--fail-on: LastPartitionHeavy is " in capsys.readouterr().err) == (code == 3)
+
+
+def test_rules_of_ones_own_and_their_parameters(capsys):
+    mine = f"{__name__}:ManySteps"
+    assert main(["report", "clean", "--rules", mine, "--fail-on", "ManySteps"]) == 3
+    assert "WARNING ManySteps: 20 steps." in capsys.readouterr().out
+    arguments = ["report", "clean", "--rules", mine, "--set", "ManySteps_most=100", "--fail-on", "ManySteps"]
+    assert main(arguments) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "no folder is given: write for example weft report out"),
+        (["--scaling", "one"], "--scaling compares runs: give two folders or more"),
+        (["--scaling", "one", "one"], "scaling is seen in runs on different numbers of ranks"),
+        (["out", "--step", "99"], "step 99 was not recorded: steps with spans are 1 to 20"),
+        (["nowhere"], "nowhere holds no recording"),
+        (
+            ["out", "--fail-on", "DataWaits"],
+            '--fail-on "DataWaits": there is no such rule; did you mean "DataWait"?',
+        ),
+        (["out", "--fail-on", "x" * 9], "write warning, critical, or the name of a rule"),
+        (["out", "--set", "DataWait_warm=1"], 'DataWait has no parameter "warm"'),
+        (["out", "--rules", "json"], '"json" names no rule: write module:Class'),
+        (
+            ["out", "--html", "no/folder/x.html"],
+            "no/folder/x.html cannot be written: No such file or directory",
+        ),
+    ],
+)
+def test_mistakes(arguments: list[str], text: str, capsys):
+    assert main(["report", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("weft report: error: ") and text in error
+
+
+def test_the_page_beside_a_running_job_appears_whole(runs: Path, monkeypatch):
+    folder = runs / "out"
+    assert write_page(folder) == folder / "report.html"
+    assert sorted(each.name for each in folder.iterdir()) == ["report.html"]
+    before = (folder / "report.html").read_text()
+    monkeypatch.setattr(
+        command, "run_page", lambda report: (_ for _ in ()).throw(OSError(28, "No space left"))
+    )
+    with pytest.raises(command.UsageError, match="report.html cannot be written: No space left"):
+        write_page(folder)
+    assert (folder / "report.html").read_text() == before, "the page before stays"
+    assert sorted(each.name for each in folder.iterdir()) == ["report.html"]
+
+
+def test_a_real_recording_of_spans_only(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.undo()
+    folder = tmp_path / "recording"
+    for rank in range(2):
+        recorder = Recorder.open(folder, rank, 2)
+        for step in range(1, 12):
+            recorder.add("F", step, 0, 10.0 * step, 10.0 * step + 1)
+            recorder.add("B", step, 0, 10.0 * step + 1, 10.0 * step + 3)
+            recorder.add("step", step, -1, 10.0 * step, 10.0 * step + 4)
+        recorder.close()
+    assert main(["report", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("recording\n") and "rank 1" in out
+    assert write_page(folder).read_text().count("<section") >= 4
