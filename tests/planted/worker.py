@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -157,7 +155,6 @@ def main() -> None:
 
     workers = 2 if faults.name == "preprocessing" else 0
     loader = DataLoader(Samples(BATCH * options.steps, faults.sample), BATCH, num_workers=workers)
-    hog = _hog(options) if faults.name == "straggler" and weft.rank() == options.core_of else None
     for step, x in enumerate(loader):
         faults.before(step)
         now[0] = faults.step_takes(step)
@@ -167,21 +164,12 @@ def main() -> None:
         weft.log({"loss": float("nan") if faults.name == "nan" and step >= 8 else loss})
         if options.pause:
             time.sleep(options.pause)
-    if hog is not None:
-        hog.kill()
     weft.shutdown()
 
 
 def weft_rank() -> int:
     """Before `weft.init`."""
     return int(os.environ.get("RANK", "0"))
-
-
-def _hog(options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """Another process on the rank's core."""
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    os.sched_setaffinity(busy.pid, {options.core})
-    return busy
 
 
 def _options() -> argparse.Namespace:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from weft.analysis.balance import Suggestion, suggest
 from weft.analysis.measured import copies_of, partitions_of
-from weft.analysis.messages import Message, match, waits
+from weft.analysis.messages import Message, arrivals, match, waits
 from weft.analysis.parts import Parts, Period, parts
 from weft.analysis.pipeline.dependencies import replay_of
 from weft.analysis.replay import Replay
@@ -48,7 +48,8 @@ class Analysis:
     @cached_property
     def parts(self) -> Mapping[int, Mapping[Period, Parts]]:
         """For each rank, for each of its recorded steps, where the time went."""
-        return {rank: parts(self.timeline, rank, self.messages) for rank in self.timeline.ranks}
+        arrived = arrivals(self.messages)
+        return {rank: parts(self.timeline, rank, arrived.get(rank, {})) for rank in self.timeline.ranks}
 
     @cached_property
     def training_steps(self) -> frozenset[int]:
@@ -69,7 +70,10 @@ class Analysis:
 
     @cached_property
     def usual_steps(self) -> frozenset[int]:
-        """Of the training steps those that took at most one and a half times the median, on every rank."""
+        """Of the training steps those that took at most one and a half times the median, on every rank.
+
+        The last one is left out where there are others: no next one says where it ended.
+        """
         taken: dict[int, float] = {}
         for own in self.parts.values():
             for period in own:
@@ -77,6 +81,8 @@ class Analysis:
                     taken[period.step] = max(taken.get(period.step, 0.0), period.duration_s)
         if not taken:
             return frozenset()
+        if len(taken) > 1:
+            del taken[max(taken)]
         middle = statistics.median(taken.values())
         return frozenset(step for step, seconds in taken.items() if seconds <= 1.5 * middle)
 

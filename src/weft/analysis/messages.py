@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple
 
 from weft.timeline import Span, Timeline
@@ -49,18 +50,22 @@ def match(timeline: Timeline) -> list[Message]:
     return sorted(found, key=lambda message: message.arrived_s)
 
 
-def arrivals(messages: Iterable[Message], rank: int) -> dict[int, list[Message]]:
-    """For each rank that sent to ``rank`` its messages, by arrival."""
-    found: dict[int, list[Message]] = defaultdict(list)
+def arrivals(messages: Iterable[Message]) -> dict[int, dict[int, list[Message]]]:
+    """For each rank that received anything the messages of each sender, by arrival."""
+    found: dict[int, dict[int, list[Message]]] = defaultdict(lambda: defaultdict(list))
     for message in messages:
-        if message.receiver == rank:
-            found[message.sender].append(message)
+        found[message.receiver][message.sender].append(message)
     return found
 
 
 def content(span: Span) -> str:
     """What a message was: the label of its span without the rank."""
-    return span.label.rpartition(" to rank " if span.kind == "send" else " from rank ")[0]
+    return _content(span.label, span.kind)
+
+
+@cache  # there are few labels and many messages
+def _content(label: str, kind: str) -> str:
+    return label.rpartition(" to rank " if kind == "send" else " from rank ")[0]
 
 
 def waits(timeline: Timeline) -> dict[tuple[int, int], float]:

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from weft.analysis.messages import Message, arrivals, match
 from weft.timeline import MESSAGES, WORK, Span, Timeline
+
+Arrived = Mapping[int, Sequence[Message]]
+"""By sender its messages, by arrival."""
 
 
 class Period(NamedTuple):
@@ -105,9 +108,10 @@ def periods(timeline: Timeline, rank: int) -> list[Period]:
     return [Period(span.step, span.start_s, end) for span, end in zip(steps, ends, strict=True)]
 
 
-def parts(timeline: Timeline, rank: int, messages: Sequence[Message] | None = None) -> dict[Period, Parts]:
-    """For each period of a rank what its time went into; ``messages`` is what `match` found, if that is known."""
-    arrived = arrivals(match(timeline) if messages is None else messages, rank)
+def parts(timeline: Timeline, rank: int, arrived: Arrived | None = None) -> dict[Period, Parts]:
+    """For each period of a rank what its time went into; ``arrived`` is what came from each sender, if known."""
+    if arrived is None:
+        arrived = arrivals(match(timeline)).get(rank, {})
     found = periods(timeline, rank)
     starts = [period.start_s for period in found]
     has_steps = found[0].step >= 0
@@ -125,7 +129,7 @@ def parts(timeline: Timeline, rank: int, messages: Sequence[Message] | None = No
     }
 
 
-def _sweep(period: Period, spans: list[Span], arrived: dict[int, list[Message]], has_steps: bool) -> Parts:
+def _sweep(period: Period, spans: list[Span], arrived: Arrived, has_steps: bool) -> Parts:
     """The parts of one period."""
     first_backward, last_forward = _borders(spans, period)
     seconds: dict[str, float] = defaultdict(float)
@@ -178,9 +182,9 @@ def _borders(spans: Iterable[Span], period: Period) -> tuple[float, float]:
     return min(backward, default=period.end_s), max(forward, default=period.start_s)
 
 
-def _ready_s(wait: Span, arrived: dict[int, list[Message]]) -> float:
+def _ready_s(wait: Span, arrived: Arrived) -> float:
     """When the sender had the message ready that ended a wait; its end if that is not known."""
-    messages = arrived.get(wait.peer, [])
+    messages = arrived.get(wait.peer, ())
     at = bisect_right(messages, wait.end_s, key=lambda message: message.arrived_s) - 1
     if at < 0 or messages[at].arrived_s < wait.start_s:
         return wait.end_s

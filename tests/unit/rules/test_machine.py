@@ -18,7 +18,7 @@ def memory(first: int, each: int, until: int = 1000) -> Values:
 
 CASES = {
     "CPUBottleneck": Case(
-        Recorded(microbatches=32, host_s=30), Status.WARNING, "19.7 % of a step",
+        Recorded(microbatches=32, host_s=25), Status.WARNING, "19.2 % of a step",
         Recorded(microbatches=32, host_s=5), None,
     ),
     "LowGPUUtilization": Case(
