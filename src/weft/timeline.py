@@ -30,7 +30,8 @@ class Span:
     """One thing that a rank did, from `start_s` to `end_s` on a clock that all ranks share.
 
     `kind` is F, B, I or W (work on a microbatch), send, recv, wait, reduce (the all-reduce of gradients),
-    optimizer, step (the whole step), or one of `BESIDE`. What lies between two steps has the number of the first.
+    optimizer, step (the whole step), or one of `BESIDE`. What lies between two steps has the number of the first; what
+    lies before all steps has none.
     `peer` is the rank at the other end of a send, a receive or a wait.
     `microbatch`, `stage`, `step` and `peer` are -1 where they mean nothing or are not known.
     """

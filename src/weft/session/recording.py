@@ -163,7 +163,7 @@ def record(session: Recorded, kind: str, microbatch: int = -1, peer: int = -1) -
         yield
     finally:
         if session.recorder is not None:
-            session.recorder.add(kind, session.steps, microbatch, start_s, time.perf_counter(), peer)
+            session.recorder.add(kind, session.steps or -1, microbatch, start_s, time.perf_counter(), peer)
 
 
 @contextmanager
