@@ -17,7 +17,7 @@ WORK = ("F", "B", "I", "W")
 MESSAGES = ("send", "recv")
 BESIDE = ("data", "copy", "checkpoint", "collector", "prepare")
 """What a rank does besides: waits for the next batch, copies it to its device, saves, stands still for Python's garbage
-collector, traces and splits the model."""
+collector, prepares the first steps (traces and splits the model, compares, puts memory in order)."""
 KINDS = (*WORK, *MESSAGES, "wait", "reduce", "optimizer", "step", *BESIDE)
 """In the order of their codes in files: new ones come last."""
 
