@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -122,6 +123,9 @@ class Log:
         self.file = ValueFile(folder)
         self.board: Any = None
         if importlib.util.find_spec("tensorboard") is not None:
+            if "tensorflow" not in sys.modules:
+                # Where TensorFlow is installed TensorBoard would import it to write files: seconds, and 600 MB.
+                sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
             from torch.utils.tensorboard import SummaryWriter
 
             self.board = SummaryWriter(str(self.file.path.with_suffix("")))
