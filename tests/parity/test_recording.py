@@ -98,6 +98,7 @@ def test_what_was_planted_is_seen(tmp_path: Path, workers: int):
     analysis = record(tmp_path, SLEEPS, str(workers))
     run = analysis.run
     assert run.warnings == () and run.complete and run.ranks == (0, 1)
+    assert run.timeline.steps == (1, 2, 3, 4, 5, 6), "what lies before the first step has none"
     check_identity(analysis)
     for rank in run.ranks:
         steps = run.steps[rank]
