@@ -17,7 +17,7 @@ WORK = ("F", "B", "I", "W")
 MESSAGES = ("send", "recv")
 BESIDE = ("data", "copy", "checkpoint", "collector", "prepare")
 """What a rank does besides: waits for the next batch, copies it to its device, saves, stands still for Python's garbage
-collector, traces and splits the model."""
+collector, prepares the first steps (traces and splits the model, compares, puts memory in order)."""
 KINDS = (*WORK, *MESSAGES, "wait", "reduce", "optimizer", "step", *BESIDE)
 """In the order of their codes in files: new ones come last."""
 
@@ -30,7 +30,8 @@ class Span:
     """One thing that a rank did, from `start_s` to `end_s` on a clock that all ranks share.
 
     `kind` is F, B, I or W (work on a microbatch), send, recv, wait, reduce (the all-reduce of gradients),
-    optimizer, step (the whole step), or one of `BESIDE`. What lies between two steps has the number of the first.
+    optimizer, step (the whole step), or one of `BESIDE`. What lies between two steps has the number of the first; what
+    lies before all steps has none.
     `peer` is the rank at the other end of a send, a receive or a wait.
     `microbatch`, `stage`, `step` and `peer` are -1 where they mean nothing or are not known.
     """

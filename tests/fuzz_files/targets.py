@@ -17,6 +17,7 @@ import torch
 
 import weft.torch as weft
 from tests.fuzz_files.samples import COMMANDS, MESSAGE, Trained
+from weft.analysis.analysis import Analysis
 from weft.cli.main import main
 from weft.compat.debugger import read_job
 from weft.compat.enable import launch_environ
@@ -25,7 +26,7 @@ from weft.config import resolve
 from weft.errors import WeftError
 from weft.foreign import read_text
 from weft.launch.discovery import discover
-from weft.profiler.reading import read_recording
+from weft.profiler.reading import read_recording, read_run
 from weft.torch.tensors.messages import pack, unpack
 
 
@@ -211,6 +212,12 @@ def recording(folder: Path, made: Trained) -> str:
     return command(["draw", "recording", "--out", "x.html"], folder)
 
 
+def run_of(folder: Path, made: Trained) -> str:
+    analysis = Analysis(read_run(folder / "run"))
+    assert analysis.step_s >= 0 and analysis.waits is not None
+    return "read"
+
+
 def on_graph(name: str) -> Callable[[Path, Trained], str]:
     def use(folder: Path, made: Trained) -> str:
         return command(["simulate", name, "--partitions", "2", "--schedule", "simple"], folder)
@@ -246,6 +253,7 @@ TARGETS: tuple[Target, ...] = (
     Target("distributed", ("model/*", "model/.metadata", "model/.metadata"),
            lambda at, made: resumed(made, at / "model", True, False, partial=False)),
     Target("recording", ("recording/*",), recording),
+    Target("run", ("run/*",), run_of),
     Target("graph", ("*",), on_graph("graph.json"), pipes=False),
     Target("profile", ("*",), on_graph("profile.txt"), pipes=False),
     Target("timeline", ("*",), lambda at, made: command(["draw", "timeline.json", "--out", "x.svg"], at), pipes=False),

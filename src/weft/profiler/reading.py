@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from weft.analysis.run import Facts, Run, Sample, Step
 from weft.errors import FormatError
-from weft.foreign import listed, shown_path, translated
+from weft.foreign import listed, regular, shown_path, translated
 from weft.profiler import facts as facts_file
 from weft.profiler import samples as samples_file
 from weft.profiler import steps as steps_file
@@ -74,6 +74,8 @@ def _each(
         if not name.endswith(suffix):
             continue
         try:
+            with translated(f"{shown_path(path / name)} cannot be read"):
+                regular(path / name)
             yield read(path / name)
         except FormatError as error:
             warnings.append(f"{error}; this file is left out")

@@ -29,7 +29,7 @@ class Watch:
         if phase == "start":
             self._began_s = now
         elif now - self._began_s >= LEAST_S and (recorder := self.session.recorder) is not None:
-            recorder.add("collector", self.session.steps, -1, self._began_s, now)
+            recorder.add("collector", self.session.steps or -1, -1, self._began_s, now)
 
 
 def watch(session: Session) -> Callable[[], None]:

@@ -163,7 +163,7 @@ def record(session: Recorded, kind: str, microbatch: int = -1, peer: int = -1) -
         yield
     finally:
         if session.recorder is not None:
-            session.recorder.add(kind, session.steps, microbatch, start_s, time.perf_counter(), peer)
+            session.recorder.add(kind, session.steps or -1, microbatch, start_s, time.perf_counter(), peer)
 
 
 @contextmanager
@@ -212,15 +212,16 @@ def record_step(session: Session, size: Callable[[], tuple[int, int]]) -> Iterat
 
 @contextmanager
 def record_preparation(session: Session) -> Iterator[None]:
-    """Inside, models are traced and split, for the step that begins."""
+    """Inside, models are split, steps compared or memory put in order, before a step begins. Moments are not told."""
     start_s = time.perf_counter()
     if session.recorder is not None:
         session.recorder.open_step()
     try:
         yield
     finally:
-        if session.recorder is not None:
-            session.recorder.add("prepare", session.steps + 1, -1, start_s, time.perf_counter())
+        end_s = time.perf_counter()
+        if session.recorder is not None and end_s - start_s >= pauses.LEAST_S:
+            session.recorder.add("prepare", session.steps + 1, -1, start_s, end_s)
 
 
 @contextmanager

@@ -86,10 +86,11 @@ class Step:
         changes.look(session)
         for model in session.models:
             warn_of_few_samples(session, model, batch)
-        proof = compare.begin(session, pending, self.function, batch)
-        if session.device.type == "cpu":
-            session.growth.look()
-            session.huge_pages.look()
+        with record_preparation(session):
+            proof = compare.begin(session, pending, self.function, batch)
+            if session.device.type == "cpu":
+                session.growth.look()
+                session.huge_pages.look()
         begin_step(session, batch.microbatches)
         if session.pipeline is None:
             session.count_step(self._evaluates(session))

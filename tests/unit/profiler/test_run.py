@@ -33,7 +33,7 @@ def record(folder: Path, rank: int, clock: Clock = HERE, steps: int = 3, at_s: f
     write_facts(folder, replace(FACTS, rank=rank, start_s=at_s - 1, joined_s=at_s), clock)
     for step in range(1, steps + 1):
         start_s = at_s + step
-        recorder.add("data", step - 1, -1, start_s - 0.25, start_s)
+        recorder.add("data", step - 1 or -1, -1, start_s - 0.25, start_s)
         recorder.book.begin(step, start_s, False)
         recorder.add("F", step, 0, start_s, start_s + 0.5)
         recorder.book.end(start_s + 0.5, 32, 1000)
@@ -62,7 +62,7 @@ def test_what_was_recorded_is_read_back(tmp_path: Path):
     assert run.facts[0] == replace(FACTS, start_s=99.0 - 100.75, joined_s=100.0 - 100.75)
     (found,) = run.samples["node/1"]
     assert repr(found) == repr(replace(sample, at_s=101.0 - 100.75))
-    assert run.timeline.start_s == 0.0 and run.timeline.steps == (0, 1, 2, 3)
+    assert run.timeline.start_s == 0.0 and run.timeline.steps == (1, 2, 3)
 
 
 def test_hosts_meet_on_the_wall_clock(tmp_path: Path):

@@ -30,7 +30,7 @@ def _calls(session: Session, kind: str) -> tuple[Callable[[], int], Callable[[],
 
     def after() -> int:
         if began and session.recorder is not None:
-            session.recorder.add(kind, session.steps, -1, began.pop(), time.perf_counter())
+            session.recorder.add(kind, session.steps or -1, -1, began.pop(), time.perf_counter())
         return 0
 
     return before, after

@@ -23,7 +23,7 @@ def observe(session: Session) -> list[Callable[[], None]]:
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         start_s, recorder = began.pop(id(optimizer), None), session.recorder
         if start_s is not None and recorder is not None and "optimizer" not in recorder.inside:
-            recorder.add("optimizer", session.steps, -1, start_s, time.perf_counter())
+            recorder.add("optimizer", session.steps or -1, -1, start_s, time.perf_counter())
 
     return [
         private.watch_loaders(lambda: record_outermost(session, "data")),
