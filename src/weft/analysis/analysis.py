@@ -101,7 +101,7 @@ class Analysis:
     @cached_property
     def replay(self) -> Replay:
         """Usual steps that can be run again with other durations: all of them, or a sample."""
-        return replay_of(self.timeline, self.usual_steps, copies_of(self.partitions))
+        return replay_of(self.timeline, self.parts, self.usual_steps, copies_of(self.partitions))
 
     @cached_property
     def what_if(self) -> WhatIf:

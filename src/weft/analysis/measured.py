@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -52,3 +53,15 @@ def copies_of(partitions: Mapping[int, int]) -> dict[int, list[int]]:
         rank: [other for other, there in partitions.items() if there == partition and other != rank]
         for rank, partition in partitions.items()
     }
+
+
+def samples_of(analysis: Measured) -> float:
+    """The samples of one step of all copies together; 0 if that is not known.
+
+    Ranks of one pipeline have the same mini-batch, so a partition's copies are what counts.
+    """
+    found: dict[int, float] = {}
+    for rank, partition in analysis.partitions.items():
+        own = [step.samples for step in analysis.steps(rank)]
+        found[partition] = found.get(partition, 0.0) + (statistics.median(own) if own else 0.0)
+    return max(found.values(), default=0.0)

@@ -32,6 +32,8 @@ BEGIN, JOIN, END, BETWEEN, INSIDE = "begin", "join", "end", "between", "step"
 """Kinds of nodes besides those of spans: the ends of a period, and the moment in which a rank comes to a sum of
 gradients, which take no time; what no span covers, outside and inside of steps."""
 HOST = (BETWEEN, INSIDE)
+SAME_S = 1e-9
+"""Moments that are closer are one."""
 SETTLED = 3
 """So many steps run before the round that is measured."""
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weft.analysis.balance import suggest
 from weft.analysis.measured import Measured
 from weft.analysis.pipeline.simulated import Other, Simulated, best_number, best_schedule, simulated
 from weft.analysis.pipeline.work import at_peers_speed, by_partition, partition_work, stages_of
-from weft.analysis.replay import HOST, Replay
+from weft.analysis.replay import HOST, SAME_S, Replay
 from weft.timeline import WORK
 
 FAITHFUL = 0.05
 """Gains are told only where a replay without a change differs from the recording by no more than this share."""
+EXPLAINED = 0.10
+"""Gains of simulated changes are told only where the simulation of what ran differs from it by no more than this share;
+they are shares of the simulation, so that an error of it is one of the gain, not of the step."""
 SLOW = 0.95
 """A rank counts as a straggler where its work would take less than this share of its time at its peers' speed."""
 
@@ -87,7 +90,7 @@ class _Trial:
         yield from self._otherwise()
         yield from self._straggler()
         for name, text, line, kinds in LEFT_OUT:
-            if any(node.kind in kinds and node.end_s > node.start_s for node in self.replay.nodes):
+            if any(node.kind in kinds and node.end_s > node.start_s + SAME_S for node in self.replay.nodes):
                 yield self._replayed(name, text, line, self.replay.without(kinds))
 
     def _change(self, name: str, text: str, line: str, gain: float, ranks: tuple[int, ...] = ()) -> Change:
@@ -132,13 +135,14 @@ class _Trial:
         slow = {rank: [factor for (own, _), factor in factors.items() if own == rank] for rank in partitions}
         means = {rank: statistics.fmean(own) for rank, own in slow.items() if own}
         ranks = tuple(rank for rank, mean in means.items() if mean < SLOW)
-        if not ranks:
-            return
+        if not ranks or len(ranks) == len(partitions):
+            return  # where all vary alike, none is slower than its peers
         changed = self.replay.scaled(
             lambda node: factors[node.rank, node.step] if node.kind in WORK and node.rank in ranks else 1.0
         )
         who = f"rank {ranks[0]} works" if len(ranks) == 1 else f"the ranks {', '.join(map(str, ranks))} work"
-        yield self._replayed("straggler", f"{who} at the speed of the peers", "", changed, ranks)
+        peers = "the other copies" if len(set(partitions.values())) < len(partitions) else "most steps"
+        yield self._replayed("straggler", f"{who} at the speed of {peers}", "", changed, ranks)
 
     def _expected(self) -> dict[int, float]:
         """For each partition what its units were measured to take."""
@@ -171,9 +175,9 @@ class _Trial:
     def _simulated(self, name: str, text: str, line: str, present: Simulated, other: Other) -> Change:
         if other.held > other.held_now:
             text += f", which keeps up to {other.held} microbatches on a rank instead of {other.held_now}"
-        found = self._change(name, text, line, other.saved_s / self.replay.step_s)
-        explained = present.unexplained_s <= FAITHFUL * self.replay.step_s
-        return found if explained else Change(name, text, line, found.step_s, None)
+        saved = other.saved_s / present.now.step_s * present.replayed_s / self.replay.step_s
+        found = self._change(name, text, line, saved)
+        return found if present.unexplained <= EXPLAINED else replace(found, gain=None)
 
 
 def _setting(name: str, value: int | str) -> str:

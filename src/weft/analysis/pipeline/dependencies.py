@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from weft.analysis.messages import Message, match
-from weft.analysis.parts import Period, periods, pieces
-from weft.analysis.replay import BEGIN, BETWEEN, END, JOIN, Need, Node, Replay
+from weft.analysis.parts import Period, pieces
+from weft.analysis.replay import BEGIN, BETWEEN, END, JOIN, SAME_S, Need, Node, Replay
 from weft.analysis.series import thinned
 from weft.timeline import MESSAGES, WORK, Span, Timeline
 
 MOST_SPANS = 60_000
 """The steps that are replayed have about so many spans; of more steps a sample is taken."""
 LEAST_STEPS = 2
-SAME_S = 1e-9
-"""Moments that are closer are one."""
 
 
-def replay_of(timeline: Timeline, steps: Iterable[int], copies: Mapping[int, Sequence[int]]) -> Replay:
+def replay_of(
+    timeline: Timeline,
+    periods: Mapping[int, Iterable[Period]],
+    steps: Iterable[int],
+    copies: Mapping[int, Sequence[int]],
+) -> Replay:
     """The graph of a sample of these steps, of those that every rank recorded.
 
     Args:
         timeline: The recording.
-        steps: Their numbers.
+        periods: For each rank its steps.
+        steps: The numbers of those that are wanted.
         copies: For each rank the others that have the same partition and sum gradients with it.
     """
-    found = {rank: {period.step: period for period in periods(timeline, rank)} for rank in timeline.ranks}
+    found = {rank: {period.step: period for period in own} for rank, own in periods.items()}
     everywhere = sorted(step for step in set(steps) if all(step in own for own in found.values()))
-    wanted = frozenset(everywhere)
+    most = MOST_SPANS * len(timeline.steps) // max(1, len(timeline.spans))
+    chosen = thinned(everywhere, max(LEAST_STEPS, most))
+    wanted = frozenset(chosen)
     spans = [span for span in timeline.spans if span.step in wanted]
-    most = max(LEAST_STEPS, MOST_SPANS * len(everywhere) // max(1, len(spans)))
-    if len(everywhere) > most:
-        everywhere = thinned(everywhere, most)
-        wanted = frozenset(everywhere)
-        spans = [span for span in spans if span.step in wanted]
-    chosen = {rank: [own[step] for step in everywhere] for rank, own in found.items()}
-    return record(chosen, spans, match(Timeline(spans)), copies)
+    return record(
+        {rank: [own[step] for step in chosen] for rank, own in found.items()},
+        spans,
+        match(Timeline(spans)),
+        copies,
+    )
 
 
 def record(
@@ -78,6 +85,11 @@ def _order(piece: _Piece) -> tuple[float, float, int, int]:
         node.step,
         0 if node.kind in (BEGIN, JOIN) else 2 if node.kind == END else 1,
     )
+
+
+def _transfer_s(message: Message) -> float:
+    """Not below 0, as clocks may differ."""
+    return max(0.0, message.arrived_s - message.ready_s)
 
 
 class _Builder:
@@ -198,17 +210,44 @@ class _Builder:
         for number, piece in enumerate(self.pieces):
             if piece.node.kind in WORK:
                 work[piece.node.rank, piece.node.step, piece.node.microbatch].append(number)
+        found: list[tuple[int, int, Message]] = []
         for message in self.messages:
             source = self._anchor(message.sender, message.step, message.ready_s)
             target = self._user(message, work)
             self.arrived[message.receiver, message.step].append(message.arrived_s)
-            if source is None or target is None:
-                continue
+            if source is not None and target is not None:
+                found.append((source, target, message))
+        most_s = self._transfers(found)
+        for source, target, message in found:
             after_s = max(0.0, message.ready_s - self.pieces[source].node.end_s)
-            transfer_s = max(0.0, message.arrived_s - message.ready_s)
+            transfer_s = min(
+                _transfer_s(message),
+                most_s[message.sender, message.receiver, self._waits_for(target, message)],
+            )
             self.needs[target].append(Need(source, after_s, transfer_s, True))
         for moments in self.arrived.values():
             moments.sort()
+
+    def _waits_for(self, target: int, message: Message) -> bool:
+        """Whether a rank stood still when the message came."""
+        piece = self.pieces[target]
+        return piece.peer != NO_WAIT and message.arrived_s >= piece.waited_s
+
+    def _transfers(self, found: Iterable[tuple[int, int, Message]]) -> dict[tuple[int, int, bool], float]:
+        """What a message between two ranks takes at most, by whether it was waited for.
+
+        A rank that works reads its messages late: their times say nothing of the way. So they take no longer than the
+        middle one of those that were waited for, or of all where none was.
+        """
+        took: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
+        for _, target, message in found:
+            waits = self._waits_for(target, message)
+            took[message.sender, message.receiver, waits].append(_transfer_s(message))
+        most: dict[tuple[int, int, bool], float] = {}
+        for sender, receiver, waits in took:
+            known = took.get((sender, receiver, True), took[sender, receiver, waits])
+            most[sender, receiver, waits] = math.inf if waits else statistics.median(known)
+        return most
 
     def _user(self, message: Message, work: Mapping[tuple[int, int, int], Sequence[int]]) -> int | None:
         """What needs a message: the work that it is for, with what the host does right before it."""

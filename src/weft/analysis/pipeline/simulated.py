@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from weft.analysis.pipeline.work import Stages
@@ -66,10 +67,15 @@ class Simulated:
             self.schedule, self.ranks, microbatches, self.chunks, self.stages.costs(microbatches), self.links
         )
 
+    @cached_property
+    def now(self) -> Simulation:
+        """The step as it is."""
+        return self.step(self.stages.microbatches)
+
     @property
-    def unexplained_s(self) -> float:
-        """By how much the simulation of what ran differs from it."""
-        return abs(self.step(self.stages.microbatches).step_s - self.replayed_s)
+    def unexplained(self) -> float:
+        """By which share the simulation of what ran differs from it."""
+        return abs(self.now.step_s / self.replayed_s - 1.0) if self.replayed_s else math.inf
 
 
 def simulated(
@@ -128,7 +134,7 @@ def numbers(microbatches: int, samples: int) -> list[int]:
 
 def best_number(present: Simulated, samples: int) -> Other | None:
     """Another number of microbatches that takes less time; nothing if none does."""
-    now = present.step(present.stages.microbatches)
+    now = present.now
     steps = {number: present.step(number) for number in numbers(present.stages.microbatches, samples)}
     if not steps:
         return None
@@ -161,7 +167,7 @@ def best_schedule(present: Simulated, units: int) -> Other | None:
         for name, (least, most) in CHUNKS.items()
         if least == 1 or units >= least * ranks
     ]
-    now = present.step(count)
+    now = present.now
     for found in search(ranks, count, put, present.links, tried=tried):
         if found.fault or found.schedule is None:
             continue

@@ -1,0 +1,97 @@
+"""The suggested split has the smallest largest partition, by units that cost what was measured."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.recordings import Recorded
+from weft.analysis.analysis import Analysis
+from weft.analysis.run import Unit
+
+
+def units(costs: list[float], places: list[int]) -> tuple[Unit, ...]:
+    pairs = enumerate(zip(costs, places, strict=True))
+    return tuple(Unit(f"block{number}", place, cost / 3, 2 * cost / 3) for number, (cost, place) in pairs)
+
+
+def test_a_split_by_hand_that_is_uneven_is_mended():
+    places = [0, 0, 1, 1, 1, 1, 1, 1]
+    made = Recorded(2, 4, forward_s=[1, 3], backward_s=[2, 6], units=units([1.0] * 8, places))
+    analysis = Analysis(made.run())
+    found = analysis.suggestion
+    assert found is not None
+    assert [(move.unit, move.source, move.target) for move in found.moves] == [
+        ("block2", 1, 0),
+        ("block3", 1, 0),
+    ]
+    assert found.moves[0].line == 'weft.set_partition(model.get_submodule("block2"), 0)'
+    assert found.text == "block2 to block3 from partition 1 to 0"
+    assert (found.before_s, found.after_s) == (pytest.approx((12.0, 36.0)), pytest.approx((24.0, 24.0)))
+    assert found.step_s == pytest.approx(Analysis(Recorded(2, 4, forward_s=2, backward_s=4).run()).step_s)
+    assert found.gain == pytest.approx(1 - found.step_s / analysis.step_s)
+    assert analysis.what_if.gain("equal partitions") == pytest.approx(found.gain)
+
+
+@pytest.mark.parametrize(
+    "given_, line",
+    [
+        ({"auto_partition": False}, '"auto_partition": True'),
+        ({"optimize": "memory"}, '"optimize": "speed"'),
+        ({}, 'weft.set_partition(model.get_submodule("block2"), 0)'),
+    ],
+)
+def test_the_line_that_makes_partitions_equal(given_: dict[str, object], line: str):
+    split = units([1.0] * 6, [0, 0, 1, 1, 1, 1])
+    made = Recorded(2, 4, forward_s=[1, 2], backward_s=[2, 4], units=split, settings=given_)
+    found = Analysis(made.run()).what_if.change("equal partitions")
+    assert found is not None and found.line == line
+
+
+def test_a_balanced_split_stays_as_it_is():
+    made = Recorded(2, 4, units=units([1.0] * 4, [0, 0, 1, 1]))
+    found = Analysis(made.run()).suggestion
+    assert found is not None and found.moves == () and found.gain == pytest.approx(0.0)
+    assert found.text == "no split of these units is better balanced"
+
+
+def test_units_are_worth_what_their_partition_took():
+    """By the units alone the split is even; but those of partition 1 took three times as long."""
+    made = Recorded(2, 4, forward_s=[1, 3], backward_s=[2, 6], units=units([1.0] * 8, [0] * 4 + [1] * 4))
+    found = Analysis(made.run()).suggestion
+    assert found is not None and [move.unit for move in found.moves] == ["block4"]
+    assert max(found.after_s) == pytest.approx(27.0) and sum(found.after_s) == pytest.approx(48.0)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [(), units([1.0, 1.0], [0, 0]), units([1.0], [0]), (*units([1.0] * 2, [0, 1]), Unit("block0", 1))],
+)
+def test_nothing_is_suggested_where_units_do_not_say_enough(split: tuple[Unit, ...]):
+    assert Analysis(Recorded(2, 4, units=split).run()).suggestion is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 3), st.lists(st.floats(0.1, 5), min_size=3, max_size=7), st.data())
+def test_no_split_in_program_order_is_better(partitions: int, costs: list[float], data: st.DataObject):
+    cuts = sorted(
+        data.draw(st.sets(st.integers(1, len(costs) - 1), min_size=partitions - 1, max_size=partitions - 1))
+    )
+    places = [sum(number >= cut for cut in cuts) for number in range(len(costs))]
+    work = [
+        sum(cost for cost, place in zip(costs, places, strict=True) if place == each)
+        for each in range(partitions)
+    ]
+    made = Recorded(partitions, 2, steps=2, forward_s=work, backward_s=work, units=units(costs, places))
+    found = Analysis(made.run()).suggestion
+    assert found is not None
+    splits = itertools.combinations(range(1, len(costs)), partitions - 1)
+    least = min(
+        max(sum(costs[low:high]) for low, high in zip((0, *each), (*each, len(costs)), strict=True))
+        for each in splits
+    )
+    assert max(found.after_s) == pytest.approx(4 * least)
+    assert sum(found.after_s) == pytest.approx(sum(found.before_s))
