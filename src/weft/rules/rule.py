@@ -151,7 +151,7 @@ class Rule(ABC):
             return self.passed(text, **more.get("evidence", {}))
         gain = more.get("gain")
         if gain is not None and gain < LEAST_GAIN:
-            return self._found(Status.INFO, text, more)
+            return self._found(Status.INFO, text, {**more, "gain": max(0.0, gain)})
         severe = any(value > critical for value, _, critical in measures)
         return self._found(Status.CRITICAL if severe else Status.WARNING, text, more)
 

@@ -11,9 +11,9 @@ from weft.rules.rule import Status
 MB = 1_000_000
 
 
-def memory(first: int, each: int, until: int = 1000) -> Values:
+def memory(first: int, each: float, until: int = 1000) -> Values:
     """So many MB, and more with each step, up to a last one."""
-    return lambda rank, step: {"memory_bytes": (first + each * min(step, until)) * MB}
+    return lambda rank, step: {"memory_bytes": round((first + each * min(step, until)) * MB)}
 
 
 CASES = {
@@ -82,8 +82,8 @@ def test_a_slow_leak_is_found_at_every_length():
 
 
 def test_a_leak_far_from_the_limit_is_a_warning():
-    found = ask("MemoryLeak", Recorded(steps=30, step_values=memory(100, 1)))
-    assert (found.status, found.evidence["full after"]) == (Status.WARNING, "944 more steps")
+    found = ask("MemoryLeak", Recorded(steps=30, step_values=memory(100, 0.3)))
+    assert (found.status, found.evidence["full after"]) == (Status.WARNING, "3216 more steps")
 
 
 def test_the_table_of_usage():
