@@ -119,14 +119,14 @@ def _of_a_step(report: Report) -> list[Section]:
 
 
 def _of_the_run(report: Report) -> list[Section]:
-    times, memory = charts.step_times(report), charts.memory(report)
+    memory = charts.memory(report)
     return [
         Section(
             "steps",
             "Step times over the run",
             "Without the first step, which traces and splits the model.",
             [run_tables.steps(report)],
-            [times] if times else [],
+            charts.step_times(report),
         ),
         Section(
             "memory",

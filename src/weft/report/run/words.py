@@ -130,9 +130,9 @@ def duration(seconds: float) -> str:
 
 
 def sentence(text: str) -> str:
-    """The text with a full stop.
+    """The text with a capital at its begin and a full stop.
 
     >>> sentence("a rank waits"), sentence("Why?"), sentence("")
-    ('a rank waits.', 'Why?', '')
+    ('A rank waits.', 'Why?', '')
     """
-    return text if not text or text[-1] in ".!?" else f"{text}."
+    return text if not text else text[0].upper() + text[1:] + ("" if text[-1] in ".!?" else ".")

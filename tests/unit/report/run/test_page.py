@@ -19,6 +19,7 @@ from weft.analysis.scaling import scale
 from weft.errors import UsageError
 from weft.report.run import step_tables
 from weft.report.run.page import run_page, sections
+from weft.report.run.words import sentence
 from weft.timeline import Span, Timeline
 from weft.visible import LINES, visible
 
@@ -75,7 +76,9 @@ def test_without_scripts_every_figure_is_there():
     page = run_page(found)
     seen = text_of(page)
     for finding in found.found:
-        assert finding.text in seen and all(str(value) in seen for value in finding.evidence.values())
+        assert sentence(finding.text) in seen and all(
+            str(value) in seen for value in finding.evidence.values()
+        )
         for line in finding.advice:
             assert all(piece in seen for piece in line.split("`"))
     for section in sections(found):
