@@ -17,7 +17,9 @@ from weft.analysis.analysis import Analysis
 from weft.analysis.compare import compare
 from weft.analysis.scaling import scale
 from weft.errors import UsageError
+from weft.report.run import page as page_file
 from weft.report.run import step_tables
+from weft.report.run.lanes import lanes
 from weft.report.run.page import run_page, sections
 from weft.report.run.words import sentence
 from weft.timeline import Span, Timeline
@@ -126,6 +128,15 @@ def test_64000_spans_stay_under_two_megabytes():
     assert len(page.encode()) < 2_000_000
     held = sum(len(rank["spans"]["kind"]) for rank in data_of(page)["timelines"][-1]["ranks"])
     assert 62_000 < held <= 64_000 and "of 64,640 spans" in page
+
+
+def test_many_ranks_have_fewer_steps_on_the_timeline(monkeypatch):
+    monkeypatch.setattr(page_file, "MOST_BYTES", 300_000)
+    found = report(made(replicas=4, microbatches=16))
+    page = run_page(found)
+    assert len(page.encode()) <= 300_000
+    shown = [step for step, _ in lanes(found).steps]
+    assert 1 < page.count("<option value=") - 1 < len(shown)
 
 
 @pytest.mark.parametrize("timeline", [Timeline(), Timeline([Span(0, "F", 0, 0.0, 1.0)])])
