@@ -98,9 +98,9 @@ def milliseconds(seconds: float) -> str:
     ('12.35', '12500', '0')
     """
     value = seconds * 1e3
-    if value == 0.0:
-        return "0"
     size = abs(value)
+    if size < 0.0005:
+        return "0"
     return f"{value:.{3 if size < 1 else 2 if size < 100 else 1 if size < 1000 else 0}f}"
 
 
