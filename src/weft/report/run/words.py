@@ -116,11 +116,11 @@ def percent(share: float) -> str:
 def duration(seconds: float) -> str:
     """A duration in the unit that fits.
 
-    >>> duration(0.0123), duration(95.0), duration(7260.0)
-    ('12.3 ms', '1 min 35 s', '2 h 1 min')
+    >>> duration(0.0123), duration(95.0), duration(7260.0), duration(0.0), duration(float("nan"))
+    ('12.3 ms', '1 min 35 s', '2 h 1 min', '0', 'nan')
     """
-    if seconds == 0.0:
-        return "0"
+    if seconds == 0.0 or not math.isfinite(seconds):
+        return number(seconds)
     if seconds < 60.0:
         return format_seconds(seconds)
     minutes, rest = divmod(round(seconds), 60)

@@ -35,7 +35,16 @@ def test_every_copy_of_the_model_has_its_ideal():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"pipeline": "unheard of"}, {"partitions": 1}, {"microbatches": "many"}]
+    "settings",
+    [
+        {"pipeline": "unheard of"},
+        {"pipeline": "file"},
+        {"partitions": 1},
+        {"partitions": 10**9},
+        {"microbatches": "many"},
+        {"microbatches": 10**9},
+        {"microbatches": 0},
+    ],
 )
 def test_no_ideal_where_the_schedule_is_not_known(settings: dict):
     assert ideal_step(Analysis(made(settings=settings))) is None

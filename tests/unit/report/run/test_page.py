@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
+import random
 import re
 import sys
 from dataclasses import replace
@@ -21,6 +23,7 @@ from weft.report.run import page as page_file
 from weft.report.run import step_tables
 from weft.report.run.lanes import lanes
 from weft.report.run.page import run_page, sections
+from weft.report.run.text import run_text
 from weft.report.run.words import sentence
 from weft.timeline import Span, Timeline
 from weft.visible import LINES, visible
@@ -137,6 +140,33 @@ def test_many_ranks_have_fewer_steps_on_the_timeline(monkeypatch):
     assert len(page.encode()) <= 300_000
     shown = [step for step, _ in lanes(found).steps]
     assert 1 < page.count("<option value=") - 1 < len(shown)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_figures_that_make_no_sense_are_shown_all_the_same(seed: int):
+    """What comes from damaged files: times far away, sizes below 0, what is not finite."""
+    draw = random.Random(seed)
+    times, sizes = [0.0, 1e-9, 1e15, -1e15, math.nan, math.inf, 5e-324], [0, 1, -1, 2**63]
+    run = made(steps=draw.choice([1, 3, 8]))
+    steps = {
+        rank: tuple(
+            replace(
+                step, step_s=draw.choice(times), start_s=draw.choice(times), data_s=draw.choice(times),
+                work_s=draw.choice(times), memory_bytes=draw.choice(sizes), values={"": draw.choice(times)},
+            )
+            for step in own
+        )
+        for rank, own in run.steps.items()
+    }  # fmt: skip
+    samples = tuple(
+        replace(
+            each, at_s=draw.choice(times), cores=draw.choice([(), (draw.choice(times),)]),
+            memory_bytes=draw.choice(sizes), read_rate=draw.choice(times), devices=draw.choice([(), each.devices]),
+        )
+        for each in run.samples["node"]
+    )  # fmt: skip
+    found = report(replace(run, steps=steps, samples={"node": samples}, clock_error_s=draw.choice(times)))
+    assert run_page(found) and run_text(found)
 
 
 @pytest.mark.parametrize("timeline", [Timeline(), Timeline([Span(0, "F", 0, 0.0, 1.0)])])
