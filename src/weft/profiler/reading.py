@@ -8,6 +8,7 @@ from pathlib import Path
 
 from weft.errors import FormatError
 from weft.foreign import listed, read_limited, regular, shown_path, translated
+from weft.profiler import clock
 from weft.profiler.format import CONTENTS, HEADER_BYTES, KIND_CODES, MARK, RECORD, Header
 from weft.profiler.recorder import SUFFIX
 from weft.timeline import LATEST_S, Span, Timeline
@@ -57,12 +58,11 @@ def read_recording(path: Path) -> Recording:
     warnings += [warning for file in files for warning in file.warnings]
     if path.is_dir():
         warnings += _missing(path, [file.header for file in files])
-    offsets: dict[bytes, float] = {}
-    spans: list[Span] = []
+    walls: dict[bytes, float] = {}
     for file in files:
-        offset_s = offsets.setdefault(file.header.clock, file.header.offset_s)
-        later_s = offset_s - files[0].header.offset_s
-        spans += Timeline(file.spans).shifted(later_s).spans if later_s else file.spans
+        walls.setdefault(file.header.clock, file.header.offset_s)
+    offsets = clock.common(path, walls)
+    spans = [span for file in files for span in offsets[file.header.clock].moved(file.spans)]
     if not spans:
         told = "".join(f"; {warning}" for warning in warnings)
         raise FormatError(f"{path} holds no spans: the job ended before its first step did{told}")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from weft.config import Settings
 from weft.launch.discovery import Place
-from weft.profiler.recorder import Recorder
+from weft.profiler import clock
+from weft.profiler.recorder import Recorder, clock_identity
 from weft.session.session import Session
 from weft.transport.channel import ABORT, BEGIN, KINDS, TELL, WHERE, Channel, Key
 
@@ -32,6 +33,8 @@ def start(session: Session, recorder: Recorder | None, channel: Channel | None) 
     session.recorder = recorder
     if recorder is None:
         return
+    folder = Path(session.settings.record)
+    session.clock = clock.keep(folder, session.rank, session.store, clock_identity())
     add, ranks = recorder.add, session.peers("pp")
 
     def span(kind: str, microbatch: int, start_s: float, end_s: float, peer: int, stage: int) -> None:
@@ -50,6 +53,9 @@ def start(session: Session, recorder: Recorder | None, channel: Channel | None) 
 def stop(session: Session, channel: Channel | None) -> None:
     """Close the file."""
     recorder, session.recorder = session.recorder, None
+    keeper, session.clock = session.clock, None
+    if keeper is not None:
+        keeper.close()
     if session.executor is not None:
         session.executor.hooks.record = None
     if channel is not None:

@@ -56,6 +56,7 @@ class Session:
         store: The key-value store of the job, that of the frontend's own library.
         executor: Who runs the microbatches; None without a pipeline.
         recorder: This rank's recording, if one is written.
+        clock: Who compares the clock of this host with rank 0's while it is recorded.
         forward: The microbatch of which a forward pass is recorded, and when that began; on ranks without a pipeline.
         steps: How many steps have begun.
         evaluations: How many of them had no backward pass.
@@ -80,6 +81,7 @@ class Session:
     store: Any = None
     executor: Executor | None = None
     recorder: Recorder | None = None
+    clock: Closable | None = None
     forward: tuple[int, float] | None = None
     growth: Growth = field(default_factory=Growth)
     huge_pages: HugePages = field(default_factory=HugePages)
