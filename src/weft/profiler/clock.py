@@ -198,7 +198,7 @@ def common(folder: Path, walls: Mapping[bytes, float]) -> dict[bytes, Offset]:
     Args:
         folder: That of the recording.
         walls: For each clock what to add for the wall clock's time, by :class:`weft.profiler.format.Header`. It counts
-            where the clocks were not compared; how far it is wrong nobody knows (`error_s` is nan then).
+            where the clocks were not compared; how far it is wrong nobody knows (`error_s` is infinite then).
     """
     known = offsets(folder)
     first = next(iter(walls))
@@ -210,7 +210,7 @@ def common(folder: Path, walls: Mapping[bytes, float]) -> dict[bytes, Offset]:
         elif base is not None and clock in known:
             found[clock] = _through(known[clock], base)
         else:
-            found[clock] = Offset(wall_s - walls[first], 0.0, float("nan"))
+            found[clock] = Offset(wall_s - walls[first], 0.0, float("inf"))
     return found
 
 
@@ -224,8 +224,6 @@ def _through(one: Offset, base: Offset) -> Offset:
 
 
 def error_s(found: Iterable[Offset]) -> float:
-    """How far two of these clocks may be apart: the two largest errors together; nan if one is not known."""
+    """How far two of these clocks may be apart: the two largest errors together; infinite if one is not known."""
     errors = sorted((each.error_s for each in found), reverse=True)
-    if any(error != error for error in errors):
-        return float("nan")
     return sum(errors[:2]) if len(errors) > 1 else 0.0

@@ -52,13 +52,14 @@ def test_a_page_and_a_trace_show_all_steps(recording: Path, tmp_path: Path, caps
     assert set(timeline["ranks"][0]["spans"]["step"]) == {1, 2, 3}
     events = json.loads(drawn("x.json", recording, tmp_path=tmp_path))["traceEvents"]
     assert {event["args"]["step"] for event in events if event["ph"] == "X"} == {1, 2, 3}
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == (f"{tmp_path / 'x.html'} is written\n{tmp_path / 'x.json'} is written\n", "")
 
 
 def test_a_picture_shows_the_last_whole_step(recording: Path, tmp_path: Path, capsys):
     text = drawn("x.svg", recording, tmp_path=tmp_path)
     assert "<title>recording, step 2</title>" in text and "step 2," in text and "step 3" not in text
-    assert capsys.readouterr().out == "weft draw: step 2 of 1 to 3 is drawn; --step N draws another one\n"
+    told = "weft draw: step 2 of 1 to 3 is drawn; --step N draws another one\n"
+    assert capsys.readouterr().out == f"{told}{tmp_path / 'x.svg'} is written\n"
     assert "step 3," in drawn("x.svg", recording, "--step", 3, "--title", "mine", tmp_path=tmp_path)
     assert main(["draw", str(recording), "--step", "1", "--out", str(tmp_path / "x.png")]) == 0
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
@@ -118,3 +119,14 @@ def test_mistakes(arguments: list[str], text: str, recording: Path, plan: Path, 
 
 def test_the_last_step_where_none_is_whole():
     assert last_whole_step(Timeline([Span(0, "F", 0, step, step + 1, step=step) for step in (4, 5)])) == 5
+
+
+def test_a_folder_of_traces_one_a_rank(recording: Path, tmp_path: Path, capsys):
+    out = tmp_path / "deep" / "traces"
+    assert main(["draw", str(recording), "--out", f"{out}/"]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["rank0.json", "rank1.json"]
+    assert json.loads((out / "rank1.json").read_text())["distributedInfo"]["rank"] == 1
+    assert capsys.readouterr().out == f"2 traces are in {out}/\n"
+    (tmp_path / "file").write_text("")
+    assert main(["draw", str(recording), "--out", f"{tmp_path / 'file'}/"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
