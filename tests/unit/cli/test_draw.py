@@ -52,7 +52,10 @@ def test_a_page_and_a_trace_show_all_steps(recording: Path, tmp_path: Path, caps
     assert set(timeline["ranks"][0]["spans"]["step"]) == {1, 2, 3}
     events = json.loads(drawn("x.json", recording, tmp_path=tmp_path))["traceEvents"]
     assert {event["args"]["step"] for event in events if event["ph"] == "X"} == {1, 2, 3}
-    assert capsys.readouterr() == (f"{tmp_path / 'x.html'} is written\n{tmp_path / 'x.json'} is written\n", "")
+    assert capsys.readouterr() == (
+        f"{tmp_path / 'x.html'} is written\n{tmp_path / 'x.json'} is written\n",
+        "",
+    )
 
 
 def test_a_picture_shows_the_last_whole_step(recording: Path, tmp_path: Path, capsys):
