@@ -25,7 +25,7 @@ from weft import foreign
 from weft.analysis.run import Facts, Run, Step
 from weft.errors import FormatError
 from weft.foreign import MOST_RANKS, cut, listed, shown_path, translated
-from weft.profiler.trace_spans import Event, spans_of
+from weft.profiler.foreign_traces.spans import Event, spans_of
 from weft.timeline import LATEST_S, MESSAGES, Span, Timeline
 
 SUFFIXES = (".json", ".json.gz")
