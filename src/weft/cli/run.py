@@ -8,7 +8,9 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ from weft.launch.discovery import TOKEN
 from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.local import Job, run
 from weft.launch.rank import FILE, MODULE
+from weft.profiler.metrics import Collector, Endpoint
 from weft.watch import progress
+from weft.watch.heartbeat import Page
 from weft.watch.monitor import Limits
 
 _EXAMPLES = """\
@@ -38,6 +42,7 @@ examples:
 """
 
 
+Attend = Callable[[Page], Endpoint]
 _OPTIONS = {"WEFT_CONFIG": "--config", "WEFT_SET": "--set"}
 
 
@@ -98,6 +103,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--log-dir", metavar="FOLDER", help="where weft.log writes values of the script (default: weft-log)"
     )
     parser.add_argument(
+        "--tensorboard",
+        metavar="FOLDER",
+        help="where values of the script go for TensorBoard (default: --log-dir)",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        metavar="PORT",
+        type=partial(count, most=65535),
+        help="answer Prometheus at this port of the loopback while the job runs (0: at any free one)",
+    )
+    parser.add_argument(
         "--smdistributed",
         action="store_true",
         help="scripts written for smdistributed run unchanged; see docs/migration.md",
@@ -124,6 +140,10 @@ def main(options: argparse.Namespace) -> int:
     settings = config.resolve(None, environ, options.ranks, {name: _OPTIONS[name] for name in given})
     added = _compatible(options, environ, settings.partitions)
     environ |= added
+    if options.metrics_port is not None and options.engine == "mpirun":
+        raise LaunchError(
+            "--metrics-port is not for mpirun, which runs without weft's launcher: leave it out"
+        )
     if options.engine == "mpirun":
         return _by_mpirun(options, environ, list(added))
     if options.mpi_options is not None:
@@ -133,8 +153,28 @@ def main(options: argparse.Namespace) -> int:
     if options.smdistributed:
         container = container_environ(environ, options.ranks, options.script[1:])
         environ |= container
-    with folders(container):
-        return run(Job(_command(options), options.ranks, environ, options.prefix or "others", limits))
+    with folders(container), _metrics(options, settings) as attend:
+        return run(Job(_command(options), options.ranks, environ, options.prefix or "others", limits, attend))
+
+
+@contextmanager
+def _metrics(options: argparse.Namespace, settings: config.Settings) -> Iterator[Attend | None]:
+    """Who answers Prometheus while the job runs, if that is asked for."""
+    if options.metrics_port is None:
+        yield None
+        return
+    endpoint = Endpoint(options.metrics_port)
+    recording = Path(settings.record) if settings.record else None
+
+    def attend(page: Page) -> Endpoint:
+        endpoint.start(Collector(page.signs, recording, Path(settings.log_dir)))
+        return endpoint
+
+    try:
+        print(f"weft run: metrics are at {endpoint.address}", file=sys.stderr, flush=True)
+        yield attend
+    finally:
+        endpoint.close()
 
 
 def _compatible(options: argparse.Namespace, environ: Mapping[str, str], partitions: int) -> dict[str, str]:
@@ -196,7 +236,7 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
     ):
         if value is not None:
             values[name] = value
-    for name in ("record", "log_dir"):
+    for name in ("record", "log_dir", "tensorboard"):
         if getattr(options, name) is not None:
             values[name] = os.path.abspath(getattr(options, name))
     environ = {}

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.analysis.analysis import Analysis
 from weft.analysis.messages import waits
 from weft.analysis.run import Run, Step
 from weft.errors import UsageError
 from weft.foreign import shown_path
 from weft.profiler.following import Follower
-from weft.rules.rule import FOUND, Finding, Rule, Status, judge
+from weft.profiler.judged import Judged
+from weft.rules.rule import Finding, Status
 from weft.timeline import Timeline
 from weft.units import format_bytes, format_seconds
 from weft.visible import visible
 
-JUDGE_S = 5.0
-"""Rules are asked no more often."""
 LAST = 20
 """So many of the last steps are what a line tells of."""
 COLUMNS = ("rank", "step", "step time", "rate", "idle", "waits for", "memory", "finding")
-_SEVERE = tuple(reversed(FOUND))
 _EXAMPLES = """\
 examples:
   weft run -n 4 --report out train.py &
@@ -94,37 +90,6 @@ def main(options: argparse.Namespace) -> int:
         rich = sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
         (_on_terminal if rich else _in_lines)(follower, judged, options.every)
     return 0
-
-
-class Judged:
-    """What the rules found last; see :data:`JUDGE_S`.
-
-    ``rules``: those to ask; all that weft has if not given.
-    """
-
-    def __init__(
-        self, rules: Sequence[Rule] | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._rules, self._clock = _all_rules() if rules is None else rules, clock
-        self._next = float("-inf")
-        self._found: list[Finding] = []
-
-    def of(self, run: Run) -> list[Finding]:
-        """The findings on the last steps, the worst first."""
-        if self._clock() >= self._next and run.timeline.spans:
-            found = [each for each in judge(self._rules, Analysis(run)) if each.status in FOUND]
-            self._found = sorted(
-                found, key=lambda each: (bool(each.explained_by), _SEVERE.index(each.status), each.rule)
-            )
-            self._next = self._clock() + JUDGE_S
-        return self._found
-
-
-def _all_rules() -> Sequence[Rule]:
-    with suppress(ImportError):
-        found: Sequence[Rule] = importlib.import_module("weft.rules.table").RULES
-        return found
-    return ()
 
 
 def rows(run: Run, findings: Sequence[Finding] = ()) -> list[Row]:

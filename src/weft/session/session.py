@@ -71,6 +71,7 @@ class Session:
         waits: What this rank does outside of microbatches, the innermost last.
         progress: The line of progress, on the rank that shows it.
         values: Where logged values go, on the rank that writes them.
+        findings: Who tells the script what the rules find.
         known_models: The models that exist, by the order of their making.
     """
 
@@ -98,6 +99,7 @@ class Session:
     waits: list[str] = field(default_factory=list)
     progress: Progress | None = None
     values: Values | None = None
+    findings: Closable | None = None
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
 
     # --- where this process is ------------------------------------------------------------------------------
@@ -227,6 +229,10 @@ class Session:
     def log_to(self, values: Values) -> None:
         """Hand logged values to this place from now on."""
         self.values = values
+
+    def tell_findings(self, findings: Closable | None) -> None:
+        """Have the script told of findings from now on."""
+        self.findings = findings
 
 
 def wait_timeout_s(settings: Settings) -> float:

@@ -18,7 +18,8 @@ from tests.launching import SOURCE, started
 from tests.recordings import Recorded
 from weft.analysis.run import Run
 from weft.cli.main import main
-from weft.cli.top import Judged, Row, plain, rows, worst
+from weft.cli.top import Row, plain, rows, worst
+from weft.profiler.judged import Judged
 from weft.profiler.recorder import Recorder
 from weft.rules.rule import Finding, Rule, Status
 
@@ -90,7 +91,7 @@ def test_one_step_is_shown_too():
 
 def test_the_worst_finding_stands_in_the_lines_of_its_ranks():
     now = [0.0]
-    judged = Judged([Slow(), Lost()], lambda: now[0])
+    judged = Judged([Slow(), Lost()], clock=lambda: now[0])
     run = MADE.run()
     found = judged.of(run)
     assert [each.rule for each in found] == ["Lost", "Slow"] and worst(
@@ -111,16 +112,13 @@ def test_rules_are_asked_every_five_seconds():
             asked.append(now[0])
             return self.passed()
 
-    judged = Judged([Counted()], lambda: now[0])
+    judged = Judged([Counted()], clock=lambda: now[0])
     for now[0] in (0.0, 1.0, 4.9, 5.0, 9.0, 11.0):
         judged.of(MADE.run())
     assert asked == [0.0, 5.0, 11.0]
 
 
 def test_causes_stand_before_consequences():
-    class Fixed(Judged):
-        pass
-
     cause = Finding("Cause", Status.WARNING, "x")
     consequence = Finding("Consequence", Status.CRITICAL, "y", explained_by="Cause")
 
@@ -133,7 +131,7 @@ def test_causes_stand_before_consequences():
         def evaluate(self, analysis):
             return self.said
 
-    assert Fixed([Says(consequence), Says(cause)]).of(MADE.run()) == [cause, consequence]
+    assert Judged([Says(consequence), Says(cause)]).of(MADE.run()) == [cause, consequence]
 
 
 def test_columns_that_are_empty_are_left_out():

@@ -1,0 +1,52 @@
+"""What the rules say of a run that goes on, asked now and then."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from weft.analysis.analysis import Analysis
+from weft.analysis.run import Run
+from weft.rules.rule import FOUND, Finding, Rule, judge
+
+JUDGE_S = 5.0
+_WORST_FIRST = tuple(reversed(FOUND))
+
+
+class Judged:
+    """What the rules found last.
+
+    Args:
+        rules: Those to ask; all that weft has if not given.
+        every_s: Seconds after which they are asked again.
+        clock: Seconds, from any start.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[Rule] | None = None,
+        every_s: float = JUDGE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rules, self._every_s, self._clock = _all_rules() if rules is None else rules, every_s, clock
+        self._next = float("-inf")
+        self._found: list[Finding] = []
+
+    def of(self, run: Run) -> list[Finding]:
+        """The findings on the last steps, the worst first."""
+        if self._clock() >= self._next and run.timeline.spans:
+            found = [each for each in judge(self._rules, Analysis(run)) if each.status in FOUND]
+            self._found = sorted(
+                found, key=lambda each: (bool(each.explained_by), _WORST_FIRST.index(each.status), each.rule)
+            )
+            self._next = self._clock() + self._every_s
+        return self._found
+
+
+def _all_rules() -> Sequence[Rule]:
+    with suppress(ImportError):
+        found: Sequence[Rule] = importlib.import_module("weft.rules.table").RULES
+        return found
+    return ()
