@@ -26,7 +26,10 @@ from weft.launch.discovery import TOKEN
 from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.local import Job, run
 from weft.launch.rank import FILE, MODULE
-from weft.profiler.metrics import Collector, Endpoint
+from weft.profiler.live.following import Follower
+from weft.profiler.live.judged import Judged, all_rules, check_names, failing
+from weft.profiler.live.metrics import Collector, Endpoint
+from weft.visible import visible
 from weft.watch import progress
 from weft.watch.heartbeat import Page
 from weft.watch.monitor import Limits
@@ -42,6 +45,8 @@ examples:
 """
 
 
+FOUND_SOMETHING = 3
+"""The exit code of a job that ended well, but for what --fail-on names."""
 Attend = Callable[[Page], Endpoint]
 _OPTIONS = {"WEFT_CONFIG": "--config", "WEFT_SET": "--set"}
 
@@ -114,6 +119,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="answer Prometheus at this port of the loopback while the job runs (0: at any free one)",
     )
     parser.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help=f"end with exit code {FOUND_SOMETHING} if the rule warns of something in the recording (any: any rule)",
+    )
+    parser.add_argument(
         "--smdistributed",
         action="store_true",
         help="scripts written for smdistributed run unchanged; see docs/migration.md",
@@ -140,6 +152,8 @@ def main(options: argparse.Namespace) -> int:
     settings = config.resolve(None, environ, options.ranks, {name: _OPTIONS[name] for name in given})
     added = _compatible(options, environ, settings.partitions)
     environ |= added
+    if options.fail_on:
+        _check_rules(options, settings)
     if options.metrics_port is not None and options.engine == "mpirun":
         raise LaunchError(
             "--metrics-port is not for mpirun, which runs without weft's launcher: leave it out"
@@ -154,7 +168,30 @@ def main(options: argparse.Namespace) -> int:
         container = container_environ(environ, options.ranks, options.script[1:])
         environ |= container
     with folders(container), _metrics(options, settings) as attend:
-        return run(Job(_command(options), options.ranks, environ, options.prefix or "others", limits, attend))
+        code = run(Job(_command(options), options.ranks, environ, options.prefix or "others", limits, attend))
+    return code or _judge(options, settings)
+
+
+def _check_rules(options: argparse.Namespace, settings: config.Settings) -> None:
+    if options.engine == "mpirun":
+        raise LaunchError("--fail-on is not for mpirun, which runs without weft's launcher: leave it out")
+    if not settings.record:
+        raise LaunchError(
+            "--fail-on judges what the job records, and it records nothing: add --record FOLDER"
+        )
+    check_names(options.fail_on, all_rules())
+
+
+def _judge(options: argparse.Namespace, settings: config.Settings) -> int:
+    """The exit code that the recording of a job deserves which ended well."""
+    if not options.fail_on:
+        return 0
+    found = failing(Judged().of(Follower(Path(settings.record)).look()), options.fail_on, all_rules())
+    for each in found:
+        print(
+            f"weft run: --fail-on: {each.rule} ({each.status.value}): {visible(each.text)}", file=sys.stderr
+        )
+    return FOUND_SOMETHING if found else 0
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from weft.analysis.messages import waits
 from weft.analysis.run import Run, Step
 from weft.errors import UsageError
 from weft.foreign import shown_path
-from weft.profiler.following import Follower
-from weft.profiler.judged import Judged
+from weft.profiler.live.following import Follower
+from weft.profiler.live.judged import Judged
 from weft.rules.rule import Finding, Status
 from weft.timeline import Timeline
 from weft.units import format_bytes, format_seconds

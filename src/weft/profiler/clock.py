@@ -140,13 +140,12 @@ def keep(folder: Path, rank: int, store: Any, own: bytes) -> Keeper | None:
 
     What an earlier job left in the folder goes.
     """
-    if not hasattr(store, "time"):
-        return None
     if rank:
-        return Keeper(folder, store, own)
+        return Keeper(folder, store, own) if hasattr(store, "time") else None
     for old in folder.glob(f"host-*{SUFFIX}"):
         old.unlink(missing_ok=True)
-    store.set(_key(folder), own.hex())
+    if hasattr(store, "time"):
+        store.set(_key(folder), own.hex())
     return None
 
 

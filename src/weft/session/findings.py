@@ -9,8 +9,8 @@ from pathlib import Path
 
 from weft.errors import UsageError
 from weft.foreign import shown
-from weft.profiler.following import Follower
-from weft.profiler.judged import Judged
+from weft.profiler.live.following import Follower
+from weft.profiler.live.judged import Judged
 from weft.rules.rule import FOUND, Finding, Status
 from weft.session import current
 

@@ -19,7 +19,7 @@ from tests.recordings import Recorded
 from weft.analysis.run import Run
 from weft.cli.main import main
 from weft.cli.top import Row, plain, rows, worst
-from weft.profiler.judged import Judged
+from weft.profiler.live.judged import Judged
 from weft.profiler.recorder import Recorder
 from weft.rules.rule import Finding, Rule, Status
 

@@ -154,7 +154,9 @@ def test_one_rank_of_each_other_host_asks(tmp_path):
 
 
 def test_a_store_that_tells_no_time_leaves_it_at_the_wall_clock(tmp_path):
-    assert keep(tmp_path, 1, object(), HERE) is None
+    written(tmp_path, THERE, [[0, 5, 0.25]])
+    assert keep(tmp_path, 1, object(), HERE) is None and offsets(tmp_path)
+    assert keep(tmp_path, 0, object(), HERE) is None and not offsets(tmp_path)
 
 
 def test_a_store_that_is_gone_ends_nothing(tmp_path):

@@ -25,7 +25,7 @@ from typing import Any
 from weft.analysis.run import Run, Step
 from weft.errors import FormatError, LaunchError
 from weft.foreign import cut, parse_json
-from weft.profiler.following import Follower, Tail
+from weft.profiler.live.following import Follower, Tail
 from weft.visible import visible
 from weft.watch.heartbeat import Sign, State
 

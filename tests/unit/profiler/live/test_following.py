@@ -11,9 +11,9 @@ import pytest
 
 from tests.recordings import Recorded
 from weft.analysis.run import Step
-from weft.profiler import following
-from weft.profiler.following import KEEP_STEPS, Follower, Tail, step_of
 from weft.profiler.format import HEADER_BYTES, RECORD, Header
+from weft.profiler.live import following
+from weft.profiler.live.following import KEEP_STEPS, Follower, Tail, step_of
 from weft.profiler.recorder import Recorder, path_of
 from weft.watch.process import host_name
 

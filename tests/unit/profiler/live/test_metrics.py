@@ -18,7 +18,7 @@ import pytest
 from tests.launching import started
 from weft.cli.main import main
 from weft.errors import LaunchError
-from weft.profiler.metrics import MOST_VALUES, Collector, Endpoint, Logged, Pace
+from weft.profiler.live.metrics import MOST_VALUES, Collector, Endpoint, Logged, Pace
 from weft.watch.heartbeat import Sign, State
 
 pytest.importorskip("prometheus_client")
