@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import zipfile
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import weft.torch as weft
 from weft.graph.transformer import transformer
 from weft.profiler.format import RECORD
-from weft.profiler.recorder import Recorder
+from weft.profiler.recorder import Recorder, clock_identity
 from weft.timeline import Span, Timeline
 from weft.torch.tensors.messages import pack
 
@@ -95,6 +96,7 @@ def write(root: Path, made: Trained) -> None:
         archive.extractall(root / "archive")
     _huggingface(root / "huggingface", state)
     _recording(root / "recording" / "recording")
+    _traces(root / "traces" / "traces")
     _texts(root)
     train(made.model, made.optimizer)
 
@@ -122,7 +124,38 @@ def _recording(root: Path) -> None:
                 recorder.add("F", step, microbatch, start, start + 0.05, rank)
             recorder.add("step", step, -1, step, step + 0.5)
         recorder.close()
+        steps = [{"step": step, "start_s": step, "step_s": 0.5, "values": {"loss": 1.5}} for step in range(3)]
+        (root / f"rank{rank}.steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+        facts = {"rank": rank, "ranks": 2, "host": "node", "pid": 5, "limit_bytes": 1 << 30, "settings": {}}
+        (root / f"rank{rank}.facts.json").write_text(json.dumps(facts))
+    own, other = clock_identity().hex(), "0f" * 16
+    marks = [[0.0, 5.0, 0.001], [60.0, 5.5, 0.001]]
+    kept = {"weft": "clock", "version": 1, "clock": own, "of": other, "marks": marks}
+    (root / "host-node.clock.json").write_text(json.dumps(kept))
     assert (root / "rank0.spans").stat().st_size > 10 * RECORD.size
+
+
+def _traces(root: Path) -> None:
+    root.mkdir(parents=True)
+    names = (
+        "ProfilerStep#1",
+        "0F1",
+        "gloo:recv",
+        "gloo:all_reduce",
+        "aten::mm",
+        "autograd::engine::evaluate_function: X",
+    )
+    for rank in range(2):
+        events = [
+            {"ph": "X", "cat": "user_annotation" if number < 4 else "cpu_op", "name": name, "pid": 1, "tid": 1,
+             "ts": 10.0 * number, "dur": 100.0 if number == 0 else 5.0, "args": {"Src Rank": 0}}
+            for number, name in enumerate(names)
+        ]  # fmt: skip
+        known = {"rank": rank, "world_size": 2}
+        text = json.dumps({"distributedInfo": known, "baseTimeNanoseconds": 1 << 60, "traceEvents": events})
+        (root / f"{rank}.json").write_text(text)
+        with gzip.open(root / f"{rank}-more.json.gz", "wt") as file:
+            file.write(text)
 
 
 COSTS = "forward_compute_time=1.5, backward_compute_time=2.5, activation_size=64.0, parameter_size=80.0"

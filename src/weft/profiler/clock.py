@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from weft.document import Document
 from weft.errors import FormatError
-from weft.foreign import read_file
+from weft.foreign import read_file, regular
 from weft.timeline import LATEST_S, Span
 from weft.watch.process import host_name
 
@@ -161,8 +161,8 @@ def offsets(folder: Path) -> dict[bytes, Offset]:
     """
     found: dict[bytes, Offset] = {}
     for path in sorted(folder.glob(f"host-*{SUFFIX}")) if folder.is_dir() else ():
-        with suppress(FormatError):
-            own, other, marks = read_file(path, _parse)
+        with suppress(FormatError, OSError, ValueError):
+            own, other, marks = read_file(regular(path), _parse)
             found[other] = Offset()
             found.setdefault(own, line(marks))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from itertools import cycle
 from pathlib import Path
@@ -86,6 +87,11 @@ def test_files_that_were_damaged_count_as_not_there(tmp_path, marks):
 def test_what_is_no_identity_counts_as_not_there(tmp_path):
     path = written(tmp_path, THERE, [[0, 5, 0.25]])
     path.write_text(path.read_text().replace(THERE.hex(), "../../etc"))
+    assert offsets(tmp_path) == {}
+
+
+def test_a_pipe_is_not_waited_at(tmp_path):
+    os.mkfifo(tmp_path / "host-node.clock.json")
     assert offsets(tmp_path) == {}
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from weft.analysis.run import Facts, Run, Step
 from weft.errors import FormatError
-from weft.foreign import LARGEST, MOST_RANKS, cut, parse_json, read_text
+from weft.foreign import LARGEST, MOST_RANKS, cut, parse_json, read_text, regular
 from weft.profiler import clock
 from weft.profiler.format import HEADER_BYTES, RECORD, Header
 from weft.profiler.reading import _span as span_of
@@ -60,7 +60,7 @@ class Tail:
     def more(self, unit: int = 1) -> tuple[bytes, bytes]:
         """The head if a file begins, and what was added; of a file that is there already its end, in whole units."""
         try:
-            with open(self._path, "rb") as file:
+            with open(regular(self._path), "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 first = file.read(FIRST_READ)
                 if len(first) < max(1, self._head):
@@ -73,7 +73,7 @@ class Tail:
                     self.begun += 1
                 file.seek(self._at)
                 added = file.read(PART_BYTES)
-        except OSError:
+        except (OSError, ValueError):  # it is not there, or no file
             return b"", b""
         self._at += len(added)
         return head, added
@@ -161,8 +161,8 @@ class Follower:
 
     def _read_facts(self, number: int, rank: _Rank) -> None:
         path = self._folder / f"rank{number}.facts.json"
-        with suppress(OSError, FormatError):
-            seen = path.stat()
+        with suppress(OSError, ValueError, FormatError):
+            seen = regular(path).stat()
             if (seen.st_ino, seen.st_mtime_ns) != rank.facts_at:
                 rank.facts_at = seen.st_ino, seen.st_mtime_ns
                 found = parse_json(read_text(path, _FACTS_BYTES))

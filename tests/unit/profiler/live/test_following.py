@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -161,6 +162,8 @@ def test_files_of_others_do_no_harm(tmp_path):
     for name in ("rank0.spans", "rank1.steps.jsonl", "rank2.facts.json", "rank99999999.spans", "rankx.spans"):
         (tmp_path / name).write_bytes(b"\xff{}[]\n" * 100)
     (tmp_path / "rank3.spans").mkdir()
+    for name in ("rank4.spans", "rank4.steps.jsonl", "rank4.facts.json"):
+        os.mkfifo(tmp_path / name)
     run = Follower(tmp_path).look()
     assert not any(run.steps.values()) and not run.timeline.spans and not run.complete
 
