@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -120,6 +121,9 @@ class Log:
         self.file = ValueFile(folder)
         self.board: Any = None
         if installed:
+            if "tensorflow" not in sys.modules:
+                # Where TensorFlow is installed TensorBoard would import it to write files: seconds, and 600 MB.
+                sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
             from torch.utils.tensorboard import SummaryWriter
 
             name = self.file.path.with_suffix("")
