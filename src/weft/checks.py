@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from dataclasses import dataclass
 
@@ -89,4 +90,20 @@ class Text:
         return "a text"
 
 
-Check = Whole | Number | Flag | Choice | Text
+@dataclass(frozen=True)
+class Steps:
+    """Which steps: `all`, or some of `first 20`, `every 10`, `100-200` and `outliers`, with commas between them."""
+
+    name = "str"
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, str) and all(STEPS.fullmatch(part.strip()) for part in value.split(","))
+
+    def __str__(self) -> str:
+        return "all, none, or some of first 20, every 10, 100-200 and outliers, with commas between them"
+
+
+STEPS = re.compile(r"first (\d{1,9})|every (\d{1,9})|(\d{1,9})-(\d{1,9})|(outliers)|(all)|none")
+"""One part of what says which steps."""
+
+Check = Whole | Number | Flag | Choice | Text | Steps

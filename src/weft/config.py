@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
-from weft.checks import Check, Choice, Flag, Number, Text, Whole
+from weft.checks import Check, Choice, Flag, Number, Steps, Text, Whole
 from weft.errors import ConfigError, FormatError
 from weft.foreign import MOST_RANKS, parse_json, read_text, shown, shown_path, shown_text
 from weft.schedule.table import KINDS
@@ -148,6 +148,11 @@ class Settings:
         "a folder for the same values as TensorBoard reads them; empty: log_dir, if it is installed",
     )
     record: str = _setting("", Text(), "a folder where each rank records what it runs when; empty: nowhere")
+    record_steps: str = _setting(
+        "all",
+        Steps(),
+        "of which steps a recording keeps the spans, see docs/timeline.md; what each step took it keeps",
+    )
 
     def __post_init__(self) -> None:
         given = {setting.name: getattr(self, setting.name) for setting in fields(self)}

@@ -14,7 +14,7 @@ import pytest
 
 from tests.launching import SOURCE
 from weft.analysis.messages import match
-from weft.profiler.clock import error_s, offsets
+from weft.profiler.host.clocks import error_s, offsets
 from weft.profiler.reading import read_recording
 
 AHEAD_S = 5

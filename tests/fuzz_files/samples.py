@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
+from weft.analysis.run import Device, Facts, Sample, Unit
 from weft.graph.transformer import transformer
+from weft.profiler.clock import Clock
+from weft.profiler.facts import write_facts
 from weft.profiler.format import RECORD
-from weft.profiler.recorder import Recorder, clock_identity
+from weft.profiler.recorder import Recorder
+from weft.profiler.samples import line_of, open_samples
+from weft.profiler.steps import Book
 from weft.timeline import Span, Timeline
 from weft.torch.tensors.messages import pack
 
@@ -97,6 +103,7 @@ def write(root: Path, made: Trained) -> None:
     _huggingface(root / "huggingface", state)
     _recording(root / "recording" / "recording")
     _traces(root / "traces" / "traces")
+    _run(root / "run" / "run")
     _texts(root)
     train(made.model, made.optimizer)
 
@@ -124,11 +131,7 @@ def _recording(root: Path) -> None:
                 recorder.add("F", step, microbatch, start, start + 0.05, rank)
             recorder.add("step", step, -1, step, step + 0.5)
         recorder.close()
-        steps = [{"step": step, "start_s": step, "step_s": 0.5, "values": {"loss": 1.5}} for step in range(3)]
-        (root / f"rank{rank}.steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-        facts = {"rank": rank, "ranks": 2, "host": "node", "pid": 5, "limit_bytes": 1 << 30, "settings": {}}
-        (root / f"rank{rank}.facts.json").write_text(json.dumps(facts))
-    own, other = clock_identity().hex(), "0f" * 16
+    own, other = Clock.here().identity.hex(), "0f" * 16
     marks = [[0.0, 5.0, 0.001], [60.0, 5.5, 0.001]]
     kept = {"weft": "clock", "version": 1, "clock": own, "of": other, "marks": marks}
     (root / "host-node.clock.json").write_text(json.dumps(kept))
@@ -156,6 +159,25 @@ def _traces(root: Path) -> None:
         (root / f"{rank}.json").write_text(text)
         with gzip.open(root / f"{rank}-more.json.gz", "wt") as file:
             file.write(text)
+
+
+def _run(root: Path) -> None:
+    clock = Clock.here()
+    for rank in range(2):
+        recorder = Recorder.open(root, rank, 2, clock)
+        recorder.book = Book.open(root, rank, 2, clock)
+        units = (Unit("first", 0, 0.1, 0.2, 64), Unit("second", 1, 0.1, 0.2, 64))
+        write_facts(root, Facts(rank, 2, "node", 7, rank, settings={"partitions": 2}, units=units), clock)
+        for step in range(1, 5):
+            recorder.begin_step(step)
+            recorder.add("F", step, 0, step, step + 0.5, rank)
+            recorder.end_step(32, 1000)
+            recorder.note({"loss": 1.0 / step, "norm": math.inf})
+        recorder.close()
+    file = open_samples(root, "node", clock)
+    for second in range(3):
+        file.write(line_of(Sample(second, (0.5, 1.0), devices=(Device(0.5, 4, 8),))))
+    file.close()
 
 
 COSTS = "forward_compute_time=1.5, backward_compute_time=2.5, activation_size=64.0, parameter_size=80.0"

@@ -41,6 +41,7 @@ def test_defaults():
         "verify": "losses",
         "verify_report": "",
         "record": "",
+        "record_steps": "all",
     }
 
 

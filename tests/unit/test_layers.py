@@ -68,8 +68,8 @@ MAY_USE = {
         "placed": {"errors", "foreign", "graph", "partition", "report"},
         "verify": {"errors", "runtime", "schedule", "transport"},
         "split": {
-            "config", "errors", "foreign", "graph", "partition", "plan", "report", "runtime", "schedule", "session",
-            "simulate", "timeline", "topology", "transport", "units",
+            "analysis", "config", "errors", "foreign", "graph", "partition", "plan", "report", "runtime", "schedule",
+            "session", "simulate", "timeline", "topology", "transport", "units",
         },
         "checkpoint": {"checkpoint", "document", "errors", "foreign", "session"},
     },
@@ -84,7 +84,8 @@ MAY_USE = {
             "config", "errors", "foreign", "graph", "partition", "plan", "schedule", "session", "simulate", "topology",
         },
         "execution": {
-            "config", "errors", "partition", "plan", "report", "runtime", "schedule", "session", "transport", "watch",
+            "analysis", "config", "errors", "partition", "plan", "report", "runtime", "schedule", "session",
+            "transport", "watch",
         },
         "data_parallel": {"errors", "session"},
     },
@@ -235,4 +236,4 @@ def test_only_recordings_ask_what_time_it_is() -> None:
         if isinstance(node, ast.Attribute)
         and ast.unparse(node) in ("time.time", "datetime.now", "datetime.datetime.now")
     }
-    assert asked <= {"weft.profiler.recorder", "weft.watch.values"}
+    assert asked <= {"weft.profiler.clock", "weft.watch.values"}

@@ -84,13 +84,24 @@ PART_OF = {
 
 
 def periods(timeline: Timeline, rank: int) -> list[Period]:
-    """The steps of a rank, by time. A timeline without steps, as simulated ones are, is one period."""
+    """The steps of a rank, by time. A timeline without steps, as simulated ones are, is one period.
+
+    Where the next step was not recorded, a period ends with the last span of its step.
+    """
     spans = timeline.of_rank(rank)
     steps = [span for span in spans if span.kind == "step"]
     if not steps:
         return [Period(-1, timeline.start_s, timeline.end_s)]
+    last_s: dict[int, float] = {}
+    for span in spans:
+        if span.kind not in MESSAGES:
+            last_s[span.step] = max(span.end_s, last_s.get(span.step, span.end_s))
     end_s = max(span.end_s for span in spans if span.kind not in MESSAGES)
-    ends = [*(span.start_s for span in steps[1:]), end_s]
+    ends = [
+        after.start_s if after.step == span.step + 1 else min(after.start_s, last_s[span.step])
+        for span, after in zip(steps, steps[1:], strict=False)
+    ]
+    ends.append(end_s)
     return [Period(span.step, span.start_s, end) for span, end in zip(steps, ends, strict=True)]
 
 

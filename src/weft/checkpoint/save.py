@@ -24,6 +24,8 @@ from weft.checkpoint.part import Part
 from weft.config import Settings
 from weft.errors import CheckpointError, UsageError, WeftError
 from weft.launch.discovery import Place
+from weft.profiler.recorder import Recorder
+from weft.session.recording import record
 from weft.topology.mesh import Mesh
 from weft.watch.monitor import Monitor
 
@@ -40,6 +42,7 @@ class Job(Protocol):
     steps: int
     store: Any
     saves: Any
+    recorder: Recorder | None
 
     def keep_saves(self, saves: Any) -> None: ...
 
@@ -198,6 +201,13 @@ def run(
 
     ``make()`` gives this rank's part. A rank whose pipeline is a copy gets None if the others had begun without it.
     """
+    with record(job, "checkpoint"):
+        return _run(job, request, make, storage)
+
+
+def _run(
+    job: Job, request: Request, make: Callable[[], Part], storage: Storage
+) -> SaveReport | PendingSave | None:
     saves = Saves.of(job)
     saves.finish()
     began = time.monotonic()

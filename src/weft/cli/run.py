@@ -9,12 +9,13 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from weft import config
+from weft.cli.fresh_page import fresh_page
 from weft.cli.machine import count
 from weft.compat import launch_environ
 from weft.compat.modelparallel.container import container_environ, folders
@@ -26,9 +27,10 @@ from weft.launch.discovery import TOKEN
 from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.local import Job, run
 from weft.launch.rank import FILE, MODULE
-from weft.profiler.live.following import Follower
+from weft.profiler import detail
 from weft.profiler.live.judged import Judged, all_rules, check_names, failing
 from weft.profiler.live.metrics import Collector, Endpoint
+from weft.profiler.reading import read_run
 from weft.visible import visible
 from weft.watch import progress
 from weft.watch.heartbeat import Page
@@ -40,6 +42,7 @@ examples:
   weft run -n 4 --config job.json --set microbatches=8 train.py
   weft run -n 2 -m package.train
   weft run -n 2 --record recording train.py
+  weft run -n 2 --report out train.py
   weft run -n 2 --device cpu --smdistributed train_gpt.py
   weft run -n 4 --engine mpirun --mpi-options "-H node1:2,node2:2" train.py
 """
@@ -102,6 +105,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--record", metavar="FOLDER", help="each rank records there what it runs when; weft draw shows it"
+    )
+    parser.add_argument(
+        "--report",
+        metavar="FOLDER",
+        help="records there all that says where time goes, and keeps FOLDER/report.html up to date",
     )
     parser.add_argument("--quiet", action="store_true", help="no line of progress while steps run in a loop")
     parser.add_argument(
@@ -167,7 +175,8 @@ def main(options: argparse.Namespace) -> int:
     if options.smdistributed:
         container = container_environ(environ, options.ranks, options.script[1:])
         environ |= container
-    with folders(container), _metrics(options, settings) as attend:
+    fresh = fresh_page(Path(options.report)) if options.report else nullcontext()
+    with folders(container), fresh, _metrics(options, settings) as attend:
         code = run(Job(_command(options), options.ranks, environ, options.prefix or "others", limits, attend))
     return code or _judge(options, settings)
 
@@ -186,7 +195,7 @@ def _judge(options: argparse.Namespace, settings: config.Settings) -> int:
     """The exit code that the recording of a job deserves which ended well."""
     if not options.fail_on:
         return 0
-    found = failing(Judged().of(Follower(Path(settings.record)).look()), options.fail_on, all_rules())
+    found = failing(Judged().of(read_run(Path(settings.record))), options.fail_on, all_rules())
     for each in found:
         print(
             f"weft run: --fail-on: {each.rule} ({each.status.value}): {visible(each.text)}", file=sys.stderr
@@ -276,6 +285,14 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
     for name in ("record", "log_dir", "tensorboard"):
         if getattr(options, name) is not None:
             values[name] = os.path.abspath(getattr(options, name))
+    if options.report is not None:
+        if options.record is not None:
+            raise LaunchError("--report records, too: leave --record out")
+        values["record"] = os.path.abspath(options.report)
+        if "record_steps" not in config.written(
+            os.environ | ({"WEFT_CONFIG": options.config} if options.config else {})
+        ):
+            values.setdefault("record_steps", detail.REPORT)
     environ = {}
     if options.config:
         environ["WEFT_CONFIG"] = options.config

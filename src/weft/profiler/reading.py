@@ -1,153 +1,127 @@
-"""Reads recordings: what is whole becomes a timeline, what is not is told."""
+"""Reads all that a job has recorded, from any of its files that are there: none of them is needed."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+from weft.analysis.run import Facts, Run, Sample, Step
 from weft.errors import FormatError
-from weft.foreign import listed, read_limited, regular, shown_path, translated
-from weft.profiler import clock
-from weft.profiler.format import CONTENTS, HEADER_BYTES, KIND_CODES, MARK, RECORD, Header
+from weft.foreign import listed, regular, shown_path, translated
+from weft.profiler import facts as facts_file
+from weft.profiler import samples as samples_file
+from weft.profiler import steps as steps_file
+from weft.profiler.format import Header
+from weft.profiler.host.clocks import Offset
 from weft.profiler.recorder import SUFFIX
-from weft.timeline import LATEST_S, Span, Timeline
+from weft.profiler.spans import Clocks, Recording, missing_files, read_files, read_recording, spans_of
+from weft.profiler.steps import StepsFile
+from weft.timeline import Timeline
 
-_NAME = re.compile(rf"rank(\d+){re.escape(SUFFIX)}")
-_LIMIT_BYTES = 1 << 28
-_KINDS = tuple(KIND_CODES)
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Recording:
-    """What a job recorded.
+def read_run(path: Path) -> Run:
+    """The run that was recorded in a folder, on one clock that begins with the first thing that is known.
 
-    Attributes:
-        timeline: The spans of all ranks on one clock, which begins with the first span.
-        warnings: What is missing or damaged, a sentence each.
+    What is missing, cut or damaged is left out, with a warning each.
+
+    Raises:
+        FormatError: The folder holds nothing that can be read.
     """
-
-    timeline: Timeline
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _File:
-    header: Header
-    spans: list[Span]
-    warnings: list[str]
-
-
-def read_recording(path: Path) -> Recording:
-    """Read a folder that ``weft run --record`` wrote, or the file of one rank.
-
-    Ranks that are missing, files that end in the middle of a record and damaged records are left out, with a
-    warning each. Raises :class:`FormatError` if nothing can be read.
-    """
-    files, warnings = [], []
-    for name in _names(path):
-        try:
-            files.append(_read(name))
-        except FormatError as error:
-            if name == path:
-                raise
-            warnings.append(f"{error}; this rank is left out")
-    if not files:
-        raise FormatError(f"{path} holds no recording that can be read: {' '.join(warnings)}")
-    files.sort(key=lambda file: file.header.rank)
-    warnings += [warning for file in files for warning in file.warnings]
-    if path.is_dir():
-        warnings += _missing(path, [file.header for file in files])
-    walls: dict[bytes, float] = {}
-    for file in files:
-        walls.setdefault(file.header.clock, file.header.offset_s)
-    offsets = clock.common(path, walls)
-    spans = [span for file in files for span in offsets[file.header.clock].moved(file.spans)]
-    if not spans:
-        told = "".join(f"; {warning}" for warning in warnings)
-        raise FormatError(f"{path} holds no spans: the job ended before its first step did{told}")
-    timeline = Timeline(spans)
-    return Recording(timeline.shifted(-timeline.start_s), tuple(warnings))
+    warnings: list[str] = []
+    clocks = Clocks(path)
+    names = _files(path)
+    files, told = read_files(path) if any(name.endswith(SUFFIX) for name in names) else ([], [])
+    warnings += told
+    spans = spans_of(files, clocks)
+    facts = _facts(path, names, clocks, warnings)
+    books = list(_each(path, names, steps_file.SUFFIX, steps_file.read_steps, warnings))
+    hosts = list(_each(path, names, samples_file.SUFFIX, samples_file.read_samples, warnings))
+    if not (files or facts or books):
+        told = [f"there is none of rank*{SUFFIX} and so on"] if not warnings else warnings
+        raise FormatError(f"{shown_path(path)} holds no recording that can be read: {'; '.join(told)}")
+    warnings += [warning for book in books for warning in book.warnings]
+    warnings += [warning for host in hosts for warning in host.warnings]
+    headers = [file.header for file in files]
+    warnings += missing_files(path, headers) if files else []
+    ranks = max(_ranks(facts.values(), headers, books))
+    known = {*facts, *(file.header.rank for file in files), *(book.rank for book in books)}
+    if missing := listed(rank for rank in range(ranks) if rank not in known):
+        warnings.append(f"{shown_path(path)} says nothing of rank {missing}")
+    run = Run(
+        path.resolve().name, Timeline(spans), facts,
+        {book.rank: _later_steps(book.steps, clocks.later(book.clock)) for book in books},
+        {host.name: _later_samples(host.samples, clocks.later(host.clock)) for host in hosts},
+        clock_error_s=clocks.error_s, complete=sum(book.ended for book in books) == ranks,
+        warnings=tuple(dict.fromkeys(warnings)),
+    )  # fmt: skip
+    return _from_zero(run)
 
 
-def _names(path: Path) -> list[Path]:
+def _files(path: Path) -> list[str]:
     with translated(f"{shown_path(path)} cannot be read"):
-        if not path.exists():
-            raise FormatError(f"there is no file or folder {path}: name what weft run --record wrote")
         if not path.is_dir():
-            return [path]
-        names = sorted(name for name in path.iterdir() if _NAME.fullmatch(name.name))
-    if not names:
-        raise FormatError(
-            f"the folder {path} holds no recording (rank0{SUFFIX} and so on): "
-            f"write one with weft run --record {path}"
-        )
-    return names
+            raise FormatError(f"there is no folder {shown_path(path)}: name what weft run --report wrote")
+        return sorted(each.name for each in path.iterdir())
 
 
-def _read(path: Path) -> _File:
-    with translated(f"{path} cannot be read"), open(regular(path), "rb") as file:
-        content = read_limited(file, _LIMIT_BYTES)
-    if len(content) > _LIMIT_BYTES:
-        raise FormatError(f"{path} has more than {_LIMIT_BYTES} bytes: record fewer steps")
-    header = Header.unpack(content, str(path))
-    body = memoryview(content)[HEADER_BYTES:]
-    warnings = []
-    left = len(body) % RECORD.size
-    if left:
-        warnings.append(f"{path} ends in the middle of a record: the rank died, or the file was cut")
-    spans, damaged = [], []
-    for number, record in enumerate(RECORD.iter_unpack(body[: len(body) - left])):
-        span = _span(header.rank, record)
-        if span is None:
-            damaged.append(number)
-        else:
-            spans.append(span)
-    if damaged:
-        warnings.append(
-            f"{path}: {len(damaged)} of {len(damaged) + len(spans)} records are damaged and left out, "
-            f"the first is number {damaged[0]}"
-        )
-    return _File(header, spans, warnings)
+def _each(
+    path: Path, names: list[str], suffix: str, read: Callable[[Path], T], warnings: list[str]
+) -> Iterator[T]:
+    """What the files with a suffix hold; those that cannot be read are told."""
+    for name in names:
+        if not name.endswith(suffix):
+            continue
+        try:
+            with translated(f"{shown_path(path / name)} cannot be read"):
+                regular(path / name)
+            yield read(path / name)
+        except FormatError as error:
+            warnings.append(f"{error}; this file is left out")
 
 
-def _span(rank: int, record: tuple[float, float, int, int, int, int, int, int, int]) -> Span | None:
-    """The span of a record, or nothing if the record cannot be one."""
-    start_s, end_s, step, microbatch, stage, peer, kind, what, mark = record
-    whole = mark == MARK and kind < len(_KINDS) and what < len(CONTENTS)
-    if not whole or not -LATEST_S <= start_s <= end_s <= LATEST_S:
-        return None
-    return Span(
-        rank,
-        _KINDS[kind],
-        microbatch,
-        start_s,
-        end_s,
-        stage,
-        _label(_KINDS[kind], peer, CONTENTS[what]),
-        step,
-        peer,
+def _facts(path: Path, names: list[str], clocks: Clocks, warnings: list[str]) -> dict[int, Facts]:
+    found = {}
+    for facts, clock in _each(path, names, facts_file.SUFFIX, facts_file.read_facts, warnings):
+        found[facts.rank] = _later_facts(facts, clocks.later(clock))
+    return found
+
+
+def _ranks(facts: Iterable[Facts], headers: Iterable[Header], books: Iterable[StepsFile]) -> Iterator[int]:
+    """How many ranks the job had, as each file says."""
+    yield from (each.ranks for each in facts)
+    yield from (header.ranks for header in headers)
+    yield from (book.rank + 1 for book in books)
+
+
+def _later_facts(facts: Facts, later: Offset) -> Facts:
+    return replace(facts, start_s=later.at(facts.start_s), joined_s=later.at(facts.joined_s))
+
+
+def _later_steps(steps: Iterable[Step], later: Offset) -> tuple[Step, ...]:
+    return tuple(replace(step, start_s=later.at(step.start_s)) for step in steps)
+
+
+def _later_samples(samples: Iterable[Sample], later: Offset) -> tuple[Sample, ...]:
+    return tuple(replace(sample, at_s=later.at(sample.at_s)) for sample in samples)
+
+
+def _from_zero(run: Run) -> Run:
+    """The run on a clock that begins with its first span, or step if it has no spans."""
+    firsts = [steps[0].start_s for steps in run.steps.values() if steps]
+    if run.timeline.spans:
+        firsts.append(run.timeline.start_s)
+    later = Offset(-min(firsts, default=0.0))
+    return replace(
+        run,
+        timeline=run.timeline.shifted(later.offset_s),
+        facts={rank: _later_facts(each, later) for rank, each in run.facts.items()},
+        steps={rank: _later_steps(each, later) for rank, each in run.steps.items()},
+        samples={host: _later_samples(each, later) for host, each in run.samples.items()},
     )
 
 
-def _label(kind: str, peer: int, what: str) -> str:
-    if peer < 0:
-        return what
-    where = f"{'to' if kind == 'send' else 'from' if kind == 'recv' else 'for'} rank {peer}"
-    return f"{what} {where}" if what else where
-
-
-def _missing(folder: Path, headers: list[Header]) -> list[str]:
-    """Ranks without a file, and files of another job."""
-    warnings = []
-    sizes = {header.ranks for header in headers}
-    if len(sizes) > 1:
-        warnings.append(
-            f"{folder} holds files of jobs with {' and '.join(map(str, sorted(sizes)))} ranks: "
-            "they do not belong together; record into an empty folder"
-        )
-    here = {header.rank for header in headers}
-    missing = listed(rank for rank in range(max(sizes)) if rank not in here)
-    if missing:
-        warnings.append(f"{folder} has no readable file of rank {missing}")
-    return warnings
+__all__ = ["Recording", "read_recording", "read_run"]

@@ -8,21 +8,32 @@ disk) ends the recording, never the training.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from weft.analysis.run import Facts
 from weft.errors import UsageError
+from weft.profiler.clock import Clock
+from weft.profiler.control import Control
+from weft.profiler.detail import EVERYTHING, Detail
+from weft.profiler.device import DeviceTimes, Event
+from weft.profiler.facts import SUFFIX as FACTS
 from weft.profiler.format import CONTENT_CODES, HEADER_BYTES, KIND_CODES, MARK, RECORD, Header
+from weft.profiler.steps import SUFFIX as STEPS
+from weft.profiler.steps import Book
+from weft.timeline import WORK
 
 BLOCK_RECORDS = 2048
 SUFFIX = ".spans"
+MOST_HELD = 1 << 16
+"""So many spans of a step that may be left out wait in memory, until it is known how long it took."""
+ON_DEVICE = frozenset((*WORK, "optimizer"))
 _PACK = RECORD.pack_into
 _LOG = logging.getLogger("weft")
 
@@ -33,7 +44,16 @@ def path_of(folder: Path, rank: int) -> Path:
 
 
 class Recorder:
-    """One rank's file.
+    """One rank's file of spans, and what is written beside it.
+
+    Attributes:
+        book: Keeps a line of every step.
+        facts: What the rank is, as it was written last.
+        detail: Of which steps the spans are kept.
+        control: The file that changes that.
+        device: Times work by events of a GPU.
+        inside: The kinds of spans that have begun and count once, however deep they are nested.
+        undo: What the end of the recording calls.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -50,6 +70,17 @@ class Recorder:
         self._buffer = bytearray(block_records * RECORD.size)
         self._spans: deque[tuple[float | int, ...]] = deque()
         self._lock = threading.Lock()
+        self.folder, self.clock = path.parent, Clock(header.clock, header.offset_s)
+        self.book: Book | None = None
+        self.facts: Facts | None = None
+        self.control: Control | None = None
+        self.device: DeviceTimes | None = None
+        self.inside: set[str] = set()
+        self.undo: list[Callable[[], None]] = []
+        self.detail: Detail = EVERYTHING
+        self._keeps = True
+        self._opened_s: float | None = None
+        self._step, self._step_s = -1, 0.0
         try:
             self._file: int | None = os.open(
                 path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
@@ -60,7 +91,7 @@ class Recorder:
         self._written = HEADER_BYTES
 
     @classmethod
-    def open(cls, folder: Path, rank: int, ranks: int) -> Recorder:
+    def open(cls, folder: Path, rank: int, ranks: int, clock: Clock | None = None) -> Recorder:
         """Begin the file of ``rank`` in ``folder``, which is made if need be; a recording that is there is replaced.
 
         Raises :class:`UsageError` where nothing can be written.
@@ -70,11 +101,66 @@ class Recorder:
         except OSError as error:
             raise _cannot_write(folder, error) from error
         if rank == 0:
-            for old in folder.glob(f"rank*{SUFFIX}"):
-                number = old.name[len("rank") : -len(SUFFIX)]
-                if number.isdecimal() and int(number) >= ranks:
-                    old.unlink(missing_ok=True)
-        return cls(path_of(folder, rank), Header(rank, ranks, clock_offset_s(), clock_identity()))
+            for suffix in (SUFFIX, STEPS, FACTS):
+                for old in folder.glob(f"rank*{suffix}"):
+                    number = old.name[len("rank") : -len(suffix)]
+                    if number.isdecimal() and int(number) >= ranks:
+                        old.unlink(missing_ok=True)
+        identity, offset_s = clock or Clock.here()
+        return cls(path_of(folder, rank), Header(rank, ranks, offset_s, identity))
+
+    # --- steps ----------------------------------------------------------------------------------------------
+
+    def open_step(self) -> None:
+        """The next step begins now, also if it gets its number later."""
+        if self._opened_s is None:
+            self._opened_s = time.perf_counter()
+
+    def begin_step(self, step: int, evaluates: bool = False) -> None:
+        """A step begins; it began where `open_step` was called. What lies behind it is kept as its detail says."""
+        now = time.perf_counter()
+        if self.device is not None:
+            self.device.tie()
+        start_s, self._opened_s = now if self._opened_s is None else self._opened_s, None
+        if self._step >= 0:
+            usual = self.detail.note(start_s - self._step_s)
+            self._settle(usual and not self._keeps)
+        self._step, self._step_s = step, start_s
+        changed = self.control.look(now) if self.control is not None else None
+        self.detail = changed or self.detail
+        self._keeps = self.detail.keeps(step, self._written)
+        if self.book is not None:
+            self.book.begin(step, start_s, evaluates)
+
+    def end_step(self, samples: int = 0, memory_bytes: int = 0) -> None:
+        """The step that began has come to its end."""
+        self._opened_s = None
+        if self._step < 0:
+            return
+        now = time.perf_counter()
+        if self.device is not None:
+            self.device.look()
+        if self.book is not None:
+            self.book.end(now, samples, memory_bytes)
+        self.add("step", self._step, -1, self._step_s, now)
+
+    def use_events(self, make_event: Callable[[], Event]) -> None:
+        """From now on work has the times of the device, by events that this makes."""
+        self.device = DeviceTimes(make_event, self._put)
+        self.device.tie()
+
+    def note(self, values: Mapping[str, object]) -> None:
+        """Values that belong to the step that ran last."""
+        if self.book is not None:
+            self.book.note(values)
+
+    def _settle(self, forget: bool) -> None:
+        """Write what is left of the step before, or forget it."""
+        with self._lock:
+            if forget:
+                self._spans.clear()
+            else:
+                self._flush()
 
     def add(
         self,
@@ -92,22 +178,42 @@ class Recorder:
         ``kind``: as in :class:`weft.timeline.Span`; a step's also flushes. ``peer``: the rank at the other end of a
         send, a receive or a wait. ``what``: what was sent, one of :data:`weft.profiler.format.CONTENTS`.
         """
+        if self.device is not None and kind in ON_DEVICE:
+            self.device.put(start_s, end_s, kind, step, microbatch, peer, what, stage)
+            return
+        self._put(start_s, end_s, kind, step, microbatch, peer, what, stage)
+
+    def _put(
+        self, start_s: float, end_s: float, kind: str, step: int, microbatch: int, peer: int, what: str, stage: int
+    ) -> None:  # fmt: skip
         spans = self._spans
         spans.append(
             (start_s, end_s, step, microbatch, stage, peer, KIND_CODES[kind], CONTENT_CODES[what], MARK)
         )
-        if kind == "step" or len(spans) >= self._block:
-            self.flush()
+        if self.book is not None:
+            self.book.taken[kind] += end_s - start_s
+        if kind == "step" or (
+            len(spans) >= self._block and kind != "collector"
+        ):  # which may be within a flush
+            if self._keeps:
+                self.flush()
+            elif len(spans) > MOST_HELD:
+                spans.popleft()
 
     def flush(self) -> None:
         """Hand what was recorded to the system, which keeps it whatever happens to this process."""
         with self._lock:
             self._flush()
 
-    def close(self) -> None:
-        """Write the rest and close the file; what is recorded afterwards is dropped."""
+    def close(self, ended: bool = True) -> None:
+        """Write the rest and close the files; what is recorded afterwards is dropped. ``ended``: the job is over."""
+        if self.device is not None:
+            self.device.close()
+        if self.book is not None:
+            self.book.close(ended)
         with self._lock:
-            self._flush()
+            if self._keeps:
+                self._flush()
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
@@ -143,28 +249,3 @@ def _cannot_write(path: Path, error: OSError) -> UsageError:
         f'"record" names a folder where nothing can be written: {path}: {error.strerror}; name another one, '
         "for example weft run --record recording"
     )
-
-
-def clock_offset_s() -> float:
-    """What to add to ``perf_counter`` for the wall clock: of several readings the one that took the least time."""
-    readings = []
-    for _ in range(16):
-        before = time.perf_counter()
-        wall = time.time()
-        after = time.perf_counter()
-        readings.append((after - before, wall - (before + after) / 2))
-    return min(readings)[1]
-
-
-def clock_identity() -> bytes:
-    """16 bytes that processes share whose ``perf_counter`` is the same clock: those of one host since its start.
-
-    A container may have a clock of its own: it is in another time namespace then.
-    """
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-        space = b""
-        with suppress(OSError):  # kernels before 5.6 have none
-            space = os.readlink("/proc/self/ns/time").encode()
-        return hashlib.sha256(boot + space).digest()[:16]
-    return hashlib.sha256(socket.gethostname().encode(errors="replace")).digest()[:16]

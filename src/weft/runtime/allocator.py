@@ -21,7 +21,11 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+
+from weft.errors import FormatError
+from weft.foreign import read_text, whole
 
 KEPT_BYTES = 1 << 30
 EVERY = 8
@@ -29,6 +33,8 @@ EVERY = 8
 LEAST_GROWTH_BYTES = 64 << 20
 GROWTH = 1 / 8
 """Of what the process held: from so much more on (and `LEAST_GROWTH_BYTES`) free memory is given back."""
+
+_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _SETTINGS = (
@@ -54,6 +60,15 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):
         pass
+
+
+def host_bytes(ranks: int) -> int:
+    """The share of a rank in the memory of its host, or of its control group; `ranks`: how many share it."""
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(FormatError):  # there is no group
+        limit = whole(read_text(_LIMIT).strip())  # or no limit: "max"
+        host = host if limit is None else min(host, limit)
+    return host // max(1, ranks)
 
 
 def resident_bytes() -> int:

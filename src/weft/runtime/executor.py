@@ -348,6 +348,10 @@ class Executor:
         self._workers.append(worker)
         return worker
 
+    def cpu_s(self) -> float:
+        """Processor time of the threads that have run microbatches, and of the one that calls this."""
+        return time.thread_time() + sum(worker.cpu_s() for worker in self._workers)
+
     def close(self) -> None:
         for worker in self._workers:
             worker.end()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,9 @@ class Worker:
         self._job: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._loop, name=f"weft-microbatch-{number}", daemon=True)
         self._thread.start()
+        self._clock: int | None = None
+        if hasattr(time, "pthread_getcpuclockid") and self._thread.ident is not None:
+            self._clock = time.pthread_getcpuclockid(self._thread.ident)
 
     def start(self, job: Callable[[], None]) -> None:
         self._job = job
@@ -52,6 +56,13 @@ class Worker:
 
     def go(self) -> None:
         self.turn.release()
+
+    def cpu_s(self) -> float:
+        """Processor time that the thread has taken; 0 where the system does not tell."""
+        try:
+            return time.clock_gettime(self._clock) if self._clock is not None else 0.0
+        except OSError:  # it has ended
+            return 0.0
 
     def end(self) -> None:
         """Let the thread return; call only while it has no job."""

@@ -2,43 +2,87 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
+from weft.analysis.run import Facts, Unit
 from weft.config import Settings
 from weft.launch.discovery import Place
-from weft.profiler import clock
-from weft.profiler.recorder import Recorder, clock_identity
+from weft.profiler.clock import Clock, clock_identity
+from weft.profiler.control import Control
+from weft.profiler.detail import parse_detail
+from weft.profiler.device import Event
+from weft.profiler.facts import process_start_s, write_facts
+from weft.profiler.host import clocks
+from weft.profiler.host.child import start_sampler
+from weft.profiler.recorder import Recorder
+from weft.profiler.steps import Book
+from weft.session import pauses
 from weft.session.session import Session
 from weft.transport.channel import ABORT, BEGIN, KINDS, TELL, WHERE, Channel, Key
+from weft.watch.process import host_name
 
 UNRECORDED = (ABORT, BEGIN, TELL, WHERE)
 """Messages that are told once for a call, or once for a step: they belong to no microbatch."""
 
 
+@dataclass(frozen=True)
+class Process:
+    """What a recording tells of this process beside what the session knows.
+
+    Attributes:
+        device: Where its part of the model lies.
+        limit_bytes: The most memory that it may have.
+        versions: Of the framework and what it needs.
+        cpu_s: Processor time of whatever runs steps.
+        make_event: Makes an event of the device with timing, where work goes on there after it was handed over.
+        observe: Has more of the framework recorded, and gives what ends that.
+    """
+
+    device: str = "cpu"
+    limit_bytes: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    cpu_s: Callable[[], float] = time.process_time
+    make_event: Callable[[], Event] | None = None
+    observe: Callable[[Session], list[Callable[[], None]]] = lambda session: []
+
+
 def open_recorder(settings: Settings, place: Place) -> Recorder | None:
-    """This rank's file, if the settings ask for one."""
+    """This rank's files, if the settings ask for them."""
     if not settings.record:
         return None
-    return Recorder.open(Path(settings.record), place.rank, place.world_size)
+    folder, clock = Path(settings.record), Clock.here()
+    recorder = Recorder.open(folder, place.rank, place.world_size, clock)
+    recorder.book = Book.open(folder, place.rank, place.world_size, clock)
+    recorder.detail, recorder.control = parse_detail(settings.record_steps), Control(folder)
+    return recorder
 
 
-def start(session: Session, recorder: Recorder | None, channel: Channel | None) -> None:
-    """From now on ``recorder`` is told what this rank does. Ranks in its file are those of the job.
+def start(
+    session: Session, recorder: Recorder | None, channel: Channel | None, process: Process | None = None
+) -> None:
+    """From now on ``recorder`` is told what this rank does. Ranks in its files are those of the job.
 
-    ``channel``: that of the pipeline, if there is one.
+    ``channel``: that of the pipeline, if there is one. ``process``: as it was, if not given.
     """
     session.recorder = recorder
     if recorder is None:
         return
     folder = Path(session.settings.record)
-    session.clock = clock.keep(folder, session.rank, session.store, clock_identity())
+    session.clock = clocks.keep(folder, session.rank, session.store, clock_identity())
     add, ranks = recorder.add, session.peers("pp")
 
     def span(kind: str, microbatch: int, start_s: float, end_s: float, peer: int, stage: int) -> None:
-        add(kind, session.steps, microbatch, start_s, end_s, ranks[peer] if peer >= 0 else -1, stage=stage)
+        if kind != "step":  # which is longer for the session than for the executor
+            add(
+                kind, session.steps, microbatch, start_s, end_s, ranks[peer] if peer >= 0 else -1, stage=stage
+            )
 
     def message(kind: str, peer: int, key: Key, start_s: float, end_s: float) -> None:
         if key.kind not in UNRECORDED:
@@ -48,31 +92,141 @@ def start(session: Session, recorder: Recorder | None, channel: Channel | None) 
         session.executor.hooks.record = span
     if channel is not None:
         channel.record = message
+    session.process = process or session.process or Process()
+    tell(session, session.process)
+    if session.process.make_event is not None:
+        recorder.use_events(session.process.make_event)
+    recorder.undo = [pauses.watch(session), *session.process.observe(session)]
+    if session.place.local_rank == 0:
+        recorder.undo.append(start_sampler(recorder.folder))
+
+
+def change(session: Session, settings: Settings, channel: Channel | None) -> None:
+    """Record as other settings say, from now on."""
+    before, recorder = session.settings, session.recorder
+    if settings.record != before.record:
+        stop(session, channel)
+        made = open_recorder(settings, session.place)
+        if made is not None and recorder is not None:
+            made.facts = recorder.facts
+        start(session, made, channel)
+    elif recorder is not None and settings.record_steps != before.record_steps:
+        recorder.detail = parse_detail(settings.record_steps)
+
+
+def tell(session: Session, process: Process, units: Iterable[Unit] = ()) -> None:
+    """Write what this rank is. ``units``: those of its models, once they are split."""
+    recorder = session.recorder
+    if recorder is None:
+        return
+    if recorder.book is not None:
+        recorder.book.cpu_s = process.cpu_s
+    facts = recorder.facts or Facts(
+        session.rank, session.place.world_size, host_name(), os.getpid(), session.position("pp"),
+        session.position("rdp"), process.device, process_start_s(), time.perf_counter(), process.limit_bytes,
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        versions=process.versions,
+    )  # fmt: skip
+    recorder.facts = replace(facts, settings=asdict(session.settings), units=(*facts.units, *units))
+    write_facts(recorder.folder, recorder.facts, recorder.clock)
+
+
+def tell_units(session: Session, units: Iterable[Unit]) -> None:
+    """A model was split into these units."""
+    if session.recorder is not None:
+        tell(session, session.process or Process(), units)
 
 
 def stop(session: Session, channel: Channel | None) -> None:
-    """Close the file."""
+    """Close the files."""
     recorder, session.recorder = session.recorder, None
     keeper, session.clock = session.clock, None
     if keeper is not None:
         keeper.close()
+    for undo in () if recorder is None else recorder.undo:
+        undo()
     if session.executor is not None:
         session.executor.hooks.record = None
     if channel is not None:
         channel.record = None
     if recorder is not None:
-        recorder.close()
+        failed = session.broken or getattr(sys, "last_value", None) is not None
+        recorder.close(ended=not failed)
+
+
+class Recorded(Protocol):
+    """Whose spans are recorded: a session, of which this uses so much."""
+
+    recorder: Recorder | None
+    steps: int
 
 
 @contextmanager
-def record(session: Session, kind: str, microbatch: int = -1) -> Iterator[None]:
+def record(session: Recorded, kind: str, microbatch: int = -1, peer: int = -1) -> Iterator[None]:
     """Inside, time belongs to a span of its own."""
     start_s = time.perf_counter()
     try:
         yield
     finally:
         if session.recorder is not None:
-            session.recorder.add(kind, session.steps, microbatch, start_s, time.perf_counter())
+            session.recorder.add(kind, session.steps, microbatch, start_s, time.perf_counter(), peer)
+
+
+@contextmanager
+def record_outermost(session: Session, kind: str) -> Iterator[None]:
+    """As `record`, unless time belongs to a span of that kind already."""
+    recorder = session.recorder
+    if recorder is None or kind in recorder.inside:
+        yield
+        return
+    recorder.inside.add(kind)
+    try:
+        with record(session, kind):
+            yield
+    finally:
+        recorder.inside.discard(kind)
+
+
+@contextmanager
+def record_first(session: Session) -> Iterator[None]:
+    """Inside, the ranks of a pipeline wait for the first one, which begins the step."""
+    if session.position("pp") == 0:
+        yield
+        return
+    with record(session, "wait", peer=session.peers("pp")[0]):
+        yield
+
+
+@contextmanager
+def record_step(session: Session, size: Callable[[], tuple[int, int]]) -> Iterator[None]:
+    """Inside, a step is called; it has a span if it gets so far as to be counted.
+
+    ``size``: the samples of its mini-batch on this rank, and the bytes of memory in use, asked at its end.
+    """
+    recorder = session.recorder
+    if recorder is None:
+        yield
+        return
+    before = session.steps
+    recorder.open_step()
+    try:
+        yield
+    finally:
+        if session.steps > before and session.recorder is recorder:
+            recorder.end_step(*size())
+
+
+@contextmanager
+def record_preparation(session: Session) -> Iterator[None]:
+    """Inside, models are traced and split, for the step that begins."""
+    start_s = time.perf_counter()
+    if session.recorder is not None:
+        session.recorder.open_step()
+    try:
+        yield
+    finally:
+        if session.recorder is not None:
+            session.recorder.add("prepare", session.steps + 1, -1, start_s, time.perf_counter())
 
 
 @contextmanager

@@ -57,6 +57,7 @@ class Session:
         executor: Who runs the microbatches; None without a pipeline.
         recorder: This rank's recording, if one is written.
         clock: Who compares the clock of this host with rank 0's while it is recorded.
+        process: What a recording tells of this process, as the frontend knows it.
         forward: The microbatch of which a forward pass is recorded, and when that began; on ranks without a pipeline.
         steps: How many steps have begun.
         evaluations: How many of them had no backward pass.
@@ -83,6 +84,7 @@ class Session:
     executor: Executor | None = None
     recorder: Recorder | None = None
     clock: Closable | None = None
+    process: Any = None
     forward: tuple[int, float] | None = None
     growth: Growth = field(default_factory=Growth)
     huge_pages: HugePages = field(default_factory=HugePages)
@@ -180,6 +182,8 @@ class Session:
         self.steps += 1
         self.evaluations += evaluates
         self.monitor.count_evaluations(self.evaluations, evaluates)
+        if self.recorder is not None:
+            self.recorder.begin_step(self.steps, evaluates)
 
     def use_settings(self, settings: Settings) -> None:
         """Go on with other settings for the same mesh; schedules are chosen anew."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import platform
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -21,6 +22,7 @@ from weft.foreign import MOST_RANKS, whole
 from weft.launch import rendezvous
 from weft.launch.discovery import discover
 from weft.launch.startup import agree
+from weft.runtime.allocator import host_bytes
 from weft.schedule.table import KINDS
 from weft.session import current, recording
 from weft.session.leaving import leave
@@ -28,6 +30,7 @@ from weft.session.session import JUDGE_S, timeout_of
 from weft.tensorflow import private
 from weft.tensorflow.clip import watch_clipping
 from weft.tensorflow.optimizers import watch_optimizers
+from weft.tensorflow.session.observed import observe
 from weft.tensorflow.session.session import Session, present, session
 from weft.topology.mesh import Mesh
 from weft.transport.groups import make_groups
@@ -73,11 +76,21 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     if settings.partitions > 1:
         group = joined.group("pp")
         joined.channel = TorchChannel(group, torch.device("cpu"), rings=Rings.connect(group))
-    recording.start(joined, recorder, joined.channel)
+    recording.start(joined, recorder, joined.channel, _process(joined))
     joined.show_progress(open_progress(place.rank, os.environ))
     monitor.note("")
     sys.excepthook = functools.partial(_report, sys.excepthook)
     atexit.register(_leave)
+
+
+def _process(joined: Session) -> recording.Process:
+    """What a recording tells of this process."""
+    limit = int(joined.settings.memory_limit * 2**30) or host_bytes(joined.place.local_size)
+    versions = {
+        "weft": weft.__version__, "TensorFlow": tf.__version__, "Keras": keras.__version__,
+        "Python": platform.python_version(),
+    }  # fmt: skip
+    return recording.Process("cpu", limit, versions, observe=observe)
 
 
 def _report(before: Any, kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -150,9 +163,7 @@ def _change(joined: Session, settings: Settings) -> None:
             f"weft is initialised with {old.partitions} partitions ({old.placement_strategy}); a repeated init cannot "
             f"make that {settings.partitions} ({settings.placement_strategy}): call weft.shutdown() before it"
         )
-    if settings.record != old.record:
-        recording.stop(joined, joined.channel)
-        recording.start(joined, recording.open_recorder(settings, joined.place), joined.channel)
+    recording.change(joined, settings, joined.channel)
     joined.use_settings(settings)
 
 

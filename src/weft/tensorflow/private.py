@@ -7,6 +7,8 @@ writes            what an operation may write into
 call              a concrete function, by its quickest way
 free              a variable without its value
 trained_by        what an optimizer has slots for
+watch_iterators   when the next element of a data set is waited for
+watch_updates     when an optimizer works
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import tensorflow as tf
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope as in_scope
 from tensorflow.python.autograph.core import ag_ctx, converter
 from tensorflow.python.autograph.impl import api
+from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.eager import backprop, execute, imperative_grad, record
 from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils, func_graph, ops
 from tensorflow.python.ops import array_ops, gradients_util, resource_variable_ops
@@ -397,3 +400,75 @@ def context_exists() -> bool:
     from tensorflow.python.eager import context
 
     return context.context()._context_handle is not None
+
+
+def watch_iterators(before: Callable[[], int], after: Callable[[], int]) -> Callable[[], None]:
+    """Call these around whatever gives the next element of a data set, in graphs too; the result ends that."""
+    original = iterator_ops.OwnedIterator._next_internal
+
+    @functools.wraps(original)
+    def next_element(self: Any) -> Any:
+        if tf.executing_eagerly():
+            before()
+            try:
+                return original(self)
+            finally:
+                after()
+        with tf.control_dependencies([tf.py_function(before, [], tf.int32)]):
+            found = original(self)
+        tensors = [each for each in tf.nest.flatten(found, expand_composites=True) if tf.is_tensor(each)]
+        with tf.control_dependencies(tensors):
+            tf.py_function(after, [], tf.int32)
+        return found
+
+    def undo() -> None:
+        if iterator_ops.OwnedIterator._next_internal is next_element:
+            iterator_ops.OwnedIterator._next_internal = original
+
+    iterator_ops.OwnedIterator._next_internal = next_element
+    return undo
+
+
+def watch_updates(before: Callable[[], int], after: Callable[[], int]) -> Callable[[], None]:
+    """Call these around whatever an optimizer does to variables, in graphs too; the result ends that.
+
+    In a graph an update has ended when the variables have their new values.
+    """
+    stack = ExitStack()
+    for base in optimizer_classes():
+        stack.callback(_watch_update(base, before, after))
+    return stack.close
+
+
+def _watch_update(base: type, before: Callable[[], int], after: Callable[[], int]) -> Callable[[], None]:
+    name = "apply" if hasattr(base, "apply") else "apply_gradients"
+    original = getattr(base, name)
+    depth: list[Any] = []
+
+    @functools.wraps(original)
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if depth:  # a loss scale calls its own optimizer
+            return original(self, *args, **kwargs)
+        depth.append(self)
+        try:
+            if tf.executing_eagerly():
+                before()
+                try:
+                    return original(self, *args, **kwargs)
+                finally:
+                    after()
+            with tf.control_dependencies([tf.py_function(before, [], tf.int32)]):
+                result = original(self, *args, **kwargs)
+            values = [tf.convert_to_tensor(each) for each in trained_by(self)]
+            with tf.control_dependencies([*values, tf.convert_to_tensor(self.iterations)]):
+                tf.py_function(after, [], tf.int32)
+            return result
+        finally:
+            depth.pop()
+
+    def undo() -> None:
+        if getattr(base, name) is update:
+            setattr(base, name, original)
+
+    setattr(base, name, update)
+    return undo

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from weft.errors import UsageError
 from weft.session.cut import Cut
+from weft.session.recording import record_preparation, tell_units
 from weft.tensorflow import private
 from weft.tensorflow.execution.compile import Compiled, compile_step
 from weft.tensorflow.execution.executor import Eagerly, InGraph, run
@@ -56,7 +57,7 @@ class Step:
         here = private.present_graph()
         compiled = self._compiled.get(key) or self._compiled.get((key, here))
         if compiled is None:
-            with joined.failing():
+            with joined.failing(), record_preparation(joined):
                 compiled = self._compile(joined, batch)
             key = self._key(joined, batch)  # the trace may have built the models
             self._compiled[(key, here) if compiled.bound else key] = compiled
@@ -90,6 +91,8 @@ class Step:
             joined, self.function.__name__, traced, batch.specs(), batch.microbatches, joined.models
         )
         compiled.number = joined.number_step()
+        if compiled.placement is not None and any(not model.partitioned for model in joined.models):
+            tell_units(joined, compiled.described())
         with tf.init_scope():  # eagerly, also where a graph is being traced
             _finish_models(joined, compiled)
         return compiled

@@ -76,7 +76,20 @@ def clip_along(
     if parameters:
         assert parameters[0].grad is not None
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total.to(parameters[0].grad.device))
+    _tell(total)
     return total
+
+
+def _tell(norm: Any) -> None:
+    """Record a norm that is there; one on a GPU would have to be waited for."""
+    session = current.session() if current.is_initialized() else None
+    if (
+        session is not None
+        and session.recorder is not None
+        and type(norm) is Tensor
+        and norm.device.type == "cpu"
+    ):
+        session.recorder.note({"gradient_norm": float(norm)})
 
 
 def norm_along(axis: str | None, grads: Sequence[Tensor], norm_type: float, what: str) -> Tensor:
@@ -113,6 +126,7 @@ def _clip(
     if len(owners) > 1:
         return clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite)
     norm = _Torch.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
+    _tell(norm)
     remote = next((parameter for parameter in given if isinstance(parameter, StandIn)), None)
     return norm if remote is None else elsewhere(norm, remote, "the norm of the gradient of")
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import platform
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ from weft.errors import ConfigError
 from weft.launch import rendezvous
 from weft.launch.discovery import discover
 from weft.launch.startup import agree
-from weft.runtime.allocator import keep_memory
+from weft.runtime.allocator import host_bytes, keep_memory
 from weft.runtime.executor import Executor, Hooks
 from weft.session import recording
 from weft.session.leaving import leave
@@ -29,6 +32,7 @@ from weft.torch.backward import matrix_products
 from weft.torch.replicas.metrics import count_replicas_once
 from weft.torch.session import current, scratch_memory
 from weft.torch.session.groups import choose_device, direct_groups, have_own_gpus, rings_of
+from weft.torch.session.observed import observe
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import Streams
 from weft.torch.session.session import Session
@@ -79,11 +83,27 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     current.enter(session)
     if settings.partitions > 1:
         _connect(session)
-    recording.start(session, recorder, session.channel)
+    recording.start(session, recorder, session.channel, _process(session))
     matrix_products.multiplier.allowed = not settings.deterministic
     session.show_progress(open_progress(place.rank, os.environ))
     monitor.note("")
     atexit.register(_leave)
+
+
+def _process(session: Session) -> recording.Process:
+    """What a recording tells of this process."""
+    device = session.device
+    total = host_bytes(session.place.local_size)
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+    limit = int(session.settings.memory_limit * 2**30) or total
+    versions = {
+        "weft": weft.__version__, "torch": torch.__version__, "Python": platform.python_version(),
+        **({"CUDA": str(torch.version.cuda)} if device.type == "cuda" else {}),
+    }  # fmt: skip
+    cpu_s = session.executor.cpu_s if session.executor is not None else time.thread_time
+    make_event = partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None
+    return recording.Process(str(device), limit, versions, cpu_s, make_event, observe)
 
 
 def describe_start(settings: Settings) -> dict[str, str]:
@@ -106,9 +126,7 @@ def _change(session: Session, settings: Settings) -> None:
             f"weft is initialised with {old.partitions} partitions ({old.placement_strategy}); a repeated init cannot "
             f"make that {settings.partitions} ({settings.placement_strategy}): call weft.shutdown() before it"
         )
-    if settings.record != old.record:
-        recording.stop(session, session.channel)
-        recording.start(session, recording.open_recorder(settings, session.place), session.channel)
+    recording.change(session, settings, session.channel)
     if settings.optimize == "auto" and session.models and any(model.partitioned for model in session.models):
         settings = replace(
             settings, optimize=old.optimize, memory_weight=old.memory_weight

@@ -13,7 +13,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from weft.errors import UsageError
-from weft.session.recording import record
+from weft.session.recording import record_outermost
 from weft.torch.clip import is_local
 from weft.torch.replicas.fsdp import is_sharded, like, whole
 from weft.torch.replicas.reducer import without_gradients
@@ -149,7 +149,7 @@ class DistributedOptimizer(Optimizer):
             if model.reducer is not None:
                 model.reducer.refuse_unseen()
         shares = self.shares
-        with record(session, "optimizer"):
+        with record_outermost(session, "optimizer"):
             if shares is None:
                 return self._update()
             weights = self.weights()

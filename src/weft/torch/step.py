@@ -16,7 +16,7 @@ from weft.runtime.executor import Checks
 from weft.runtime.microbatch import Microbatch
 from weft.schedule.order import Order
 from weft.session.cut import Cut
-from weft.session.recording import record, record_forward
+from weft.session.recording import record_first, record_forward, record_preparation, record_step
 from weft.session.step_check import StepCheck
 from weft.torch import watching
 from weft.torch.execution.entry_points import install
@@ -66,15 +66,19 @@ class Step:
         batch = prepare(self.function, args, kwargs, self.cut, session.settings.microbatches)
         if batch.fault and self._trains:
             raise SplitError(batch.fault)
+        with record_step(session, lambda: (batch.size or 0, watching.memory_bytes(session))):
+            collected = self._run(session, batch)
+        if self._trains:
+            watching.after_step(session, batch.size, collected)
+        return collected
+
+    def _run(self, session: Session, batch: MiniBatch) -> Any:
+        """What the step returns."""
         install()
         pending = [model for model in session.models if not model.partitioned]
         if pending:
-            for model in pending:
-                model.move(session.device)
-            name = self.function.__qualname__
-            compare_start(session, pending, describe_call(name, batch, True), describe_inputs(name, batch))
-            session.unproved = compare.reason_against(session, pending)
-            partition_models(session, pending, self.function, batch, counted=self.weight is not None)
+            with record_preparation(session):
+                self._partition(session, pending, batch)
         if self.weight is not None:
             batch = self._weighed(session, batch)
         for model in session.models:
@@ -90,8 +94,7 @@ class Step:
         if session.pipeline is None:
             session.count_step(self._evaluates(session))
             session.monitor.note("", session.steps)
-            with record(session, "step"):
-                results = self._alone(session, batch), batch.weights()
+            results = self._alone(session, batch), batch.weights()
             finish_step(session)
         else:
             results = self._pipelined(session, batch, proof)
@@ -99,10 +102,16 @@ class Step:
         for model in session.models:
             model.run_step_hooks()
         compare.end(session)
-        collected = collect(*results)
-        if self._trains:
-            watching.after_step(session, batch.size, collected)
-        return collected
+        return collect(*results)
+
+    def _partition(self, session: Session, pending: list[DistributedModel], batch: MiniBatch) -> None:
+        """Split the models that are not yet; collective over all ranks."""
+        for model in pending:
+            model.move(session.device)
+        name = self.function.__qualname__
+        compare_start(session, pending, describe_call(name, batch, True), describe_inputs(name, batch))
+        session.unproved = compare.reason_against(session, pending)
+        partition_models(session, pending, self.function, batch, counted=self.weight is not None)
 
     def note_training(self, trains: bool) -> None:
         """Say of a microbatch that has run whether it had a backward pass."""
@@ -210,7 +219,8 @@ class StepRun:
         pipeline.begin_step()
         try:
             session.monitor.note("wait", session.steps, peer=session.peers("pp")[0])
-            seed, shares = self._check.begin([self._own_seed, self.batch.shares])
+            with record_first(session):
+                seed, shares = self._check.begin([self._own_seed, self.batch.shares])
             session.begin_draws(seed)
             self.batch = replace_fields(self.batch, shares=shares)
             began_s = time.perf_counter()

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from torch import Tensor
 from weft.errors import UsageError
 from weft.foreign import shown, shown_path
 from weft.runtime.allocator import resident_bytes
+from weft.session.recording import record_outermost
 from weft.timeline import Span
 from weft.torch.output import StepOutput
 from weft.torch.session import current
@@ -31,7 +33,7 @@ _log = logging.getLogger("weft")
 def after_step(session: Session, samples: int | None, results: Any) -> None:
     """Show how a step of training was: each rank to the others, the first one to people."""
     if session.executor is not None:
-        session.monitor.measure(_idle(session.executor.spans), _memory_bytes(session))
+        session.monitor.measure(_idle(session.executor.spans), memory_bytes(session))
     if session.progress is not None:
         session.progress.step(
             (samples or 0) * session.mesh.rdp, lambda: _ranks(session), lambda: _loss(results)
@@ -46,7 +48,8 @@ def _idle(spans: Sequence[Span]) -> float:
     return max(0.0, 1.0 - sum(span.end_s - span.start_s for span in spans) / took_s) if took_s else 0.0
 
 
-def _memory_bytes(session: Session) -> int:
+def memory_bytes(session: Session) -> int:
+    """The most that was in use: of the process on a CPU, of the device on a GPU."""
     if session.device.type == "cuda":
         return torch.cuda.max_memory_allocated(session.device)
     return resident_bytes()
@@ -55,7 +58,7 @@ def _memory_bytes(session: Session) -> int:
 def _ranks(session: Session) -> Ranks:
     """What the ranks of the first pipeline show."""
     if session.executor is None:
-        return Ranks((), _memory_bytes(session))
+        return Ranks((), memory_bytes(session))
     signs = session.monitor.signs()
     found = [signs[rank] for rank in session.peers("pp") if rank in signs]
     return Ranks([sign.idle for sign in found], max((sign.memory_bytes for sign in found), default=0))
@@ -97,8 +100,14 @@ def progress(iterable: Iterable[_Item] | None = None, *, total: int | None = Non
 
 def _through(session: Session | None, iterable: Iterable[_Item]) -> Iterator[_Item]:
     """Items; where no step is called meanwhile, each counts as one."""
+    items = iter(iterable)
     try:
-        for item in iterable:
+        while True:
+            with nullcontext() if session is None else record_outermost(session, "data"):
+                try:
+                    item = next(items)
+                except StopIteration:
+                    break
             before = None if session is None else session.steps
             yield item
             if session is not None and session.progress is not None and session.steps == before:
@@ -160,6 +169,8 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
     """
     session = current.session()
     plain = {str(name): _plain(str(name), value) for name, value in values.items()}
+    if session.recorder is not None:
+        session.recorder.note(plain)
     if session.rank:
         return
     if session.values is None:

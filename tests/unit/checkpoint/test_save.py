@@ -41,6 +41,7 @@ class Store:
 def job() -> Any:
     made = SimpleNamespace(
         settings=SimpleNamespace(wait_timeout=5.0),
+        recorder=None,
         place=SimpleNamespace(rank=0, world_size=1),
         mesh=Mesh(1, 1),
         monitor=SimpleNamespace(note=lambda *told: None, signs=dict),

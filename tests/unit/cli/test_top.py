@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from tests.launching import SOURCE, started
 from tests.recordings import Recorded
-from weft.analysis.run import Run
+from weft.analysis.run import Facts, Run
 from weft.cli.main import main
 from weft.cli.top import Row, plain, rows, worst
+from weft.profiler.clock import Clock
+from weft.profiler.facts import write_facts
 from weft.profiler.live.judged import Judged
 from weft.profiler.recorder import Recorder
+from weft.profiler.steps import END, line_of
 from weft.rules.rule import Finding, Rule, Status
 
 MADE = Recorded(partitions=2, microbatches=4, steps=12, slow={0: 2.0}, host_s=1.0)
@@ -50,13 +52,15 @@ def write(folder: Path, run: Run) -> None:
                 span.kind, span.step, span.microbatch, span.start_s, span.end_s, span.peer, stage=span.stage
             )
         file.close()
-        lines = "".join(json.dumps(asdict(step)) + "\n" for step in run.steps[rank])
+        lines = "".join(line_of(step) + "\n" for step in run.steps[rank])
         (folder / f"rank{rank}.steps.jsonl").write_text(lines)
 
 
 def end(folder: Path, ranks: int) -> None:
     for rank in range(ranks):
-        (folder / f"rank{rank}.facts.json").write_text(json.dumps({"ranks": ranks, "complete": True}))
+        write_facts(folder, Facts(rank, ranks), Clock.here())
+        with (folder / f"rank{rank}.steps.jsonl").open("a") as file:
+            file.write(END + "\n")
 
 
 def test_what_a_line_says():

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from weft.errors import UsageError
 from weft.profiler import recorder as recorder_module
+from weft.profiler.clock import clock_identity, clock_offset_s
 from weft.profiler.format import CONTENTS, HEADER_BYTES, RECORD
 from weft.profiler.reading import read_recording
-from weft.profiler.recorder import Recorder, clock_identity, clock_offset_s, path_of
+from weft.profiler.recorder import Recorder, path_of
 from weft.timeline import KINDS, Span
 
 records = st.tuples(

@@ -1,8 +1,8 @@
 """Follows a recording while it is written: each look reads what was added since the one before, and nothing twice.
 
     rank<N>.spans          what ran when (`weft.profiler.format`)
-    rank<N>.steps.jsonl    a line a step: fields of `weft.analysis.run.Step`; where there is none, steps come from spans
-    rank<N>.facts.json     fields of `weft.analysis.run.Facts`, and `complete` when the rank has come to its end
+    rank<N>.steps.jsonl    a line a step (`weft.profiler.steps`); where there is none, steps come from spans
+    rank<N>.facts.json     what a rank is (`weft.profiler.facts`)
 
 Only the last steps are kept. A file that is replaced by a shorter or another one, as by a new job, is begun anew.
 """
@@ -12,18 +12,19 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from weft.analysis.run import Facts, Run, Step
 from weft.errors import FormatError
-from weft.foreign import LARGEST, MOST_RANKS, cut, parse_json, read_text, regular
-from weft.profiler import clock
+from weft.foreign import MOST_RANKS, parse_json, regular
+from weft.profiler.facts import read_facts
 from weft.profiler.format import HEADER_BYTES, RECORD, Header
-from weft.profiler.reading import _span as span_of
+from weft.profiler.host import clocks
+from weft.profiler.spans import span_of
+from weft.profiler.steps import step_of
 from weft.timeline import LATEST_S, WORK, Span, Timeline
 from weft.watch.process import host_name, is_alive
 
@@ -36,9 +37,7 @@ PART_BYTES = 16 << 20
 FIRST_READ = HEADER_BYTES
 """Bytes by which the files of two jobs are told apart."""
 _LINE_BYTES = 1 << 20
-_FACTS_BYTES = 16 << 20
 _NAME = re.compile(r"rank(\d{1,7})\.(spans|steps\.jsonl|facts\.json)")
-_NUMBERS = {each.name for each in fields(Step)} - {"values", "evaluates"}
 
 
 class Tail:
@@ -151,13 +150,16 @@ class Follower:
         _, added = rank.steps_file.more()
         if rank.steps_file.begun != begun:
             rank.steps.clear()
-            rank.line = b""
+            rank.line, rank.complete = b"", False
         *lines, rank.line = (rank.line + added).split(b"\n")
         rank.line = rank.line[: _LINE_BYTES + 1]
         for line in lines:
-            step = step_of(line) if len(line) <= _LINE_BYTES else None
-            if step is not None:
-                rank.steps.append(step)
+            with suppress(FormatError, UnicodeDecodeError):
+                found = parse_json(line.decode("utf-8")) if len(line) <= _LINE_BYTES else None
+                step = step_of(found)
+                if step is not None:
+                    rank.steps.append(step)
+                rank.complete |= found == "end"
 
     def _read_facts(self, number: int, rank: _Rank) -> None:
         path = self._folder / f"rank{number}.facts.json"
@@ -165,23 +167,20 @@ class Follower:
             seen = regular(path).stat()
             if (seen.st_ino, seen.st_mtime_ns) != rank.facts_at:
                 rank.facts_at = seen.st_ino, seen.st_mtime_ns
-                found = parse_json(read_text(path, _FACTS_BYTES))
-                if isinstance(found, dict):
-                    rank.facts = facts_of(number, found)
-                    rank.complete = found.get("complete") is True
+                rank.facts, _ = read_facts(path)
 
     def _run(self) -> Run:
         walls = {rank.header.clock: rank.header.offset_s for rank in self._ranks.values() if rank.header}
-        offsets = clock.common(self._folder, walls) if walls else {}
+        offsets = clocks.common(clocks.offsets(self._folder), walls) if walls else {}
         spans: list[Span] = []
         steps: dict[int, tuple[Step, ...]] = {}
         for number, rank in sorted(self._ranks.items()):
-            own = offsets.get(rank.header.clock, clock.Offset()) if rank.header else clock.Offset()
+            own = offsets.get(rank.header.clock, clocks.Offset()) if rank.header else clocks.Offset()
             spans += own.moved(rank.spans)
             found = rank.steps or _steps(rank.spans)
             steps[number] = tuple(replace(step, start_s=own.at(step.start_s)) for step in found)
         facts = {number: rank.facts for number, rank in sorted(self._ranks.items()) if rank.facts is not None}
-        error_s = clock.error_s(offsets.values())
+        error_s = clocks.error_s(offsets.values())
         return Run(self._folder.resolve().name, Timeline(spans), facts, steps, {}, error_s, self._complete())
 
     def _complete(self) -> bool:
@@ -194,51 +193,6 @@ class Follower:
             rank.complete or (facts.pid > 0 and facts.host == host_name() and not self._alive(facts.pid))
             for rank, facts in known
         )
-
-
-def step_of(line: bytes) -> Step | None:
-    """The step of a line; nothing if the line is none. What is not as it should be in it counts as not told."""
-    try:
-        found = parse_json(line.decode("utf-8"))
-    except (FormatError, UnicodeDecodeError):
-        return None
-    if not isinstance(found, dict):
-        return None
-    given = {name: found[name] for name in _NUMBERS & found.keys() if _is_number(found[name])}
-    if not {"step", "start_s", "step_s"} <= given.keys():
-        return None
-    for name in ("step", "preempted", "samples", "memory_bytes"):
-        if name in given:
-            given[name] = int(given[name])
-    values = found.get("values")
-    return Step(
-        **given,
-        evaluates=found.get("evaluates") is True,
-        values={cut(name, 80): value for name, value in values.items() if _is_number(value)}
-        if isinstance(values, dict)
-        else {},
-    )
-
-
-def _is_number(value: object) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and -LARGEST <= value <= LARGEST  # type: ignore[operator]
-
-
-def facts_of(rank: int, found: Mapping[str, Any]) -> Facts:
-    """Those of a rank, as far as a file tells them."""
-    given: dict[str, Any] = {}
-    for name in ("ranks", "pid", "pp_rank", "rdp_rank", "limit_bytes", "cores"):
-        value = found.get(name)
-        if _is_number(value):
-            given[name] = int(found[name])
-    for name in ("host", "device"):
-        if isinstance(found.get(name), str):
-            given[name] = cut(found[name], 80)
-    if isinstance(found.get("settings"), dict):
-        given["settings"] = found["settings"]
-    given.setdefault("ranks", rank + 1)
-    return Facts(rank, **given)
 
 
 def _steps(spans: deque[Span]) -> list[Step]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from weft.analysis.run import Unit as Recorded
 from weft.config import Settings
 from weft.partition.cost import memory_bytes
 from weft.plan.chosen import most_in_flight
@@ -57,6 +58,15 @@ class Compiled:
     def bound(self) -> bool:
         """Whether the step takes a tensor of the graph that it was called in, and can run in that one only."""
         return any(private.is_symbolic(tensor) for tensor in self.capture.feeds.values())
+
+    def described(self) -> list[Recorded]:
+        """The units, for a recording."""
+        return [
+            Recorded(
+                unit.name, partition, unit.forward_ms / 1e3, unit.backward_ms / 1e3, unit.parameter_bytes
+            )
+            for unit, partition in zip(self.units.graph.units, self.decision.partitions, strict=True)
+        ]
 
     def feeds(self, arguments: list[Any]) -> dict[int, Any]:
         """The tensors of a microbatch, and those from outside of the step, by the operations that stand for them."""

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from weft.runtime.allocator import resident_bytes
+from weft.session.recording import record_first
 from weft.session.session import wait_timeout_s
 from weft.session.step_check import StepCheck
 from weft.tensorflow.session.session import Session
@@ -48,7 +49,8 @@ def compare_calls(session: Session, step: int, call: str) -> StepCheck:
         call,
         wait_timeout_s(session.settings),
     )
-    check.begin(None)
+    with record_first(session):
+        check.begin(None)
     return check
 
 
@@ -77,7 +79,6 @@ class Messages:
     def __init__(self, session: Session, name: str, batch: MiniBatch) -> None:
         self.session = session
         self._name, self._batch = name, batch
-        self._began_s = 0.0
         self._at_s = 0.0
         self._check: StepCheck | None = None
 
@@ -90,7 +91,6 @@ class Messages:
         session = self.session
         session.check_whole()
         session.count_step(evaluates)
-        self._began_s = time.perf_counter()
         if session.channel is None:
             return
         everything = session.settings.checked == "always" or session.steps == 1
@@ -104,9 +104,8 @@ class Messages:
         session = self.session
         if session.channel is not None:
             session.channel.mailbox.discard(session.steps)
-        now = time.perf_counter()
         if session.recorder is not None:
-            session.recorder.add("step", session.steps, -1, self._began_s, now)
+            session.recorder.end_step(self._batch.size or 0, resident_bytes())
         if session.progress is not None:
             samples = (self._batch.size or 0) * session.mesh.rdp
             session.progress.step(samples, lambda: Ranks((), resident_bytes()))

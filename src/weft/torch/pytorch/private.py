@@ -7,7 +7,9 @@ it is for and what weft does where it is missing: it refuses this PyTorch at ``i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -362,3 +364,32 @@ def constructors() -> Sequence[Callable[..., Any]]:
         "zeros",
     )
     return [getattr(torch, name) for name in names]
+
+
+# --- what a recording sees ---------------------------------------------------------------------------------
+
+_loader_iterator: Any = _find(
+    "torch.utils.data.dataloader._BaseDataLoaderIter", "waits for data are recorded"
+)
+
+
+def watch_loaders(around: Callable[[], AbstractContextManager[None]]) -> Callable[[], None]:
+    """Whenever an iterator of a ``DataLoader`` is asked for the next batch, that happens inside of ``around()``.
+
+    The result ends it. Without the private class nothing is watched.
+    """
+    if _loader_iterator is None:
+        return lambda: None
+    original = _loader_iterator.__next__
+
+    @functools.wraps(original)
+    def next_batch(self: Any) -> Any:
+        with around():
+            return original(self)
+
+    def undo() -> None:
+        if _loader_iterator.__next__ is next_batch:
+            _loader_iterator.__next__ = original
+
+    _loader_iterator.__next__ = next_batch
+    return undo

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from weft.config import Settings
-from weft.errors import FormatError
-from weft.foreign import read_text, whole
 from weft.partition.cost import memory_bytes
 from weft.plan.chosen import most_in_flight
+from weft.runtime.allocator import host_bytes
 from weft.schedule.table import KINDS
 from weft.torch.session.session import Session
 from weft.torch.split.open_modules import graph_of
@@ -23,7 +19,6 @@ from weft.torch.split.unit_tree import Piece
 ROOM = 0.7
 """A rank's part may take so much of its memory; the rest is for the libraries and what a step takes for moments."""
 BY_MEMORY = 0.8
-_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def limit_bytes(session: Session) -> float | None:
@@ -40,11 +35,7 @@ def device_bytes(session: Session) -> float:
     limited = limit_bytes(session)
     if limited is not None:
         return limited
-    host = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    with suppress(FormatError):  # there is no group
-        limit = whole(read_text(_LIMIT).strip())  # or no limit: "max"
-        host = host if limit is None else min(host, float(limit))
-    return host / session.place.local_size
+    return float(host_bytes(session.place.local_size))
 
 
 def fits(pieces: Sequence[Piece], partitions: Sequence[int], settings: Settings, available: float) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace as replace_fields
 from typing import Any
@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.analysis.run import Unit as Recorded
 from weft.config import Settings
 from weft.errors import PlacementError, UsageError
 from weft.graph.model import Unit
 from weft.plan.chosen import Chosen, layout, most_in_flight
 from weft.runtime.allocator import give_back
 from weft.schedule.table import KINDS
+from weft.session.recording import tell_units
 from weft.simulate import FREE
 from weft.torch.calls.attributes import own
 from weft.torch.delayed_parameters import has_delayed
@@ -81,6 +83,7 @@ def partition_models(
         give_back()
         session.streams.numpy = session.streams.numpy or plan.numpy
         model.finish_partition(plan)
+        tell_units(session, _described(plan))
         if session.settings.optimize == "auto" and plan.optimize or plan.optimize == "memory":
             session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)
         if session.rank == 0:
@@ -88,6 +91,20 @@ def partition_models(
             log.info("Partition assignments:\n%s", placement.tables())
             for warning in placement.warnings:
                 log.warning("%s", warning)
+
+
+def _described(plan: Plan) -> Iterator[Recorded]:
+    """The units of a plan, for a recording."""
+    for planned in plan.units:
+        if planned.partition != FLOATING:
+            unit = planned.unit
+            yield Recorded(
+                unit.name,
+                planned.partition,
+                unit.forward_ms / 1e3,
+                unit.backward_ms / 1e3,
+                unit.parameter_bytes,
+            )
 
 
 def _plan_text(

@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from tests.launching import started
+from weft.analysis.run import Step
 from weft.cli.main import main
 from weft.errors import LaunchError
 from weft.profiler.live.metrics import MOST_VALUES, Collector, Endpoint, Logged, Pace
+from weft.profiler.steps import line_of
 from weft.watch.heartbeat import Sign, State
 
 pytest.importorskip("prometheus_client")
@@ -63,11 +65,8 @@ def test_a_step_is_timed_from_outside():
 
 
 def test_a_recording_tells_more(endpoint, tmp_path):
-    lines = [
-        {"step": step, "start_s": 2.0 * step, "step_s": 1.0, "work_s": 0.5, "samples": 32, "memory_bytes": 77}
-        for step in range(1, 41)
-    ]
-    (tmp_path / "rank0.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    steps = [Step(step, 2.0 * step, 1.0, work_s=0.5, samples=32, memory_bytes=77) for step in range(1, 41)]
+    (tmp_path / "rank0.steps.jsonl").write_text("".join(line_of(step) + "\n" for step in steps))
     endpoint.start(Collector(lambda: SIGNS, tmp_path, tmp_path))
     found = told(endpoint)
     assert found['weft_step_seconds{rank="0"}'] == 2.0 and found['weft_samples_per_second{rank="0"}'] == 16

@@ -13,7 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.profiler.clock import PINGS, Keeper, Mark, Offset, common, error_s, keep, line, measure, offsets
+from weft.profiler.host.clocks import (
+    PINGS,
+    Keeper,
+    Mark,
+    Offset,
+    common,
+    error_s,
+    keep,
+    line,
+    measure,
+    offsets,
+)
 from weft.profiler.reading import read_recording
 from weft.timeline import Span
 
@@ -97,7 +108,7 @@ def test_a_pipe_is_not_waited_at(tmp_path):
 
 def test_the_wall_clock_counts_where_clocks_were_not_compared(tmp_path):
     written(tmp_path, THERE, [[0, 5, 0.25]])
-    found = common(tmp_path, {HERE: 1000.0, THERE: 1007.0, ELSEWHERE: 1003.0})
+    found = common(offsets(tmp_path), {HERE: 1000.0, THERE: 1007.0, ELSEWHERE: 1003.0})
     assert found[HERE] == Offset() and found[THERE] == Offset(5, 0, 0.25)
     assert found[ELSEWHERE][:2] == (3.0, 0.0) and found[ELSEWHERE].error_s == math.inf
     assert error_s([found[HERE], found[THERE]]) == 0.25 and error_s(found.values()) == math.inf
@@ -106,7 +117,7 @@ def test_the_wall_clock_counts_where_clocks_were_not_compared(tmp_path):
 def test_hosts_without_the_one_of_rank_0_meet_by_it(tmp_path):
     written(tmp_path, THERE, [[0, 5, 0.25], [100, 6, 0.25]], name="a")
     written(tmp_path, ELSEWHERE, [[0, -5, 0.5]], name="b")
-    known, found = offsets(tmp_path), common(tmp_path, {THERE: 0.0, ELSEWHERE: 0.0})
+    known, found = offsets(tmp_path), common(offsets(tmp_path), {THERE: 0.0, ELSEWHERE: 0.0})
     moment = 40.0  # of the clock ELSEWHERE
     assert known[THERE].at(found[ELSEWHERE].at(moment)) == pytest.approx(known[ELSEWHERE].at(moment))
     assert error_s(found.values()) == 0.75

@@ -1,0 +1,99 @@
+"""Of which steps the spans are kept. What each step took is kept of all of them.
+
+    all                                     every step
+    first 20, every 10, 100-200, outliers   the first 20, one in 10 later, those from 100 to 200, and those that took
+                                            more than 1.5 times the median of the steps before
+
+All ranks follow the same steps, but for outliers, which each finds for itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+
+from weft.checks import STEPS, Steps
+from weft.errors import ConfigError
+from weft.foreign import shown
+
+OUTLIER = 1.5
+MEDIAN_OF = 64
+"""So many steps give the running median."""
+LEAST = 8
+"""With fewer no step is an outlier."""
+SPANS_LIMIT_BYTES = 32 << 20
+"""A file of spans grows so far by one in K and by outliers: with the lines of 100,000 steps that is below 50 MB."""
+REPORT = "first 20, every 10, outliers"
+"""What a report needs."""
+_LOG = logging.getLogger("weft")
+
+
+@dataclass
+class Detail:
+    """Of which steps the spans are kept.
+
+    Attributes:
+        first: So many at the begin.
+        every: One in so many; 0 is none.
+        ranges: From and to, both of them too.
+        outliers: Those that took much longer than others.
+        everything: All of them.
+    """
+
+    first: int = 0
+    every: int = 0
+    ranges: tuple[tuple[int, int], ...] = ()
+    outliers: bool = False
+    everything: bool = False
+    _taken: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_OF), repr=False)
+    _full: bool = False
+
+    def keeps(self, step: int, written_bytes: int) -> bool:
+        """Whether the spans of a step are written, whatever it takes; `written_bytes`: what the file has."""
+        if self.everything or any(low <= step <= high for low, high in self.ranges):
+            return True
+        if written_bytes >= SPANS_LIMIT_BYTES:
+            if not self._full:
+                self._full = True
+                _LOG.warning(
+                    "the recording has %d MiB of spans: from step %d on it keeps only what each step took, and the "
+                    "steps that are asked for by their numbers", SPANS_LIMIT_BYTES >> 20, step,
+                )  # fmt: skip
+            return False
+        return step <= self.first or (self.every > 0 and step % self.every == 0)
+
+    def note(self, took_s: float) -> bool:
+        """A step took so long, with what lay behind it; whether its spans may be left out."""
+        taken = self._taken
+        slow = len(taken) >= LEAST and took_s > OUTLIER * statistics.median(taken)
+        taken.append(took_s)
+        return self._full or not (self.outliers and slow)
+
+
+EVERYTHING = Detail(everything=True)
+
+
+def parse_detail(text: str) -> Detail:
+    """What a text asks for.
+
+    Raises:
+        ConfigError: It is none.
+
+    >>> parse_detail("first 20, every 10, 100-200").ranges
+    ((100, 200),)
+    """
+    if not Steps().accepts(text):
+        raise ConfigError(f"{shown(text)} says not which steps: it must be {Steps()}")
+    found = Detail()
+    for part in text.split(","):
+        match = STEPS.fullmatch(part.strip())
+        assert match is not None
+        first, every, low, high = (int(digits or 0) for digits in match.groups()[:4])
+        found.first, found.every = max(found.first, first), every or found.every
+        if match[3]:
+            found.ranges += ((low, high),)
+        found.outliers |= bool(match[5])
+        found.everything |= bool(match[6])
+    return found

@@ -1,0 +1,1 @@
+"""What a host does while a job runs: measured twice a second by a process of its own."""

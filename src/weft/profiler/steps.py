@@ -1,0 +1,187 @@
+"""What each step was, a line each: `rank<N>.steps.jsonl`, kept for every step, also where spans are not.
+
+The line of a step is written when the next one begins, because the optimizer, and what the script logs, come after it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft.analysis.run import Step
+from weft.errors import FormatError
+from weft.foreign import LARGEST, MOST_RANKS, shown_path
+from weft.profiler.clock import Clock
+from weft.profiler.lines import LineFile, read_lines
+from weft.timeline import KINDS, LATEST_S, WORK
+
+SUFFIX = ".steps.jsonl"
+FIELDS = tuple(each.name for each in fields(Step))
+END = '"end"'
+"""The last line of a rank that came to its end."""
+_WHOLE = [FIELDS.index(name) for name in ("step", "preempted", "samples", "memory_bytes")]
+
+
+def steps_path(folder: Path, rank: int) -> Path:
+    """The file of a rank in the folder of a recording."""
+    return folder / f"rank{rank}{SUFFIX}"
+
+
+@dataclass
+class Book:
+    """The step that runs, and what lies behind it up to the next one.
+
+    Attributes:
+        file: Takes the lines.
+        cpu_s: Processor time of whatever runs the step.
+        taken: How long each kind of span took, since the step before began.
+    """
+
+    file: LineFile
+    cpu_s: Callable[[], float] = time.thread_time
+    taken: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
+
+    def __post_init__(self) -> None:
+        self._now: dict[str, Any] | None = None
+        self._before = (0.0, 0)
+
+    @classmethod
+    def open(cls, folder: Path, rank: int, ranks: int, clock: Clock) -> Book:
+        """Begin the file of a rank; one that is there is replaced."""
+        header = {"rank": rank, "ranks": ranks, **clock.to_record(), "fields": FIELDS}
+        return cls(LineFile(steps_path(folder, rank), "steps", header))
+
+    def begin(self, step: int, start_s: float, evaluates: bool) -> None:
+        """A step begins: the line of the one before is complete."""
+        self._write()
+        taken = self.taken
+        self._now = {
+            "step": step,
+            "start_s": start_s,
+            "evaluates": evaluates,
+            "data_s": taken["data"],
+            "values": {},
+        }
+        for kind in KINDS:
+            taken[kind] = 0.0
+        self._before = self.cpu_s(), _preempted()
+
+    def end(self, end_s: float, samples: int, memory_bytes: int) -> None:
+        """The step's function has come to its end."""
+        now, (cpu_s, preempted) = self._now, self._before
+        if now is None:
+            return
+        now |= {
+            "step_s": end_s - now["start_s"], "cpu_s": max(0.0, self.cpu_s() - cpu_s),
+            "preempted": _preempted() - preempted, "samples": samples, "memory_bytes": memory_bytes,
+        }  # fmt: skip
+
+    def note(self, values: Mapping[str, Any]) -> None:
+        """Values of the step that ran last; what is no number is left out."""
+        if self._now is not None:
+            self._now["values"] |= {
+                name: float(value) for name, value in values.items() if isinstance(value, (bool, int, float))
+            }
+
+    def close(self, ended: bool = True) -> None:
+        """Write the last line. ``ended``: the job has come to its end."""
+        self._write()
+        if ended:
+            self.file.write(END)
+        self.file.close()
+
+    def _write(self) -> None:
+        now, self._now = self._now, None
+        if now is None or "step_s" not in now:
+            return
+        taken = self.taken
+        self.file.write(
+            line_of(
+                Step(
+                    optimizer_s=taken["optimizer"], work_s=sum(taken[kind] for kind in WORK), wait_s=taken["wait"],
+                    **now,
+                )
+            )
+        )  # fmt: skip
+
+
+def _preempted() -> int:
+    """How often threads of this process lost their cores to something else."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def line_of(step: Step) -> str:
+    """A step as one line of JSON: its fields in order, times to a tenth of a microsecond."""
+    values = {
+        name: float(f"{value:.7g}") if math.isfinite(value) else str(value)
+        for name, value in step.values.items()
+    }
+    return json.dumps(
+        [
+            step.step, round(step.start_s, 7), round(step.step_s, 7), round(step.data_s, 7), round(step.optimizer_s, 7),
+            round(step.work_s, 7), round(step.wait_s, 7), round(step.cpu_s, 7), step.preempted, step.samples,
+            step.memory_bytes, int(step.evaluates), values,
+        ],
+        separators=(",", ":"),
+    )  # fmt: skip
+
+
+class StepsFile(NamedTuple):
+    """A file that was read. ``ended``: the rank came to its end; ``warnings``: what is wrong with the file."""
+
+    rank: int
+    clock: Clock
+    steps: list[Step]
+    ended: bool
+    warnings: list[str]
+
+
+def read_steps(path: Path) -> StepsFile:
+    """The steps of a rank, by number.
+
+    Raises:
+        FormatError: Nothing can be read.
+    """
+    header, lines, warnings = read_lines(path, "steps")
+    rank = header.get("rank")
+    if type(rank) is not int or not 0 <= rank < MOST_RANKS:
+        raise FormatError(f"{shown_path(path)} does not say of which rank it is: record again")
+    ended = bool(lines) and lines[-1] == "end"
+    found = [step_of(line) for line in (lines[:-1] if ended else lines)]
+    steps = {step.step: step for step in found if step is not None}
+    if None in found:
+        warnings.append(f"{shown_path(path)}: {found.count(None)} lines are no steps and left out")
+    return StepsFile(
+        rank, Clock.from_record(header, path), [steps[number] for number in sorted(steps)], ended, warnings
+    )
+
+
+def step_of(line: Any) -> Step | None:
+    """The step that a line tells of; nothing if it cannot be one."""
+    if not isinstance(line, list) or len(line) != len(FIELDS):
+        return None
+    *numbers, values = line
+    if not all(type(number) in (int, float) and abs(number) <= LARGEST for number in numbers):
+        return None
+    if not isinstance(values, dict) or not all(
+        type(numbers[at]) is int and numbers[at] >= 0 for at in _WHOLE
+    ):
+        return None
+    if not abs(numbers[1]) <= LATEST_S or not all(0 <= number <= LATEST_S for number in numbers[2:8]):
+        return None
+    kept = {name: number for name, value in values.items() if (number := _value(value)) is not None}
+    given: dict[str, Any] = dict(zip(FIELDS, numbers, strict=False))
+    return Step(**given | {"evaluates": bool(given["evaluates"]), "values": kept})
+
+
+def _value(value: Any) -> float | None:
+    """A logged value; not finite ones are written as text."""
+    if value in ("nan", "inf", "-inf") or (type(value) in (int, float) and abs(value) < float("inf")):
+        return float(value)
+    return None

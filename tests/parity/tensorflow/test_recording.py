@@ -1,0 +1,88 @@
+"""What real jobs of TensorFlow record: the parts of their steps add up, and a data set that sleeps is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+
+from tests.launching import run_ranks  # noqa: E402
+from weft.analysis.analysis import Analysis  # noqa: E402
+from weft.profiler.reading import read_run  # noqa: E402
+
+DATA = """
+import sys, time
+import numpy as np
+import keras
+import tensorflow as tf
+import weft.tensorflow as weft
+
+weft.init({"partitions": 2, "microbatches": 2, "optimize": "speed"})
+keras.utils.set_random_seed(1)
+
+def produce():
+    for number in range(5):
+        time.sleep(0.25)
+        yield np.full((8, 4), number / 5, "float32"), np.full((8, 1), number / 5, "float32")
+
+data = tf.data.Dataset.from_generator(
+    produce, output_signature=(tf.TensorSpec((8, 4)), tf.TensorSpec((8, 1)))
+)
+options = tf.data.Options()
+options.experimental_optimization.inject_prefetch = False  # nothing is made before it is asked for
+data = data.with_options(options)
+layers = [keras.layers.Dense(4, activation="tanh") for _ in range(3)] + [keras.layers.Dense(1)]
+"""
+LOOP = (
+    DATA
+    + """
+model = weft.DistributedModel(keras.Sequential(layers))
+optimizer = keras.optimizers.SGD(0.01)
+
+@weft.step
+def train_step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+    return tape.gradient(loss, model.trainable_variables), loss
+
+for x, y in data:
+    gradients, loss = train_step(x, y)
+    means = [each.accumulate() for each in gradients]
+    optimizer.apply_gradients(zip(means, model.trainable_variables))
+weft.save_checkpoint(sys.argv[1], "tag", model, optimizer)
+"""
+)
+FIT = (
+    DATA
+    + """
+model = weft.DistributedModel(keras.Sequential(layers))
+model.compile("sgd", "mse")
+model.fit(data, verbose=0, steps_per_epoch=5)
+"""
+)
+
+
+@pytest.mark.parametrize("script", [LOOP, FIT], ids=["loop", "fit"])
+def test_a_data_set_that_sleeps_is_seen(tmp_path: Path, script: str):
+    options = ["--record", str(tmp_path / "run")]
+    run_ranks(2, script, [str(tmp_path / "saved")], options=options).check()
+    analysis = Analysis(read_run(tmp_path / "run"))
+    run = analysis.run
+    assert run.warnings == () and run.complete and run.ranks == (0, 1)
+    for rank in run.ranks:
+        for period, parts in analysis.parts[rank].items():
+            assert parts.total == pytest.approx(period.duration_s, abs=1e-6)
+        steps = run.steps[rank]
+        assert [step.step for step in steps] == [1, 2, 3, 4, 5]
+        assert all(step.samples == 8 and step.work_s > 0 and step.memory_bytes > 1 << 20 for step in steps)
+        assert all(step.optimizer_s > 0 for step in steps[:-1])
+        waited = [parts.data for period, parts in analysis.parts[rank].items()]
+        assert sum(seconds > 0.1 for seconds in waited) >= 3, waited
+        kinds = {span.kind for span in run.timeline.of_rank(rank)}
+        assert {"data", "optimizer", "prepare", "step", "F", "B"} <= kinds
+        assert ("checkpoint" in kinds) == (script == LOOP)
+        assert {unit.partition for unit in run.facts[rank].units} == {0, 1}
+        assert "TensorFlow" in run.facts[rank].versions
+    assert "wait" in {span.kind for span in run.timeline.of_rank(1)}, "for the first rank to begin"

@@ -1,0 +1,146 @@
+"""What real jobs record: the parts of their steps add up, and what was planted is found where it belongs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launching import run_ranks
+from weft.analysis.analysis import Analysis
+from weft.profiler.reading import read_run
+
+TRAIN = """
+import gc, os, signal, sys, time
+from pathlib import Path
+import torch
+from torch import nn
+import weft.torch as weft
+
+folder = sys.argv[1]
+weft.init({"partitions": 2, "microbatches": 2, "optimize": "speed", "log_dir": folder + "/log"})
+torch.manual_seed(0)
+model = weft.DistributedModel(nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)]))
+optimizer = weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+other = nn.Parameter(torch.ones(4))
+other.grad = torch.ones(4)
+plain = torch.optim.SGD([other], lr=0.01)
+"""
+SLEEPS = (
+    TRAIN
+    + """
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8 * 6
+
+    def __getitem__(self, number):
+        if number % 8 == 0:
+            time.sleep(0.25)
+        return torch.full((32,), float(number) / 50)
+
+@weft.step
+def train_step(model, x):
+    loss = model(x).pow(2).mean()
+    model.backward(loss)
+    return loss
+
+kept = [[] for _ in range(200_000)]
+for step, x in enumerate(torch.utils.data.DataLoader(Data(), batch_size=8, num_workers=int(sys.argv[2]))):
+    optimizer.zero_grad()
+    loss = train_step(model, x)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    weft.log({"loss": loss, "note": "text"})
+    if step == 2:
+        plain.step()
+        gc.collect()
+    if step == 3:
+        weft.save_checkpoint(folder + "/saved", "tag", model=model, optimizer=optimizer)
+while not any("\\n[" in path.read_text() for path in Path(folder).glob("run/host-*")):
+    time.sleep(0.05)  # until the host was measured
+"""
+)
+DIES = (
+    TRAIN
+    + """
+@weft.step
+def train_step(model, x):
+    loss = model(x).pow(2).mean()
+    if weft.rank() == 1 and x[0, 0] == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    model.backward(loss)
+    return loss
+
+for step in range(1, 8):
+    train_step(model, torch.full((8, 32), float(step)))
+    optimizer.step()
+"""
+)
+
+
+def record(folder: Path, script: str, *arguments: str, **more) -> Analysis:
+    """What a job of two processes has recorded."""
+    options = ["--record", str(folder / "run"), *more.pop("options", ())]
+    done = run_ranks(2, script, [str(folder), *arguments], options=options, warm=True)
+    if more.get("ends_well", True):
+        done.check()
+    return Analysis(read_run(folder / "run"))
+
+
+def check_identity(analysis: Analysis) -> None:
+    for rank in analysis.ranks:
+        for period, parts in analysis.parts[rank].items():
+            assert parts.total == pytest.approx(period.duration_s, abs=1e-6)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_was_planted_is_seen(tmp_path: Path, workers: int):
+    analysis = record(tmp_path, SLEEPS, str(workers))
+    run = analysis.run
+    assert run.warnings == () and run.complete and run.ranks == (0, 1)
+    check_identity(analysis)
+    for rank in run.ranks:
+        steps = run.steps[rank]
+        assert [step.step for step in steps] == [1, 2, 3, 4, 5, 6]
+        assert all(step.samples == 8 and step.memory_bytes > 1 << 20 and step.work_s > 0 for step in steps)
+        assert all({"loss", "gradient_norm"} == set(step.values) for step in steps)
+        assert all(step.optimizer_s > 0 and step.cpu_s > 0 for step in steps)
+        waited = {period.step: parts.data for period, parts in analysis.parts[rank].items()}
+        if workers == 0:
+            assert all(waited[step] > 0.2 for step in range(1, 6))
+            assert all(step.data_s > 0.2 for step in steps[1:])
+        kinds = {span.kind: span.step for span in run.timeline.of_rank(rank) if span.kind != "send"}
+        assert {"data", "optimizer", "checkpoint", "collector", "prepare", "wait", "step"} <= set(kinds)
+        assert kinds["checkpoint"] == 4
+        assert sum(span.kind == "optimizer" for span in run.timeline.of_rank(rank)) == 7, (
+            "one of the plain one"
+        )
+        assert [span.step for span in run.timeline.of_rank(rank) if span.kind == "prepare"] == [1]
+        facts = run.facts[rank]
+        assert facts.ranks == 2 and facts.pp_rank == rank and facts.limit_bytes > 0 and facts.pid > 0
+        assert {unit.partition for unit in facts.units} == {0, 1} and facts.settings["microbatches"] == 2
+        assert facts.start_s < facts.joined_s <= run.steps[rank][0].start_s and "torch" in facts.versions
+    assert run.facts[0].units == run.facts[1].units
+    (samples,) = run.samples.values()
+    assert samples[0].memory_limit_bytes > 0 and all(0 <= share <= 1 for share in samples[0].cores)
+
+
+def test_a_rank_that_is_killed_within_a_step_leaves_a_run(tmp_path: Path):
+    analysis = record(tmp_path, DIES, ends_well=False)
+    run = analysis.run
+    check_identity(analysis)
+    assert not run.complete and run.ranks == (0, 1)
+    assert [step.step for step in run.steps[1]] == [1, 2, 3]
+    assert {1, 2, 3} <= {span.step for span in run.timeline.of_rank(1) if span.kind == "step"}
+
+
+def test_only_some_steps_are_kept(tmp_path: Path):
+    analysis = record(tmp_path, SLEEPS, "0", options=["--set", "record_steps=first 2, 5-5"])
+    check_identity(analysis)
+    for rank in (0, 1):
+        own = analysis.run.timeline.of_rank(rank)
+        assert {span.step for span in own if span.kind in ("step", "F", "optimizer")} == {1, 2, 5}
+        assert [step.step for step in analysis.run.steps[rank]] == [1, 2, 3, 4, 5, 6]
+        assert all(
+            parts.data > 0.2 for period, parts in analysis.parts[rank].items() if period.step in (1, 2, 5)
+        )

@@ -1,0 +1,99 @@
+"""The page of a job that runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from weft.cli import fresh_page as fresh_page_module
+from weft.cli import run
+from weft.cli.fresh_page import fresh_page
+from weft.cli.main import main
+from weft.errors import LaunchError
+from weft.launch.local import Job
+from weft.profiler.detail import REPORT
+
+
+def use_writer(monkeypatch: pytest.MonkeyPatch, write_page) -> None:
+    monkeypatch.setitem(sys.modules, "weft.cli.report", SimpleNamespace(write_page=write_page))
+
+
+def test_it_is_written_at_the_end_also_after_a_failure(tmp_path: Path, monkeypatch):
+    pages: list[Path] = []
+    use_writer(monkeypatch, pages.append)
+    (tmp_path / "rank0.steps.jsonl").touch()
+    with fresh_page(tmp_path):
+        assert pages == []
+    with pytest.raises(LaunchError), fresh_page(tmp_path):
+        raise LaunchError("no rank can be started")
+    assert pages == [tmp_path, tmp_path]
+
+
+def test_one_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch, capsys):
+    def fails(folder: Path) -> None:
+        raise ValueError("no such template")
+
+    use_writer(monkeypatch, fails)
+    with fresh_page(tmp_path):
+        pass
+    assert "has no recording: the script never called weft.init" in capsys.readouterr().err
+    (tmp_path / "rank0.steps.jsonl").touch()
+    with fresh_page(tmp_path):
+        pass
+    assert capsys.readouterr().err == f"weft: the page of {tmp_path} cannot be written: no such template\n"
+
+
+def test_it_is_written_meanwhile_by_a_process_of_its_own(tmp_path: Path, monkeypatch):
+    use_writer(monkeypatch, lambda folder: None)
+    (tmp_path / "rank0.steps.jsonl").touch()
+    written = tmp_path / "written"
+    monkeypatch.setattr(
+        fresh_page_module, "_WRITE", f"import sys; open({str(written)!r}, 'a').write(sys.argv[1])"
+    )
+    with fresh_page(tmp_path, every_s=0.01):
+        until = threading.Event()
+        for _ in range(1200):
+            if written.exists() and written.read_text():
+                break
+            until.wait(0.05)
+    assert written.read_text().startswith(str(tmp_path))
+
+
+def test_a_page_that_takes_long_does_not_hold_the_job_up(tmp_path: Path, monkeypatch):
+    use_writer(monkeypatch, lambda folder: None)
+    (tmp_path / "rank0.steps.jsonl").touch()
+    began = tmp_path / "began"
+    monkeypatch.setattr(
+        fresh_page_module, "_WRITE", f"import time; open({str(began)!r}, 'w').close(); time.sleep(1000)"
+    )
+    with fresh_page(tmp_path, every_s=0.01):
+        until = threading.Event()
+        for _ in range(1200):
+            if began.exists():
+                break
+            until.wait(0.05)
+    assert began.exists()
+
+
+def test_weft_run_records_what_a_report_needs(tmp_path: Path, monkeypatch, capsys):
+    jobs: list[Job] = []
+    monkeypatch.setattr(run, "run", lambda job: jobs.append(job) or 3)
+    for name in ("WEFT_CONFIG", "WEFT_SET"):
+        monkeypatch.delenv(name, raising=False)
+    script = tmp_path / "train.py"
+    script.touch()
+    out = str(tmp_path / "out")
+    assert main(["run", "--report", out, str(script)]) == 3
+    assert json.loads(jobs[0].environ["WEFT_SET"]) == {"record": out, "record_steps": REPORT}
+    main(["run", "--report", out, "--set", "record_steps=all", str(script)])
+    assert json.loads(jobs[1].environ["WEFT_SET"]) == {"record": out, "record_steps": "all"}
+    main(["run", "--report", out, "--config", '{"record_steps": "1-2"}', str(script)])
+    assert json.loads(jobs[2].environ["WEFT_SET"]) == {"record": out}
+    capsys.readouterr()
+    assert main(["run", "--report", out, "--record", out, str(script)]) == 2
+    assert "--report records, too: leave --record out" in capsys.readouterr().err
