@@ -67,6 +67,7 @@ bench: $(TENSORFLOW)  ## run the benchmarks; each one's README explains its tabl
 	$(BIN)/python -m benchmarks.slow_network
 	$(BIN)/python -m benchmarks.loss_parity
 	$(BIN)/python -m benchmarks.checkpoint
+	$(BIN)/python -m benchmarks.recording
 
 # torch first and pinned: left to the rest it may come as another, larger build.
 $(READY): pyproject.toml constraints.txt

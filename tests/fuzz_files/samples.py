@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import math
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
+from weft.analysis.run import Device, Facts, Sample, Unit
 from weft.graph.transformer import transformer
+from weft.profiler.clock import Clock
+from weft.profiler.facts import write_facts
 from weft.profiler.format import RECORD
 from weft.profiler.recorder import Recorder
+from weft.profiler.samples import line_of, open_samples
+from weft.profiler.steps import Book
 from weft.timeline import Span, Timeline
 from weft.torch.tensors.messages import pack
 
@@ -95,6 +102,8 @@ def write(root: Path, made: Trained) -> None:
         archive.extractall(root / "archive")
     _huggingface(root / "huggingface", state)
     _recording(root / "recording" / "recording")
+    _traces(root / "traces" / "traces")
+    _run(root / "run" / "run")
     _texts(root)
     train(made.model, made.optimizer)
 
@@ -122,7 +131,53 @@ def _recording(root: Path) -> None:
                 recorder.add("F", step, microbatch, start, start + 0.05, rank)
             recorder.add("step", step, -1, step, step + 0.5)
         recorder.close()
+    own, other = Clock.here().identity.hex(), "0f" * 16
+    marks = [[0.0, 5.0, 0.001], [60.0, 5.5, 0.001]]
+    kept = {"weft": "clock", "version": 1, "clock": own, "of": other, "marks": marks}
+    (root / "host-node.clock.json").write_text(json.dumps(kept))
     assert (root / "rank0.spans").stat().st_size > 10 * RECORD.size
+
+
+def _traces(root: Path) -> None:
+    root.mkdir(parents=True)
+    names = (
+        "ProfilerStep#1",
+        "0F1",
+        "gloo:recv",
+        "gloo:all_reduce",
+        "aten::mm",
+        "autograd::engine::evaluate_function: X",
+    )
+    for rank in range(2):
+        events = [
+            {"ph": "X", "cat": "user_annotation" if number < 4 else "cpu_op", "name": name, "pid": 1, "tid": 1,
+             "ts": 10.0 * number, "dur": 100.0 if number == 0 else 5.0, "args": {"Src Rank": 0}}
+            for number, name in enumerate(names)
+        ]  # fmt: skip
+        known = {"rank": rank, "world_size": 2}
+        text = json.dumps({"distributedInfo": known, "baseTimeNanoseconds": 1 << 60, "traceEvents": events})
+        (root / f"{rank}.json").write_text(text)
+        with gzip.open(root / f"{rank}-more.json.gz", "wt") as file:
+            file.write(text)
+
+
+def _run(root: Path) -> None:
+    clock = Clock.here()
+    for rank in range(2):
+        recorder = Recorder.open(root, rank, 2, clock)
+        recorder.book = Book.open(root, rank, 2, clock)
+        units = (Unit("first", 0, 0.1, 0.2, 64), Unit("second", 1, 0.1, 0.2, 64))
+        write_facts(root, Facts(rank, 2, "node", 7, rank, settings={"partitions": 2}, units=units), clock)
+        for step in range(1, 5):
+            recorder.begin_step(step)
+            recorder.add("F", step, 0, step, step + 0.5, rank)
+            recorder.end_step(32, 1000)
+            recorder.note({"loss": 1.0 / step, "norm": math.inf})
+        recorder.close()
+    file = open_samples(root, "node", clock)
+    for second in range(3):
+        file.write(line_of(Sample(second, (0.5, 1.0), devices=(Device(0.5, 4, 8),))))
+    file.close()
 
 
 COSTS = "forward_compute_time=1.5, backward_compute_time=2.5, activation_size=64.0, parameter_size=80.0"

@@ -17,13 +17,16 @@ import torch
 
 import weft.torch as weft
 from tests.fuzz_files.samples import COMMANDS, MESSAGE, Trained
+from weft.analysis.analysis import Analysis
 from weft.cli.main import main
 from weft.compat.enable import launch_environ
 from weft.compat.modelparallel.parameters import read as read_parameters
 from weft.config import resolve
 from weft.errors import WeftError
 from weft.launch.discovery import discover
-from weft.profiler.reading import read_recording
+from weft.profiler.foreign_traces import read_traces
+from weft.profiler.live.following import Follower
+from weft.profiler.reading import read_recording, read_run
 from weft.torch.tensors.messages import pack, unpack
 
 
@@ -200,8 +203,24 @@ def takes_long(text: str) -> bool:
 
 
 def recording(folder: Path, made: Trained) -> str:
+    Follower(folder / "recording").look()
     read_recording(folder / "recording")
     return command(["draw", "recording", "--out", "x.html"], folder)
+
+
+def live(folder: Path, made: Trained) -> str:
+    return command(["top", "run", "--once"], folder)
+
+
+def traces(folder: Path, made: Trained) -> str:
+    read_traces(folder / "traces")
+    return "read"
+
+
+def run_of(folder: Path, made: Trained) -> str:
+    analysis = Analysis(read_run(folder / "run"))
+    assert analysis.step_s >= 0 and analysis.waits is not None
+    return "read"
 
 
 def on_graph(name: str) -> Callable[[Path, Trained], str]:
@@ -239,6 +258,9 @@ TARGETS: tuple[Target, ...] = (
     Target("distributed", ("model/*", "model/.metadata", "model/.metadata"),
            lambda at, made: resumed(made, at / "model", True, False, partial=False)),
     Target("recording", ("recording/*",), recording),
+    Target("live", ("run/*",), live, folder="run"),
+    Target("traces", ("traces/*",), traces),
+    Target("run", ("run/*",), run_of),
     Target("graph", ("*",), on_graph("graph.json"), pipes=False),
     Target("profile", ("*",), on_graph("profile.txt"), pipes=False),
     Target("timeline", ("*",), lambda at, made: command(["draw", "timeline.json", "--out", "x.svg"], at), pipes=False),

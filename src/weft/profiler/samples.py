@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import asdict, fields
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from weft.timeline import LATEST_S
 SUFFIX = ".system.jsonl"
 MOST_CORES = 100_000
 _NAMES = [each.name for each in fields(Sample)]
+_CORES, _DEVICES = _NAMES.index("cores"), _NAMES.index("devices")
 _WHOLE = {"running", "memory_bytes", "memory_limit_bytes", "loaders"}
 
 
@@ -35,13 +36,13 @@ def open_samples(folder: Path, host: str, clock: Clock) -> LineFile:
 
 def line_of(sample: Sample) -> str:
     """A sample as one line of JSON: its fields in order."""
-    record = asdict(sample)
-    record["cores"] = [round(share, 3) for share in sample.cores]
-    record["devices"] = [[_finite(value) for value in device.values()] for device in record["devices"]]
-    values = [record[name] for name in _NAMES]
-    return json.dumps(
-        [round(value, 4) if isinstance(value, float) else value for value in values], separators=(",", ":")
-    )
+    values = [getattr(sample, name) for name in _NAMES]
+    for at, value in enumerate(values):
+        if isinstance(value, float):
+            values[at] = round(value, 4)
+    values[_CORES] = [round(share, 3) for share in sample.cores]
+    values[_DEVICES] = [[_finite(value) for value in astuple(device)] for device in sample.devices]
+    return json.dumps(values, separators=(",", ":"))
 
 
 class SamplesFile(NamedTuple):

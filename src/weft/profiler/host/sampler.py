@@ -9,11 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.analysis.run import Sample
-from weft.foreign import read_text, whole
+from weft.foreign import whole
 from weft.profiler.host.gpus import Gpus
 
 SCAN_S = 2.0
@@ -90,8 +89,10 @@ class Sampler:
         total = [sum(each) - getattr(each, "guest", 0.0) - getattr(each, "guest_nice", 0.0) for each in cores]
         waits = [getattr(each, "iowait", 0.0) for each in cores]
         idle = [each.idle + wait for each, wait in zip(cores, waits, strict=True)]
-        disk = system.disk_io_counters()
-        cards = [card for name, card in system.net_io_counters(pernic=True).items() if name != "lo"]
+        disk = system.disk_io_counters(nowrap=False)
+        cards = [
+            card for name, card in system.net_io_counters(pernic=True, nowrap=False).items() if name != "lo"
+        ]
         return Counters(
             self._clock(), [all_s - idle_s for all_s, idle_s in zip(total, idle, strict=True)], total, sum(waits),
             0 if disk is None else disk.read_bytes, 0 if disk is None else disk.write_bytes,
@@ -141,6 +142,6 @@ def _share(part: float, whole_: float) -> float:
 
 def _running() -> int:
     """How many threads of the host run or want to; 0 where it does not tell."""
-    with suppress(Exception):
-        return whole(read_text(Path("/proc/loadavg")).split()[3].partition("/")[0]) or 0
+    with suppress(OSError, IndexError), open("/proc/loadavg", encoding="ascii") as file:
+        return whole(file.read(100).split()[3].partition("/")[0]) or 0
     return 0

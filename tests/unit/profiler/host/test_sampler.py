@@ -44,10 +44,10 @@ class Host:
         assert percpu
         return [Times(*core) for core in self.cores]
 
-    def disk_io_counters(self) -> object:
+    def disk_io_counters(self, nowrap: bool) -> object:
         return self.disk
 
-    def net_io_counters(self, pernic: bool) -> object:
+    def net_io_counters(self, pernic: bool, nowrap: bool) -> object:
         assert pernic
         return self.cards
 
