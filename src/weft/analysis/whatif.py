@@ -135,8 +135,8 @@ class _Trial:
         slow = {rank: [factor for (own, _), factor in factors.items() if own == rank] for rank in partitions}
         means = {rank: statistics.fmean(own) for rank, own in slow.items() if own}
         ranks = tuple(rank for rank, mean in means.items() if mean < SLOW)
-        if not ranks:
-            return
+        if not ranks or len(ranks) == len(partitions):
+            return  # where all vary alike, none is slower than its peers
         changed = self.replay.scaled(
             lambda node: factors[node.rank, node.step] if node.kind in WORK and node.rank in ranks else 1.0
         )

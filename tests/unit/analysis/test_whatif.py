@@ -130,6 +130,11 @@ def test_a_step_that_was_slow_once_is_no_straggler_but_often_is():
     assert change(often, "straggler").step_s == pytest.approx(33.0)
 
 
+def test_where_all_ranks_are_slow_at_times_none_is_a_straggler():
+    made = Recorded(2, 4, steps=9, late={(step, rank): 1.4 for step in (2, 4, 6) for rank in (0, 1)})
+    assert Analysis(made.run()).what_if.change("straggler") is None
+
+
 def test_gains_are_hidden_where_the_replay_does_not_meet_the_recording():
     made = Recorded(2, 4)
     analysis = Analysis(made.run())
