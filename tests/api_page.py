@@ -60,7 +60,7 @@ GROUPS = (
         "splitting.md",
         ["partition", "set_partition", "delay_param_initialization", "partition_report"],
     ),
-    Group("Watching", "watching.md", ["progress", "log", "recorded_timeline"]),
+    Group("Watching", "watching.md", ["progress", "log", "on_finding", "recorded_timeline"]),
     Group(
         "Checkpoints",
         "checkpoints.md",
@@ -123,6 +123,7 @@ GROUPS_OF_TENSORFLOW = (
         _KERAS,
     ),
     Group("Splitting", "tensorflow.md#how-the-model-is-split", ["partition", "partition_report"], _KERAS),
+    Group("Watching", "watching.md#findings-in-a-script", ["on_finding"], _KERAS),
     Group(
         "Checkpoints",
         "checkpoints.md#with-tensorflow",

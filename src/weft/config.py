@@ -142,6 +142,11 @@ class Settings:
         "a file for `weft verify`: three steps are compared, what they differ by is written there, and the job ends",
     )
     log_dir: str = _setting("weft-log", Text(), "a folder for the values that the script gives to weft.log")
+    tensorboard: str = _setting(
+        "",
+        Text(),
+        "a folder for the same values as TensorBoard reads them; empty: log_dir, if it is installed",
+    )
     record: str = _setting("", Text(), "a folder where each rank records what it runs when; empty: nowhere")
     record_steps: str = _setting(
         "all",

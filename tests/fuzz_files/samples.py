@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import zipfile
@@ -101,6 +102,7 @@ def write(root: Path, made: Trained) -> None:
         archive.extractall(root / "archive")
     _huggingface(root / "huggingface", state)
     _recording(root / "recording" / "recording")
+    _traces(root / "traces" / "traces")
     _run(root / "run" / "run")
     _texts(root)
     train(made.model, made.optimizer)
@@ -129,7 +131,34 @@ def _recording(root: Path) -> None:
                 recorder.add("F", step, microbatch, start, start + 0.05, rank)
             recorder.add("step", step, -1, step, step + 0.5)
         recorder.close()
+    own, other = Clock.here().identity.hex(), "0f" * 16
+    marks = [[0.0, 5.0, 0.001], [60.0, 5.5, 0.001]]
+    kept = {"weft": "clock", "version": 1, "clock": own, "of": other, "marks": marks}
+    (root / "host-node.clock.json").write_text(json.dumps(kept))
     assert (root / "rank0.spans").stat().st_size > 10 * RECORD.size
+
+
+def _traces(root: Path) -> None:
+    root.mkdir(parents=True)
+    names = (
+        "ProfilerStep#1",
+        "0F1",
+        "gloo:recv",
+        "gloo:all_reduce",
+        "aten::mm",
+        "autograd::engine::evaluate_function: X",
+    )
+    for rank in range(2):
+        events = [
+            {"ph": "X", "cat": "user_annotation" if number < 4 else "cpu_op", "name": name, "pid": 1, "tid": 1,
+             "ts": 10.0 * number, "dur": 100.0 if number == 0 else 5.0, "args": {"Src Rank": 0}}
+            for number, name in enumerate(names)
+        ]  # fmt: skip
+        known = {"rank": rank, "world_size": 2}
+        text = json.dumps({"distributedInfo": known, "baseTimeNanoseconds": 1 << 60, "traceEvents": events})
+        (root / f"{rank}.json").write_text(text)
+        with gzip.open(root / f"{rank}-more.json.gz", "wt") as file:
+            file.write(text)
 
 
 def _run(root: Path) -> None:

@@ -26,6 +26,8 @@ from weft.config import resolve
 from weft.errors import WeftError
 from weft.foreign import read_text
 from weft.launch.discovery import discover
+from weft.profiler.foreign_traces import read_traces
+from weft.profiler.live.following import Follower
 from weft.profiler.reading import read_recording, read_run
 from weft.torch.tensors.messages import pack, unpack
 
@@ -208,8 +210,18 @@ def takes_long(text: str) -> bool:
 
 
 def recording(folder: Path, made: Trained) -> str:
+    Follower(folder / "recording").look()
     read_recording(folder / "recording")
     return command(["draw", "recording", "--out", "x.html"], folder)
+
+
+def live(folder: Path, made: Trained) -> str:
+    return command(["top", "run", "--once"], folder)
+
+
+def traces(folder: Path, made: Trained) -> str:
+    read_traces(folder / "traces")
+    return "read"
 
 
 def run_of(folder: Path, made: Trained) -> str:
@@ -253,6 +265,8 @@ TARGETS: tuple[Target, ...] = (
     Target("distributed", ("model/*", "model/.metadata", "model/.metadata"),
            lambda at, made: resumed(made, at / "model", True, False, partial=False)),
     Target("recording", ("recording/*",), recording),
+    Target("live", ("run/*",), live, folder="run"),
+    Target("traces", ("traces/*",), traces),
     Target("run", ("run/*",), run_of),
     Target("graph", ("*",), on_graph("graph.json"), pipes=False),
     Target("profile", ("*",), on_graph("profile.txt"), pipes=False),

@@ -36,6 +36,7 @@ def test_defaults():
         "wait_timeout": 600.0,
         "deterministic": False,
         "log_dir": "weft-log",
+        "tensorboard": "",
         "checked": "first",
         "verify": "losses",
         "verify_report": "",

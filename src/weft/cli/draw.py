@@ -14,6 +14,7 @@ from weft.errors import UsageError
 from weft.foreign import LARGEST, read_file, shown_path, translated
 from weft.profiler.reading import read_recording
 from weft.report.chrome import chrome_trace
+from weft.report.holistic import rank_traces
 from weft.report.page import Entry, page
 from weft.report.picture import timeline_png, timeline_svg
 from weft.timeline import Timeline
@@ -24,9 +25,12 @@ examples:
   weft draw recording --out timeline.html
   weft draw recording --step 5 --out step.svg
   weft draw recording --out trace.json                      # open it at ui.perfetto.dev
+  weft draw recording --out traces/                         # a trace for each rank, for HolisticTraceAnalysis
   weft draw plan.json recording --step 5 --out compared.html    # the first above the second
 """
 FORMATS = (".html", ".svg", ".png", ".json")
+FOLDER = "/"
+"""At the end of a name: a folder of traces, one a rank."""
 
 
 class _Input(NamedTuple):
@@ -39,7 +43,8 @@ def add_parser(commands: Any) -> None:
         "draw",
         help="draw a recorded or simulated timeline",
         description="Draws a timeline: a page to look around in (.html), a picture of one step (.svg, .png), "
-        "or a trace for Perfetto and chrome://tracing (.json).",
+        "or a trace for Perfetto and chrome://tracing (.json); or a folder of traces, one a rank, for "
+        "HolisticTraceAnalysis (a name that ends in /).",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -53,7 +58,7 @@ def add_parser(commands: Any) -> None:
         "--out",
         required=True,
         metavar="FILE",
-        help="what to write: a file that ends in " + ", ".join(FORMATS),
+        help=f"what to write: a file that ends in {', '.join(FORMATS)}, or a folder that ends in {FOLDER}",
     )
     parser.add_argument(
         "--step",
@@ -67,9 +72,10 @@ def add_parser(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     out = Path(options.out)
-    if out.suffix not in FORMATS:
-        raise UsageError(f'--out is "{out}": write a name that ends in {", ".join(FORMATS)}')
-    most = 2 if out.suffix == ".html" else 1
+    folder = options.out.endswith(FOLDER)
+    if not folder and out.suffix not in FORMATS:
+        raise UsageError(f'--out is "{out}": write a name that ends in {", ".join((*FORMATS, FOLDER))}')
+    most = 2 if out.suffix == ".html" and not folder else 1
     if len(options.timelines) > most:
         raise UsageError(
             f"{len(options.timelines)} timelines are given; a page (.html) shows up to 2, other files 1: "
@@ -80,6 +86,13 @@ def main(options: argparse.Namespace) -> int:
     if options.step is not None or compared or out.suffix in (".svg", ".png"):
         inputs = [_one_step(entry, options.step, compared) for entry in inputs]
     title = options.title or " and ".join(entry.name for entry in inputs)
+    if folder:
+        files = rank_traces(inputs[0].timeline)
+        make_folder(out)
+        for name, content in files.items():
+            write(out / name, content)
+        print(f"wrote {len(files)} traces into {shown_path(out)}{FOLDER}")
+        return 0
     print(wrote(out, _WRITERS[out.suffix](title, inputs), *(entry.timeline for entry in inputs)))
     return 0
 
@@ -139,6 +152,14 @@ def wrote(out: Path, content: str | bytes, *timelines: Timeline) -> str:
     ]
     size = len(content.encode() if isinstance(content, str) else content)
     return f"wrote {shown_path(out)}: {', '.join([*told, format_bytes(size)])}"
+
+
+def make_folder(out: Path) -> None:
+    """Make a folder, if it is not there; a `UsageError` says why that cannot be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}") from error
 
 
 def write(out: Path, content: str | bytes) -> None:

@@ -17,6 +17,7 @@ from weft.cli.draw import wrote
 from weft.cli.machine import count
 from weft.errors import UsageError
 from weft.foreign import LARGEST, shown_path, shown_text
+from weft.profiler.foreign_traces import is_traces, read_traces
 from weft.profiler.reading import read_run
 from weft.report.run.document import run_json
 from weft.report.run.page import run_page
@@ -144,7 +145,8 @@ def _report(options: argparse.Namespace, asked: Sequence[Rule]) -> tuple[Path, R
 
 
 def _read(folder: Path) -> Analysis:
-    return Analysis(read_run(folder))
+    """A recording of weft, or traces of torch.profiler."""
+    return Analysis(read_traces(folder) if is_traces(folder) else read_run(folder))
 
 
 def _judged(analysis: Analysis, asked: Sequence[Rule]) -> Report:

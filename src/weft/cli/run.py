@@ -8,8 +8,9 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,12 @@ from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.local import Job, run
 from weft.launch.rank import FILE, MODULE
 from weft.profiler import detail
+from weft.profiler.live.judged import Judged, all_rules, check_names, failing
+from weft.profiler.live.metrics import Collector, Endpoint
+from weft.profiler.reading import read_run
+from weft.visible import visible
 from weft.watch import progress
+from weft.watch.heartbeat import Page
 from weft.watch.monitor import Limits
 
 _EXAMPLES = """\
@@ -42,6 +48,9 @@ examples:
 """
 
 
+FOUND_SOMETHING = 3
+"""The exit code of a job that ended well, but for what --fail-on names."""
+Attend = Callable[[Page], Endpoint]
 _OPTIONS = {"WEFT_CONFIG": "--config", "WEFT_SET": "--set"}
 
 
@@ -107,6 +116,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--log-dir", metavar="FOLDER", help="where weft.log writes values of the script (default: weft-log)"
     )
     parser.add_argument(
+        "--tensorboard",
+        metavar="FOLDER",
+        help="where values of the script go for TensorBoard (default: --log-dir)",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        metavar="PORT",
+        type=partial(count, most=65535),
+        help="answer Prometheus at this port of the loopback while the job runs (0: at any free one)",
+    )
+    parser.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help=f"end with exit code {FOUND_SOMETHING} if the rule warns of something in the recording (any: any rule)",
+    )
+    parser.add_argument(
         "--smdistributed",
         action="store_true",
         help="scripts written for smdistributed run unchanged; see docs/migration.md",
@@ -133,6 +160,12 @@ def main(options: argparse.Namespace) -> int:
     settings = config.resolve(None, environ, options.ranks, {name: _OPTIONS[name] for name in given})
     added = _compatible(options, environ, settings.partitions)
     environ |= added
+    if options.fail_on:
+        _check_rules(options, settings)
+    if options.metrics_port is not None and options.engine == "mpirun":
+        raise LaunchError(
+            "--metrics-port is not for mpirun, which runs without weft's launcher: leave it out"
+        )
     if options.engine == "mpirun":
         return _by_mpirun(options, environ, list(added))
     if options.mpi_options is not None:
@@ -142,9 +175,52 @@ def main(options: argparse.Namespace) -> int:
     if options.smdistributed:
         container = container_environ(environ, options.ranks, options.script[1:])
         environ |= container
-    job = Job(_command(options), options.ranks, environ, options.prefix or "others", limits)
-    with folders(container), fresh_page(Path(options.report)) if options.report else nullcontext():
-        return run(job)
+    fresh = fresh_page(Path(options.report)) if options.report else nullcontext()
+    with folders(container), fresh, _metrics(options, settings) as attend:
+        code = run(Job(_command(options), options.ranks, environ, options.prefix or "others", limits, attend))
+    return code or _judge(options, settings)
+
+
+def _check_rules(options: argparse.Namespace, settings: config.Settings) -> None:
+    if options.engine == "mpirun":
+        raise LaunchError("--fail-on is not for mpirun, which runs without weft's launcher: leave it out")
+    if not settings.record:
+        raise LaunchError(
+            "--fail-on judges what the job records, and it records nothing: add --record FOLDER"
+        )
+    check_names(options.fail_on, all_rules())
+
+
+def _judge(options: argparse.Namespace, settings: config.Settings) -> int:
+    """The exit code that the recording of a job deserves which ended well."""
+    if not options.fail_on:
+        return 0
+    found = failing(Judged().of(read_run(Path(settings.record))), options.fail_on, all_rules())
+    for each in found:
+        print(
+            f"weft run: --fail-on: {each.rule} ({each.status.value}): {visible(each.text)}", file=sys.stderr
+        )
+    return FOUND_SOMETHING if found else 0
+
+
+@contextmanager
+def _metrics(options: argparse.Namespace, settings: config.Settings) -> Iterator[Attend | None]:
+    """Who answers Prometheus while the job runs, if that is asked for."""
+    if options.metrics_port is None:
+        yield None
+        return
+    endpoint = Endpoint(options.metrics_port)
+    recording = Path(settings.record) if settings.record else None
+
+    def attend(page: Page) -> Endpoint:
+        endpoint.start(Collector(page.signs, recording, Path(settings.log_dir)))
+        return endpoint
+
+    try:
+        print(f"weft run: metrics are at {endpoint.address}", file=sys.stderr, flush=True)
+        yield attend
+    finally:
+        endpoint.close()
 
 
 def _compatible(options: argparse.Namespace, environ: Mapping[str, str], partitions: int) -> dict[str, str]:
@@ -206,7 +282,7 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
     ):
         if value is not None:
             values[name] = value
-    for name in ("record", "log_dir"):
+    for name in ("record", "log_dir", "tensorboard"):
         if getattr(options, name) is not None:
             values[name] = os.path.abspath(getattr(options, name))
     if options.report is not None:

@@ -66,6 +66,7 @@ class Job:
         environ: Their environment, but for what the launcher adds.
         prefix: Whose lines start with `[rank n]`: "all", "others" (than rank 0) or "none".
         limits: When a rank that weft does not watch yet, or no more, is to blame.
+        attend: Called with the page of the ranks' signs once they are started; what it gives is closed at the end.
     """
 
     command: Sequence[str]
@@ -73,6 +74,13 @@ class Job:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     prefix: str = "others"
     limits: Limits = Limits()
+    attend: Callable[[Page], Closable] | None = None
+
+
+class Closable(Protocol):
+    """Something that the end of the job closes."""
+
+    def close(self) -> None: ...
 
 
 def usable_cores() -> int:
@@ -126,11 +134,14 @@ class Launcher:
         self._moves = dict.fromkeys(range(job.ranks), 0)
         self._shown = Streams(1, 2)
         self._held, self._master = free_port()
+        self._attending: Closable | None = None
 
     def __enter__(self) -> Launcher:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._attending is not None:
+            self._attending.close()
         self._signal_all(signal.SIGKILL)
         for process in self._processes:
             process.wait()
@@ -147,6 +158,8 @@ class Launcher:
             try:
                 for rank in range(self._job.ranks):
                     self._start(rank)
+                if self._job.attend is not None:
+                    self._attending = self._job.attend(self._page)
                 return self._watch()
             except BrokenPipeError:  # nobody reads the output any more
                 return 128 + signal.SIGPIPE

@@ -14,6 +14,7 @@ from weft.profiler import facts as facts_file
 from weft.profiler import samples as samples_file
 from weft.profiler import steps as steps_file
 from weft.profiler.format import Header
+from weft.profiler.host.clocks import Offset
 from weft.profiler.recorder import SUFFIX
 from weft.profiler.spans import Clocks, Recording, missing_files, read_files, read_recording, spans_of
 from weft.profiler.steps import StepsFile
@@ -31,7 +32,7 @@ def read_run(path: Path) -> Run:
         FormatError: The folder holds nothing that can be read.
     """
     warnings: list[str] = []
-    clocks = Clocks()
+    clocks = Clocks(path)
     names = _files(path)
     files, told = read_files(path) if any(name.endswith(SUFFIX) for name in names) else ([], [])
     warnings += told
@@ -52,9 +53,10 @@ def read_run(path: Path) -> Run:
         warnings.append(f"{shown_path(path)} says nothing of rank {missing}")
     run = Run(
         path.resolve().name, Timeline(spans), facts,
-        {book.rank: _later_steps(book.steps, clocks.later_s(book.clock)) for book in books},
-        {host.name: _later_samples(host.samples, clocks.later_s(host.clock)) for host in hosts},
-        complete=sum(book.ended for book in books) == ranks, warnings=tuple(dict.fromkeys(warnings)),
+        {book.rank: _later_steps(book.steps, clocks.later(book.clock)) for book in books},
+        {host.name: _later_samples(host.samples, clocks.later(host.clock)) for host in hosts},
+        clock_error_s=clocks.error_s, complete=sum(book.ended for book in books) == ranks,
+        warnings=tuple(dict.fromkeys(warnings)),
     )  # fmt: skip
     return _from_zero(run)
 
@@ -84,8 +86,7 @@ def _each(
 def _facts(path: Path, names: list[str], clocks: Clocks, warnings: list[str]) -> dict[int, Facts]:
     found = {}
     for facts, clock in _each(path, names, facts_file.SUFFIX, facts_file.read_facts, warnings):
-        later_s = clocks.later_s(clock)
-        found[facts.rank] = replace(facts, start_s=facts.start_s + later_s, joined_s=facts.joined_s + later_s)
+        found[facts.rank] = _later_facts(facts, clocks.later(clock))
     return found
 
 
@@ -96,12 +97,16 @@ def _ranks(facts: Iterable[Facts], headers: Iterable[Header], books: Iterable[St
     yield from (book.rank + 1 for book in books)
 
 
-def _later_steps(steps: Iterable[Step], later_s: float) -> tuple[Step, ...]:
-    return tuple(replace(step, start_s=step.start_s + later_s) for step in steps)
+def _later_facts(facts: Facts, later: Offset) -> Facts:
+    return replace(facts, start_s=later.at(facts.start_s), joined_s=later.at(facts.joined_s))
 
 
-def _later_samples(samples: Iterable[Sample], later_s: float) -> tuple[Sample, ...]:
-    return tuple(replace(sample, at_s=sample.at_s + later_s) for sample in samples)
+def _later_steps(steps: Iterable[Step], later: Offset) -> tuple[Step, ...]:
+    return tuple(replace(step, start_s=later.at(step.start_s)) for step in steps)
+
+
+def _later_samples(samples: Iterable[Sample], later: Offset) -> tuple[Sample, ...]:
+    return tuple(replace(sample, at_s=later.at(sample.at_s)) for sample in samples)
 
 
 def _from_zero(run: Run) -> Run:
@@ -109,16 +114,13 @@ def _from_zero(run: Run) -> Run:
     firsts = [steps[0].start_s for steps in run.steps.values() if steps]
     if run.timeline.spans:
         firsts.append(run.timeline.start_s)
-    later_s = -min(firsts, default=0.0)
+    later = Offset(-min(firsts, default=0.0))
     return replace(
         run,
-        timeline=run.timeline.shifted(later_s),
-        facts={
-            rank: replace(each, start_s=each.start_s + later_s, joined_s=each.joined_s + later_s)
-            for rank, each in run.facts.items()
-        },
-        steps={rank: _later_steps(each, later_s) for rank, each in run.steps.items()},
-        samples={host: _later_samples(each, later_s) for host, each in run.samples.items()},
+        timeline=run.timeline.shifted(later.offset_s),
+        facts={rank: _later_facts(each, later) for rank, each in run.facts.items()},
+        steps={rank: _later_steps(each, later) for rank, each in run.steps.items()},
+        samples={host: _later_samples(each, later) for host, each in run.samples.items()},
     )
 
 

@@ -10,6 +10,7 @@ from weft.errors import FormatError
 from weft.foreign import listed, read_limited, regular, shown_path, translated
 from weft.profiler.clock import Clock
 from weft.profiler.format import CONTENTS, HEADER_BYTES, KIND_CODES, MARK, RECORD, Header
+from weft.profiler.host.clocks import Offset, common, error_s, offsets
 from weft.profiler.recorder import SUFFIX
 from weft.timeline import LATEST_S, Span, Timeline
 
@@ -51,7 +52,7 @@ def read_recording(path: Path) -> Recording:
         raise FormatError(f"{path} holds no recording that can be read: {' '.join(warnings)}")
     if path.is_dir():
         warnings += missing_files(path, [file.header for file in files])
-    timeline = Timeline(spans_of(files, Clocks()))
+    timeline = Timeline(spans_of(files, Clocks(path)))
     if not timeline.spans:
         told = "".join(f"; {warning}" for warning in warnings)
         raise FormatError(f"{path} holds no spans: the job ended before its first step did{told}")
@@ -73,24 +74,33 @@ def read_files(path: Path) -> tuple[list[SpanFile], list[str]]:
 
 
 class Clocks:
-    """Brings the times of several clocks together, on that of the first file: files of one clock have one offset."""
+    """Brings the times of several clocks together, on that of the first file.
 
-    def __init__(self) -> None:
-        self._offsets: dict[bytes, float] = {}
+    ``folder``: that of the recording, where hosts have written how their clocks compare.
+    """
 
-    def later_s(self, clock: Clock) -> float:
-        """What to add to the times of a file."""
-        known_s = self._offsets.setdefault(clock.identity, clock.offset_s)
-        return known_s - next(iter(self._offsets.values()))
+    def __init__(self, folder: Path) -> None:
+        self._known = offsets(folder)
+        self._walls: dict[bytes, float] = {}
+
+    def later(self, clock: Clock) -> Offset:
+        """How the times of a file become those of the first one; files of one clock share one offset."""
+        self._walls.setdefault(clock.identity, clock.offset_s)
+        return common(self._known, self._walls)[clock.identity]
+
+    @property
+    def error_s(self) -> float:
+        """How far two of the clocks may be apart; infinite where nobody knows."""
+        return error_s(common(self._known, self._walls).values()) if self._walls else 0.0
 
 
 def spans_of(files: list[SpanFile], clocks: Clocks) -> list[Span]:
     """The spans of all files on one clock."""
-    spans: list[Span] = []
-    for file in files:
-        later_s = clocks.later_s(Clock(file.header.clock, file.header.offset_s))
-        spans += Timeline(file.spans).shifted(later_s).spans if later_s else file.spans
-    return spans
+    return [
+        span
+        for file in files
+        for span in clocks.later(Clock(file.header.clock, file.header.offset_s)).moved(file.spans)
+    ]
 
 
 def _names(path: Path) -> list[Path]:
@@ -121,7 +131,7 @@ def _read(path: Path) -> SpanFile:
         warnings.append(f"{path} ends in the middle of a record: the rank died, or the file was cut")
     spans, damaged = [], []
     for number, record in enumerate(RECORD.iter_unpack(body[: len(body) - left])):
-        span = _span(header.rank, record)
+        span = span_of(header.rank, record)
         if span is None:
             damaged.append(number)
         else:
@@ -134,7 +144,7 @@ def _read(path: Path) -> SpanFile:
     return SpanFile(header, spans, warnings)
 
 
-def _span(rank: int, record: tuple[float, float, int, int, int, int, int, int, int]) -> Span | None:
+def span_of(rank: int, record: tuple[float, float, int, int, int, int, int, int, int]) -> Span | None:
     """The span of a record, or nothing if the record cannot be one."""
     start_s, end_s, step, microbatch, stage, peer, kind, what, mark = record
     whole = mark == MARK and kind < len(_KINDS) and what < len(CONTENTS)

@@ -153,7 +153,7 @@ def read_steps(path: Path) -> StepsFile:
     if type(rank) is not int or not 0 <= rank < MOST_RANKS:
         raise FormatError(f"{shown_path(path)} does not say of which rank it is: record again")
     ended = bool(lines) and lines[-1] == "end"
-    found = [_step(line) for line in (lines[:-1] if ended else lines)]
+    found = [step_of(line) for line in (lines[:-1] if ended else lines)]
     steps = {step.step: step for step in found if step is not None}
     if None in found:
         warnings.append(f"{shown_path(path)}: {found.count(None)} lines are no steps and left out")
@@ -162,7 +162,7 @@ def read_steps(path: Path) -> StepsFile:
     )
 
 
-def _step(line: Any) -> Step | None:
+def step_of(line: Any) -> Step | None:
     """The step that a line tells of; nothing if it cannot be one."""
     if not isinstance(line, list) or len(line) != len(FIELDS):
         return None

@@ -22,6 +22,9 @@ def leave(session: Session, channels: Sequence[Channel]) -> None:
     if session.executor is not None:
         session.executor.close()
     recording.stop(session, channels[0] if channels else None)
+    if session.findings is not None:
+        session.findings.close()
+        session.tell_findings(None)
     together = session.monitor.finish()
     for channel in channels:
         channel.close()

@@ -14,11 +14,12 @@ from typing import Protocol
 from weft.analysis.run import Facts, Unit
 from weft.config import Settings
 from weft.launch.discovery import Place
-from weft.profiler.clock import Clock
+from weft.profiler.clock import Clock, clock_identity
 from weft.profiler.control import Control
 from weft.profiler.detail import parse_detail
 from weft.profiler.device import Event
 from weft.profiler.facts import process_start_s, write_facts
+from weft.profiler.host import clocks
 from weft.profiler.host.child import start_sampler
 from weft.profiler.recorder import Recorder
 from weft.profiler.steps import Book
@@ -73,6 +74,8 @@ def start(
     session.recorder = recorder
     if recorder is None:
         return
+    folder = Path(session.settings.record)
+    session.clock = clocks.keep(folder, session.rank, session.store, clock_identity())
     add, ranks = recorder.add, session.peers("pp")
 
     def span(kind: str, microbatch: int, start_s: float, end_s: float, peer: int, stage: int) -> None:
@@ -137,6 +140,9 @@ def tell_units(session: Session, units: Iterable[Unit]) -> None:
 def stop(session: Session, channel: Channel | None) -> None:
     """Close the files."""
     recorder, session.recorder = session.recorder, None
+    keeper, session.clock = session.clock, None
+    if keeper is not None:
+        keeper.close()
     for undo in () if recorder is None else recorder.undo:
         undo()
     if session.executor is not None:

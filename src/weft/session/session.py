@@ -56,6 +56,7 @@ class Session:
         store: The key-value store of the job, that of the frontend's own library.
         executor: Who runs the microbatches; None without a pipeline.
         recorder: This rank's recording, if one is written.
+        clock: Who compares the clock of this host with rank 0's while it is recorded.
         process: What a recording tells of this process, as the frontend knows it.
         forward: The microbatch of which a forward pass is recorded, and when that began; on ranks without a pipeline.
         steps: How many steps have begun.
@@ -71,6 +72,7 @@ class Session:
         waits: What this rank does outside of microbatches, the innermost last.
         progress: The line of progress, on the rank that shows it.
         values: Where logged values go, on the rank that writes them.
+        findings: Who tells the script what the rules find.
         known_models: The models that exist, by the order of their making.
     """
 
@@ -81,6 +83,7 @@ class Session:
     store: Any = None
     executor: Executor | None = None
     recorder: Recorder | None = None
+    clock: Closable | None = None
     process: Any = None
     forward: tuple[int, float] | None = None
     growth: Growth = field(default_factory=Growth)
@@ -98,6 +101,7 @@ class Session:
     waits: list[str] = field(default_factory=list)
     progress: Progress | None = None
     values: Values | None = None
+    findings: Closable | None = None
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
 
     # --- where this process is ------------------------------------------------------------------------------
@@ -229,6 +233,10 @@ class Session:
     def log_to(self, values: Values) -> None:
         """Hand logged values to this place from now on."""
         self.values = values
+
+    def tell_findings(self, findings: Closable | None) -> None:
+        """Have the script told of findings from now on."""
+        self.findings = findings
 
 
 def wait_timeout_s(settings: Settings) -> float:

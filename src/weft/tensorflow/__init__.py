@@ -4,6 +4,7 @@ from types import ModuleType as _Module
 
 from weft.session.current import is_initialized as is_initialized
 from weft.session.current import is_tracing as is_tracing
+from weft.session.findings import on_finding as on_finding
 from weft.session.ranks import dp_rank as dp_rank
 from weft.session.ranks import dp_size as dp_size
 from weft.session.ranks import get_dp_group as get_dp_group

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import UsageError
-from weft.foreign import shown
+from weft.foreign import shown, shown_path
 from weft.runtime.allocator import resident_bytes
 from weft.session.recording import record_outermost
 from weft.timeline import Span
@@ -119,16 +120,23 @@ def _through(session: Session | None, iterable: Iterable[_Item]) -> Iterator[_It
 class Log:
     """Where values of the script go: a file always; TensorBoard and Weights & Biases where they are."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, tensorboard: str = "") -> None:
+        installed = importlib.util.find_spec("tensorboard") is not None
+        if tensorboard and not installed:
+            raise UsageError(
+                f"values cannot go to {shown_path(tensorboard)} for TensorBoard, which is not installed: pip install "
+                "'weft[tensorboard]', or leave out --tensorboard and the setting tensorboard"
+            )
         self.file = ValueFile(folder)
         self.board: Any = None
-        if importlib.util.find_spec("tensorboard") is not None:
+        if installed:
             if "tensorflow" not in sys.modules:
                 # Where TensorFlow is installed TensorBoard would import it to write files: seconds, and 600 MB.
                 sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
             from torch.utils.tensorboard import SummaryWriter
 
-            self.board = SummaryWriter(str(self.file.path.with_suffix("")))
+            name = self.file.path.with_suffix("")
+            self.board = SummaryWriter(str(Path(tensorboard) / name.name if tensorboard else name))
         _log.info("values are written to %s", self.file.path)
 
     def add(self, step: int, values: Mapping[str, float | str]) -> None:
@@ -166,7 +174,7 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
     if session.rank:
         return
     if session.values is None:
-        session.log_to(Log(session.settings.log_dir))
+        session.log_to(Log(session.settings.log_dir, session.settings.tensorboard))
     assert session.values is not None
     session.values.add(session.steps - session.evaluations if step is None else step, plain)
     if session.progress is not None:

@@ -114,9 +114,3 @@ def test_parts_add_up_to_their_periods(spans: list[Span]):
             own = periods(timeline, rank)
             for one, two in zip(own, own[1:], strict=False):
                 assert one.end_s == two.start_s or (one.end_s < two.start_s and two.step != one.step + 1)
-
-
-def test_what_lies_before_the_first_step_is_no_step():
-    run = Recorded(partitions=2, steps=4).run()
-    before = Timeline([Span(0, "collector", -1, -1.0, -0.5, step=0)])
-    assert Analysis(replace(run, timeline=run.timeline.merged(before))).training_steps == {2, 3, 4}

@@ -124,3 +124,14 @@ def test_mistakes(arguments: list[str], text: str, recording: Path, plan: Path, 
 
 def test_the_last_step_where_none_is_whole():
     assert last_whole_step(Timeline([Span(0, "F", 0, step, step + 1, step=step) for step in (4, 5)])) == 5
+
+
+def test_a_folder_of_traces_one_a_rank(recording: Path, tmp_path: Path, capsys):
+    out = tmp_path / "deep" / "traces"
+    assert main(["draw", str(recording), "--out", f"{out}/"]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["rank0.json", "rank1.json"]
+    assert json.loads((out / "rank1.json").read_text())["distributedInfo"]["rank"] == 1
+    assert capsys.readouterr().out == f"wrote 2 traces into {out}/\n"
+    (tmp_path / "file").write_text("")
+    assert main(["draw", str(recording), "--out", f"{tmp_path / 'file'}/"]) == 2
+    assert "cannot be written" in capsys.readouterr().err

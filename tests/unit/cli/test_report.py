@@ -179,3 +179,21 @@ def test_a_real_recording_of_spans_only(tmp_path: Path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert out.startswith("recording\n") and "rank 1" in out
     assert write_page(folder).read_text().count("<section") >= 4
+
+
+def test_traces_of_torch_profiler(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.undo()
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank in range(2):
+        event = {"ph": "X", "pid": 1, "tid": 1, "cat": "user_annotation"}
+        events = [
+            {**event, "name": name, "ts": 1e6 * step + at, "dur": long}
+            for step in range(1, 12)
+            for name, at, long in ((f"ProfilerStep#{step}", 0, 1e6), (f"{rank}F0", 1000, 500_000))
+        ]
+        trace = {"traceEvents": events, "distributedInfo": {"rank": rank, "world_size": 2}}
+        (folder / f"rank{rank}.json").write_text(json.dumps(trace))
+    assert main(["report", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("traces\n") and re.search(r"^forward +500\.0 \(50\.0%\) +500\.0", out, re.M)

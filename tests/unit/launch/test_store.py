@@ -50,6 +50,12 @@ def test_what_one_connection_writes_another_one_reads(served: Served):
     assert one.compare_set("c", "", "first") == b"first" and one.compare_set("c", "", "second") == b"first"
 
 
+def test_rank_0_tells_its_time(served: Served):
+    before = time.perf_counter()
+    told = served[1].clone().time()
+    assert before <= told <= time.perf_counter()
+
+
 def test_who_waits_gets_what_comes_later_or_an_error(served: Served):
     one, other = served[1], served[1].clone()
     timer = threading.Timer(0.2, lambda: other.set("late", "here"))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.recordings import Recorded
+from weft.analysis.messages import match
+from weft.analysis.run import Device, Sample
 from weft.report.chrome import ROWS, chrome_trace
 from weft.timeline import KINDS, Span, Timeline
 
@@ -84,3 +88,45 @@ def test_every_kind_has_a_row(kind: str):
 
 def test_an_empty_timeline():
     assert json.loads(chrome_trace(Timeline(), "nothing"))["otherData"] == {"title": "nothing", "bubble": 0.0}
+
+
+def test_arrows_lead_from_each_send_to_its_receive():
+    timeline = Recorded(partitions=2, microbatches=2, steps=2, transfer_s=0.25).run().timeline
+    spans = events(timeline, "X")
+    starts = {event["id"]: event for event in events(timeline, "s")}
+    ends = {event["id"]: event for event in events(timeline, "f")}
+    assert starts.keys() == ends.keys() and len(starts) == len(match(timeline)) == 2 * 4
+    for number, start in starts.items():
+        end = ends[number]
+        assert start["pid"] != end["pid"] and start["name"] == end["name"] and end["bp"] == "e"
+        for event, kind in ((start, "send"), (end, "recv")):
+            assert any(
+                span["cat"] == kind
+                and (span["pid"], span["tid"]) == (event["pid"], event["tid"])
+                and span["ts"] <= event["ts"] <= span["ts"] + span["dur"] + 1e-2
+                for span in spans
+            )
+
+
+def test_two_equal_messages_at_once_are_two_arrows():
+    spans = [Span(0, "send", 0, at, at + 1, label="value to rank 1", step=1, peer=1) for at in (0.0, 0.5)] + [
+        Span(1, "recv", 0, at, at + 1, label="value from rank 0", step=1, peer=0) for at in (0.0, 0.5)
+    ]
+    timeline = Timeline(spans)
+    assert [event["tid"] for event in events(timeline, "s")] == [
+        event["tid"] for event in events(timeline, "X") if event["cat"] == "send"
+    ]
+
+
+def test_counters_of_microbatches_memory_and_hosts():
+    run = Recorded(partitions=2, microbatches=4, steps=2).run()
+    device = Device(0.5, power_w=float("nan"))
+    run = replace(run, samples={"node": (Sample(1.0, (0.25, 0.75), devices=(device,)),)})
+    found = json.loads(chrome_trace(run.timeline, "x", run))["traceEvents"]
+    counters = [event for event in found if event["ph"] == "C"]
+    held = [event["args"]["microbatches"] for event in counters if event["name"] == "microbatches held"]
+    assert min(held) == 0 and max(held) == 2 and held.count(0) == 2 * (1 + 4)
+    memory = [event for event in counters if event["name"] == "memory"]
+    assert len(memory) == 4 and memory[0]["args"] == {"GiB": 100 / 1024}
+    (busy,) = [event for event in counters if event["name"] == "busy, host node"]
+    assert busy["args"] == {"cores": 0.5, "device 0": 0.5} and busy["ts"] == 1e6

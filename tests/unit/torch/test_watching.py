@@ -14,6 +14,7 @@ import pytest
 import weft.torch as weft
 from tests.launching import SOURCE, run_ranks
 from weft.errors import UsageError
+from weft.torch import watching
 
 SCRIPT = """\
 import sys, time
@@ -126,6 +127,33 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
             weft.log({"loss": 1.0})
     finally:
         weft.shutdown()
+
+
+def test_values_go_to_tensorboard_where_that_is_asked_for(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    weft.init({"log_dir": str(tmp_path / "log"), "tensorboard": str(tmp_path / "board")})
+    try:
+        for step in (1, 2):
+            weft.log({"loss": 0.5 * step, "name": "run"}, step=step)
+    finally:
+        weft.shutdown()
+    (path,) = (tmp_path / "log").iterdir()
+    (board,) = (tmp_path / "board").iterdir()
+    assert board.name == path.stem
+    events = EventAccumulator(str(board)).Reload().Scalars("loss")
+    assert [(event.step, event.value) for event in events] == [(1, 0.5), (2, 1.0)]
+
+
+def test_tensorboard_that_is_not_installed_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(watching.importlib.util, "find_spec", lambda name: None)
+    told = (
+        r"TensorBoard, which is not installed: pip install 'weft\[tensorboard\]', or leave out --tensorboard"
+    )
+    with pytest.raises(UsageError, match=told):
+        watching.Log(str(tmp_path / "log"), str(tmp_path / "board"))
+    watching.Log(str(tmp_path / "log")).close()
 
 
 def test_progress_without_a_job_gives_the_items():

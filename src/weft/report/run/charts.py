@@ -172,17 +172,21 @@ def _path(points: Iterable[Point]) -> str:
     return "".join(words)
 
 
-def step_times(report: Report) -> Chart | None:
-    """Every training step on its slowest rank, outliers marked."""
-    points = [(float(step), seconds) for step, _, seconds in report.step_times]
+def step_times(report: Report) -> list[Chart]:
+    """Every training step on its slowest rank, outliers marked; where there are some, the others once more alone."""
     far = set(report.outliers)
     marks = [
         (float(step), seconds, f"step {step}: {duration(seconds)}")
         for step, _, seconds in report.step_times
         if step in far
     ]
-    marks = sorted(marks, key=lambda mark: -mark[1])
-    return chart("Step times, of the slowest rank", [Line("step", points)], duration, marks=marks)
+    marks.sort(key=lambda mark: -mark[1])
+    everything = [(float(step), seconds) for step, _, seconds in report.step_times]
+    found = [chart("Step times, of the slowest rank", [Line("step", everything)], duration, marks=marks)]
+    if far:
+        usual = [point for point in everything if point[0] not in far]
+        found.append(chart("The same without outliers", [Line("step", usual)], duration))
+    return [each for each in found if each is not None]
 
 
 def memory(report: Report) -> Chart | None:

@@ -6,6 +6,7 @@ import statistics
 
 from weft.analysis.analysis import Analysis
 from weft.errors import WeftError
+from weft.foreign import MOST_ACTIONS
 from weft.schedule import NAMES, make
 from weft.simulate import Simulation, StageCost, simulate
 from weft.timeline import Span, Timeline
@@ -23,7 +24,12 @@ def ideal_step(analysis: Analysis) -> Timeline | None:
     )
     if not isinstance(partitions, int) or not isinstance(microbatches, int) or name not in NAMES:
         return None
-    if partitions < 2 or not analysis.typical:
+    there = {analysis.facts(rank).pp_rank for rank in analysis.typical}
+    if (
+        not there
+        or not 2 <= partitions == len(there) == max(there) + 1
+        or microbatches * partitions > MOST_ACTIONS
+    ):
         return None
     try:
         made = make(str(name), ranks=partitions, microbatches=microbatches)

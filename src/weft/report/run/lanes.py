@@ -33,10 +33,10 @@ class Lanes(NamedTuple):
     first: int | None
 
 
-def lanes(report: Report) -> Lanes:
+def lanes(report: Report, most_spans: int = MOST_SPANS) -> Lanes:
     """The steps that explain most: those of findings, outliers, the first one, and usual ones."""
     timeline = report.analysis.timeline
-    chosen = _chosen(report)
+    chosen = _chosen(report, most_spans)
     shown = (
         timeline if not timeline.steps else Timeline(span for span in timeline.spans if span.step in chosen)
     )
@@ -59,7 +59,7 @@ def lanes(report: Report) -> Lanes:
     )
 
 
-def _chosen(report: Report) -> set[int]:
+def _chosen(report: Report, most_spans: int) -> set[int]:
     """Steps in the order of what they explain, until the page is full; a single one is always there."""
     timeline = report.analysis.timeline
     sizes: dict[int, int] = defaultdict(int)
@@ -74,7 +74,7 @@ def _chosen(report: Report) -> set[int]:
     for step in wanted:
         if step is None or step in chosen or step not in sizes:
             continue
-        if chosen and held + sizes[step] > MOST_SPANS:
+        if chosen and held + sizes[step] > most_spans:
             continue
         chosen.add(step)
         held += sizes[step]

@@ -13,7 +13,7 @@ from weft.errors import UsageError
 from weft.report.embedded import embed
 from weft.report.page import asset, legend, policy, script
 from weft.report.run import beside, charts, run_tables, step_tables
-from weft.report.run.lanes import lanes
+from weft.report.run.lanes import MOST_SPANS, Lanes, lanes
 from weft.report.run.report import Report
 from weft.report.run.words import LOOKS, Table, number, percent, sentence
 from weft.report.styles import TILE
@@ -21,6 +21,11 @@ from weft.visible import LINES, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+
+MOST_BYTES = 2_000_000
+FEWEST_SPANS = 1000
+"""With fewer there is nothing to be gained."""
 
 
 class Section(NamedTuple):
@@ -40,31 +45,45 @@ class Section(NamedTuple):
 
 
 def run_page(report: Report) -> str:
-    """The text of an HTML file that tells why a run is as slow as it is.
+    """The text of an HTML file that tells why a run is as slow as it is; of long runs the timeline has fewer steps.
 
     Raises:
         UsageError: Jinja2 is not installed.
     """
-    environment = _environment()
+    environment, spans = _environment(), MOST_SPANS
+    values = _values(report)
+    while True:
+        page = _render(environment, values, lanes(report, spans))
+        if len(page.encode()) <= MOST_BYTES or spans < FEWEST_SPANS:
+            return page
+        spans //= 2
+
+
+def _render(environment: Environment, values: dict[str, Any], shown: Lanes) -> str:
     from markupsafe import Markup  # comes with Jinja2
 
-    style, source = asset("page.css") + asset("run/run.css"), script()
-    shown = lanes(report)
     return environment.get_template("run/run.html").render(
-        report=report,
-        policy=policy(style, source),
-        style=Markup(style),
-        script=Markup(source),
-        data=Markup(embed(shown.data)),
-        legend=Markup(legend(shown.kinds)),
-        lanes=shown,
+        values, lanes=shown, data=Markup(embed(shown.data)), legend=Markup(legend(shown.kinds)),
         ideal=len(shown.data["timelines"]) > 1,
-        facts=run_tables.facts(report),
-        quality=run_tables.quality(report),
-        settings=run_tables.settings(report),
-        judged=run_tables.judged(report),
-        sections=sections(report),
-    )
+    )  # fmt: skip
+
+
+def _values(report: Report) -> dict[str, Any]:
+    """What the template shows besides the timeline."""
+    from markupsafe import Markup
+
+    style, source = asset("page.css") + asset("run/run.css"), script()
+    return {
+        "report": report,
+        "policy": policy(style, source),
+        "style": Markup(style),
+        "script": Markup(source),
+        "facts": run_tables.facts(report),
+        "quality": run_tables.quality(report),
+        "settings": run_tables.settings(report),
+        "judged": run_tables.judged(report),
+        "sections": sections(report),
+    }
 
 
 def sections(report: Report) -> list[Section]:
@@ -119,14 +138,14 @@ def _of_a_step(report: Report) -> list[Section]:
 
 
 def _of_the_run(report: Report) -> list[Section]:
-    times, memory = charts.step_times(report), charts.memory(report)
+    memory = charts.memory(report)
     return [
         Section(
             "steps",
             "Step times over the run",
             "Without the first step, which traces and splits the model.",
             [run_tables.steps(report)],
-            [times] if times else [],
+            charts.step_times(report),
         ),
         Section(
             "memory",

@@ -99,7 +99,7 @@ def steps(report: Report) -> Table:
         worked, processor = (sum(getattr(step, name) for step in own) for name in ("work_s", "cpu_s"))
         rows.append(
             (f"rank {rank}", str(len(own)), *(milliseconds(quantile(times, share)) for share in (0, 0.5, 0.95, 1)),
-             milliseconds(statistics.fmean(step.data_s for step in own)),
+             milliseconds(sum(step.data_s for step in own) / len(own)),
              percent(processor / worked) if worked else "", str(sum(step.preempted for step in own)))
         )  # fmt: skip
     headers = (

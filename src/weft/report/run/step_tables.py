@@ -124,7 +124,7 @@ def links(report: Report) -> Table:
         if message.step in usual:
             found[message.sender, message.receiver].append(message.arrived_s - message.ready_s)
     rows = [
-        (f"{sender} to {receiver}", number(len(times) / len(usual)), milliseconds(median(times)),
+        (f"{sender} to {receiver}", number(len(times) / len(usual), 2), milliseconds(median(times)),
          milliseconds(quantile(times, 0.95)), milliseconds(sum(times) / len(usual)))
         for (sender, receiver), times in sorted(found.items())[: 4 * MOST_RANKS]
     ]  # fmt: skip

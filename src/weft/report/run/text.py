@@ -24,6 +24,8 @@ def _lines(report: Report) -> Iterator[str]:
     verdict, run = report.verdict, report.analysis.run
     yield visible(run.name)
     yield _wrapped(f"{verdict.status.value.upper()}: {verdict.text}")
+    if not run.complete:
+        yield "the run has not come to its end"
     for warning in run.warnings:
         yield _wrapped(f"warning: {warning}")
     for finding in report.found:

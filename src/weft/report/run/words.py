@@ -98,9 +98,9 @@ def milliseconds(seconds: float) -> str:
     ('12.35', '12500', '0')
     """
     value = seconds * 1e3
-    if value == 0.0:
-        return "0"
     size = abs(value)
+    if size < 0.0005:
+        return "0"
     return f"{value:.{3 if size < 1 else 2 if size < 100 else 1 if size < 1000 else 0}f}"
 
 
@@ -116,11 +116,11 @@ def percent(share: float) -> str:
 def duration(seconds: float) -> str:
     """A duration in the unit that fits.
 
-    >>> duration(0.0123), duration(95.0), duration(7260.0)
-    ('12.3 ms', '1 min 35 s', '2 h 1 min')
+    >>> duration(0.0123), duration(95.0), duration(7260.0), duration(0.0), duration(float("nan"))
+    ('12.3 ms', '1 min 35 s', '2 h 1 min', '0', 'nan')
     """
-    if seconds == 0.0:
-        return "0"
+    if seconds == 0.0 or not math.isfinite(seconds):
+        return number(seconds)
     if seconds < 60.0:
         return format_seconds(seconds)
     minutes, rest = divmod(round(seconds), 60)
@@ -130,9 +130,9 @@ def duration(seconds: float) -> str:
 
 
 def sentence(text: str) -> str:
-    """The text with a full stop.
+    """The text with a capital at its begin and a full stop.
 
     >>> sentence("a rank waits"), sentence("Why?"), sentence("")
-    ('a rank waits.', 'Why?', '')
+    ('A rank waits.', 'Why?', '')
     """
-    return text if not text or text[-1] in ".!?" else f"{text}."
+    return text if not text else text[0].upper() + text[1:] + ("" if text[-1] in ".!?" else ".")

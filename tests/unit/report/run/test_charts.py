@@ -51,10 +51,10 @@ def test_thinning_keeps_peaks_and_valleys():
 
 
 def test_outliers_of_the_run_are_marked():
-    found = charts.step_times(report(made()))
-    assert found is not None
+    found, without = charts.step_times(report(made()))
     ((x, y, what),) = found.marks
     assert (what, y) == ("step 10: 500 ms", 0.0) and x == pytest.approx(1000 * 8 / 18)
+    assert without.tops[0] == "40.5 ms" and not without.marks
 
 
 def test_memory_of_many_ranks_is_that_of_those_with_the_most():

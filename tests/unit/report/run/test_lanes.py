@@ -9,7 +9,6 @@ import pytest
 
 from tests.unit.report.run.reports import MS, made, report
 from weft.analysis.analysis import Analysis
-from weft.report.run import lanes as lanes_file
 from weft.report.run.ideal import ideal_step
 from weft.report.run.lanes import lanes
 
@@ -36,7 +35,16 @@ def test_every_copy_of_the_model_has_its_ideal():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"pipeline": "unheard of"}, {"partitions": 1}, {"microbatches": "many"}]
+    "settings",
+    [
+        {"pipeline": "unheard of"},
+        {"pipeline": "file"},
+        {"partitions": 1},
+        {"partitions": 10**9},
+        {"microbatches": "many"},
+        {"microbatches": 10**9},
+        {"microbatches": 0},
+    ],
 )
 def test_no_ideal_where_the_schedule_is_not_known(settings: dict):
     assert ideal_step(Analysis(made(settings=settings))) is None
@@ -51,11 +59,10 @@ def test_all_steps_are_there_if_they_fit():
     assert recorded["ranks"][0]["rank"] == 0 and ideal["name"].startswith("ideal")
 
 
-def test_of_many_steps_those_that_explain_most(monkeypatch):
+def test_of_many_steps_those_that_explain_most():
     """At most so many spans; the first step, the outlier and the usual one are among them."""
-    monkeypatch.setattr(lanes_file, "MOST_SPANS", 1000)
     made_report = report(made(late={(10, 1): 5.0}, steps=60))
-    found = lanes(made_report)
+    found = lanes(made_report, 1000)
     shown = [step for step, _ in found.steps]
     assert {1, 10, made_report.usual_step} <= set(shown) and len(shown) < 10
     spans = sum(len(rank["spans"]["kind"]) for rank in found.data["timelines"][1]["ranks"])
@@ -63,9 +70,8 @@ def test_of_many_steps_those_that_explain_most(monkeypatch):
     assert dict(found.steps)[10].endswith("outlier")
 
 
-def test_the_step_that_was_asked_for_is_there(monkeypatch):
-    monkeypatch.setattr(lanes_file, "MOST_SPANS", 1000)
-    found = lanes(report(made(steps=60), step=47))
+def test_the_step_that_was_asked_for_is_there():
+    found = lanes(report(made(steps=60), step=47), 1000)
     assert 47 in dict(found.steps) and found.data["first"] == found.first == 47
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
+import random
 import re
 import sys
 from dataclasses import replace
@@ -17,8 +19,12 @@ from weft.analysis.analysis import Analysis
 from weft.analysis.compare import compare
 from weft.analysis.scaling import scale
 from weft.errors import UsageError
+from weft.report.run import page as page_file
 from weft.report.run import step_tables
+from weft.report.run.lanes import lanes
 from weft.report.run.page import run_page, sections
+from weft.report.run.text import run_text
+from weft.report.run.words import sentence
 from weft.timeline import Span, Timeline
 from weft.visible import LINES, visible
 
@@ -75,7 +81,9 @@ def test_without_scripts_every_figure_is_there():
     page = run_page(found)
     seen = text_of(page)
     for finding in found.found:
-        assert finding.text in seen and all(str(value) in seen for value in finding.evidence.values())
+        assert sentence(finding.text) in seen and all(
+            str(value) in seen for value in finding.evidence.values()
+        )
         for line in finding.advice:
             assert all(piece in seen for piece in line.split("`"))
     for section in sections(found):
@@ -123,6 +131,42 @@ def test_64000_spans_stay_under_two_megabytes():
     assert len(page.encode()) < 2_000_000
     held = sum(len(rank["spans"]["kind"]) for rank in data_of(page)["timelines"][-1]["ranks"])
     assert 62_000 < held <= 64_000 and "of 64,640 spans" in page
+
+
+def test_many_ranks_have_fewer_steps_on_the_timeline(monkeypatch):
+    monkeypatch.setattr(page_file, "MOST_BYTES", 300_000)
+    found = report(made(replicas=4, microbatches=16))
+    page = run_page(found)
+    assert len(page.encode()) <= 300_000
+    shown = [step for step, _ in lanes(found).steps]
+    assert 1 < page.count("<option value=") - 1 < len(shown)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_figures_that_make_no_sense_are_shown_all_the_same(seed: int):
+    """What comes from damaged files: times far away, sizes below 0, what is not finite."""
+    draw = random.Random(seed)
+    times, sizes = [0.0, 1e-9, 1e15, -1e15, math.nan, math.inf, 5e-324], [0, 1, -1, 2**63]
+    run = made(steps=draw.choice([1, 3, 8]))
+    steps = {
+        rank: tuple(
+            replace(
+                step, step_s=draw.choice(times), start_s=draw.choice(times), data_s=draw.choice(times),
+                work_s=draw.choice(times), memory_bytes=draw.choice(sizes), values={"": draw.choice(times)},
+            )
+            for step in own
+        )
+        for rank, own in run.steps.items()
+    }  # fmt: skip
+    samples = tuple(
+        replace(
+            each, at_s=draw.choice(times), cores=draw.choice([(), (draw.choice(times),)]),
+            memory_bytes=draw.choice(sizes), read_rate=draw.choice(times), devices=draw.choice([(), each.devices]),
+        )
+        for each in run.samples["node"]
+    )  # fmt: skip
+    found = report(replace(run, steps=steps, samples={"node": samples}, clock_error_s=draw.choice(times)))
+    assert run_page(found) and run_text(found)
 
 
 @pytest.mark.parametrize("timeline", [Timeline(), Timeline([Span(0, "F", 0, 0.0, 1.0)])])

@@ -52,7 +52,7 @@ def test_a_finding_has_its_evidence_advice_and_gain():
         (3,),
     )
     text = run_text(Report(Analysis(made()), Verdict("Slow: it is slow.", Status.WARNING, finding, ())))
-    assert "WARNING Slow: it is slow. Expected to save 12.5% of a step.\n   -> write `x`\n" in text
+    assert "WARNING Slow: It is slow. Expected to save 12.5% of a step.\n   -> write `x`\n" in text
     assert "   time: 0.25; what: this\n   on ranks 1, 2; steps 3\n" in text
 
 
@@ -61,7 +61,7 @@ def test_rules_that_failed_and_consequences_are_told():
     under = Finding("Under", Status.INFO, "so", explained_by="Slow")
     text = run_text(Report(Analysis(made()), Verdict("x", Status.PASS, None, (failed, under))))
     assert "ERROR Mine: ZeroDivisionError: division by zero." in text
-    assert "INFO Under (a consequence of Slow): so." in text
+    assert "INFO Under (a consequence of Slow): So." in text
 
 
 def test_control_characters_do_not_reach_the_terminal():

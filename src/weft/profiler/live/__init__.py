@@ -1,0 +1,1 @@
+"""What is told of a job while it runs, from the recording that it writes."""

@@ -1,0 +1,105 @@
+"""Rules that a command line names, and the exit code of a job by what they find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from weft.cli import run as command
+from weft.cli.main import main
+from weft.errors import UsageError
+from weft.profiler.live.judged import check_names, failing
+from weft.rules.rule import Finding, Rule, Status
+
+
+@dataclass(frozen=True)
+class Heavy(Rule):
+    """A part is heavy."""
+
+    aliases: ClassVar[tuple[str, ...]] = ("OldHeavy",)
+    least_steps: ClassVar[int] = 1
+    status: Status = Status.WARNING
+
+    def evaluate(self, analysis):
+        return Finding("Heavy", self.status, "part 1 is\x1b[2J heavy")
+
+
+@dataclass(frozen=True)
+class Fine(Heavy):
+    """Nothing is wrong."""
+
+    aliases: ClassVar[tuple[str, ...]] = ()
+
+    def evaluate(self, analysis):
+        return self.passed()
+
+
+RULES = (Heavy(), Fine())
+FOUND = [Finding("Heavy", Status.WARNING), Finding("Fine", Status.INFO)]
+
+
+@pytest.mark.parametrize(
+    "names, found",
+    [(["Heavy"], 1), (["OldHeavy"], 1), (["any"], 1), (["Fine"], 0), (["Fine", "Heavy"], 1), ([], 0)],
+)
+def test_findings_that_are_named(names, found):
+    assert len(failing(FOUND, names, RULES)) == found
+
+
+def test_what_is_no_finding_does_not_fail():
+    for status in Status:
+        found = failing([Finding("Heavy", status)], ["Heavy"], RULES)
+        assert bool(found) == (status in (Status.WARNING, Status.CRITICAL))
+
+
+def test_names_that_no_rule_has():
+    check_names(["Heavy", "OldHeavy", "any"], RULES)
+    with pytest.raises(UsageError, match=r"there is no rule Heavi: did you mean Heavy\?"):
+        check_names(["Heavi"], RULES)
+    with pytest.raises(UsageError, match="there is no rule x: name one of Fine, Heavy, OldHeavy, any"):
+        check_names(["x"], RULES)
+
+
+JOB = """
+import torch
+import weft.torch as weft
+
+weft.init({})
+model = weft.DistributedModel(torch.nn.Linear(4, 4))
+
+@weft.step
+def step(model, x):
+    model.backward(model(x).sum())
+
+for _ in range(4):
+    step(model, torch.ones(2, 4))
+"""
+
+
+@pytest.mark.parametrize("name, code", [("Heavy", command.FOUND_SOMETHING), ("Fine", 0)])
+def test_the_exit_code_of_a_job(tmp_path, monkeypatch, capfd, name, code):
+    monkeypatch.setattr(command, "all_rules", lambda: RULES)
+    monkeypatch.setattr("weft.profiler.live.judged.all_rules", lambda: RULES)
+    (tmp_path / "job.py").write_text(JOB)
+    options = ["--record", str(tmp_path / "out"), "--fail-on", name]
+    assert main(["run", *options, str(tmp_path / "job.py")]) == code
+    told = "weft run: --fail-on: Heavy (warning): part 1 is\\x1b[2J heavy\n"
+    assert (told in capfd.readouterr().err) == bool(code)
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (["--fail-on", "Heavy"], "it records nothing: add --record FOLDER"),
+        (["--fail-on", "Heavy", "--engine", "mpirun"], "--fail-on is not for mpirun"),
+        (["--fail-on", "Heavi", "--record", "{folder}"], "did you mean Heavy?"),
+    ],
+)
+def test_what_cannot_be_judged_is_told_before_anything_runs(tmp_path, monkeypatch, capsys, options, told):
+    monkeypatch.setattr(command, "all_rules", lambda: RULES)
+    (tmp_path / "job.py").write_text("raise SystemExit(9)")
+    given = [each.format(folder=tmp_path / "out") for each in options]
+    assert main(["run", *given, str(tmp_path / "job.py")]) == 2
+    assert told in capsys.readouterr().err
