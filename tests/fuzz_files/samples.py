@@ -209,11 +209,23 @@ def _texts(root: Path) -> None:
         "SM_HP_MP_PARAMETERS": '{"partitions": 2, "placement_strategy": "cluster"}',
         "SM_FRAMEWORK_PARAMS": '{"sagemaker_mpi_enabled": true}',
     }  # fmt: skip
+    detail = '{ "StartStep": 5, "NumSteps": 3, }  # steps'
+    job = {
+        "ProfilerConfig": {
+            "ProfilingIntervalInMilliseconds": 500, "ProfilingParameters": {"DetailedProfilingConfig": detail}
+        },
+        "ProfilerRuleConfigurations": [
+            {"RuleParameters": {"rule_to_invoke": "ProfilerReport", "StepOutlier_stddev": "4"}}
+        ],
+        "DebugRuleConfigurations": [{"RuleConfigurationName": "Overfit", "RuleParameters": {"ratio_threshold": "0.1"}}],
+        "DebugHookConfig": {"CollectionConfigurations": [{"CollectionName": "losses"}]},
+    }  # fmt: skip
     files = {
         "graph/graph.json": graph, "profile/profile.txt": profile, "timeline/timeline.json": Timeline(spans).to_json(),
         "schedule/schedule.csv": csv, "settings/settings.json": json.dumps(settings),
         "slurm/environment": _lines(slurm), "torchrun/environment": _lines(torchrun),
         "options/environment": _lines(options), "message/message.json": pack(MESSAGE).text,
+        "debugger/job.json": json.dumps(job),
     }  # fmt: skip
     for number, line in enumerate(COMMANDS):
         files[f"command{number}/arguments"] = "\n".join(line)

@@ -19,10 +19,12 @@ import weft.torch as weft
 from tests.fuzz_files.samples import COMMANDS, MESSAGE, Trained
 from weft.analysis.analysis import Analysis
 from weft.cli.main import main
+from weft.compat.debugger import read_job
 from weft.compat.enable import launch_environ
 from weft.compat.modelparallel.parameters import read as read_parameters
 from weft.config import resolve
 from weft.errors import WeftError
+from weft.foreign import read_text
 from weft.launch.discovery import discover
 from weft.profiler.foreign_traces import read_traces
 from weft.profiler.live.following import Follower
@@ -162,6 +164,11 @@ def settings_of(folder: Path, made: Trained) -> str:
     return "read"
 
 
+def job_of(folder: Path, made: Trained) -> str:
+    read_job(read_text(folder / "job.json"))
+    return "read"
+
+
 def launchers(folder: Path, made: Trained) -> str:
     discover(environment(folder))
     return "read"
@@ -266,6 +273,7 @@ TARGETS: tuple[Target, ...] = (
     Target("timeline", ("*",), lambda at, made: command(["draw", "timeline.json", "--out", "x.svg"], at), pipes=False),
     Target("schedule", ("*",), on_schedule, pipes=False),
     Target("settings", ("*",), settings_of, pipes=False),
+    Target("debugger", ("*",), job_of, pipes=False),
     Target("slurm", ("*",), launchers, pipes=False),
     Target("torchrun", ("*",), launchers, pipes=False),
     Target("options", ("*",), options, pipes=False),

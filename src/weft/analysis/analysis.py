@@ -54,7 +54,8 @@ class Analysis:
     def training_steps(self) -> frozenset[int]:
         """The recorded steps with a backward pass, without the first ones."""
         evaluated = {step.step for steps in self.run.steps.values() for step in steps if step.evaluates}
-        return frozenset(step for step in self.timeline.steps[LEAVE_OUT:] if step not in evaluated)
+        began = sorted({span.step for span in self.timeline.spans if span.kind == "step"})
+        return frozenset(step for step in (began or self.timeline.steps)[LEAVE_OUT:] if step not in evaluated)
 
     @cached_property
     def typical(self) -> Mapping[int, Parts]:

@@ -69,15 +69,23 @@ def share(analysis: Analysis, part: Callable[[Parts], float]) -> float:
 
 
 def share_of_all(analysis: Analysis, part: Callable[[Parts], float]) -> tuple[float, list[int]]:
-    """The share of all training steps, outliers as well, that a part takes on the rank with most of it; and in
-    which steps it is there."""
+    """The share of all training steps, outliers as well, that a part takes on the rank with most of it; and in which
+    recorded steps the part is there.
+
+    Of long runs the spans of some steps are kept only, and of all outliers: the usual ones stand for those that are
+    not kept.
+    """
     worst, steps = 0.0, set()
-    for own in analysis.parts.values():
+    for rank, own in analysis.parts.items():
         chosen = {period: each for period, each in own.items() if period.step in analysis.training_steps}
-        total = sum(each.total for each in chosen.values())
-        if total > 0:
-            worst = max(worst, sum(map(part, chosen.values())) / total)
         steps |= {period.step for period, each in chosen.items() if part(each) > 0}
+        usual = [each for period, each in chosen.items() if period.step in analysis.usual_steps]
+        rest = [each for period, each in chosen.items() if period.step not in analysis.usual_steps]
+        if usual:
+            weight = max(1.0, (len(analysis.steps(rank)) - len(rest)) / len(usual))
+            total = weight * sum(each.total for each in usual) + sum(each.total for each in rest)
+            taken = weight * sum(map(part, usual)) + sum(map(part, rest))
+            worst = max(worst, taken / total if total > 0 else 0.0)
     return worst, sorted(steps)
 
 
@@ -166,6 +174,11 @@ def devices(analysis: Analysis) -> dict[str, list[Device]]:
                 for number, device in enumerate(sample.devices):
                     found[f"{host} gpu {number}"].append(device)
     return dict(found)
+
+
+def queue(sample: Sample) -> float:
+    """Threads that want to run, for each core."""
+    return sample.running / len(sample.cores) if sample.cores else 0.0
 
 
 def mean(values: Iterable[float]) -> float:

@@ -42,6 +42,8 @@ class Status(Enum):
     ERROR = "error"
 
 
+LEAST_GAIN = 0.01
+"""The share of a step that a fault costs at least."""
 FOUND = (Status.INFO, Status.WARNING, Status.CRITICAL)
 
 
@@ -138,16 +140,20 @@ class Rule(ABC):
     def graded(self, text: str, *measures: tuple[float, float, float], **more: Unpack[Said]) -> Finding:
         """Critical if a measure is above its second limit, else a warning if one is above its first, else passed.
 
+        What is known to cost less than `LEAST_GAIN` of a step is worth knowing, and no more.
+
         Args:
             text: What was measured.
             measures: Each with the limit of a warning and the one from which it is critical.
             more: What is said besides.
         """
-        if any(value > critical for value, _, critical in measures):
-            return self._found(Status.CRITICAL, text, more)
-        if any(value > warn for value, warn, _ in measures):
-            return self._found(Status.WARNING, text, more)
-        return self.passed(text, **more.get("evidence", {}))
+        if not any(value > warn for value, warn, _ in measures):
+            return self.passed(text, **more.get("evidence", {}))
+        gain = more.get("gain")
+        if gain is not None and gain < LEAST_GAIN:
+            return self._found(Status.INFO, text, {**more, "gain": max(0.0, gain)})
+        severe = any(value > critical for value, _, critical in measures)
+        return self._found(Status.CRITICAL if severe else Status.WARNING, text, more)
 
     def _found(self, status: Status, text: str, more: Said) -> Finding:
         return Finding(

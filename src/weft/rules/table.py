@@ -13,6 +13,7 @@ from weft.rules.machine.gpu_memory_increase import GPUMemoryIncrease
 from weft.rules.machine.low_gpu_utilization import LowGPUUtilization
 from weft.rules.machine.memory_headroom import MemoryHeadroom
 from weft.rules.machine.memory_leak import MemoryLeak
+from weft.rules.machine.other_processes import OtherProcesses
 from weft.rules.machine.overall_system_usage import OverallSystemUsage
 from weft.rules.pipeline.last_partition_heavy import LastPartitionHeavy
 from weft.rules.pipeline.microbatches_too_few import MicrobatchesTooFew
@@ -53,6 +54,7 @@ RULES: tuple[Rule, ...] = (
     AllReduceExposed(),
     CollectorPauses(),
     CheckpointStall(),
+    OtherProcesses(),
     StepOutlier(),
     CPUBottleneck(),
     IOBottleneck(),

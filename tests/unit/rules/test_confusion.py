@@ -52,6 +52,16 @@ PLANTED: dict[str, tuple[str, Made]] = {
     "another process on a rank's core": (
         "StragglerRank", replace(TWO, slow={1: 2}, step_values=losing(1, 0.5, 96.0))
     ),
+    "another process on a rank's core, as the host shows it": (
+        "StragglerRank",
+        replace(TWO, slow={1: 2}, sample=sample(others=0.5, running=6), step_values=losing(1, 0.5, 96.0)),
+    ),
+    "other processes on all cores": (
+        "OtherProcesses",
+        replace(with_gaps(TWO.run(), 0.3), samples=replace(
+            TWO, sample=sample(others=0.6, running=8), steps=30).run().samples, steps=replace(
+            TWO, step_values=losing(0, 0.5, 48.0, always=True)).run().steps),
+    ),
     "another process on a core of a copy": ("StragglerRank", replace(TWO, replicas=2, slow={2: 2})),
     "a loader that sleeps": ("DataWait", replace(TWO, data_s=30, sample=sample())),
     "preprocessing that takes both cores": (

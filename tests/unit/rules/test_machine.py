@@ -11,9 +11,9 @@ from weft.rules.rule import Status
 MB = 1_000_000
 
 
-def memory(first: int, each: int, until: int = 1000) -> Values:
+def memory(first: int, each: float, until: int = 1000) -> Values:
     """So many MB, and more with each step, up to a last one."""
-    return lambda rank, step: {"memory_bytes": (first + each * min(step, until)) * MB}
+    return lambda rank, step: {"memory_bytes": round((first + each * min(step, until)) * MB)}
 
 
 CASES = {
@@ -42,6 +42,11 @@ CASES = {
         Recorded(steps=30, step_values=memory(100, 10)), Status.CRITICAL, "takes 9.54 MiB more with every step",
         Recorded(steps=30, step_values=memory(100, 10, until=8)), Recorded(step_values=memory(100, 10)),
         Status.NOT_ENOUGH_DATA,
+    ),
+    "OtherProcesses": Case(
+        Recorded(sample=sample(others=0.5, running=6), step_values=lambda *_: {"work_s": 24.0, "cpu_s": 12.0}),
+        Status.WARNING, "take 50.0 % of the cores, and training had none for 50.0 %",
+        Recorded(sample=sample(others=0.5, running=6)), Recorded(), Status.NOT_ENOUGH_DATA,
     ),
     "OverallSystemUsage": Case(
         Recorded(sample=sample(devices=(gpu(0.3),))), Status.INFO, "1 hosts", None, Recorded(), Status.NOT_ENOUGH_DATA
@@ -77,8 +82,8 @@ def test_a_slow_leak_is_found_at_every_length():
 
 
 def test_a_leak_far_from_the_limit_is_a_warning():
-    found = ask("MemoryLeak", Recorded(steps=30, step_values=memory(100, 1)))
-    assert (found.status, found.evidence["full after"]) == (Status.WARNING, "944 more steps")
+    found = ask("MemoryLeak", Recorded(steps=30, step_values=memory(100, 0.3)))
+    assert (found.status, found.evidence["full after"]) == (Status.WARNING, "3216 more steps")
 
 
 def test_the_table_of_usage():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.recordings import Recorded
 from tests.unit.rules.cases import Case, ask, check
+from weft.analysis.run import Unit
 from weft.rules.replicas.load_balancing import distance
 from weft.rules.rule import Status
 
@@ -56,6 +59,13 @@ def test_without_copies_lost_cores_tell():
     found = ask("StragglerRank", slowed(300, 0.5))
     assert (found.status, found.ranks) == (Status.CRITICAL, (1,))
     assert found.evidence["had its core"] == "50.0 % of its work"
+
+
+@pytest.mark.parametrize(("second_s", "status"), [(1.0, Status.CRITICAL), (2.0, Status.PASS)])
+def test_without_copies_the_costs_of_the_split_tell(second_s: float, status: Status):
+    """Rank 1 takes twice as long and had its core half of the time: is that more than its units should take?"""
+    units = (Unit("a", 0, 1.0, 2.0), Unit("b", 1, second_s, 2 * second_s))
+    assert ask("StragglerRank", replace(slowed(0, 0.5), units=units)).status is status
 
 
 def test_a_partition_that_is_heavy_is_no_straggler():

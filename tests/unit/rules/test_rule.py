@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
+
 from tests.recordings import Recorded
 from weft.analysis.analysis import Analysis
 from weft.rules.rule import Finding, Rule, Status, judge
@@ -38,6 +40,17 @@ def test_a_rule_that_raises_is_an_error_and_the_others_go_on():
 def test_a_rule_abstains_with_few_steps():
     (found,) = judge([Slow()], Analysis(Recorded(steps=3).run()))
     assert found.status is Status.NOT_ENOUGH_DATA
+
+
+@pytest.mark.parametrize(
+    ("measure", "gain", "status"),
+    [
+        (0.1, 0.5, Status.PASS), (0.2, 0.5, Status.WARNING), (0.4, 0.5, Status.CRITICAL),
+        (0.4, None, Status.CRITICAL), (0.4, 0.001, Status.INFO),
+    ],
+)  # fmt: skip
+def test_what_costs_next_to_nothing_is_no_fault(measure: float, gain: float | None, status: Status):
+    assert Slow().graded("slow", (measure, 0.1, 0.3), gain=gain).status is status
 
 
 def test_parameters_and_question():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -46,14 +47,14 @@ CASES = {
     "CollectorPauses": Case(
         Recorded(partitions=2, microbatches=16, pauses={3: ("collector", 5), 6: ("collector", 5)}), Status.WARNING,
         "2.7 %",
-        Recorded(partitions=2, microbatches=16, pauses={3: ("collector", 1)}), None,
+        Recorded(partitions=2, microbatches=16, pauses={3: ("collector", 1), 6: ("collector", 1)}), None,
     ),
     "CheckpointStall": Case(
         Recorded(partitions=2, microbatches=16, pauses={3: ("checkpoint", 100)}), Status.CRITICAL, "21.9 %",
         Recorded(partitions=2, microbatches=16, pauses={3: ("checkpoint", 10)}), Recorded(),
     ),
     "StepOutlier": Case(
-        late(5, 50, 100), Status.WARNING, "2 of 99 steps take", late(1.3, 50, 100), Recorded(), Status.NOT_ENOUGH_DATA
+        late(5, 50, 100), Status.WARNING, "2 of 98 steps take", late(1.3, 50, 100), Recorded(), Status.NOT_ENOUGH_DATA
     ),
     "MaxInitializationTime": Case(
         started(1500), Status.WARNING, "began after 1500 s", started(10), Recorded(), Status.NOT_ENOUGH_DATA
@@ -83,6 +84,20 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_battery(name: str):
     check(name, CASES[name])
+
+
+def test_a_single_pause_of_the_collector_is_no_fault():
+    once = Recorded(partitions=2, microbatches=16, pauses={3: ("collector", 50)})
+    assert ask("CollectorPauses", once).status is Status.PASS
+
+
+def test_steps_without_spans_count_as_usual_ones():
+    """Of a long run the spans of outliers are kept, and of few other steps."""
+    pauses = dict.fromkeys((4, 6), ("checkpoint", 100.0))
+    run = Recorded(partitions=2, microbatches=16, steps=40, pauses=pauses).run()
+    kept = replace(run, timeline=Timeline(span for span in run.timeline.spans if span.step < 9))
+    assert ask("CheckpointStall", run).evidence["share"] == "9.1 %"
+    assert ask("CheckpointStall", kept).evidence["share"] == "9.1 %"
 
 
 def test_a_rank_may_come_later_while_the_job_runs():
@@ -122,6 +137,17 @@ def test_the_only_value_is_the_loss():
     assert ask("LossNotFinite", logging(lambda step: {"mine": INF})).text == "the mine is inf since step 1"
     two = logging(lambda step: {"mine": INF, "other": 1.0})
     assert ask("LossNotFinite", two).status is Status.NOT_ENOUGH_DATA
+
+
+def test_the_noise_of_a_loss_that_fell_is_no_rise():
+    draw = random.Random(3)
+    noisy = {step: 1.0 / min(step, 10) + 0.02 * draw.gauss(0, 1) for step in range(1, 401)}
+    run = Recorded(
+        partitions=1, microbatches=1, steps=400, step_values=lambda _, step: {"values": {"loss": noisy[step]}}
+    )
+    found = ask("LossNotDecreasing", run)
+    assert float(str(found.evidence["last"])) > 1.05 * float(str(found.evidence["lowest"]))
+    assert found.status is Status.PASS
 
 
 def test_a_loss_that_stays_is_told():

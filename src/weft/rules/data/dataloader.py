@@ -21,7 +21,7 @@ class Dataloader(Rule):
 
     min_threshold: float = 70.0
     max_threshold: float = 200.0
-    least_wait: float = 0.05
+    least_wait: float = 0.10
     least_samples: int = 4
 
     def evaluate(self, analysis: Analysis) -> Finding:

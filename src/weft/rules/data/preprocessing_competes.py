@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
 from weft.analysis.run import Sample
-from weft.rules.measures import core_time, mean, percent, samples
+from weft.rules.measures import core_time, mean, percent, queue, samples
 from weft.rules.rule import Finding, Rule
 
 
@@ -21,7 +21,7 @@ class PreprocessingCompetes(Rule):
     explains = (
         "DataWait", "Dataloader", "StragglerRank", "CPUBottleneck", "PartitionImbalance", "LastPartitionHeavy",
         "PipelineBubble", "AllReduceExposed", "LowGPUUtilization", "LoadBalancing", "MicrobatchesTooMany",
-        "TransferExposed", "StepOutlier",
+        "TransferExposed", "StepOutlier", "OtherProcesses",
     )  # fmt: skip
 
     warn: float = 0.15
@@ -39,15 +39,15 @@ class PreprocessingCompetes(Rule):
         if not had:
             return self.abstain("it is not known how much processor time the work got")
         taken = mean(sample.loaders_share for sample in found)
-        queue = mean(map(_queue, found))
+        waiting = mean(map(queue, found))
         lost = 1 - mean(had.values())
         evidence = {
             "loaders take": f"{percent(taken)} of all cores",
-            "threads that want to run": f"{queue:.1f} a core",
+            "threads that want to run": f"{waiting:.1f} a core",
             "work without its core": percent(lost),
             "processes beside the ranks": round(mean(sample.loaders for sample in found)),
         }
-        if taken < self.loaders or queue <= 1.0:
+        if taken < self.loaders or waiting <= 1.0:
             return self.passed("the data's processes leave cores for the training", **evidence)
         return self.graded(
             f"data loading takes {percent(taken)} of the cores, and training had none for {percent(lost)} of its work",
@@ -78,8 +78,3 @@ class PreprocessingCompetes(Rule):
             if (share := core_time(analysis, rank)) is not None
         ]
         return min(1.0, max(saved) / analysis.step_s) if saved and analysis.step_s else None
-
-
-def _queue(sample: Sample) -> float:
-    """Threads that want to run, for each core."""
-    return sample.running / len(sample.cores) if sample.cores else 0.0

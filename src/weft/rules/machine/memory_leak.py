@@ -24,7 +24,7 @@ class MemoryLeak(Rule):
 
     least_bytes: int = 64 << 10
     least_growth: float = 0.05
-    soon: float = 10.0
+    soon: float = 50.0
     patience: int = 20
 
     def evaluate(self, analysis: Analysis) -> Finding:

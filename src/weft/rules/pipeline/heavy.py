@@ -22,7 +22,7 @@ def lighten(analysis: Analysis, partition: int) -> list[str]:
             f"move modules from partition {partition} to others: `weft.set_partition(module, ...)`",
         ]
     if not suggestion.moves:
-        return [*found, f"cut the modules of partition {partition} into smaller ones: {suggestion.text}"]
+        return found or [f"cut the modules of partition {partition} into smaller ones: {suggestion.text}"]
     lines = ", ".join(f"`{move.line}`" for move in suggestion.moves[:MOST_LINES])
     more = f", and {len(suggestion.moves) - MOST_LINES} more" if len(suggestion.moves) > MOST_LINES else ""
     return [*found, f'move {suggestion.text}: `"auto_partition": false`, {lines}{more}']

@@ -15,14 +15,14 @@ class StragglerRank(Rule):
     """Is one rank slower than others that do the same work?
 
     The score is the time that its work should take by the time that it takes. With replicas the same partition of the
-    other copies shows what it should take. Without them the share of the work in which the rank had its core does, or
-    the costs by which the model was split; both count only if the rank lost its core to others more often than the
-    other ranks did: a partition may also be heavy, or wait for something of its own.
+    other copies shows what it should take. Without them the costs by which the model was split do, if the rank had its
+    core for at most `lost_core` of what the others had it, or lost it more often; a partition may also be heavy.
+    Without costs both must be so, for a rank may also wait for something of its own.
     """
 
     explains = (
         "PartitionImbalance", "LastPartitionHeavy", "PipelineBubble", "AllReduceExposed", "LoadBalancing",
-        "LowGPUUtilization",
+        "LowGPUUtilization", "OtherProcesses",
     )  # fmt: skip
 
     warn: float = 0.90
@@ -66,10 +66,11 @@ class StragglerRank(Rule):
         for rank, share in had.items():
             others = statistics.median(had[other] for other in had if other != rank)
             relative = min(1.0, share / others) if others else 1.0
-            if not _preempted_more(analysis, rank):
-                found[rank] = 1.0  # it waits for something of its own, a disk say
-            else:
-                found[rank] = relative if relative <= self.lost_core else expected[rank]
+            lost, preempted = relative <= self.lost_core, _preempted_more(analysis, rank)
+            if rank in expected and (lost or preempted):
+                found[rank] = max(expected[rank], relative) if lost else expected[rank]
+            else:  # without preemption it waits for something of its own, a disk say
+                found[rank] = relative if lost and preempted else 1.0
         return found
 
     def _signs(self, analysis: Analysis, rank: int) -> dict[str, object]:
@@ -97,8 +98,7 @@ def _by_peers(analysis: Analysis) -> dict[int, float]:
 
 
 def _by_split(analysis: Analysis) -> dict[int, float]:
-    """For each rank what its units were measured to take by what it takes, in units of the best rank; 1 if unknown."""
-    found = dict.fromkeys(analysis.ranks, 1.0)
+    """For ranks of which it is known, what their units were measured to take by what they take; the best has 1."""
     units = next((facts.units for facts in analysis.run.facts.values() if facts.units), ())
     speeds = {}
     for rank, parts in analysis.typical.items():
@@ -107,7 +107,7 @@ def _by_split(analysis: Analysis) -> dict[int, float]:
             expected = sum(each.forward_s + each.backward_s for each in own) * microbatches(analysis)
             speeds[rank] = expected / parts.work
     best = max(speeds.values(), default=0.0)
-    return found | {rank: speed / best for rank, speed in speeds.items() if best > 0}
+    return {rank: speed / best for rank, speed in speeds.items() if len(speeds) > 1 and best > 0}
 
 
 def _preempted(analysis: Analysis, rank: int) -> float:

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from weft.analysis.analysis import Analysis
+from weft.analysis.series import deviation
 from weft.rules.rule import Finding, Rule
 from weft.rules.training.values import losses
+
+NOISE = 6.0
+"""So many standard errors of a median may lie between the lowest of many windows and any other one."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,8 @@ class LossNotDecreasing(Rule):
     """Does the loss not fall, or does it rise?
 
     Compared are medians of `num_steps` values. It rises if the last one is above the lowest by
-    `increase_threshold_percent`; it does not fall if none is below the first by `diff_percent`.
+    `increase_threshold_percent`, and by more than its noise explains; it does not fall if none is below the first by
+    `diff_percent`.
     """
 
     least_steps = 0
@@ -31,11 +36,13 @@ class LossNotDecreasing(Rule):
         if len(values) < 3 * self.num_steps:
             return self.abstain(f"{len(values)} values of a loss, it needs {3 * self.num_steps}")
         starts = range(len(values) % self.num_steps, len(values), self.num_steps)
-        medians = [median(value for _, value in values[start : start + self.num_steps]) for start in starts]
+        windows = [[value for _, value in values[start : start + self.num_steps]] for start in starts]
+        medians = [median(window) for window in windows]
         lowest, size = min(medians), abs(min(medians)) or 1.0
         steps = [values[medians.index(lowest) * self.num_steps][0], values[-1][0]]
         evidence = {"first": f"{medians[0]:.6g}", "lowest": f"{lowest:.6g}", "last": f"{medians[-1]:.6g}"}
-        if 100 * (medians[-1] - lowest) / size > self.increase_threshold_percent:
+        rise = medians[-1] - lowest
+        if 100 * rise / size > self.increase_threshold_percent and rise > NOISE * _noise(windows):
             return self.warning(
                 f"the {name} rose from {lowest:.6g} to {medians[-1]:.6g}",
                 evidence=evidence,
@@ -52,3 +59,9 @@ class LossNotDecreasing(Rule):
                 steps=steps,
             )
         return self.passed(f"the {name} falls", **evidence)
+
+
+def _noise(windows: list[list[float]]) -> float:
+    """The standard error of a window's median: 1.2533 standard deviations by the root of its size."""
+    apart = [value - median(window) for window in windows for value in window]
+    return 1.2533 * 1.4826 * deviation(apart) / math.sqrt(len(windows[0]))

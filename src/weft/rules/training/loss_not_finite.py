@@ -21,7 +21,7 @@ class LossNotFinite(Rule):
     def evaluate(self, analysis: Analysis) -> Finding:
         name, values = losses(analysis)
         if not values:
-            return self.abstain("no loss was logged; `weft.log(loss=...)` does")
+            return self.abstain("no loss was logged (`weft.log` does)")
         wrong = [(step, value) for step, value in values if not math.isfinite(value)]
         if not wrong:
             return self.passed(f"the {name} was finite in all {len(values)} steps")

@@ -14,6 +14,9 @@ from weft.rules.measures import percent
 from weft.rules.rule import Finding, Rule
 from weft.units import format_seconds
 
+FIRST = 2
+"""So many steps at the begin trace and split, or wait for other ranks that do."""
+
 
 @dataclass(frozen=True)
 class StepOutlier(Rule):
@@ -21,7 +24,7 @@ class StepOutlier(Rule):
 
     A step's time goes to the begin of the next one. An outlier is above the median by `stddev` robust standard
     deviations (1.4826 times the median distance), and by `least` of the median. It takes more than `n_outliers` of
-    them, and `warn` of the time lost in them. The first step, which traces, does not count.
+    them, and `warn` of the time lost in them. The first two steps, in which ranks trace, do not count.
     """
 
     explains = ("PipelineBubble",)
@@ -75,7 +78,7 @@ def _step_times(analysis: Analysis) -> dict[int, float]:
     """Seconds from each training step to the next, of the rank on which it is longest; none before an evaluation."""
     found: dict[int, float] = {}
     for rank in analysis.ranks:
-        for this, following in pairwise(analysis.run.steps.get(rank, ())[1:]):
+        for this, following in pairwise(analysis.run.steps.get(rank, ())[FIRST:]):
             if not this.evaluates and not following.evaluates and following.step == this.step + 1:
                 found[this.step] = max(found.get(this.step, 0.0), following.start_s - this.start_s)
     return found

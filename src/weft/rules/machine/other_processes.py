@@ -1,0 +1,52 @@
+"""Processes outside of the job that take its cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.analysis.analysis import Analysis
+from weft.rules.measures import core_time, mean, percent, queue, samples
+from weft.rules.rule import Finding, Rule
+
+
+@dataclass(frozen=True)
+class OtherProcesses(Rule):
+    """Do processes outside of the job take cores that it needs?
+
+    Three things together tell it: they take at least `others` of all cores' time, more threads want to run than there
+    are cores, and the ranks' work takes longer than the processor time it got. What that share is, is the measure. It
+    is a warning at most: it explains what Python and messages seem to take, and hides no other fault.
+    """
+
+    explains = (
+        "CPUBottleneck", "MicrobatchesTooMany", "StepOutlier", "PipelineBubble", "TransferExposed", "AllReduceExposed",
+        "LoadBalancing",
+    )  # fmt: skip
+
+    warn: float = 0.15
+    others: float = 0.20
+    least_samples: int = 4
+
+    def evaluate(self, analysis: Analysis) -> Finding:
+        found = samples(analysis)
+        had = [share for rank in analysis.ranks if (share := core_time(analysis, rank)) is not None]
+        if len(found) < self.least_samples or not had:
+            return self.abstain(f"{len(found)} measures of the hosts, and {len(had)} ranks' processor times")
+        taken, waiting, lost = mean(each.others for each in found), mean(map(queue, found)), 1 - mean(had)
+        evidence = {
+            "other processes take": f"{percent(taken)} of all cores",
+            "threads that want to run": f"{waiting:.1f} a core",
+            "work without its core": percent(lost),
+        }
+        if taken < self.others or waiting <= 1.0 or lost <= self.warn:
+            return self.passed("other processes leave cores for the job", **evidence)
+        return self.warning(
+            f"processes outside of the job take {percent(taken)} of the cores, and training had none for "
+            f"{percent(lost)} of its work",
+            evidence=evidence,
+            advice=[
+                "end them or move them: `top` names them",
+                "keep the job on cores of its own (`taskset`)",
+            ],
+            ranks=analysis.ranks,
+        )

@@ -1,0 +1,68 @@
+"""The table of rules in `docs/rules.md`, made from `weft.rules`.
+
+python -m tests.rules_page        # writes it anew
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from weft.rules import RULES, Rule
+
+PAGE = Path(__file__).parents[1] / "docs" / "rules.md"
+START, END = "<!-- rules:", "<!-- /rules -->"
+ROOMS = {
+    "pipeline": "Models that are split",
+    "replicas": "Ranks that do the same",
+    "data": "The way of the data",
+    "machine": "Processors, GPUs and memory",
+    "training": "The run itself",
+}
+HEAD = "| rule | question and measure | parameters | says nothing where |"
+_SILENT = re.compile(
+    r"self\.(abstain|not_applicable)\(\s*f?(\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')", re.DOTALL
+)
+_PARAMETER = re.compile(r"\{self\.(\w+)\}")
+_COUNT = re.compile(r"\{[^{}]*\} (.*), it needs .*")
+_FIELD = re.compile(r"\{[^{}]*\}")
+
+
+def table() -> str:
+    """A table for each room: what a rule asks, its parameters, what it does, when it says nothing."""
+    lines: list[str] = []
+    for room, title in ROOMS.items():
+        lines += [f"### {title}", "", HEAD, "| --- | --- | --- | --- |"]
+        lines += [row(rule) for rule in RULES if type(rule).__module__.split(".")[2] == room]
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def row(rule: Rule) -> str:
+    """One rule."""
+    text = " ".join(inspect.cleandoc(type(rule).__doc__ or "").split())
+    parameters = ", ".join(f"`{name}` {value:g}" for name, value in rule.parameters.items())  # type: ignore[str-format]
+    names = f"`{rule.name}`" + "".join(f" (`{alias}`)" for alias in rule.aliases)
+    return f"| {names} | {text} | {parameters} | {silent(rule)} |".replace("||", "|").replace("|  |", "| |")
+
+
+def silent(rule: Rule) -> str:
+    """When a rule abstains, from its own sentences."""
+    found = []
+    for match in _SILENT.finditer(inspect.getsource(type(rule))):
+        text = _COUNT.sub(r"there are too few \1", match[2][1:-1])
+        found.append(_FIELD.sub("...", _PARAMETER.sub(r"`\1`", text)))
+    return "; ".join(dict.fromkeys(found))
+
+
+def filled(page: str) -> str:
+    """`page` with the present tables between its two comments."""
+    head, start, rest = page.partition(START)
+    note, _, old = rest.partition("\n")
+    _, end, tail = old.partition(END)
+    return f"{head}{start}{note}\n\n{table()}\n\n{end}{tail}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
