@@ -16,21 +16,21 @@ from weft.analysis.scaling import scale
 from weft.cli.draw import wrote
 from weft.cli.machine import count
 from weft.errors import UsageError
-from weft.foreign import LARGEST, shown_path, shown_text
+from weft.foreign import LARGEST, shown_path
 from weft.profiler.foreign_traces import is_traces, read_traces
 from weft.profiler.reading import read_run
 from weft.report.run.document import run_json
 from weft.report.run.page import run_page
 from weft.report.run.report import Report
 from weft.report.run.text import run_text
-from weft.rules.configure import load_rule, nearest, rules
-from weft.rules.rule import Finding, Rule, Status, judge
+from weft.rules.configure import load_rule, rules
+from weft.rules.failing import failing, wanted
+from weft.rules.rule import Rule, judge
 from weft.rules.verdict import verdict
 
 PAGE = "report.html"
 FAILED = 3
 """The exit code where a finding is there that `--fail-on` names."""
-_LEVELS = {"warning": (Status.WARNING, Status.CRITICAL), "critical": (Status.CRITICAL,)}
 _EXAMPLES = """\
 examples:
   weft report out                                    # the verdict, the findings, where the time went
@@ -89,7 +89,7 @@ def add_parser(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     asked = rules(options.set, map(load_rule, options.rules))
-    wanted = [_fail_on(text, asked) for text in options.fail_on]
+    names = wanted(options.fail_on, asked)
     folder, report = _report(options, asked)
     if options.html is not None:
         out = Path(options.html) if options.html else folder / PAGE
@@ -102,7 +102,7 @@ def main(options: argparse.Namespace) -> int:
         print(run_text(report))
     else:
         print(f"{report.verdict.status.value}: {report.verdict.text}")
-    failed = [each for each in report.found if any(_matches(each, name) for name in wanted)]
+    failed = failing(report.found, names)
     for each in failed:
         print(f"weft report: --fail-on: {each.rule} is {each.status.value}", file=sys.stderr)
     return FAILED if failed else 0
@@ -151,17 +151,3 @@ def _read(folder: Path) -> Analysis:
 
 def _judged(analysis: Analysis, asked: Sequence[Rule]) -> Report:
     return Report(analysis, verdict(judge(asked, analysis), asked), asked)
-
-
-def _fail_on(text: str, asked: Sequence[Rule]) -> str:
-    """A level, or a rule's name."""
-    names = {name.lower(): rule.name for rule in asked for name in (rule.name, *rule.aliases)}
-    names |= {level: level for level in _LEVELS}
-    if text.lower() not in names:
-        hint = nearest(text, names.values()) or "write warning, critical, or the name of a rule"
-        raise UsageError(f'--fail-on "{shown_text(text)}": there is no such rule; {hint}')
-    return names[text.lower()]
-
-
-def _matches(finding: Finding, name: str) -> bool:
-    return finding.status in _LEVELS.get(name, _LEVELS["warning"]) and name in (finding.rule, *_LEVELS)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from weft import config
+from weft.analysis.analysis import Analysis
 from weft.cli.fresh_page import fresh_page
 from weft.cli.machine import count
 from weft.compat import launch_environ
@@ -28,9 +29,12 @@ from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.local import Job, run
 from weft.launch.rank import FILE, MODULE
 from weft.profiler import detail
-from weft.profiler.live.judged import Judged, all_rules, check_names, failing
 from weft.profiler.live.metrics import Collector, Endpoint
 from weft.profiler.reading import read_run
+from weft.rules.failing import failing, wanted
+from weft.rules.rule import judge
+from weft.rules.table import RULES
+from weft.rules.verdict import verdict
 from weft.visible import visible
 from weft.watch import progress
 from weft.watch.heartbeat import Page
@@ -188,14 +192,15 @@ def _check_rules(options: argparse.Namespace, settings: config.Settings) -> None
         raise LaunchError(
             "--fail-on judges what the job records, and it records nothing: add --record FOLDER"
         )
-    check_names(options.fail_on, all_rules())
+    wanted(options.fail_on, RULES)
 
 
 def _judge(options: argparse.Namespace, settings: config.Settings) -> int:
     """The exit code that the recording of a job deserves which ended well."""
     if not options.fail_on:
         return 0
-    found = failing(Judged().of(read_run(Path(settings.record))), options.fail_on, all_rules())
+    told = verdict(judge(RULES, Analysis(read_run(Path(settings.record)))), RULES)
+    found = failing(told.findings, wanted(options.fail_on, RULES))
     for each in found:
         print(
             f"weft run: --fail-on: {each.rule} ({each.status.value}): {visible(each.text)}", file=sys.stderr

@@ -31,6 +31,11 @@ class Verdict:
     finding: Finding | None
     under: tuple[Finding, ...]
 
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All of them, in this order."""
+        return self.under if self.finding is None else (self.finding, *self.under)
+
 
 def verdict(findings: Iterable[Finding], rules: Iterable[Rule] = RULES) -> Verdict:
     """What comes first of what rules found.

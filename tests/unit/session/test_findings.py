@@ -79,7 +79,7 @@ def test_without_a_recording_there_is_nothing_to_judge():
 def test_in_a_job(tmp_path, monkeypatch):
     import torch
 
-    monkeypatch.setattr("weft.profiler.live.judged.all_rules", lambda: [Says(MILD)])
+    monkeypatch.setattr("weft.profiler.live.judged.RULES", [Says(MILD)])
     monkeypatch.setattr(Says, "least_steps", 1)
     found: list[Finding] = []
     weft.init({"record": str(tmp_path / "out")})

@@ -10,7 +10,7 @@ import pytest
 from weft.cli import run as command
 from weft.cli.main import main
 from weft.errors import UsageError
-from weft.profiler.live.judged import check_names, failing
+from weft.rules.failing import failing, wanted
 from weft.rules.rule import Finding, Rule, Status
 
 
@@ -45,21 +45,23 @@ FOUND = [Finding("Heavy", Status.WARNING), Finding("Fine", Status.INFO)]
     [(["Heavy"], 1), (["OldHeavy"], 1), (["any"], 1), (["Fine"], 0), (["Fine", "Heavy"], 1), ([], 0)],
 )
 def test_findings_that_are_named(names, found):
-    assert len(failing(FOUND, names, RULES)) == found
+    assert len(failing(FOUND, wanted(names, RULES))) == found
 
 
 def test_what_is_no_finding_does_not_fail():
     for status in Status:
-        found = failing([Finding("Heavy", status)], ["Heavy"], RULES)
+        found = failing([Finding("Heavy", status)], ["Heavy"])
         assert bool(found) == (status in (Status.WARNING, Status.CRITICAL))
 
 
 def test_names_that_no_rule_has():
-    check_names(["Heavy", "OldHeavy", "any"], RULES)
-    with pytest.raises(UsageError, match=r"there is no rule Heavi: did you mean Heavy\?"):
-        check_names(["Heavi"], RULES)
-    with pytest.raises(UsageError, match="there is no rule x: name one of Fine, Heavy, OldHeavy, any"):
-        check_names(["x"], RULES)
+    assert wanted(["heavy", "OldHeavy", "any", "critical"], RULES) == ["Heavy", "Heavy", "any", "critical"]
+    with pytest.raises(UsageError, match=r"there is no such rule; did you mean \"Heavy\"\?"):
+        wanted(["Heavi"], RULES)
+    with pytest.raises(
+        UsageError, match="there is no such rule; write warning, critical, or the name of a rule"
+    ):
+        wanted(["x"], RULES)
 
 
 JOB = """
@@ -80,8 +82,7 @@ for _ in range(4):
 
 @pytest.mark.parametrize("name, code", [("Heavy", command.FOUND_SOMETHING), ("Fine", 0)])
 def test_the_exit_code_of_a_job(tmp_path, monkeypatch, capfd, name, code):
-    monkeypatch.setattr(command, "all_rules", lambda: RULES)
-    monkeypatch.setattr("weft.profiler.live.judged.all_rules", lambda: RULES)
+    monkeypatch.setattr(command, "RULES", RULES)
     (tmp_path / "job.py").write_text(JOB)
     options = ["--record", str(tmp_path / "out"), "--fail-on", name]
     assert main(["run", *options, str(tmp_path / "job.py")]) == code
@@ -94,11 +95,11 @@ def test_the_exit_code_of_a_job(tmp_path, monkeypatch, capfd, name, code):
     [
         (["--fail-on", "Heavy"], "it records nothing: add --record FOLDER"),
         (["--fail-on", "Heavy", "--engine", "mpirun"], "--fail-on is not for mpirun"),
-        (["--fail-on", "Heavi", "--record", "{folder}"], "did you mean Heavy?"),
+        (["--fail-on", "Heavi", "--record", "{folder}"], 'did you mean "Heavy"?'),
     ],
 )
 def test_what_cannot_be_judged_is_told_before_anything_runs(tmp_path, monkeypatch, capsys, options, told):
-    monkeypatch.setattr(command, "all_rules", lambda: RULES)
+    monkeypatch.setattr(command, "RULES", RULES)
     (tmp_path / "job.py").write_text("raise SystemExit(9)")
     given = [each.format(folder=tmp_path / "out") for each in options]
     assert main(["run", *given, str(tmp_path / "job.py")]) == 2
