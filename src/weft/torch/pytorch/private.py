@@ -369,7 +369,9 @@ def constructors() -> Sequence[Callable[..., Any]]:
 # --- what a recording sees ---------------------------------------------------------------------------------
 
 _loader_iterator: Any = _find(
-    "torch.utils.data.dataloader._BaseDataLoaderIter", "waits for data are recorded"
+    "torch.utils.data.dataloader._BaseDataLoaderIter",
+    "waits for data are recorded",
+    "recordings do not tell how long data were waited for",
 )
 
 
