@@ -122,7 +122,12 @@ GROUPS_OF_TENSORFLOW = (
         ],
         _KERAS,
     ),
-    Group("Splitting", "tensorflow.md#how-the-model-is-split", ["partition", "partition_report"], _KERAS),
+    Group(
+        "Splitting",
+        "tensorflow.md#how-the-model-is-split",
+        ["partition", "delay_param_initialization", "partition_report"],
+        _KERAS,
+    ),
     Group(
         "Checkpoints",
         "checkpoints.md#with-tensorflow",

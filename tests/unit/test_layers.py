@@ -44,7 +44,8 @@ ROOMS = {
         ("checkpoint", "join", "split"), ("example_graph", "step"), ("graph_file",),
     ),
     "tensorflow": (
-        ("private",), ("tensors", "output", "session", "trace"), ("checkpoint", "clip", "replicas", "split"),
+        ("private",), ("tensors", "output", "session", "trace"),
+        ("checkpoint", "clip", "delayed_parameters", "replicas", "split"),
         ("example_graph", "execution", "optimizers", "report"), ("join", "step"), ("data_parallel", "training"),
         ("model",),
     ),

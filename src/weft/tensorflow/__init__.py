@@ -29,6 +29,7 @@ from weft.tensorflow.checkpoint.save import resume_from_checkpoint as resume_fro
 from weft.tensorflow.checkpoint.save import save_checkpoint as save_checkpoint
 from weft.tensorflow.clip import clip_by_global_norm as clip_by_global_norm
 from weft.tensorflow.clip import global_norm as global_norm
+from weft.tensorflow.delayed_parameters import delay_param_initialization as delay_param_initialization
 from weft.tensorflow.join import init as init
 from weft.tensorflow.join import shutdown as shutdown
 from weft.tensorflow.model import DistributedModel as DistributedModel

@@ -70,6 +70,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     current.enter(joined)
     watch_optimizers()
     watch_clipping()
+    private.watch_functions()
     if settings.partitions > 1:
         group = joined.group("pp")
         joined.channel = TorchChannel(group, torch.device("cpu"), rings=Rings.connect(group))
@@ -135,6 +136,11 @@ def _check(settings: Settings) -> None:
     if asked:
         raise ConfigError(f"weft.tensorflow has no {', '.join(asked)}: leave it out, or use PyTorch")
     kind = KINDS[settings.pipeline]
+    if settings.contiguous and settings.auto_partition and kind.chunks not in ((1, 1), None):
+        raise ConfigError(
+            f'contiguous is true, and with pipeline "{settings.pipeline}" a microbatch visits each partition several '
+            'times: leave one of them out, or write "interleaved" or "simple"'
+        )
     if kind.splits:
         raise ConfigError(
             f'pipeline is "{settings.pipeline}", whose backward passes are split in two: TensorFlow takes gradients as '

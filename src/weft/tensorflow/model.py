@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from weft.errors import UsageError
 from weft.tensorflow import private
+from weft.tensorflow.delayed_parameters import make_values
 from weft.tensorflow.optimizers import watch_optimizers
 from weft.tensorflow.session.session import session
 from weft.tensorflow.trace import capture
@@ -52,6 +53,8 @@ class SplitModel(Mixin):
                 raise UsageError(
                     "a model that is split is called inside of a function that @weft.step decorates"
                 )
+            if not symbolic:
+                make_values([self], (), {})
             result = super().__call__(*args, **kwargs)
             if not self.partitioned and not symbolic:
                 self.finish_partition({})

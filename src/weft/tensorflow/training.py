@@ -28,15 +28,18 @@ class Training(Mixin):
         private.set_untracked(self, "_weft_steps", made)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As Keras has it. With more than one rank there is no XLA around steps, and one step for each call."""
+        """As Keras has it. With more than one rank there is one step for each call, and ``jit_compile=True`` means that
+
+        XLA compiles what each rank computes between messages; ``"auto"`` is without XLA.
+        """
         if session().place.world_size > 1:
             if kwargs.get("steps_per_execution", 1) != 1:
                 raise UsageError(
                     f"compile(steps_per_execution={kwargs['steps_per_execution']!r}): a model that is split takes one "
                     "step for each call, leave it out"
                 )
-            if kwargs.get("jit_compile") is True:
-                raise UsageError("compile(jit_compile=True): XLA has no messages between ranks, leave it out")
+            for step in self._weft_steps.values():
+                step.jit_compile = kwargs.get("jit_compile") is True
             kwargs["jit_compile"] = False
         super().compile(*args, **kwargs)
 
