@@ -234,6 +234,35 @@ def two_models(partitions: int) -> None:
 
 
 @check
+def gradients_of_what_another_step_has_given_away(partitions: int) -> None:
+    """A step asks for the gradients of a model that it does not call, and whose variables lie on both ranks already."""
+    begin(partitions)
+    x, y = data()
+    first, second = build(1), build(2)
+    one, other = weft.DistributedModel(build(1)), weft.DistributedModel(build(2))
+
+    def step_of(model: Any) -> Any:
+        @weft.step
+        def step(a: Any, b: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = loss_of(b, model(a, training=True))
+            return tape.gradient(loss, [*one.trainable_variables, *other.trainable_variables])
+
+        return step
+
+    for model, plain in ((one, first), (other, second)):
+        found = step_of(model)(x, y)
+        own = [variable for each in (one, other) for variable in each.trainable_variables]
+        assert len(found) == len(own), (len(found), len(own))
+        numbers, expected = place(model), plain_gradients(plain, x, y)
+        for gradient, variable in zip(found, own, strict=True):
+            at = numbers.get(id(variable))
+            assert (gradient is None) == (at is None), variable.path
+            if at is not None:
+                near(gradient.accumulate(), expected[at], variable.path)
+
+
+@check
 def a_model_that_follows_its_gradient(partitions: int) -> None:
     """An adversarial step: the gradient for the input goes into the model again."""
     begin(partitions)
