@@ -128,6 +128,7 @@ GROUPS_OF_TENSORFLOW = (
         ["partition", "delay_param_initialization", "partition_report"],
         _KERAS,
     ),
+    Group("Watching", "watching.md", ["progress", "log"], _KERAS),
     Group(
         "Checkpoints",
         "checkpoints.md#with-tensorflow",

@@ -45,7 +45,7 @@ ROOMS = {
     ),
     "tensorflow": (
         ("private",), ("tensors", "output", "session", "trace"),
-        ("checkpoint", "clip", "delayed_parameters", "replicas", "split"),
+        ("checkpoint", "clip", "delayed_parameters", "replicas", "split", "watching"),
         ("example_graph", "execution", "optimizers", "report"), ("join", "step"), ("data_parallel", "training"),
         ("model",),
     ),

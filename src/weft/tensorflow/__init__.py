@@ -24,6 +24,7 @@ from weft.session.ranks import rdp_size as rdp_size
 from weft.session.ranks import size as size
 from weft.session.ranks import tp_rank as tp_rank
 from weft.session.ranks import tp_size as tp_size
+from weft.session.watching import progress as progress
 from weft.tensorflow.checkpoint.manager import CheckpointManager as CheckpointManager
 from weft.tensorflow.checkpoint.save import resume_from_checkpoint as resume_from_checkpoint
 from weft.tensorflow.checkpoint.save import save_checkpoint as save_checkpoint
@@ -38,6 +39,7 @@ from weft.tensorflow.output import StepOutput as StepOutput
 from weft.tensorflow.report import partition_report as partition_report
 from weft.tensorflow.split.by_hand import partition as partition
 from weft.tensorflow.step import step as step
+from weft.tensorflow.watching import log as log
 
 __all__ = [  # pyright: ignore
     name for name, thing in vars().copy().items() if name[0] != "_" and not isinstance(thing, _Module)

@@ -22,6 +22,7 @@ from weft.session.ranks import rdp_size as rdp_size
 from weft.session.ranks import size as size
 from weft.session.ranks import tp_rank as tp_rank
 from weft.session.ranks import tp_size as tp_size
+from weft.session.watching import progress as progress
 from weft.torch import amp as amp
 from weft.torch.checkpoint.export import export_checkpoint as export_checkpoint
 from weft.torch.checkpoint.export import read_model as read_model
@@ -76,7 +77,6 @@ from weft.torch.split.report import partition_report as partition_report
 from weft.torch.split.report import recorded_timeline as recorded_timeline
 from weft.torch.step import step as step
 from weft.torch.watching import log as log
-from weft.torch.watching import progress as progress
 
 __all__ = [  # pyright: ignore
     name

@@ -708,6 +708,50 @@ def keras_two(partitions: int) -> None:
     assert len(model.trainable_variables) < len(plain.trainable_variables)
 
 
+@check
+def fit_of_keras_two(partitions: int) -> None:
+    try:
+        import tf_keras
+    except ImportError:
+        return
+    begin(partitions)
+    x, y = data(32)
+
+    def made() -> Any:
+        tf_keras.backend.clear_session()
+        tf_keras.utils.set_random_seed(4)
+        regular = tf_keras.regularizers.L2(0.01)
+        layers = [
+            tf_keras.layers.Dense(8, "tanh"),
+            tf_keras.layers.Dense(8, "relu", kernel_regularizer=regular),
+        ]
+        net = tf_keras.Sequential([*layers, tf_keras.layers.Dense(3)])
+        net.build((None, 6))
+        return net
+
+    plain, model, histories = made(), weft.DistributedModel(made()), []
+    for net in (plain, model):
+        net.compile(
+            tf_keras.optimizers.Adam(0.01),
+            tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        history = net.fit(
+            x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, validation_data=(x[:16], y[:16])
+        )
+        histories.append(history.history)
+    for name, values in histories[0].items():
+        near(histories[1][name], values, f"{name} of fit", 1e-4)
+    near(model.predict(x, batch_size=8, verbose=0), plain(x, training=False), "predictions", 1e-4)
+    found, expected = (
+        net.evaluate(x, y, batch_size=8, verbose=0, return_dict=True) for net in (model, plain)
+    )
+    for name, value in expected.items():
+        near(found[name], value, f"{name} of evaluate", 1e-4)
+    assert len(model.trainable_variables) < len(plain.trainable_variables)
+    refuses(UsageError, "steps_per_execution=2", lambda: model.compile("sgd", "mse", steps_per_execution=2))
+
+
 def rank_of(partitions: int) -> int:
     begin(partitions)
     return weft.rank()
