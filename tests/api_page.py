@@ -136,6 +136,15 @@ GROUPS_OF_TENSORFLOW = (
         _KERAS,
     ),
     Group(
+        "Talking between ranks",
+        "communication.md",
+        [
+            "send", "recv_from", "broadcast", "allgather", "barrier", "mp_barrier", "dp_barrier", "CommGroup",
+            "RankType", "WORLD", "PP_GROUP", "RDP_GROUP", "DP_GROUP", "MP_GROUP", "TP_GROUP",
+        ],
+        _KERAS,
+    ),
+    Group(
         "Where a process stands",
         "getting-started.md#where-a-process-stands",
         [

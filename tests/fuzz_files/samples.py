@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
+from weft.communication.messages import pack
 from weft.graph.transformer import transformer
 from weft.profiler.format import RECORD
 from weft.profiler.recorder import Recorder
 from weft.timeline import Span, Timeline
-from weft.torch.tensors.messages import pack
 
 
 @dataclass

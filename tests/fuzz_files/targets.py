@@ -18,13 +18,13 @@ import torch
 import weft.torch as weft
 from tests.fuzz_files.samples import COMMANDS, MESSAGE, Trained
 from weft.cli.main import main
+from weft.communication.messages import pack, unpack
 from weft.compat.enable import launch_environ
 from weft.compat.modelparallel.parameters import read as read_parameters
 from weft.config import resolve
 from weft.errors import WeftError
 from weft.launch.discovery import discover
 from weft.profiler.reading import read_recording
-from weft.torch.tensors.messages import pack, unpack
 
 
 class FaultError(Exception):

@@ -2,6 +2,21 @@
 
 from types import ModuleType as _Module
 
+from weft.communication.objects import DP_GROUP as DP_GROUP
+from weft.communication.objects import MP_GROUP as MP_GROUP
+from weft.communication.objects import PP_GROUP as PP_GROUP
+from weft.communication.objects import RDP_GROUP as RDP_GROUP
+from weft.communication.objects import TP_GROUP as TP_GROUP
+from weft.communication.objects import WORLD as WORLD
+from weft.communication.objects import CommGroup as CommGroup
+from weft.communication.objects import RankType as RankType
+from weft.communication.objects import allgather as allgather
+from weft.communication.objects import barrier as barrier
+from weft.communication.objects import broadcast as broadcast
+from weft.communication.objects import dp_barrier as dp_barrier
+from weft.communication.objects import mp_barrier as mp_barrier
+from weft.communication.objects import recv_from as recv_from
+from weft.communication.objects import send as send
 from weft.session.current import is_initialized as is_initialized
 from weft.session.current import is_tracing as is_tracing
 from weft.session.ranks import dp_rank as dp_rank

@@ -29,6 +29,7 @@ from weft.tensorflow import private
 from weft.tensorflow.clip import watch_clipping
 from weft.tensorflow.optimizers import watch_optimizers
 from weft.tensorflow.session.session import Session, present, session
+from weft.tensorflow.session.travel import TRAVEL
 from weft.topology.mesh import Mesh
 from weft.transport.groups import make_groups
 from weft.transport.rings import Rings
@@ -66,7 +67,10 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         rendezvous.init_process_group(place, store, "gloo", timeout)
     mesh = Mesh(place.world_size, settings.partitions, placement=settings.placement_strategy)
     groups = make_groups(mesh, place.rank, timeout)
-    joined = Session(settings=settings, place=place, mesh=mesh, monitor=monitor, store=store, groups=groups)
+    joined = Session(
+        settings=settings, place=place, mesh=mesh, monitor=monitor, store=store, groups=groups,
+        travel=TRAVEL,
+    )  # fmt: skip
     current.enter(joined)
     watch_optimizers()
     watch_clipping()

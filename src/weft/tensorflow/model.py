@@ -107,7 +107,9 @@ class SplitModel(Mixin):
 
     def all_variables(self) -> list[Any]:
         """The variables of all partitions; those of others have no values here."""
-        with self.whole():  # the variables of a model of tf_keras are its weights, which are those of this rank else
+        with (
+            self.whole()
+        ):  # the variables of a model of tf_keras are its weights, which are those of this rank else
             return super().variables
 
     def owner_of(self, variable: Any) -> int | None:

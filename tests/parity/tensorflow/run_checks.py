@@ -752,6 +752,36 @@ def fit_of_keras_two(partitions: int) -> None:
     refuses(UsageError, "steps_per_execution=2", lambda: model.compile("sgd", "mse", steps_per_execution=2))
 
 
+@check
+def objects_between_ranks(partitions: int) -> None:
+    begin(partitions)
+    rank, size = weft.rank(), weft.size()
+    own = {
+        "rank": rank,
+        "all": [tf.fill([2], rank), np.arange(3) + rank],
+        "variable": tf.Variable([1.5 + rank]),
+    }
+    for number, found in enumerate(weft.allgather(own)):
+        assert found["rank"] == number and tf.is_tensor(found["all"][0]), found
+        near(found["all"][0], tf.fill([2], number), "a tensor")
+        near(found["variable"], [1.5 + number], "a variable")
+        assert (found["all"][1] == np.arange(3) + number).all()
+    if rank == 0:
+        weft.broadcast((True, tf.constant([True, False])), weft.WORLD)
+        weft.send({"flags": tf.constant([1, 2])}, size - 1)
+    else:
+        said, flags = weft.recv_from(0)
+        assert said is True and flags.numpy().tolist() == [True, False]
+        if rank == size - 1:
+            assert weft.recv_from(0)["flags"].numpy().tolist() == [1, 2]
+    weft.barrier(weft.PP_GROUP)
+    refuses(
+        UsageError, "barrier() was called while a graph is traced", tf.function(weft.barrier, autograph=False)
+    )
+    step = weft.step(lambda a: (weft.allgather(1), a)[1])
+    refuses(UsageError, "allgather() was called while a graph is traced", lambda: step(tf.ones([8])))
+
+
 def rank_of(partitions: int) -> int:
     begin(partitions)
     return weft.rank()
