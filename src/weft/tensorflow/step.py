@@ -122,7 +122,7 @@ class Step:
 
     def _alone(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> Any:
         """A single process: the function once for each microbatch."""
-        if private.is_building_function():
+        if private.is_building_function() and not self.jit_compile:
             return _collect(batch.shares(tensors), self._microbatches(batch, tensors))
         if key not in self._functions:
             self._functions[key] = tf.function(
