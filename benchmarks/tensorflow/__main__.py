@@ -13,10 +13,12 @@ import sys
 from collections.abc import Sequence
 
 ALONE = ["one process, whole batch, 2 threads", "one process, 2 threads", "one process, 1 thread"]
+TWINS = "two times one process, 1 thread"
+"""Both at once, on a core each, as the ranks of a pipeline are: cores of one machine slow each other down."""
 SPLIT = ["weft graph", "weft eager"]
 SERVERS = "tf.distribute.Server"
 IDEAL = 5 / 8
-"""Of the time of one process with one thread: 4 microbatches on 2 ranks take 5 of 8 slots."""
+"""Of the time of one process with one thread beside another one: 4 microbatches on 2 ranks take 5 of 8 slots."""
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
 
 
@@ -51,6 +53,8 @@ def one(contender: str, model: str, steps: int) -> float:
         return took(["-m", "benchmarks.tensorflow.servers", model, str(steps)])
     launch = ["-m", "weft", "run", "-n", "2", "--quiet"] if contender in SPLIT else []
     worker = "benchmarks/tensorflow/worker.py"
+    if contender == TWINS:
+        return took([worker, ALONE[-1], model, str(steps)], processes=2)
     return took([*launch, worker, contender, model, str(steps)])
 
 
@@ -61,7 +65,7 @@ def main() -> None:
     parser.add_argument("--models", default="gpt128,gpt256,cnn")
     options = parser.parse_args()
     models = options.models.split(",")
-    contenders = [*ALONE, *SPLIT, SERVERS]
+    contenders = [*ALONE, TWINS, *SPLIT, SERVERS]
     found: dict[tuple[str, str], list[float]] = {}
     for _ in range(options.rounds):
         for model in models:
@@ -78,7 +82,7 @@ def main() -> None:
     for contender in contenders:
         cells = []
         for model in models:
-            ideal = IDEAL * best[ALONE[-1], model]
+            ideal = IDEAL * best[TWINS, model]
             cells.append(f"{best[contender, model]:.0f} ({best[contender, model] / ideal:.2f} of the ideal)")
         print(f"| {contender} | " + " | ".join(cells) + " |")
     sums: dict[str, list[float]] = {"weft": [], "MultiWorkerMirroredStrategy": []}

@@ -46,8 +46,9 @@ def main() -> None:
         @tf.function
         def step(values: tf.Tensor) -> tf.Tensor:
             def inside(given: tf.Tensor) -> tf.Tensor:
-                context = tf.distribute.get_replica_context()
-                return context.all_reduce(tf.distribute.ReduceOp.MEAN, given)
+                with tf.device("CPU:0"):  # what has no device cannot be summed
+                    own = tf.identity(given)
+                return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, own)
 
             return strategy.run(inside, args=(values,))
 

@@ -14,7 +14,12 @@ from weft.foreign import MOST_RANKS
 
 VERSION = 1
 WORK = ("F", "B", "I", "W")
-KINDS = (*WORK, "send", "recv", "wait", "reduce", "optimizer", "step")
+MESSAGES = ("send", "recv")
+BESIDE = ("data", "copy", "checkpoint", "collector", "prepare")
+"""What a rank does besides: waits for the next batch, copies it to its device, saves, stands still for Python's garbage
+collector, traces and splits the model."""
+KINDS = (*WORK, *MESSAGES, "wait", "reduce", "optimizer", "step", *BESIDE)
+"""In the order of their codes in files: new ones come last."""
 
 LATEST_S = 1e15
 """No time is further from 0, so that differences of them are exact enough to draw."""
@@ -25,8 +30,9 @@ class Span:
     """One thing that a rank did, from `start_s` to `end_s` on a clock that all ranks share.
 
     `kind` is F, B, I or W (work on a microbatch), send, recv, wait, reduce (the all-reduce of gradients),
-    optimizer, or step (the whole step).
-    `microbatch`, `stage` and `step` are -1 where they mean nothing or are not known.
+    optimizer, step (the whole step), or one of `BESIDE`. What lies between two steps has the number of the first.
+    `peer` is the rank at the other end of a send, a receive or a wait.
+    `microbatch`, `stage`, `step` and `peer` are -1 where they mean nothing or are not known.
     """
 
     rank: int
@@ -37,6 +43,7 @@ class Span:
     stage: int = -1
     label: str = ""
     step: int = -1
+    peer: int = -1
 
     @property
     def duration_s(self) -> float:
@@ -152,8 +159,8 @@ class Timeline:
 
 def _read_span(record: Document) -> Span:
     fields = record.items()
-    if len(fields) not in (7, 8):
-        record.refuse("rank, kind, microbatch, start_s, end_s, stage, label and step")
+    if len(fields) not in (7, 8, 9):
+        record.refuse("rank, kind, microbatch, start_s, end_s, stage, label, step and peer")
     rank, kind, microbatch, start_s, end_s, stage, label = fields[:7]
     if not 0 <= rank.whole() < MOST_RANKS:
         rank.refuse(f"a rank from 0 to {MOST_RANKS - 1}")
@@ -167,7 +174,7 @@ def _read_span(record: Document) -> Span:
         end_s.number(),
         stage.whole(),
         label.text(),
-        fields[7].whole() if len(fields) == 8 else -1,
+        *(field.whole() for field in fields[7:]),
     )
 
 

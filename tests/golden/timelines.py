@@ -33,6 +33,12 @@ STEP = Timeline(
         *(span(1, "I", 1, 9.5, 12), span(1, "send", 1, 12, 12.5, "gradient to rank 0")),
         *(span(1, "W", 0, 12, 13.5), span(1, "W", 1, 13.5, 15), span(1, "step", -1, 0, 15)),
         *(span(1, "reduce", -1, 16, 17), span(1, "optimizer", -1, 17, 17.5)),
+        *(
+            span(0, "checkpoint", -1, 17.5, 18.5),
+            span(0, "data", -1, 18.5, 20),
+            span(0, "copy", -1, 20, 20.5),
+        ),
+        *(span(1, "collector", -1, 18, 19), span(1, "prepare", -1, 19, 20.5)),
     ]
 )
 """Every kind that there is, on two ranks, the second of which splits its backward passes."""

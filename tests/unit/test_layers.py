@@ -29,6 +29,8 @@ CORE = (
     ("simulate",),
     ("partition",),
     ("plan",),
+    ("analysis",),
+    ("rules",),
     ("report",),
 )
 EFFECTS = (

@@ -126,6 +126,7 @@ def _span(rank: int, record: tuple[float, float, int, int, int, int, int, int, i
         stage,
         _label(_KINDS[kind], peer, CONTENTS[what]),
         step,
+        peer,
     )
 
 

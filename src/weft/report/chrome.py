@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from weft.report.styles import STYLES
-from weft.timeline import WORK, Span, Timeline
+from weft.timeline import BESIDE, WORK, Span, Timeline
 
 ROWS = {
     **dict.fromkeys(WORK, "work"),
@@ -20,9 +20,10 @@ ROWS = {
     "send": "sends",
     "recv": "receives",
     "step": "steps",
+    **dict.fromkeys(BESIDE, "besides"),
 }
 """Kind to the name of its row; the rows stand in the order of `ORDER`."""
-ORDER = ("steps", "work", "waits", "sends", "receives")
+ORDER = ("steps", "work", "waits", "sends", "receives", "besides")
 _SPREAD = 1000
 
 

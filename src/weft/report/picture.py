@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 from weft.report.png import png
 from weft.report.shapes import Box, Line, Note, Picture
-from weft.report.styles import COMMUNICATION, STYLES
+from weft.report.styles import STYLES
 from weft.report.svg import svg
-from weft.timeline import WORK, Span, Timeline
+from weft.timeline import MESSAGES, WORK, Span, Timeline
 
 WIDTH, LEFT, RIGHT = 1200, 80, 100
 TOP, LANE, GAP, BOX = 84, 46, 14, 38
@@ -111,7 +111,7 @@ class _Lanes:
         self.scale = _pixels_a_second(timeline)
         self.stages = _stages(timeline)
         kinds = {span.kind for span in timeline.spans}
-        self.rows = [kind for kind in COMMUNICATION if kind in kinds]
+        self.rows = [kind for kind in MESSAGES if kind in kinds]
         self.height = LANE + ROW * len(self.rows)
 
     def draw(self, rank: int, y: int) -> Iterator[Box | Note]:

@@ -53,8 +53,12 @@ STYLES = {
     "recv": Style("receiving", "#8a63b5", "#ffffff", LEVEL, "#cdb8e2", 1.5),
     "reduce": Style("averaging gradients", "#5f7480", "#ffffff", GRID, "#93a4ae", 1.0),
     "optimizer": Style("optimizer", "#b8507a", "#ffffff", GRID, "#dc9ab6", 1.0),
+    "data": Style("waiting for data", "#c0392b", "#ffffff", RISING, "#e08a80"),
+    "copy": Style("copying to the device", "#1f7a8c", "#ffffff", UPRIGHT, "#8cc2cc", 1.5),
+    "checkpoint": Style("saving", "#6b5b2a", "#ffffff", LEVEL, "#b3a677", 1.5),
+    "collector": Style("garbage collector", "#4a4a4a", "#ffffff", DOTS, "#bdbdbd"),
+    "prepare": Style("tracing and splitting", "#4f6d3a", "#ffffff", FALLING, "#a3bb92"),
 }
 """By kind, in the order of the legend. A step has none: it is what the others are parts of."""
 
 IDLE = "#eef0f3"
-COMMUNICATION = ("send", "recv")

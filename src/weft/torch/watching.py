@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -64,6 +66,9 @@ def _loss(results: Any) -> float | None:
 
 def open_board(folder: str) -> Any:
     """A writer for TensorBoard."""
+    if "tensorflow" not in sys.modules:
+        # Where TensorFlow is installed TensorBoard would import it to write files: seconds, and 600 MB.
+        sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(folder)

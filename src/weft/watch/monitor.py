@@ -142,9 +142,9 @@ class Monitor:
         assert isinstance(board, Stored)
         self._judged = True
         first = verdict.kind != "ended" and board.claim_ending()
-        if first:
-            _say(f"weft: {verdict.text}")
-        _say(f"weft: stacks of rank {self._place.rank}, which ends because of that:")
+        # Launchers mix the ranks' lines as they like: the cause stands first wherever it is known.
+        told = f"weft: {verdict.text}\n" if verdict.text else ""
+        _say(f"{told}rank {self._place.rank} ends because of that; its stacks:")
         with suppress(OSError, ValueError):
             faulthandler.dump_traceback(file=2, all_threads=True)
         if first:
@@ -214,16 +214,16 @@ class Monitor:
     def _own_report(self, failure: Failure) -> str:
         if not failure.victim:
             return f"weft: {failure.headline()}\n{failure.details()}"
-        text = f"weft: rank {failure.rank} ends as it lost its connection to another rank"
+        ends = f"rank {failure.rank} ends as it lost its connection"
         for _ in range(10):  # the cause takes a moment to be seen
             cause = self.first_failure()
             if cause is not None and not cause.victim:
-                return f"{text}: {cause.headline()}"
+                return f"weft: {cause.headline()}\n{ends} to rank {cause.rank}"
             gone = self._board.culprit() if isinstance(self._board, Stored) else None
             if gone is not None:
-                return f"{text}: {gone.text}"
+                return f"weft: {gone.text}\n{ends} to another rank"
             time.sleep(0.05)
-        return f"{text}: {failure.text.partition('. ')[0]}"
+        return f"weft: {ends} to another rank: {failure.text.partition('. ')[0]}"
 
     def finish(self) -> bool:
         """Waits until all ranks came to their end; False if somebody did not, and the job is ended.

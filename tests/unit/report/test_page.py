@@ -102,7 +102,7 @@ def test_the_data_are_the_spans():
     assert [kind["kind"] for kind in content["kinds"]] == list(STYLES)
     names = [*STYLES, "step"]
     for timeline, name in zip(content["timelines"], ("planned", "recorded"), strict=True):
-        assert (timeline["name"], timeline["length"]) == (name, 17_500_000)
+        assert (timeline["name"], timeline["length"]) == (name, 20_500_000)
         for rank in timeline["ranks"]:
             columns = rank["spans"]
             found = [
@@ -134,7 +134,7 @@ def test_the_table_has_the_figures_of_the_timeline():
         assert row[:3] == [f"rank {rank}", f"{STEP.idle_share(rank):.1%}", f"{STEP.busy_s(rank) * 1e3:.3f}"]
     assert rows[1][3:5] == ["4.000", "7.000"] and rows[2][3:7] == ["4.500", "0.000", "5.000", "3.000"]
     assert rows[3][:2] == ["bubble", f"{STEP.bubble:.1%}"]
-    assert "<b>recorded</b>: 2 ranks, 17.500 ms, bubble " in text
+    assert "<b>recorded</b>: 2 ranks, 20.500 ms, bubble " in text
 
 
 @pytest.mark.parametrize(("ranks", "is_open"), [(1, True), (8, True), (9, False)])

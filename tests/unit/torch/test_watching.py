@@ -36,7 +36,7 @@ for number in weft.progress(range(20)):
     loss = step(model, torch.ones(4, 8))
     weft.log({"loss": loss, "half": loss.reduce_mean() / 2, "name": "run", "none": float("nan")}, number)
     time.sleep(0.1)
-print("the end")
+print("the end" + " of TensorFlow, too" * ("tensorflow" in sys.modules))
 """
 
 HOURS = 'import weft.watch.progress\nweft.watch.progress.EVERY_S = {"plain": 3600.0}\n'

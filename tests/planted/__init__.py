@@ -1,0 +1,1 @@
+"""Jobs that are slow or wrong for one known reason each, and whether the report names it."""
