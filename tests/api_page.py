@@ -122,12 +122,26 @@ GROUPS_OF_TENSORFLOW = (
         ],
         _KERAS,
     ),
-    Group("Splitting", "tensorflow.md#how-the-model-is-split", ["partition", "partition_report"], _KERAS),
-    Group("Watching", "watching.md#findings-in-a-script", ["on_finding"], _KERAS),
+    Group(
+        "Splitting",
+        "tensorflow.md#how-the-model-is-split",
+        ["partition", "delay_param_initialization", "partition_report"],
+        _KERAS,
+    ),
+    Group("Watching", "watching.md", ["progress", "log", "on_finding"], _KERAS),
     Group(
         "Checkpoints",
         "checkpoints.md#with-tensorflow",
         ["save_checkpoint", "resume_from_checkpoint", "CheckpointManager: save restore"],
+        _KERAS,
+    ),
+    Group(
+        "Talking between ranks",
+        "communication.md",
+        [
+            "send", "recv_from", "broadcast", "allgather", "barrier", "mp_barrier", "dp_barrier", "CommGroup",
+            "RankType", "WORLD", "PP_GROUP", "RDP_GROUP", "DP_GROUP", "MP_GROUP", "TP_GROUP",
+        ],
         _KERAS,
     ),
     Group(

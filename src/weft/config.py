@@ -71,6 +71,12 @@ class Settings:
         "what the automatic split balances: 0 is time, 1 is memory, between them a mixture",
         "what optimize and pipeline say",
     )
+    contiguous: bool = _setting(
+        False,
+        Flag(),
+        "TensorFlow: each partition is one run of the model, so that a microbatch visits it once, although another "
+        "split may be quicker (a PyTorch model's partitions always are)",
+    )
     auto_partition: bool = _setting(True, Flag(), "split the model by itself; false: as the script says")
     default_partition: int = _setting(0, Whole(0), "the partition of what the script did not place")
     active_microbatches: int = _setting(

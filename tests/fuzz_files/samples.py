@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from weft.analysis.run import Device, Facts, Sample, Unit
+from weft.communication.messages import pack
 from weft.graph.transformer import transformer
 from weft.profiler.clock import Clock
 from weft.profiler.facts import write_facts
@@ -23,7 +24,6 @@ from weft.profiler.recorder import Recorder
 from weft.profiler.samples import line_of, open_samples
 from weft.profiler.steps import Book
 from weft.timeline import Span, Timeline
-from weft.torch.tensors.messages import pack
 
 
 @dataclass

@@ -19,6 +19,7 @@ import weft.torch as weft
 from tests.fuzz_files.samples import COMMANDS, MESSAGE, Trained
 from weft.analysis.analysis import Analysis
 from weft.cli.main import main
+from weft.communication.messages import pack, unpack
 from weft.compat.debugger import read_job
 from weft.compat.enable import launch_environ
 from weft.compat.modelparallel.parameters import read as read_parameters
@@ -29,7 +30,6 @@ from weft.launch.discovery import discover
 from weft.profiler.foreign_traces import read_traces
 from weft.profiler.live.following import Follower
 from weft.profiler.reading import read_recording, read_run
-from weft.torch.tensors.messages import pack, unpack
 
 
 class FaultError(Exception):

@@ -34,7 +34,8 @@ CORE = (
     ("report",),
 )
 EFFECTS = (
-    ("transport",), ("reduce",), ("watch",), ("runtime",), ("profiler",), ("launch",), ("session",), ("checkpoint",),
+    ("transport",), ("reduce",), ("watch",), ("runtime",), ("profiler",), ("launch",), ("session",),
+    ("communication",), ("checkpoint",),
 )  # fmt: skip
 FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), ("__main__",))
 
@@ -42,11 +43,12 @@ ROOMS = {
     "torch": (
         ("pytorch",), ("tensors",), ("calls", "output"), ("session",),
         ("amp", "backward", "delayed_parameters", "watching"), ("replicas",), ("clip", "data_parallel"), ("optimizer",),
-        ("execution",), ("activation_checkpointing", "communication", "placed", "trace"), ("model", "verify"),
+        ("execution",), ("activation_checkpointing", "placed", "trace"), ("model", "verify"),
         ("checkpoint", "join", "split"), ("example_graph", "step"), ("graph_file",),
     ),
     "tensorflow": (
-        ("private",), ("tensors", "output", "session", "trace"), ("checkpoint", "clip", "replicas", "split"),
+        ("private",), ("tensors", "output", "session", "trace"),
+        ("checkpoint", "clip", "delayed_parameters", "replicas", "split", "watching"),
         ("example_graph", "execution", "optimizers", "report"), ("join", "step"), ("data_parallel", "training"),
         ("model",),
     ),
@@ -55,15 +57,14 @@ ROOMS = {
 MAY_USE = {
     "torch": {
         "pytorch": {"errors", "transport"},
-        "tensors": {"errors", "foreign", "session", "transport"},
+        "tensors": {"communication", "errors", "foreign", "session", "transport"},
         "calls": {"errors"},
         "session": {
             "checkpoint", "config", "errors", "launch", "reduce", "runtime", "session", "topology", "transport",
         },
         "backward": {"errors"},
         "replicas": {"errors", "imported", "reduce", "runtime", "session", "transport"},
-        "execution": {"errors", "runtime", "session", "transport"},
-        "communication": {"errors", "session", "transport"},
+        "execution": {"communication", "errors", "runtime", "session", "transport"},
         "trace": {"errors", "graph", "runtime"},
         "placed": {"errors", "foreign", "graph", "partition", "report"},
         "verify": {"errors", "runtime", "schedule", "transport"},
@@ -71,7 +72,7 @@ MAY_USE = {
             "analysis", "config", "errors", "foreign", "graph", "partition", "plan", "report", "runtime", "schedule",
             "session", "simulate", "timeline", "topology", "transport", "units",
         },
-        "checkpoint": {"checkpoint", "document", "errors", "foreign", "session"},
+        "checkpoint": {"checkpoint", "communication", "document", "errors", "foreign", "session"},
     },
     "tensorflow": {
         "private": set(),

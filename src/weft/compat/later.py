@@ -8,7 +8,7 @@ from typing import Any
 PLACES = {
     **dict.fromkeys(
         ("CommGroup", "RankType", "allgather", "barrier", "broadcast", "dp_barrier", "mp_barrier", "recv_from", "send"),
-        "weft.torch.communication.objects",
+        "weft.communication.objects",
     ),
     "save": "weft.torch",
     **dict.fromkeys(("load", "resume_from_checkpoint", "save_checkpoint"), "weft.compat.modelparallel.resuming"),

@@ -20,11 +20,11 @@ from accelerate.state import (  # type: ignore[import-not-found,import-untyped,u
 from accelerate.utils import DistributedType  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor, nn
 
+from weft.communication import objects
 from weft.compat.hf.ranks import gather_over_replicas, reduce_over_replicas
 from weft.errors import UsageError
 from weft.integrations.alike import draw_alike
 from weft.session import ranks
-from weft.torch.communication import objects
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.model import DistributedModel
 from weft.torch.optimizer import DistributedOptimizer

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from weft.torch.communication import objects
+from weft.communication import objects
 
 
 def draw_alike(group: objects.CommGroup) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.communication import objects
 from weft.errors import UsageError
 from weft.integrations.alike import draw_alike
 from weft.integrations.lightning_ranks import Ranks, Together, fabric, wrapped
 from weft.session import ranks
-from weft.torch.communication import objects
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.model import DistributedModel
 from weft.torch.session import current

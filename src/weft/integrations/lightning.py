@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from weft.communication import objects
 from weft.errors import UsageError
 from weft.integrations import whole
 from weft.integrations.alike import draw_alike
@@ -26,7 +27,6 @@ from weft.integrations.lightning_ranks import Ranks, Together, pl, wrapped
 from weft.integrations.whole import Record, Whole, refuse_uncut
 from weft.session import ranks
 from weft.torch import convert_sync_batchnorm
-from weft.torch.communication import objects
 from weft.torch.model import DistributedModel
 from weft.torch.placed import changes
 from weft.torch.session import current

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from weft.communication import objects
 from weft.errors import UsageError
 from weft.foreign import MOST_RANKS, whole
 from weft.launch.discovery import discover
 from weft.session import ranks
 from weft.torch import join
-from weft.torch.communication import objects
 from weft.torch.optimizer import DistributedOptimizer
 from weft.torch.session import current
 

@@ -18,6 +18,7 @@ from weft.runtime.allocator import Growth
 from weft.runtime.executor import Executor
 from weft.runtime.huge_pages import HugePages
 from weft.runtime.microbatch import present
+from weft.session.travel import Travel
 from weft.topology.mesh import Mesh
 from weft.watch.monitor import Monitor
 from weft.watch.progress import Progress
@@ -74,6 +75,7 @@ class Session:
         values: Where logged values go, on the rank that writes them.
         findings: Who tells the script what the rules find.
         known_models: The models that exist, by the order of their making.
+        travel: What the framework says of objects that go between ranks.
     """
 
     settings: Settings
@@ -103,6 +105,7 @@ class Session:
     values: Values | None = None
     findings: Closable | None = None
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
+    travel: Travel = Travel()
 
     # --- where this process is ------------------------------------------------------------------------------
 

@@ -2,6 +2,21 @@
 
 from types import ModuleType as _Module
 
+from weft.communication.objects import DP_GROUP as DP_GROUP
+from weft.communication.objects import MP_GROUP as MP_GROUP
+from weft.communication.objects import PP_GROUP as PP_GROUP
+from weft.communication.objects import RDP_GROUP as RDP_GROUP
+from weft.communication.objects import TP_GROUP as TP_GROUP
+from weft.communication.objects import WORLD as WORLD
+from weft.communication.objects import CommGroup as CommGroup
+from weft.communication.objects import RankType as RankType
+from weft.communication.objects import allgather as allgather
+from weft.communication.objects import barrier as barrier
+from weft.communication.objects import broadcast as broadcast
+from weft.communication.objects import dp_barrier as dp_barrier
+from weft.communication.objects import mp_barrier as mp_barrier
+from weft.communication.objects import recv_from as recv_from
+from weft.communication.objects import send as send
 from weft.session.current import is_initialized as is_initialized
 from weft.session.current import is_tracing as is_tracing
 from weft.session.findings import on_finding as on_finding
@@ -25,11 +40,13 @@ from weft.session.ranks import rdp_size as rdp_size
 from weft.session.ranks import size as size
 from weft.session.ranks import tp_rank as tp_rank
 from weft.session.ranks import tp_size as tp_size
+from weft.session.watching import progress as progress
 from weft.tensorflow.checkpoint.manager import CheckpointManager as CheckpointManager
 from weft.tensorflow.checkpoint.save import resume_from_checkpoint as resume_from_checkpoint
 from weft.tensorflow.checkpoint.save import save_checkpoint as save_checkpoint
 from weft.tensorflow.clip import clip_by_global_norm as clip_by_global_norm
 from weft.tensorflow.clip import global_norm as global_norm
+from weft.tensorflow.delayed_parameters import delay_param_initialization as delay_param_initialization
 from weft.tensorflow.join import init as init
 from weft.tensorflow.join import shutdown as shutdown
 from weft.tensorflow.model import DistributedModel as DistributedModel
@@ -38,6 +55,7 @@ from weft.tensorflow.output import StepOutput as StepOutput
 from weft.tensorflow.report import partition_report as partition_report
 from weft.tensorflow.split.by_hand import partition as partition
 from weft.tensorflow.step import step as step
+from weft.tensorflow.watching import log as log
 
 __all__ = [  # pyright: ignore
     name for name, thing in vars().copy().items() if name[0] != "_" and not isinstance(thing, _Module)

@@ -32,6 +32,7 @@ from weft.tensorflow.clip import watch_clipping
 from weft.tensorflow.optimizers import watch_optimizers
 from weft.tensorflow.session.observed import observe
 from weft.tensorflow.session.session import Session, present, session
+from weft.tensorflow.session.travel import TRAVEL
 from weft.topology.mesh import Mesh
 from weft.transport.groups import make_groups
 from weft.transport.rings import Rings
@@ -69,10 +70,14 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         rendezvous.init_process_group(place, store, "gloo", timeout)
     mesh = Mesh(place.world_size, settings.partitions, placement=settings.placement_strategy)
     groups = make_groups(mesh, place.rank, timeout)
-    joined = Session(settings=settings, place=place, mesh=mesh, monitor=monitor, store=store, groups=groups)
+    joined = Session(
+        settings=settings, place=place, mesh=mesh, monitor=monitor, store=store, groups=groups,
+        travel=TRAVEL,
+    )  # fmt: skip
     current.enter(joined)
     watch_optimizers()
     watch_clipping()
+    private.watch_functions()
     if settings.partitions > 1:
         group = joined.group("pp")
         joined.channel = TorchChannel(group, torch.device("cpu"), rings=Rings.connect(group))
@@ -148,6 +153,11 @@ def _check(settings: Settings) -> None:
     if asked:
         raise ConfigError(f"weft.tensorflow has no {', '.join(asked)}: leave it out, or use PyTorch")
     kind = KINDS[settings.pipeline]
+    if settings.contiguous and settings.auto_partition and kind.chunks not in ((1, 1), None):
+        raise ConfigError(
+            f'contiguous is true, and with pipeline "{settings.pipeline}" a microbatch visits each partition several '
+            'times: leave one of them out, or write "interleaved" or "simple"'
+        )
     if kind.splits:
         raise ConfigError(
             f'pipeline is "{settings.pipeline}", whose backward passes are split in two: TensorFlow takes gradients as '

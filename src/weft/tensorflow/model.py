@@ -12,10 +12,11 @@ import tensorflow as tf
 
 from weft.errors import UsageError
 from weft.tensorflow import private
+from weft.tensorflow.delayed_parameters import make_values
 from weft.tensorflow.optimizers import watch_optimizers
 from weft.tensorflow.session.session import session
 from weft.tensorflow.trace import capture
-from weft.tensorflow.training import Training
+from weft.tensorflow.training import Training, TrainingOfKerasTwo
 
 Mixin: Any = object  # beside a class of Keras, which is not known here
 
@@ -52,6 +53,8 @@ class SplitModel(Mixin):
                 raise UsageError(
                     "a model that is split is called inside of a function that @weft.step decorates"
                 )
+            if not symbolic:
+                make_values([self], (), {})
             result = super().__call__(*args, **kwargs)
             if not self.partitioned and not symbolic:
                 self.finish_partition({})
@@ -104,7 +107,10 @@ class SplitModel(Mixin):
 
     def all_variables(self) -> list[Any]:
         """The variables of all partitions; those of others have no values here."""
-        return super().variables
+        with (
+            self.whole()
+        ):  # the variables of a model of tf_keras are its weights, which are those of this rank else
+            return super().variables
 
     def owner_of(self, variable: Any) -> int | None:
         """The partition of a variable; None for one that no step has used yet."""
@@ -164,11 +170,11 @@ class SplitModel(Mixin):
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Inside, the model is as it was before it was split: all its variables are here."""
-        self._whole = True
+        before, self._whole = self._whole, True
         try:
             yield
         finally:
-            self._whole = False
+            self._whole = before
 
 
 class DistributedModel(SplitModel, Training, keras.Model):
@@ -200,18 +206,11 @@ class DistributedModel(SplitModel, Training, keras.Model):
 
 @functools.cache
 def _of_keras_two() -> type:
-    """The same for models of ``tf_keras``, whose ``fit`` is left out."""
+    """The same for models of ``tf_keras``."""
     base: Any = private.keras_two_model()
 
-    class KerasTwoModel(SplitModel, base):
+    class KerasTwoModel(SplitModel, TrainingOfKerasTwo, base):
         """A model of ``tf_keras`` that is split over the partitions at its first step."""
-
-        def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
-            if session().place.world_size > 1:
-                raise UsageError(
-                    "fit() of tf_keras does not train a model that is split: write the loop, or use Keras 3"
-                )
-            return super().make_train_function(*args, **kwargs)
 
     return KerasTwoModel
 

@@ -14,9 +14,11 @@ from weft.errors import UsageError
 from weft.session.cut import Cut
 from weft.session.recording import record_preparation, tell_units
 from weft.tensorflow import private
+from weft.tensorflow.delayed_parameters import make_values
 from weft.tensorflow.execution.compile import Compiled, compile_step
 from weft.tensorflow.execution.executor import Eagerly, InGraph, run
 from weft.tensorflow.execution.messages import Messages, compare_calls
+from weft.tensorflow.execution.xla import compile_phases
 from weft.tensorflow.output import Means, StepOutput
 from weft.tensorflow.replicas.average import average, broadcast_from_first
 from weft.tensorflow.session.freeing import free_others
@@ -32,11 +34,17 @@ class Step:
     """The callable that ``weft.step`` makes. It does not bind as a method, so it may be a class attribute."""
 
     def __init__(
-        self, function: Callable[..., Any], cut: Cut, input_signature: Any = None, autograph: bool = True
+        self,
+        function: Callable[..., Any],
+        cut: Cut,
+        input_signature: Any = None,
+        autograph: bool = True,
+        jit_compile: bool | None = None,
     ) -> None:
         self.function = function
         self.cut = cut
         self.input_signature = input_signature
+        self.jit_compile = jit_compile
         self._traced = private.with_autograph(function) if autograph else function
         self._compiled: dict[Any, Compiled] = {}
         self._functions: dict[Any, Any] = {}
@@ -50,7 +58,8 @@ class Step:
         batch = prepare(
             self.function, args, kwargs, self.cut, joined.settings.microbatches, self.input_signature
         )
-        key = self._key(joined, batch)
+        xla = private.wants_xla() if self.jit_compile is None else self.jit_compile
+        key = self._key(joined, batch, xla)
         tensors = [batch.leaves[number] for number in batch.tensors]
         if joined.place.world_size == 1:
             return self._alone(batch, key, tensors)
@@ -58,11 +67,12 @@ class Step:
         compiled = self._compiled.get(key) or self._compiled.get((key, here))
         if compiled is None:
             with joined.failing(), record_preparation(joined):
-                compiled = self._compile(joined, batch)
-            key = self._key(joined, batch)  # the trace may have built the models
+                compiled = self._compile(joined, batch, xla)
+            key = self._key(joined, batch, xla)  # the trace may have built the models
             self._compiled[(key, here) if compiled.bound else key] = compiled
         messages = Messages(joined, self.function.__name__, batch)
         if private.is_building_function():
+            private.keep_from_xla()
             results = self._emit(batch, compiled, InGraph(messages), tensors)
         elif joined.settings.executor == "eager":
             results = self._emit(batch, compiled, Eagerly(messages), tensors)
@@ -72,11 +82,11 @@ class Step:
             results = self._functions[key](tensors)
         return self._package(joined, batch, compiled, results, batch.shares(tensors))
 
-    def _key(self, joined: Session, batch: MiniBatch) -> Any:
+    def _key(self, joined: Session, batch: MiniBatch, xla: bool) -> Any:
         """What must be the same for a step that was traced to be used again."""
-        return batch.key(), joined.settings, tuple(model_state(model) for model in joined.models)
+        return batch.key(), joined.settings, xla, tuple(model_state(model) for model in joined.models)
 
-    def _compile(self, joined: Session, batch: MiniBatch) -> Compiled:
+    def _compile(self, joined: Session, batch: MiniBatch, xla: bool) -> Compiled:
         def traced(*tensors: Any) -> Any:
             args, kwargs = batch.arguments(tensors)
             return self._traced(*args, **kwargs)
@@ -87,14 +97,17 @@ class Step:
                 {"step": f"{self.function.__name__}, traced anew for other shapes, types or values", **call}
             )
             compare_calls(joined, joined.steps + 1, text).wait_for_all()
-        compiled = compile_step(
-            joined, self.function.__name__, traced, batch.specs(), batch.microbatches, joined.models
-        )
+        with private.traced_for_xla(xla):
+            compiled = compile_step(
+                joined, self.function.__name__, traced, batch.specs(), batch.microbatches, joined.models
+            )
         compiled.number = joined.number_step()
         if compiled.placement is not None and any(not model.partitioned for model in joined.models):
             tell_units(joined, compiled.described())
         with tf.init_scope():  # eagerly, also where a graph is being traced
             _finish_models(joined, compiled)
+            if xla:
+                compile_phases(compiled.cutter, compiled.runnable)
         return compiled
 
     def _emit(self, batch: MiniBatch, compiled: Compiled, way: Any, tensors: list[Any]) -> list[list[Any]]:
@@ -112,11 +125,11 @@ class Step:
 
     def _alone(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> Any:
         """A single process: the function once for each microbatch."""
-        if private.is_building_function():
+        if private.is_building_function() and not self.jit_compile:
             return _collect(batch.shares(tensors), self._microbatches(batch, tensors))
         if key not in self._functions:
             self._functions[key] = tf.function(
-                lambda given: self._microbatches(batch, given), autograph=False
+                lambda given: self._microbatches(batch, given), autograph=False, jit_compile=self.jit_compile
             )
         return _collect(batch.shares(tensors), self._functions[key](tensors))
 
@@ -165,6 +178,7 @@ def _finish_models(joined: Session, compiled: Compiled) -> None:
     """Tell the models that the step has called where their variables are; all replicas begin with the same values."""
     used = list({id(model): model for model, _, _ in compiled.capture.marks.models}.values())
     new = [model for model in used if not model.partitioned]
+    make_values(used, compiled.capture.variables, compiled.owners)
     for model in used:
         model.finish_partition(compiled.owners, compiled.placement)
     if joined.settings.partitions > 1:
@@ -224,6 +238,7 @@ def step(
     allow_uneven: bool = False,
     input_signature: Any = None,
     autograph: bool = True,
+    jit_compile: bool | None = None,
     **ignored: Any,
 ) -> Any:
     """Mark a function as one step of training, or of evaluation if it takes no gradients.
@@ -236,11 +251,13 @@ def step(
     along, by name, where it is not 0. ``allow_uneven``: a mini-batch that ``microbatches`` does not divide is cut as
     evenly as possible instead of being an error. ``input_signature``: the types and shapes of the whole mini-batch, as
     ``tf.function`` takes them. ``autograph``: whether Python's conditions over tensors become operations.
+    ``jit_compile``: whether XLA compiles what each rank computes between messages; by default where XLA shall compile
+    the ``tf.function`` around.
     """
     cut = Cut(tuple(non_split_inputs), dict(input_split_axes or {}), allow_uneven)
     if function is None:
-        return lambda real: Step(real, cut, input_signature, autograph)
-    return Step(function, cut, input_signature, autograph)
+        return lambda real: Step(real, cut, input_signature, autograph, jit_compile)
+    return Step(function, cut, input_signature, autograph, jit_compile)
 
 
 __all__ = ["Step", "step"]

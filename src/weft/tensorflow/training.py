@@ -28,15 +28,18 @@ class Training(Mixin):
         private.set_untracked(self, "_weft_steps", made)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As Keras has it. With more than one rank there is no XLA around steps, and one step for each call."""
+        """As Keras has it. With more than one rank there is one step for each call, and ``jit_compile=True`` means that
+
+        XLA compiles what each rank computes between messages; ``"auto"`` is without XLA.
+        """
         if session().place.world_size > 1:
-            if kwargs.get("steps_per_execution", 1) != 1:
+            if kwargs.get("steps_per_execution") not in (None, 1):
                 raise UsageError(
                     f"compile(steps_per_execution={kwargs['steps_per_execution']!r}): a model that is split takes one "
                     "step for each call, leave it out"
                 )
-            if kwargs.get("jit_compile") is True:
-                raise UsageError("compile(jit_compile=True): XLA has no messages between ranks, leave it out")
+            for step in self._weft_steps.values():
+                step.jit_compile = kwargs.get("jit_compile") is True
             kwargs["jit_compile"] = False
         super().compile(*args, **kwargs)
 
@@ -45,7 +48,7 @@ class Training(Mixin):
     def _train_microbatch(self, x: Any, y: Any, sample_weight: Any) -> Any:
         with tf.GradientTape() as tape:
             predictions, loss = self._predict_and_compare(x, y, sample_weight, True)
-            scaled = loss if self.optimizer is None else self.optimizer.scale_loss(loss)
+            scaled = self._scale(loss)
         return tape.gradient(scaled, self.trainable_variables), loss, predictions
 
     def _test_microbatch(self, x: Any, y: Any, sample_weight: Any) -> Any:
@@ -57,8 +60,13 @@ class Training(Mixin):
 
     def _predict_and_compare(self, x: Any, y: Any, sample_weight: Any, training: bool) -> tuple[Any, Any]:
         predictions = self(x, training=training)
-        loss = self.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=training)
-        return predictions, loss
+        return predictions, self._compare(x, y, predictions, sample_weight, training)
+
+    def _compare(self, x: Any, y: Any, predictions: Any, sample_weight: Any, training: bool) -> Any:
+        return self.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=training)
+
+    def _scale(self, loss: Any) -> Any:
+        return loss if self.optimizer is None else self.optimizer.scale_loss(loss)
 
     # --- one batch ------------------------------------------------------------------------------------------
 
@@ -89,3 +97,22 @@ class Training(Mixin):
         private.loss_tracker(self).update_state(loss.reduce_mean(), sample_weight=rows)
         merged = tf.nest.map_structure(lambda each: each.merge(), predictions)
         return self.compute_metrics(x, y, merged, sample_weight=sample_weight)
+
+
+class TrainingOfKerasTwo(Training):
+    """The same for models of ``tf_keras``, whose losses keep their own means: microbatch by microbatch."""
+
+    def _compare(self, x: Any, y: Any, predictions: Any, sample_weight: Any, training: bool) -> Any:
+        return self.compute_loss(x, y, predictions, sample_weight)
+
+    def _scale(self, loss: Any) -> Any:
+        if hasattr(self.optimizer, "get_scaled_loss"):
+            raise UsageError(
+                "fit() of tf_keras scales no losses of a model that is split (LossScaleOptimizer, mixed_float16): use "
+                "Keras 3, or mixed_bfloat16"
+            )
+        return loss
+
+    def _update_metrics(self, x: Any, y: Any, sample_weight: Any, loss: Any, predictions: Any) -> Any:
+        merged = tf.nest.map_structure(lambda each: each.merge(), predictions)
+        return self.compute_metrics(x, y, merged, sample_weight)

@@ -2,6 +2,21 @@
 
 from types import ModuleType as _Module
 
+from weft.communication.objects import DP_GROUP as DP_GROUP
+from weft.communication.objects import MP_GROUP as MP_GROUP
+from weft.communication.objects import PP_GROUP as PP_GROUP
+from weft.communication.objects import RDP_GROUP as RDP_GROUP
+from weft.communication.objects import TP_GROUP as TP_GROUP
+from weft.communication.objects import WORLD as WORLD
+from weft.communication.objects import CommGroup as CommGroup
+from weft.communication.objects import RankType as RankType
+from weft.communication.objects import allgather as allgather
+from weft.communication.objects import barrier as barrier
+from weft.communication.objects import broadcast as broadcast
+from weft.communication.objects import dp_barrier as dp_barrier
+from weft.communication.objects import mp_barrier as mp_barrier
+from weft.communication.objects import recv_from as recv_from
+from weft.communication.objects import send as send
 from weft.session.findings import on_finding as on_finding
 from weft.session.ranks import dp_rank as dp_rank
 from weft.session.ranks import dp_size as dp_size
@@ -23,6 +38,7 @@ from weft.session.ranks import rdp_size as rdp_size
 from weft.session.ranks import size as size
 from weft.session.ranks import tp_rank as tp_rank
 from weft.session.ranks import tp_size as tp_size
+from weft.session.watching import progress as progress
 from weft.torch import amp as amp
 from weft.torch.checkpoint.export import export_checkpoint as export_checkpoint
 from weft.torch.checkpoint.export import read_model as read_model
@@ -32,21 +48,6 @@ from weft.torch.checkpoint.resume import resume_from_checkpoint as resume_from_c
 from weft.torch.checkpoint.save import finish_checkpoint as finish_checkpoint
 from weft.torch.checkpoint.save import save_checkpoint as save_checkpoint
 from weft.torch.clip import clip_grad_norm_ as clip_grad_norm_
-from weft.torch.communication.objects import DP_GROUP as DP_GROUP
-from weft.torch.communication.objects import MP_GROUP as MP_GROUP
-from weft.torch.communication.objects import PP_GROUP as PP_GROUP
-from weft.torch.communication.objects import RDP_GROUP as RDP_GROUP
-from weft.torch.communication.objects import TP_GROUP as TP_GROUP
-from weft.torch.communication.objects import WORLD as WORLD
-from weft.torch.communication.objects import CommGroup as CommGroup
-from weft.torch.communication.objects import RankType as RankType
-from weft.torch.communication.objects import allgather as allgather
-from weft.torch.communication.objects import barrier as barrier
-from weft.torch.communication.objects import broadcast as broadcast
-from weft.torch.communication.objects import dp_barrier as dp_barrier
-from weft.torch.communication.objects import mp_barrier as mp_barrier
-from weft.torch.communication.objects import recv_from as recv_from
-from weft.torch.communication.objects import send as send
 from weft.torch.delayed_parameters import delay_param_initialization as delay_param_initialization
 from weft.torch.join import init as init
 from weft.torch.join import shutdown as shutdown
@@ -77,7 +78,6 @@ from weft.torch.split.report import partition_report as partition_report
 from weft.torch.split.report import recorded_timeline as recorded_timeline
 from weft.torch.step import step as step
 from weft.torch.watching import log as log
-from weft.torch.watching import progress as progress
 
 __all__ = [  # pyright: ignore
     name

@@ -27,8 +27,11 @@ from weft.runtime.executor import Executor, Hooks
 from weft.session import recording
 from weft.session.leaving import leave
 from weft.session.session import JUDGE_S, timeout_of, wait_timeout_s
+from weft.session.travel import Travel
 from weft.topology.mesh import Mesh
 from weft.torch.backward import matrix_products
+from weft.torch.execution.thread_settings import in_microbatch
+from weft.torch.optimizer import is_local
 from weft.torch.replicas.metrics import count_replicas_once
 from weft.torch.session import current, scratch_memory
 from weft.torch.session.groups import choose_device, direct_groups, have_own_gpus, rings_of
@@ -75,7 +78,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     groups = make_groups(mesh, place.rank, timeout)
     session = Session(
         settings=settings, place=place, mesh=mesh, monitor=monitor, store=store, device=device, groups=groups,
-        streams=Streams(device),
+        streams=Streams(device), travel=Travel(in_microbatch, is_remote=lambda tensor: not is_local(tensor)),
     )  # fmt: skip
     session.nccl = (
         device.type == "cuda" and dist.is_nccl_available() and have_own_gpus(device, session.group("world"))

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import logging
-import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import nullcontext
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from weft.errors import UsageError
-from weft.foreign import shown, shown_path
 from weft.runtime.allocator import resident_bytes
-from weft.session.recording import record_outermost
+from weft.session.watching import log_values
 from weft.timeline import Span
 from weft.torch.output import StepOutput
-from weft.torch.session import current
 from weft.torch.session.session import Session
-from weft.watch.progress import VARIABLE, Ranks, on_stderr
-from weft.watch.values import ValueFile
-
-_Item = TypeVar("_Item")
-_log = logging.getLogger("weft")
+from weft.watch.progress import Ranks
 
 
 def after_step(session: Session, samples: int | None, results: Any) -> None:
@@ -78,80 +65,14 @@ def _loss(results: Any) -> float | None:
     return None
 
 
-def progress(iterable: Iterable[_Item] | None = None, *, total: int | None = None) -> Iterable[_Item]:
-    """The same items, while the first rank shows how far the loop is, how fast, and who waits.
+def open_board(folder: str) -> Any:
+    """A writer for TensorBoard."""
+    if "tensorflow" not in sys.modules:
+        # Where TensorFlow is installed TensorBoard would import it to write files: seconds, and 600 MB.
+        sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
+    from torch.utils.tensorboard import SummaryWriter
 
-    ``total``: how many items there are, where the iterable does not say. Without an iterable this only tells the line
-    how many steps come. Under ``weft run --quiet`` nothing is shown.
-
-    >>> list(progress([1, 2, 3]))
-    [1, 2, 3]
-    """
-    if iterable is not None and total is None and isinstance(iterable, Sized):
-        total = len(iterable)
-    session = current.session() if current.is_initialized() else None
-    if session is not None and session.rank == 0:
-        if session.progress is None and VARIABLE not in os.environ:
-            session.show_progress(on_stderr("terminal" if sys.stderr.isatty() else "plain"))
-        if session.progress is not None:
-            session.progress.begin(total)
-    return () if iterable is None else _through(session, iterable)
-
-
-def _through(session: Session | None, iterable: Iterable[_Item]) -> Iterator[_Item]:
-    """Items; where no step is called meanwhile, each counts as one."""
-    items = iter(iterable)
-    try:
-        while True:
-            with nullcontext() if session is None else record_outermost(session, "data"):
-                try:
-                    item = next(items)
-                except StopIteration:
-                    break
-            before = None if session is None else session.steps
-            yield item
-            if session is not None and session.progress is not None and session.steps == before:
-                session.progress.step()
-    finally:  # a loop may be left early
-        if session is not None and session.progress is not None:
-            session.progress.close()
-
-
-class Log:
-    """Where values of the script go: a file always; TensorBoard and Weights & Biases where they are."""
-
-    def __init__(self, folder: str, tensorboard: str = "") -> None:
-        installed = importlib.util.find_spec("tensorboard") is not None
-        if tensorboard and not installed:
-            raise UsageError(
-                f"values cannot go to {shown_path(tensorboard)} for TensorBoard, which is not installed: pip install "
-                "'weft[tensorboard]', or leave out --tensorboard and the setting tensorboard"
-            )
-        self.file = ValueFile(folder)
-        self.board: Any = None
-        if installed:
-            if "tensorflow" not in sys.modules:
-                # Where TensorFlow is installed TensorBoard would import it to write files: seconds, and 600 MB.
-                sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
-            from torch.utils.tensorboard import SummaryWriter
-
-            name = self.file.path.with_suffix("")
-            self.board = SummaryWriter(str(Path(tensorboard) / name.name if tensorboard else name))
-        _log.info("values are written to %s", self.file.path)
-
-    def add(self, step: int, values: Mapping[str, float | str]) -> None:
-        self.file.add(step, values)
-        wandb = sys.modules.get("wandb")
-        if wandb is not None and getattr(wandb, "run", None) is not None:
-            wandb.log(dict(values), step=step)
-        for name, value in values.items() if self.board is not None else ():
-            if not isinstance(value, str):
-                self.board.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self.file.close()
-        if self.board is not None:
-            self.board.close()
+    return SummaryWriter(folder)
 
 
 def log(values: Mapping[str, Any], step: int | None = None) -> None:
@@ -167,30 +88,4 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
     Raises:
         UsageError: A value is none of these, or the folder cannot be written to.
     """
-    session = current.session()
-    plain = {str(name): _plain(str(name), value) for name, value in values.items()}
-    if session.recorder is not None:
-        session.recorder.note(plain)
-    if session.rank:
-        return
-    if session.values is None:
-        session.log_to(Log(session.settings.log_dir, session.settings.tensorboard))
-    assert session.values is not None
-    session.values.add(session.steps - session.evaluations if step is None else step, plain)
-    if session.progress is not None:
-        session.progress.note({name: value for name, value in plain.items() if not isinstance(value, str)})
-
-
-def _plain(name: str, value: Any) -> float | str:
-    if isinstance(value, StepOutput):
-        value = value.reduce_mean()
-    if isinstance(value, Tensor) or hasattr(value, "item"):
-        if getattr(value, "size", 1) != 1 and (not isinstance(value, Tensor) or value.numel() != 1):
-            raise UsageError(f"{name} has {list(value.shape)} elements: log a number, its mean() say")
-        value = value.item()
-    if isinstance(value, (bool, int, float, str)):
-        return value
-    raise UsageError(f"{name} is {shown(value)}: log numbers, texts and tensors with one element")
-
-
-__all__ = ["Log", "after_step", "log", "progress"]
+    log_values(values, step, open_board)

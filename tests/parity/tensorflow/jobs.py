@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import signal
@@ -57,3 +58,14 @@ def run(arguments: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: fl
     output, _ = job.communicate()
     assert job.returncode is not None
     return job.returncode, output
+
+
+def checks_of(worker: str) -> list[str]:
+    """The checks of a worker in this folder, which is read: an import would bring TensorFlow into this process."""
+    tree = ast.parse(Path(__file__).with_name(worker).read_text())
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(each, ast.Name) and each.id == "check" for each in node.decorator_list)
+    ]

@@ -234,6 +234,35 @@ def two_models(partitions: int) -> None:
 
 
 @check
+def gradients_of_what_another_step_has_given_away(partitions: int) -> None:
+    """A step asks for the gradients of a model that it does not call, and whose variables lie on both ranks already."""
+    begin(partitions)
+    x, y = data()
+    first, second = build(1), build(2)
+    one, other = weft.DistributedModel(build(1)), weft.DistributedModel(build(2))
+
+    def step_of(model: Any) -> Any:
+        @weft.step
+        def step(a: Any, b: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = loss_of(b, model(a, training=True))
+            return tape.gradient(loss, [*one.trainable_variables, *other.trainable_variables])
+
+        return step
+
+    for model, plain in ((one, first), (other, second)):
+        found = step_of(model)(x, y)
+        own = [variable for each in (one, other) for variable in each.trainable_variables]
+        assert len(found) == len(own), (len(found), len(own))
+        numbers, expected = place(model), plain_gradients(plain, x, y)
+        for gradient, variable in zip(found, own, strict=True):
+            at = numbers.get(id(variable))
+            assert (gradient is None) == (at is None), variable.path
+            if at is not None:
+                near(gradient.accumulate(), expected[at], variable.path)
+
+
+@check
 def a_model_that_follows_its_gradient(partitions: int) -> None:
     """An adversarial step: the gradient for the input goes into the model again."""
     begin(partitions)
@@ -677,6 +706,80 @@ def keras_two(partitions: int) -> None:
     for variable in model.trainable_variables:
         near(variable, plain.trainable_variables[numbers[id(variable)]], variable.name)
     assert len(model.trainable_variables) < len(plain.trainable_variables)
+
+
+@check
+def fit_of_keras_two(partitions: int) -> None:
+    try:
+        import tf_keras
+    except ImportError:
+        return
+    begin(partitions)
+    x, y = data(32)
+
+    def made() -> Any:
+        tf_keras.backend.clear_session()
+        tf_keras.utils.set_random_seed(4)
+        regular = tf_keras.regularizers.L2(0.01)
+        layers = [
+            tf_keras.layers.Dense(8, "tanh"),
+            tf_keras.layers.Dense(8, "relu", kernel_regularizer=regular),
+        ]
+        net = tf_keras.Sequential([*layers, tf_keras.layers.Dense(3)])
+        net.build((None, 6))
+        return net
+
+    plain, model, histories = made(), weft.DistributedModel(made()), []
+    for net in (plain, model):
+        net.compile(
+            tf_keras.optimizers.Adam(0.01),
+            tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        history = net.fit(
+            x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, validation_data=(x[:16], y[:16])
+        )
+        histories.append(history.history)
+    for name, values in histories[0].items():
+        near(histories[1][name], values, f"{name} of fit", 1e-4)
+    near(model.predict(x, batch_size=8, verbose=0), plain(x, training=False), "predictions", 1e-4)
+    found, expected = (
+        net.evaluate(x, y, batch_size=8, verbose=0, return_dict=True) for net in (model, plain)
+    )
+    for name, value in expected.items():
+        near(found[name], value, f"{name} of evaluate", 1e-4)
+    assert len(model.trainable_variables) < len(plain.trainable_variables)
+    refuses(UsageError, "steps_per_execution=2", lambda: model.compile("sgd", "mse", steps_per_execution=2))
+
+
+@check
+def objects_between_ranks(partitions: int) -> None:
+    begin(partitions)
+    rank, size = weft.rank(), weft.size()
+    own = {
+        "rank": rank,
+        "all": [tf.fill([2], rank), np.arange(3) + rank],
+        "variable": tf.Variable([1.5 + rank]),
+    }
+    for number, found in enumerate(weft.allgather(own)):
+        assert found["rank"] == number and tf.is_tensor(found["all"][0]), found
+        near(found["all"][0], tf.fill([2], number), "a tensor")
+        near(found["variable"], [1.5 + number], "a variable")
+        assert (found["all"][1] == np.arange(3) + number).all()
+    if rank == 0:
+        weft.broadcast((True, tf.constant([True, False])), weft.WORLD)
+        weft.send({"flags": tf.constant([1, 2])}, size - 1)
+    else:
+        said, flags = weft.recv_from(0)
+        assert said is True and flags.numpy().tolist() == [True, False]
+        if rank == size - 1:
+            assert weft.recv_from(0)["flags"].numpy().tolist() == [1, 2]
+    weft.barrier(weft.PP_GROUP)
+    refuses(
+        UsageError, "barrier() was called while a graph is traced", tf.function(weft.barrier, autograph=False)
+    )
+    step = weft.step(lambda a: (weft.allgather(1), a)[1])
+    refuses(UsageError, "allgather() was called while a graph is traced", lambda: step(tf.ones([8])))
 
 
 def rank_of(partitions: int) -> int:

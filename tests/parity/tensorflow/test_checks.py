@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 from tests.parity.jobs import Outcome, outcomes  # noqa: E402
-from tests.parity.tensorflow.jobs import start  # noqa: E402
+from tests.parity.tensorflow.jobs import checks_of, start  # noqa: E402
 
 # Setting up the first item runs the job of all.
 pytestmark = pytest.mark.timeout(1200)
 
-FILE = Path(__file__).with_name("run_checks.py")
-CHECKS = [
-    node.name
-    for node in ast.parse(FILE.read_text()).body
-    if isinstance(node, ast.FunctionDef)
-    and any(isinstance(each, ast.Name) and each.id == "check" for each in node.decorator_list)
-]
-"""Read without an import, which would bring TensorFlow into this process."""
+CHECKS = checks_of("run_checks.py")
 ON_THREE = [
     "clipping_inside", "a_model_that_follows_its_gradient", "two_models", "placed_by_hand", "variables_of_the_script",
 ]  # fmt: skip

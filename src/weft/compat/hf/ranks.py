@@ -112,7 +112,7 @@ def _local_rank() -> int:
 
 def gather_over_replicas(tree: Any) -> Any:
     """The tensors of all replicas after one another along dim 0, in a structure of the same form; a number is a row."""
-    from weft.torch.communication import objects
+    from weft.communication import objects
     from weft.torch.tensors.nested import replace
 
     def one(tensor: torch.Tensor) -> torch.Tensor:

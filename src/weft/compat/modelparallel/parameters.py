@@ -32,7 +32,6 @@ KEPT: dict[str, Any] = {
 IGNORED = {
     "activation_loading_horizon": "an offloaded activation is loaded when the backward pass needs it",
     "checkpoint_attentions": "call set_activation_checkpointing on the attention modules",
-    "contiguous": "the split of a PyTorch model always is",
     "ddp_dist_backend": "PyTorch's own backends are used",
     "ddp_port": "the ranks find a port by themselves",
     "delayed_parameter_initialization": "use delay_param_initialization()",

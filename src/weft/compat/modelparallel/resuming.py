@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from weft.communication.serialise import Unread
 from weft.compat.variables import ALLOW_PICKLE
 from weft.errors import CheckpointError
 from weft.torch import load as weft_load
@@ -24,7 +25,6 @@ from weft.torch import resume_from_checkpoint as weft_resume_from_checkpoint
 from weft.torch import save_checkpoint as weft_save_checkpoint
 from weft.torch.checkpoint.formats.source import open_source
 from weft.torch.session import current as session_of
-from weft.torch.tensors.serialise import Unread
 
 log = logging.getLogger("weft")
 _TRAINER_NAME = "pytorch_model.bin"

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.compat.tensorflow.communication import (
+from weft.compat.tensorflow.session import init, state
+from weft.tensorflow import (
     CommGroup,
     RankType,
+    StepOutput,
     allgather,
     barrier,
     broadcast,
     dp_barrier,
-    mp_barrier,
-    recv_from,
-    send,
-)
-from weft.compat.tensorflow.session import init, state
-from weft.tensorflow import DistributedModel as WeftModel
-from weft.tensorflow import (
-    StepOutput,
     dp_rank,
     dp_size,
     get_dp_group,
@@ -30,6 +24,7 @@ from weft.tensorflow import (
     is_tracing,
     local_rank,
     local_size,
+    mp_barrier,
     mp_rank,
     mp_size,
     partition,
@@ -38,13 +33,16 @@ from weft.tensorflow import (
     rank,
     rdp_rank,
     rdp_size,
+    recv_from,
     register_post_partition_hook,
+    send,
     shutdown,
     size,
     step,
     tp_rank,
     tp_size,
 )
+from weft.tensorflow import DistributedModel as WeftModel
 
 WORLD, MP_GROUP, DP_GROUP, TP_GROUP, PP_GROUP, RDP_GROUP = CommGroup
 WORLD_RANK, MP_RANK, DP_RANK, TP_RANK, PP_RANK, RDP_RANK = RankType

@@ -39,6 +39,7 @@ class Compiled:
         units: Its units.
         decision: Where they went.
         phases: When and where each operation runs.
+        cutter: Cuts functions out of it.
         runnable: This rank's part.
         owners: The partition of each variable of a model, by its key.
         placement: Where the units lie, for people.
@@ -49,6 +50,7 @@ class Compiled:
     units: Units
     decision: Decision
     phases: Phases
+    cutter: Cutter
     runnable: Runnable
     owners: dict[int, int]
     placement: ModelPlacement
@@ -115,7 +117,7 @@ def compile_step(
         key: phases.owner[number] for number, key in enumerate(keys) if phases.owner[number] != EVERYWHERE
     }
     placement = describe_placement(session.settings, units, decision)
-    return Compiled(captured, units, decision, phases, runnable, owners | found, placement)
+    return Compiled(captured, units, decision, phases, cutter, runnable, owners | found, placement)
 
 
 def names_of(models: list[Any]) -> dict[int, str]:

@@ -54,14 +54,13 @@ class PhaseFunction:
 class Cutter:
     """Cuts functions out of a step's graph."""
 
-    def __init__(self, capture: Capture, compiled: bool = False) -> None:
+    def __init__(self, capture: Capture) -> None:
         self._capture = capture
-        self._compiled = compiled
         self._graph_def = capture.graph.as_graph_def()
         self._nodes = {node.name: node for node in self._graph_def.node}
 
-    def function(self, phase: Phase) -> PhaseFunction:
-        """The function of a phase; none where it only hands on what it gets."""
+    def function(self, phase: Phase, compiled: bool = False) -> PhaseFunction:
+        """The function of a phase; none where it only hands on what it gets. ``compiled``: XLA compiles it."""
         operations, records = self._capture.operations, self._capture.record.operations
         feeds = [number for number in phase.feeds if not self._is_variable(number)]
         passed = {value: feeds.index(value.operation) for value in phase.outputs if value.operation in feeds}
@@ -105,7 +104,7 @@ class Cutter:
             return list(found)
 
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in taken]
-        made = tf.function(run, autograph=False, jit_compile=self._compiled or None)
+        made = tf.function(run, autograph=False, jit_compile=compiled or None)
         return PhaseFunction(phase, feeds, made.get_concrete_function(*specs), passed)
 
     def _is_variable(self, number: int) -> bool:

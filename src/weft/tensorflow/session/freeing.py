@@ -19,7 +19,7 @@ def free_others(models: Sequence[Any]) -> None:
     for model in models:
         for variable in model.all_variables():
             owner = model.owner_of(variable)
-            if owner is None or owner == own or not is_here(variable):
+            if owner is None or owner == own or not (is_here(variable) or private.waits(variable)):
                 continue
             former = private.key_of(private.handle_of(variable))
             private.free(variable, f"{name_of(variable)}, a variable of partition {owner}")

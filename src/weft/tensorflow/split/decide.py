@@ -16,7 +16,7 @@ from weft.errors import DivergenceError, PlacementError
 from weft.foreign import read_text
 from weft.partition import Placement, Problem
 from weft.partition.balanced import balances, candidates, metis
-from weft.partition.balanced.candidate import Candidate
+from weft.partition.balanced.candidate import Balance, Candidate
 from weft.plan.best_candidate import asked_options, best_by_step
 from weft.plan.chosen import schedule_for
 from weft.plan.option import Option
@@ -119,7 +119,8 @@ def compare_graphs(session: Session, record: Record) -> None:
     if len(ranks) == 1:
         return
     lines = [
-        f"{each.kind} {each.inputs} {each.sizes}" for each in record.operations
+        f"{each.kind} {each.inputs} {each.sizes} {_kind_of(record, each.variable)}"
+        for each in record.operations
     ]  # names have numbers of their own
     mine = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     port = session.port("pp")
@@ -138,6 +139,13 @@ def compare_graphs(session: Session, record: Record) -> None:
         f"the ranks have traced different steps: operation {at} is {mine_is} on rank {ranks[0]}, and {theirs} on rank "
         f"{ranks[other]}. Build the same model and call the step with arguments of the same shapes on every rank"
     )
+
+
+def _kind_of(record: Record, variable: int) -> str:
+    """Whose a variable is, and its size; nothing for no variable."""
+    if variable < 0:
+        return ""
+    return f"{'a model' if record.variables[variable].model else 'the script'} {record.variables[variable].bytes}"
 
 
 def decide(settings: Settings, units: Units, fixed: Mapping[str, int], microbatches: int) -> Decision:
@@ -160,7 +168,7 @@ def decide(settings: Settings, units: Units, fixed: Mapping[str, int], microbatc
         )
         with suppress(PlacementError):
             found.append(_candidate("by time", units, time(range(settings.partitions)).placement.partitions))
-    found += candidates(problem, given, cut_graph=metis.load())
+    found += _candidates(problem, given, settings.contiguous and not fixed)
     counts = units.count_variables()
 
     def holding(one: Candidate) -> int:
@@ -170,6 +178,19 @@ def decide(settings: Settings, units: Units, fixed: Mapping[str, int], microbatc
     most = max(map(holding, found))
     found = [each for each in found if holding(each) == most]
     return _best(settings, units, found, microbatches, links)
+
+
+def _candidates(problem: Problem, given: Sequence[Balance], contiguous: bool) -> list[Candidate]:
+    """Placements by the balances; contiguous ones if that is asked for and possible."""
+    if contiguous:
+        try:
+            return candidates(problem, given, contiguous=True)
+        except PlacementError:
+            log.warning(
+                "contiguous: units that share variables, or that must be together, keep each partition from being one "
+                "run of the model: another split is taken"
+            )
+    return candidates(problem, given, cut_graph=metis.load())
 
 
 def _candidate(name: str, units: Units, partitions: Sequence[int]) -> Candidate:

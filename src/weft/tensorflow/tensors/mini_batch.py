@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,14 @@ from weft.session.cut import Cut, argument_names, find_different, find_unknown
 
 COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 """Values made of several tensors, which are not cut."""
+
+
+def _along(axis: int, start: Any, stop: Any) -> tuple[Any, ...]:
+    """The index of the samples from ``start`` to before ``stop`` along a dim, which may be counted from the end."""
+    whole = slice(None)
+    if axis < 0:
+        return (..., slice(start, stop), *[whole] * (-1 - axis))
+    return (*[whole] * axis, slice(start, stop))
 
 
 @dataclass
@@ -78,15 +87,20 @@ class MiniBatch:
         return found
 
     def slices(self, tensors: Sequence[Any]) -> list[list[Any]]:
-        """For each microbatch its part of the tensors (given whole, in the order of ``tensors``)."""
+        """For each microbatch its part of the tensors (given whole, in the order of ``tensors``).
+
+        They are slices and not the outputs of one ``tf.split``: TensorFlow's optimiser moves what follows each of these
+        to before the split, together with what it waits for. A microbatch that waits for the one before then waits for
+        itself, and TensorFlow runs the step as it was written, with a message that its graph cannot be sorted.
+        """
         found: list[list[Any]] = [[] for _ in range(self.microbatches)]
-        sizes = self._sizes(tensors)
+        bounds = self._bounds(tensors)
         for number, tensor in zip(self.tensors, tensors, strict=True):
             axis = self.axes[number]
             if axis is None or self.microbatches == 1:
                 parts = [tensor] * self.microbatches
             else:
-                parts = tf.split(tensor, sizes, axis, num=self.microbatches)
+                parts = [tensor[_along(axis, start, stop)] for start, stop in bounds]
             for own, part in zip(found, parts, strict=True):
                 own.append(part)
         return found
@@ -95,25 +109,25 @@ class MiniBatch:
         """The weight of each microbatch: a number; a scalar of the graph where the number of samples is not known."""
         if self.size is not None or not self.uneven or all(axis is None for axis in self.axes):
             return self.weights
-        sizes = tf.cast(self._sizes(tensors), tf.float32)
+        sizes = tf.cast([stop - start for start, stop in self._bounds(tensors)], tf.float32)
         return tf.unstack(sizes / tf.reduce_sum(sizes), self.microbatches)
 
-    def _sizes(self, tensors: Sequence[Any]) -> Any:
-        """How many samples each microbatch has."""
+    def _bounds(self, tensors: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """The first sample of each microbatch, and the one after its last."""
         count = self.microbatches
         if self.size is not None:
-            return [stop - start for start, stop in map(self.bounds, range(count))]
+            return [self.bounds(microbatch) for microbatch in range(count)]
         cut = [(number, self.axes[number]) for number in self.tensors if self.axes[number] is not None]
         if not cut:
-            return [0] * count
+            return [(0, 0)] * count
         number, axis = cut[0]
         total = tf.shape(tensors[self.tensors.index(number)])[axis]
         name = self.paths[self.tensors.index(number)]
         fault = f"{name} has fewer samples than the {count} microbatches, or a number that they do not divide"
         fits = (total >= count) & (self.uneven | (total % count == 0))
         with tf.control_dependencies([tf.debugging.Assert(fits, [fault, total])]):
-            bounds = tf.range(count + 1) * total // count
-        return bounds[1:] - bounds[:-1]
+            bounds = tf.unstack(tf.range(count + 1) * total // count)
+        return list(pairwise(bounds))
 
     def arguments(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with these tensors in their places."""

@@ -133,6 +133,7 @@ def capture(
                     ),
                 ),
                 private.watch_layers(graph, _layer_call),
+                private.variables_wait(),
             ):
                 result = function(*stand_ins)
                 result = tf.nest.map_structure(dense, result)

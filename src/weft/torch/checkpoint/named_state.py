@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.checkpoint.part import Part
+from weft.communication.serialise import Decoder
 from weft.errors import CheckpointError, UsageError
 from weft.foreign import translated
 from weft.torch.model import DistributedModel
@@ -27,7 +28,6 @@ from weft.torch.replicas.fsdp import like, whole
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, mix
 from weft.torch.session.session import Session
 from weft.torch.tensors import saved_values
-from weft.torch.tensors.serialise import Decoder
 from weft.torch.tensors.state_names import name_faults, shape_faults, shapes_of
 
 Reader = Callable[[str], Tensor]

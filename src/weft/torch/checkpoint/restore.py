@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.checkpoint.agree import gather_faults
 from weft.checkpoint.find import Found
 from weft.checkpoint.index import Index
+from weft.communication.serialise import Decoder
 from weft.errors import CheckpointError, UsageError
 from weft.foreign import translated
 from weft.torch.checkpoint import named_state
@@ -22,7 +23,6 @@ from weft.torch.placed.plan import Plan
 from weft.torch.session.collectives import broadcast_text, gather_texts
 from weft.torch.session.session import Session
 from weft.torch.tensors import saved_values
-from weft.torch.tensors.serialise import Decoder
 from weft.torch.tensors.state_names import fitting
 
 log = logging.getLogger("weft")

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from weft.checkpoint.index import Entry, Shard
 from weft.checkpoint.shard import Reader, write
+from weft.communication.serialise import named_dtype
 from weft.errors import CheckpointError, UsageError
 from weft.foreign import shown_text, translated
-from weft.torch.tensors.serialise import named_dtype
 
 
 def find_safetensors() -> object:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.communication.messages import decode, encode
 from weft.errors import DivergenceError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.backward.autograd import check_outside
@@ -29,7 +30,6 @@ from weft.torch.execution.value import Alias, Places, Value
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, call_seed, same_states
 from weft.torch.tensors.description import build
-from weft.torch.tensors.messages import decode, encode
 from weft.torch.tensors.nested import replace
 from weft.torch.tensors.writes import unwritten
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from weft.communication.serialise import FORMS, NUMBERS, Decoder, Encoder, Rules, type_name
 from weft.errors import CheckpointError, UsageError
-from weft.torch.tensors.serialise import FORMS, NUMBERS, Decoder, Encoder, Rules, type_name
 
 FILES = Rules(
     name="this checkpoint",

@@ -105,7 +105,10 @@ def test_the_version_of_development_is_tested():
 # --- nowhere else -------------------------------------------------------------------------------------------
 
 SOURCE = Path(weft.__file__).parent
-HOLDERS = {"torch/pytorch/private.py", "transport/private_c10d.py", "tensorflow/private.py"}
+HOLDERS = {
+    "torch/pytorch/private.py", "transport/private_c10d.py",
+    *(f"tensorflow/private/{name}.py" for name in ("functions", "graphs", "models", "variables")),
+}  # fmt: skip
 OTHERS = {
     "_asdict": "named tuples",
     "_exit": "os",

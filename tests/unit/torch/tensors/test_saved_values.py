@@ -12,9 +12,9 @@ import numpy
 import pytest
 import torch
 
+from weft.communication.serialise import MAX_DEPTH
 from weft.errors import CheckpointError, UsageError
 from weft.torch.tensors import saved_values
-from weft.torch.tensors.serialise import MAX_DEPTH
 
 
 class Options(argparse.Namespace):

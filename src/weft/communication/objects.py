@@ -15,14 +15,11 @@ import enum
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
+from weft.communication import handshake
+from weft.communication.handshake import CALLS, READY, REFUSED, Handshake, Header, Member, make_header
+from weft.communication.messages import Packed, pack, unpack
 from weft.errors import DivergenceError, TransportError, UsageError
 from weft.session import current
-from weft.torch.communication import handshake
-from weft.torch.communication.handshake import CALLS, READY, REFUSED, Handshake, Header, make_header
-from weft.torch.execution.thread_settings import in_microbatch
-from weft.torch.optimizer import is_local
-from weft.torch.session.session import Session
-from weft.torch.tensors.messages import Packed, pack, unpack
 
 MAX_BYTES = 1 << 32
 """How many bytes of one object a receiver takes unless the script gives another limit: 4 GiB."""
@@ -71,7 +68,7 @@ def send(
     """
     session = _between_steps("send")
     peer = _rank_of(session, dest_rank, rank_type, "dest_rank")
-    packed = _pack(obj, allow_pickle)
+    packed = _pack(session, obj, allow_pickle)
     with session.doing(f"send() to rank {peer}"):
         _deliver(session, [peer], packed, handshake.SEND, "world")
 
@@ -83,7 +80,7 @@ def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD, *, allow_pickle: boo
     """
     session = _between_steps("broadcast")
     axis = _need_member(group, CommGroup, "group").value
-    packed = _pack(obj, allow_pickle)
+    packed = _pack(session, obj, allow_pickle)
     others = [rank for rank in session.peers(axis) if rank != session.rank]
     with session.doing(f"broadcast() to {group.name}"):
         _deliver(session, others, packed, handshake.BROADCAST, axis)
@@ -117,7 +114,7 @@ def recv_from(
             text = f"rank {session.rank} does not take the object of rank {peer}: {excess}"
             _refuse(line, [peer], text, TransportError)
         line.send_header(peer, _READY)
-        return line.receive(peer, header, allow_pickle)
+        return session.travel.incoming(line.receive(peer, header, allow_pickle))
 
 
 def allgather(
@@ -129,13 +126,16 @@ def allgather(
     """
     session = _between_steps("allgather")
     axis = _need_member(group, CommGroup, "group").value
-    packed = _pack(obj, allow_pickle)
+    packed = _pack(session, obj, allow_pickle)
     ranks = session.peers(axis)
     if len(ranks) == 1:
-        return [unpack(packed.text, packed.blobs, session.device, allow_pickle)]
+        return [session.travel.incoming(unpack(packed.text, packed.blobs, session.device, allow_pickle))]
     with session.doing(f"allgather() over {group.name}"):
         _meet(session, handshake.ALLGATHER, axis)
-        return handshake.exchange(packed, session.group(axis), ranks, session.device, max_bytes, allow_pickle)
+        found = handshake.exchange(
+            packed, session.group(axis), ranks, session.device, max_bytes, allow_pickle
+        )
+        return [session.travel.incoming(each) for each in found]
 
 
 def barrier(group: CommGroup = CommGroup.WORLD) -> None:
@@ -156,16 +156,16 @@ def mp_barrier() -> None:
     barrier(CommGroup.MP_GROUP)
 
 
-def _between_steps(name: str) -> Session:
+def _between_steps(name: str) -> Member:
     """The session; an error if a step runs."""
-    session: Any = current.session()  # of any frontend: each has groups and a device
-    if session.tracing or in_microbatch():
-        raise UsageError(f"{name}() was called inside a weft.step function: call it before or after the step")
-    return cast("Session", session)
+    session = cast("Member", current.session())
+    if session.tracing or session.travel.in_step():
+        raise UsageError(f"{name}() was called {session.travel.refusal}")
+    return session
 
 
-def _pack(obj: Any, allow_pickle: bool) -> Packed:
-    return pack(obj, allow_pickle, lambda tensor: not is_local(tensor))
+def _pack(session: Member, obj: Any, allow_pickle: bool) -> Packed:
+    return pack(session.travel.outgoing(obj), allow_pickle, session.travel.is_remote)
 
 
 def _need_member(value: object, kind: type[_Kind], name: str) -> _Kind:
@@ -176,7 +176,7 @@ def _need_member(value: object, kind: type[_Kind], name: str) -> _Kind:
     return value
 
 
-def _rank_of(session: Session, number: int, rank_type: RankType, name: str) -> int:
+def _rank_of(session: Member, number: int, rank_type: RankType, name: str) -> int:
     """The global rank of a position in one of this rank's groups."""
     ranks = session.peers(_need_member(rank_type, RankType, "rank_type").value)
     if not isinstance(number, int) or not 0 <= number < len(ranks):
@@ -186,7 +186,7 @@ def _rank_of(session: Session, number: int, rank_type: RankType, name: str) -> i
     return ranks[number]
 
 
-def _deliver(session: Session, peers: Sequence[int], packed: Packed, call: int, axis: str) -> None:
+def _deliver(session: Member, peers: Sequence[int], packed: Packed, call: int, axis: str) -> None:
     """Offer an object to ranks, and send it to each as soon as that one is ready."""
     if not peers:
         return
@@ -202,7 +202,7 @@ def _deliver(session: Session, peers: Sequence[int], packed: Packed, call: int, 
     line.flush()
 
 
-def _accept(session: Session, line: Handshake, answer: Any, peer: int, mine: Header, wanted: Header) -> None:
+def _accept(session: Member, line: Handshake, answer: Any, peer: int, mine: Header, wanted: Header) -> None:
     """Take an answer; an error if it is not the wanted one. ``mine``: the header that this rank has sent."""
     header, text = line.take_header(answer)
     if header.call == REFUSED:
@@ -211,7 +211,7 @@ def _accept(session: Session, line: Handshake, answer: Any, peer: int, mine: Hea
         raise DivergenceError(_difference(session.rank, _call_text(mine), peer, header))
 
 
-def _meet(session: Session, call: int, axis: str) -> None:
+def _meet(session: Member, call: int, axis: str) -> None:
     """Return when all ranks of a group have made the same call.
 
     Each rank tells the first one of the group, and the first one answers when it has heard of all.

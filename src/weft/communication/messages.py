@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.communication.serialise import FORMS, NUMBERS, Decoder, Encoder, Rules, named_dtype, type_name
 from weft.errors import TransportError, UsageError
 from weft.foreign import shown, translated
-from weft.torch.tensors.serialise import FORMS, NUMBERS, Decoder, Encoder, Rules, named_dtype, type_name
 from weft.transport.channel import Message
 from weft.transport.torch_dist import DTYPES
 

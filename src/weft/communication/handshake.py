@@ -12,15 +12,16 @@ that call different things, see each other's header instead of waiting for ever.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from weft.communication.messages import Packed, unpack
 from weft.errors import TransportError
-from weft.torch.session.session import Session
-from weft.torch.tensors.messages import Packed, unpack
+from weft.session.travel import Travel
 from weft.transport.tags import OBJECTS
 from weft.transport.tensor_bytes import to_bytes
 
@@ -36,6 +37,25 @@ _abandoned: list[Any] = []
 """Headers of calls that failed; their memory may still be read until the process ends."""
 _MAGIC = 0x77656F62
 _HEADER_BYTES, _TEXT_AT = 512, 64
+
+
+class Member(Protocol):
+    """The session of a rank, of any framework, as far as messages between steps need it."""
+
+    tracing: bool
+    travel: Travel
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def peers(self, axis: str) -> tuple[int, ...]: ...
+
+    def group(self, axis: str) -> Any: ...
+
+    def doing(self, what: str) -> AbstractContextManager[None]: ...
 
 
 class Header(NamedTuple):
@@ -110,7 +130,7 @@ class Body:
 class Handshake:
     """Headers and objects over the group of all ranks; ranks go by their global numbers."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Member) -> None:
         self._group = session.group("world")
         self._device = session.device
         self._sending: list[tuple[Any, Tensor]] = []

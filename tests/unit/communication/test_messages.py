@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from weft.communication.handshake import MAX_PARTS, SMALL, Body, Header, make_body, make_header
+from weft.communication.messages import decode, encode, pack, unpack
+from weft.communication.serialise import MAX_DEPTH
 from weft.errors import TransportError, UsageError
-from weft.torch.communication.handshake import MAX_PARTS, SMALL, Body, Header, make_body, make_header
-from weft.torch.tensors.messages import decode, encode, pack, unpack
-from weft.torch.tensors.serialise import MAX_DEPTH
 from weft.transport.channel import READ, Key, Message
 
 CPU = torch.device("cpu")

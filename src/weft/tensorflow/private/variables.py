@@ -1,0 +1,147 @@
+"""Variables of TensorFlow and Keras: their handles, and those that have no memory."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.initializers.initializer import Initializer
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import resource_variable_ops
+
+
+def handle_of(variable: Any) -> Any:
+    """The handle of a variable of TensorFlow or Keras; the thing itself if it is none."""
+    value = getattr(variable, "handle", None)
+    return variable if value is None else value
+
+
+def key_of(handle: Any) -> int:
+    """A number for a variable, by its handle: the same for every way to get at it."""
+    return id(handle)
+
+
+def underlying(variable: Any) -> Any:
+    """The variable of TensorFlow that one of Keras is made of; the thing itself if it is none of Keras."""
+    return getattr(variable, "_value", variable)
+
+
+def uninitialised(value: Any) -> bool:
+    """Whether a variable has no value yet."""
+    return not bool(resource_variable_ops.is_resource_variable(value) and value.is_initialized())
+
+
+def free(variable: Any, named: str) -> None:
+    """Give back the memory of a variable's value. Its handle is another one from now on.
+
+    Reading it is TensorFlow's own error then, "Could not find variable ``named``"; assigning gives it a value again.
+    A variable of an eager program cannot be destroyed, and without a value it reads as an empty tensor. So what the
+    former handle holds becomes small, and the new one names a resource that is not there until something is assigned.
+    """
+    kept = underlying(variable)
+    with tf.init_scope(), tf.device(kept.handle.device):
+        tf.raw_ops.AssignVariableOp(
+            resource=kept.handle, value=tf.zeros([0], kept.dtype), validate_shape=False
+        )
+    _waiting.pop(id(kept), None)
+    _take_new_handle(kept, named)
+
+
+def _take_new_handle(variable: Any, named: str) -> None:
+    """Let a variable have the handle of something that is not there; whoever reads it is told this name."""
+    former = variable.handle
+    with tf.init_scope(), tf.device(former.device):
+        handle = tf.raw_ops.VarHandleOp(
+            dtype=variable.dtype, shape=variable.shape, shared_name=f"{named} ({_new_handles[0] + 1})"
+        )
+    handle._handle_data = former._handle_data
+    variable._handle = handle
+    _new_handles[0] += 1
+
+
+_new_handles = [0]
+
+
+def handles_made() -> int:
+    """How many variables have got another handle so far."""
+    return _new_handles[0]
+
+
+class WaitingVariable(resource_variable_ops.UninitializedVariable):
+    """A variable that has no memory until someone makes its value, or reads it outside of graphs."""
+
+    def __init__(self, *, make: Callable[[], Any], named: str, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._make = make
+        _take_new_handle(self, f"{named}, which has no value before the first step")
+        _waiting[id(self)] = self
+
+    def make_value(self) -> None:
+        """Give it its first value, unless it has one."""
+        if _waiting.pop(id(self), None) is not None:
+            with ops.init_scope():
+                if not self.is_initialized():
+                    self.assign(self._make())
+
+    def _read_variable_op(self, no_copy: bool = False) -> Any:
+        if tf.executing_eagerly():
+            self.make_value()
+        return super()._read_variable_op(no_copy)
+
+
+_waiting: weakref.WeakValueDictionary[int, WaitingVariable] = weakref.WeakValueDictionary()
+
+
+def waiting() -> list[WaitingVariable]:
+    """The variables whose values were not made yet."""
+    return list(_waiting.values())
+
+
+def waits(variable: Any) -> bool:
+    """Whether the value of a variable was not made yet."""
+    return id(underlying(variable)) in _waiting
+
+
+@contextmanager
+def variables_wait() -> Iterator[None]:
+    """Inside, variables of layers of Keras 3 wait for their values, where these depend on a number as a seed alone."""
+    layer, kind = keras.layers.Layer, keras.Variable
+    add_weight, initialise = layer.add_weight, kind._initialize_with_initializer
+    depth = [0]
+
+    @functools.wraps(add_weight)
+    def add(self: Any, *args: Any, **kwargs: Any) -> Any:
+        depth[0] += 1
+        try:
+            return add_weight(self, *args, **kwargs)
+        finally:
+            depth[0] -= 1
+
+    def wait(self: Any, initializer: Any) -> None:
+        if not depth[0] or not _can_wait(initializer):
+            initialise(self, initializer)
+            return
+        shape, dtype = self._shape, self._dtype
+        variable = WaitingVariable(
+            make=lambda: initializer(shape, dtype=dtype), named=self.path, shape=shape, dtype=dtype,
+            trainable=self.trainable, name=self.name, aggregation=self._map_aggregation(self.aggregation),
+            synchronization=self._map_synchronization(self.synchronization),
+        )  # fmt: skip
+        self._initialize(variable)
+
+    layer.add_weight, kind._initialize_with_initializer = add, wait
+    try:
+        yield
+    finally:
+        layer.add_weight, kind._initialize_with_initializer = add_weight, initialise
+
+
+def _can_wait(initializer: Any) -> bool:
+    """Whether an initialiser gives the same values whenever it is called: one of Keras's own, without a state."""
+    own = isinstance(initializer, Initializer) and type(initializer).__module__.startswith("keras.src.")
+    return own and isinstance(getattr(initializer, "seed", 0), int)

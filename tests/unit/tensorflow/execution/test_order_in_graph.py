@@ -1,0 +1,55 @@
+"""Microbatches that wait for each other in a graph of TensorFlow's: its optimiser must leave their order alone.
+
+It moves operations that follow each output of a ``tf.split`` to before the split, with all that these wait for. So
+microbatch 1, which waits for microbatch 0, made that one wait for itself. TensorFlow then gave up its own optimisation
+of the step, and said on stderr that the graph could not be sorted.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+
+SCRIPT = """
+import tensorflow as tf
+from weft.session.cut import Cut
+from weft.tensorflow import private
+from weft.tensorflow.tensors.mini_batch import prepare
+
+weight = tf.Variable(tf.ones([4, 4]))
+phase = tf.function(lambda x: x @ weight).get_concrete_function(tf.TensorSpec([2, 4]))
+
+
+@tf.function
+def step(x):
+    found, before = [], [tf.py_function(lambda: 0, [], tf.int32).op]
+    slices = prepare(lambda x: x, (x,), {}, Cut(), 4).slices([x])
+    for (part,) in SLICES:
+        with tf.control_dependencies(before):
+            (result,), before = private.call_in_graph(phase, [part])
+        found.append(result)
+    return found
+
+
+assert [each.numpy().tolist() for each in step(tf.ones([8, 4]))] == [[[4.0] * 4] * 2] * 4
+"""
+MESSAGE = "couldn't be sorted in topological order"
+
+
+@pytest.mark.parametrize(
+    ("slices", "told"),
+    [("slices", False), ("[[part] for part in tf.split(x, 4)]", True)],
+    ids=["weft", "split"],
+)
+def test_microbatches_do_not_wait_for_themselves(slices, told):
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT.replace("SLICES", slices)], env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert (MESSAGE in run.stderr) == told, run.stderr
