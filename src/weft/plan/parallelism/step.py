@@ -51,11 +51,30 @@ class Step:
         return parts * (1 + self.late)
 
 
-def step_of(job: Job, division: Division, machines: Machines) -> Step:
-    """The step of a job that is divided so."""
+class StepTimes:
+    """Times of layers and heads of one job on some machines, each reckoned once: many divisions share them."""
+
+    def __init__(self, job: Job, machines: Machines) -> None:
+        self.job, self.machines = job, machines
+        self._known: dict[tuple[object, ...], tuple[LayerTimes, Times]] = {}
+
+    def of(self, division: Division) -> tuple[LayerTimes, Times]:
+        """A layer's times and the head's, for one microbatch on one rank."""
+        one = division
+        several = one.microbatches(self.job) > 1
+        key = (one.tensor, one.context, one.microbatch, one.recompute, one.along, several)
+        if key not in self._known:
+            self._known[key] = (
+                layer_times(self.job, one, self.machines),
+                head_times(self.job, one, self.machines),
+            )
+        return self._known[key]
+
+
+def step_of(job: Job, division: Division, machines: Machines, times: StepTimes | None = None) -> Step:
+    """The step of a job that is divided so; `times` are those that other divisions of the job have reckoned."""
     microbatches = division.microbatches(job)
-    layer = layer_times(job, division, machines)
-    head = head_times(job, division, machines)
+    layer, head = (times or StepTimes(job, machines)).of(division)
     busiest, mean = _ranks(job, division, layer.total, head)
     computed = microbatches * busiest.total
     whole = exchanged_s(job, division, machines, microbatches)
@@ -96,11 +115,11 @@ def layers_of_busiest(layers: int, division: Division, head: float) -> tuple[flo
     equal = math.ceil(layers / (ranks * division.chunks)) * division.chunks
     if ranks == 1 or division.chunks > 1:
         return equal, max(0, layers - (ranks - 1) * equal)
-    tried = [
-        (own, max(0, layers - (ranks - 1) * own)) for own in range(math.ceil(layers / ranks), layers + 1)
-    ]
-    fits = [(own, last) for own, last in tried if (ranks - 1) * own + last >= layers]
-    return min(fits[: 2 + math.ceil(head)], key=lambda pair: max(pair[0], pair[1] + head))
+    even = (layers + head) / ranks
+    most = math.ceil(layers / (ranks - 1))
+    owns = {min(max(own, math.ceil(layers / ranks)), most) for own in (math.floor(even), math.ceil(even))}
+    tried = [(own, max(0, layers - (ranks - 1) * own)) for own in sorted(owns)]
+    return min(tried, key=lambda pair: max(pair[0], pair[1] + head))
 
 
 def _ranks(job: Job, division: Division, layer: Times, head: Times) -> tuple[Times, Times]:
