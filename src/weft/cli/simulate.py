@@ -12,10 +12,11 @@ from weft import schedule
 from weft.cli.draw import write
 from weft.cli.graph_file import read_graph
 from weft.cli.machine import count, each, links, size_faults
+from weft.cli.search_progress import SearchProgress
 from weft.errors import ConfigError, PlacementError
 from weft.foreign import read_file
 from weft.graph import Graph
-from weft.plan.explain import explain
+from weft.plan.explain import explain, nothing_fits
 from weft.plan.option import Option, options
 from weft.plan.search import Found, search, simulation
 from weft.plan.stages import Placer, choices
@@ -97,10 +98,15 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     asked = _read(options)
-    found = _by_file(asked) if options.schedule == "file" else choices(asked.placer, _options_asked(options))
+    progress = SearchProgress()
+    try:
+        tried = _options_asked(options)
+        found = _by_file(asked) if options.schedule == "file" else choices(asked.placer, tried, progress)
+    finally:
+        progress.close()
     best = found[0]
     if best.fault:
-        raise PlacementError(_no_choice(options.schedule, found))
+        raise PlacementError(_no_choice(options.schedule, found, asked.placer))
     step = simulation(best, asked.placer.links, ahead=asked.placer.ahead)
     if options.html:
         title = f"{Path(options.file).name}: {best.option}, {asked.placer.microbatches} microbatches"
@@ -191,13 +197,13 @@ def _by_file(asked: _Asked) -> list[Found]:
     )  # fmt: skip
 
 
-def _no_choice(name: str, found: list[Found]) -> str:
-    if name == "auto":
-        print(explain(found))
-        return (
-            "no schedule is possible, see above: give more memory, more partitions, or smaller microbatches"
-        )
-    return f"{found[0].option} is not possible: {found[0].fault}; --schedule auto looks for one that is"
+def _no_choice(name: str, found: list[Found], placer: Placer) -> str:
+    if name != "auto":
+        return f"{found[0].option} is not possible: {found[0].fault}; --schedule auto looks for one that is"
+    if (sentence := nothing_fits(found, placer.graph, placer.memory_bytes, placer.copies)) is not None:
+        return sentence
+    print(explain(found))
+    return "no schedule is possible, see above: give more memory, more partitions, or smaller microbatches"
 
 
 def _picture(out: Path, timeline: Timeline, title: str) -> str | bytes:
