@@ -10,6 +10,7 @@ import pytest
 
 from weft.cli.main import main
 from weft.config import resolve
+from weft.graph import Graph, Unit
 from weft.machines.catalogue import host_of
 from weft.machines.machine_file import host_to_json
 
@@ -85,7 +86,7 @@ def test_the_text_has_a_sentence_a_table_and_a_command(llama, capsys):
     assert "weft cannot run the best one (tensor parallelism is not in weft)" in text
     assert "do not fit into 71.5 GiB; the nearest lacks" in text
     assert re.search(r"What to try.*1 +64 replicas.*2 +one sequence at a time.*no", text, re.DOTALL)
-    assert re.search(r"bubble +[\d.]+ ms +zb_h1", text) and re.search(r"optimizer states .*12 bytes", text)
+    assert re.search(r"bubble +[\d.]+ ms +zb_", text) and re.search(r"optimizer states .*12 bytes", text)
 
 
 def test_cost_is_left_out_without_a_price(llama, capsys):
@@ -127,6 +128,18 @@ def test_ten_thousand_accelerators(capsys):
         "--seq", 2048, "--global-batch", 10000,
     )  # fmt: skip
     assert found["tried"] > 1000 and found["best"]
+
+
+def test_a_traced_model(tmp_path, capsys):
+    path = tmp_path / "eight.graph.json"
+    path.write_text(Graph(Unit(f"u{i}", 10.0, 20.0, 2**28, 2**20, 2**20) for i in range(8)).to_json())
+    asked = (path, "--cluster", "4xT4", "--global-batch", 16)
+    text = told(capsys, *asked)
+    assert re.search(r"Best of \d+ divisions: data 1, pipeline 4, zb_h1, .*, 16 microbatches a replica", text)
+    assert "weft run -n 4 --set partitions=4 --set microbatches=16 --set pipeline=zb_h1 train.py" in text
+    assert planned(capsys, *asked)[0]["division"]["pipeline"] == 4
+    refused = told(capsys, *asked, "--memory", "2GiB", code=2)
+    assert "nothing fits: parameters, gradients and optimizer states alone take 2 GiB a rank" in refused
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,17 @@ class Found:
     nearest: tuple[Division, Memory] | None = None
     refused: dict[str, int] = field(default_factory=dict)
 
+    def refuse(self, why: str) -> None:
+        """Count a division that cannot be."""
+        self.refused[why] = self.refused.get(why, 0) + 1
+
+    def lack(self, division: Division, memory: Memory) -> None:
+        """Count a division that does not fit."""
+        self.tried += 1
+        self.too_large += 1
+        if self.nearest is None or memory.total < self.nearest[1].total:
+            self.nearest = division, memory
+
 
 def search(job: Job, machines: Machines, *, memory_bytes: int | None = None) -> Found:
     """The fastest ways to divide a job over all ranks of some machines.
@@ -104,31 +115,30 @@ def search(job: Job, machines: Machines, *, memory_bytes: int | None = None) -> 
     limit = usable_bytes(machines.host.accelerator.memory_bytes) if memory_bytes is None else memory_bytes
     found = Found()
     times = StepTimes(job, machines)
-    for division in divisions(job, machines, found.refused):
-        found.tried += 1
+    for division in divisions(job, machines, found):
         memory = memory_of(job, division)
         if memory.total > limit:
-            found.too_large += 1
-            if found.nearest is None or memory.total < found.nearest[1].total:
-                found.nearest = division, memory
-            continue
-        found.fits += 1
-        plan = Plan(division, step_of(job, division, machines, times), memory)
-        _keep(found, plan)
-        if (found.runs_today is None or _merit(plan) < _merit(found.runs_today)) and not cannot(
-            job, division
-        ):
-            found.runs_today = plan
+            found.lack(division, memory)
+        else:
+            keep(found, Plan(division, step_of(job, division, machines, times), memory), limit, job.precision)
     return found
 
 
-def _keep(found: Found, plan: Plan) -> None:
-    """Among the best, and the best of its kind, if it is one of them."""
+def keep(found: Found, plan: Plan, limit_bytes: float, precision: str) -> None:
+    """Count a plan; among the best, and the best of its kind, if it fits and is one of them."""
+    if plan.memory.total > limit_bytes:
+        found.lack(plan.division, plan.memory)
+        return
+    found.tried += 1
+    found.fits += 1
     same = found.of_kind.get(plan.kind)
     if same is None or _merit(plan) < _merit(same):
         found.of_kind[plan.kind] = plan
     if len(found.best) < KEPT or _merit(plan) < _merit(found.best[-1]):
         found.best = sorted([*found.best, plan], key=_merit)[:KEPT]
+    today = found.runs_today
+    if (today is None or _merit(plan) < _merit(today)) and not cannot(precision, plan.division):
+        found.runs_today = plan
 
 
 def _merit(plan: Plan) -> tuple[float, float]:
@@ -136,30 +146,26 @@ def _merit(plan: Plan) -> tuple[float, float]:
     return float(f"{plan.seconds:.6g}"), plan.memory.total
 
 
-def divisions(job: Job, machines: Machines, refused: dict[str, int]) -> Iterator[Division]:
-    """Every division that can be; `refused` counts why others cannot."""
+def divisions(job: Job, machines: Machines, found: Found) -> Iterator[Division]:
+    """Every division that can be; `found.refused` counts why others cannot."""
     sizes, host = job.sizes, machines.host
     for tensor in divisors(host.accelerators):
         if sizes.heads % tensor or (sizes.key_heads % tensor and tensor % sizes.key_heads):
-            _count(refused, f"{sizes.heads} heads ({sizes.key_heads} of keys) do not divide by {tensor}")
+            found.refuse(f"{sizes.heads} heads ({sizes.key_heads} of keys) do not divide by {tensor}")
             continue
         for context in divisors(host.accelerators // tensor):
             if context > 1 and (sizes.seq % context or sizes.seq // context < SHORTEST):
                 continue
             for pipeline in divisors(machines.size // (tensor * context)):
                 if pipeline > sizes.layers:
-                    _count(refused, f"more pipeline ranks than the {sizes.layers} layers")
+                    found.refuse(f"more pipeline ranks than the {sizes.layers} layers")
                     continue
                 data = machines.size // (tensor * context * pipeline)
                 if job.batch % data:
-                    _count(refused, f"{data} replicas do not divide the batch of {job.batch}")
+                    found.refuse(f"{data} replicas do not divide the batch of {job.batch}")
                     continue
                 base = Division(data, tensor, pipeline, context=context)
                 yield from _variants(job, base)
-
-
-def _count(refused: dict[str, int], why: str) -> None:
-    refused[why] = refused.get(why, 0) + 1
 
 
 def _variants(job: Job, base: Division) -> Iterator[Division]:

@@ -171,11 +171,18 @@ def crossings_s(job: Job, division: Division, machines: Machines, microbatches: 
     stride = division.tensor * division.context * division.data
     size = float(rank_tokens(job, division) * job.sizes.hidden * job.parameter_bytes)
     size /= division.tensor if division.scattered else 1
-    crossing = machines.hop_s(size, stride) + machines.host.conduct.crossing_s
-    trips = 2 if division.schedule in ("zb_v",) else 1
-    return (
-        2 * (ranks - 1) + (microbatches * division.chunks * trips - 1) * 2 * (ranks - 1) / ranks
-    ) * crossing
+    return crossing_rounds(division, microbatches) * (
+        machines.hop_s(size, stride) + machines.host.conduct.crossing_s
+    )
+
+
+def crossing_rounds(division: Division, microbatches: int) -> float:
+    """How many crossings the busiest rank pays for in a step: see `crossings_s`."""
+    ranks = division.pipeline
+    visits = (
+        microbatches * division.chunks * (2 if division.schedule == "zb_v" and division.chunks == 1 else 1)
+    )
+    return 2 * (ranks - 1) + (visits - 1) * 2 * (ranks - 1) / ranks
 
 
 def rank_parameters(job: Job, division: Division) -> float:

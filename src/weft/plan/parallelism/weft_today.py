@@ -7,10 +7,10 @@ import shlex
 from typing import Any
 
 from weft.machines.host import Machines
-from weft.plan.parallelism.job import Division, Job
+from weft.plan.parallelism.job import Division
 
 
-def cannot(job: Job, division: Division) -> str:
+def cannot(precision: str, division: Division) -> str:
     """Why weft cannot run a division today; empty if it can."""
     if division.tensor > 1:
         return "tensor parallelism is not in weft"
@@ -18,21 +18,20 @@ def cannot(job: Job, division: Division) -> str:
         return "context parallelism is not in weft"
     if division.schedule == "zb_2p":
         return "the schedule zb_2p is not in weft"
-    if job.precision == "fp8":
+    if precision == "fp8":
         return "products in fp8 are not in weft"
     if division.sharded == "parameters" and division.pipeline > 1:
         return "sharded parameters are for one partition"
     return ""
 
 
-def settings(job: Job, division: Division) -> dict[str, Any]:
+def settings(division: Division, microbatches: int) -> dict[str, Any]:
     """The settings of `weft.init` for a division that weft can run.
 
-    >>> from weft.graph.sizes import Sizes
-    >>> settings(Job(Sizes(8, 64, 4, 256, 100, 32), 32), Division(data=2, pipeline=4, microbatch=2))
+    >>> settings(Division(data=2, pipeline=4, microbatch=2), microbatches=8)
     {'partitions': 4, 'microbatches': 8, 'pipeline': 'interleaved', 'placement_strategy': 'PDT'}
     """
-    found: dict[str, Any] = {"partitions": division.pipeline, "microbatches": division.microbatches(job)}
+    found: dict[str, Any] = {"partitions": division.pipeline, "microbatches": microbatches}
     if division.pipeline > 1:
         found["pipeline"] = division.schedule
     if division.pipeline > 1 and division.data > 1:
@@ -46,7 +45,7 @@ def settings(job: Job, division: Division) -> dict[str, Any]:
     return found
 
 
-def command(job: Job, division: Division, machines: Machines) -> str:
+def command(division: Division, microbatches: int, machines: Machines) -> str:
     """How to start it; on several hosts by Open MPI, whose host names are to be written in."""
     each = machines.host.accelerators
     words = ["weft", "run", "-n", str(machines.size)]
@@ -58,6 +57,6 @@ def command(job: Job, division: Division, machines: Machines) -> str:
             "--mpi-options",
             f"-H {hosts}" + (",..." if machines.hosts > 2 else ""),
         ]
-    for name, value in settings(job, division).items():
+    for name, value in settings(division, microbatches).items():
         words += ["--set", f"{name}={json.dumps(value).strip(chr(34))}"]
     return shlex.join([*words, "train.py"])

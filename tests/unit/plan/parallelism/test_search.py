@@ -14,7 +14,7 @@ from weft.machines.host import Machines
 from weft.plan.parallelism.guide import fewest_microbatches, guide, learning_rate
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.memory import memory_of, usable_bytes
-from weft.plan.parallelism.search import divisions, search
+from weft.plan.parallelism.search import Found, divisions, search
 from weft.plan.parallelism.step import step_of
 from weft.plan.parallelism.weft_today import cannot, command
 from weft.topology.cluster import Link
@@ -26,7 +26,7 @@ MACHINES = parse_cluster("2x8xA100-40")
 
 def test_the_best_is_the_fastest_of_all_that_fit():
     limit = usable_bytes(MACHINES.host.accelerator.memory_bytes)
-    every = list(divisions(JOB, MACHINES, {}))
+    every = list(divisions(JOB, MACHINES, Found()))
     fit = [one for one in every if memory_of(JOB, one).total <= limit]
     found = search(JOB, MACHINES)
     assert (found.tried, found.fits) == (len(every), len(fit))
@@ -34,7 +34,7 @@ def test_the_best_is_the_fastest_of_all_that_fit():
         min(step_of(JOB, one, MACHINES).seconds for one in fit), rel=1e-5
     )
     assert len(set(every)) == len(every) and all(one.ranks == 16 for one in every)
-    today = min(step_of(JOB, one, MACHINES).seconds for one in fit if not cannot(JOB, one))
+    today = min(step_of(JOB, one, MACHINES).seconds for one in fit if not cannot("bf16", one))
     assert found.runs_today is not None and found.runs_today.seconds == pytest.approx(today, rel=1e-5)
 
 
@@ -57,11 +57,11 @@ def test_a_faster_link_never_makes_the_best_plan_slower(factor):
 
 
 def test_why_others_cannot_be():
-    refused: dict[str, int] = {}
-    list(divisions(Job(replace(SIZES, layers=2, heads=4, kv_heads=2), 6), MACHINES, refused))
-    assert "4 heads (2 of keys) do not divide by 8" in refused
-    assert refused["more pipeline ranks than the 2 layers"] > 1
-    assert "16 replicas do not divide the batch of 6" in refused
+    found = Found()
+    list(divisions(Job(replace(SIZES, layers=2, heads=4, kv_heads=2), 6), MACHINES, found))
+    assert "4 heads (2 of keys) do not divide by 8" in found.refused
+    assert found.refused["more pipeline ranks than the 2 layers"] > 1
+    assert "16 replicas do not divide the batch of 6" in found.refused
 
 
 def test_the_guide_begins_with_replicas_and_stops_where_they_fit():
@@ -110,16 +110,16 @@ def test_microbatches_from_which_the_bubble_is_small(schedule):
     ],
 )
 def test_what_weft_cannot_run(division, why):
-    assert cannot(JOB, division) == why
-    assert cannot(replace(JOB, precision="fp8"), division)
+    assert cannot("bf16", division) == why
+    assert cannot("fp8", division)
 
 
 def test_commands():
     division = Division(data=2, pipeline=4, chunks=2, schedule="looped", sharded="optimizer", microbatch=2)
-    assert command(JOB, division, parse_cluster("8xT4")) == (
+    assert command(division, 16, parse_cluster("8xT4")) == (
         "weft run -n 8 --set partitions=4 --set microbatches=16 --set pipeline=looped --set placement_strategy=PDT "
         "--set chunks=2 --set shard_optimizer_state=true train.py"
     )
     assert "--engine mpirun --mpi-options '-H node1:8,node2:8,...'" in command(
-        JOB, division, parse_cluster("4x8xT4")
+        division, 16, parse_cluster("4x8xT4")
     )

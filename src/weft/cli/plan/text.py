@@ -81,7 +81,7 @@ def _table(asked: Asked, plans: list[Plan]) -> str:
                 format_bytes(plan.memory.total),
                 "" if hours is None else _long(hours),
                 "" if cost is None else f"{cost:,.0f}",
-                "" if cannot(asked.job, plan.division) else "yes",
+                "" if cannot(asked.job.precision, plan.division) else "yes",
             )
         )
     headers = ("division", "step", "tokens/s", "of peak", "memory", "to the target", "cost", "weft today")
@@ -116,13 +116,13 @@ def _today(found: Answer) -> str:
     plan, asked = found.runs_today, found.asked
     assert plan is not None
     best = found.search.best[0]
-    why = cannot(asked.job, best.division)
+    why = cannot(asked.job.precision, best.division)
     head = "weft runs the best one today:" if not why else (
         f"weft cannot run the best one ({why}); the best that it can takes {format_seconds(plan.seconds)} "
         f"({plan.seconds / best.seconds:.2f} times as long), {format_bytes(plan.memory.total)}: {plan.division}"
     )  # fmt: skip
     more = "\nwith activation checkpoints around every layer" if plan.division.recompute == "full" else ""
-    return f"{head}{more}\n  {command(asked.job, plan.division, asked.machines)}"
+    return f"{head}{more}\n  {command(plan.division, plan.step.microbatches, asked.machines)}"
 
 
 def _comparison(found: Answer) -> list[str]:
@@ -204,7 +204,7 @@ def as_json(found: Answer) -> dict[str, Any]:
 
 
 def _plan_json(asked: Asked, plan: Plan) -> dict[str, Any]:
-    why = cannot(asked.job, plan.division)
+    why = cannot(asked.job.precision, plan.division)
     return {
         "division": asdict(plan.division),
         "step_s": plan.seconds,
@@ -216,5 +216,5 @@ def _plan_json(asked: Asked, plan: Plan) -> dict[str, Any]:
         "step": {name: seconds for name, seconds, _ in step_terms(asked.job, plan)},
         "memory": {name: size for name, size, _ in memory_terms(asked.job, plan)},
         "weft_cannot": why,
-        "settings": {} if why else settings(asked.job, plan.division),
+        "settings": {} if why else settings(plan.division, plan.step.microbatches),
     }

@@ -1,4 +1,4 @@
-"""`weft plan`: how to divide a job over machines, what that takes, and why not otherwise."""
+"""The options of `weft plan`, and what is made of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from weft.cli.plan_text import as_json, as_text, nothing_fits
+from weft.cli.graph_file import read_graph
+from weft.cli.plan.text import as_json, as_text, nothing_fits
+from weft.cli.plan.traced import plan_traced
 from weft.errors import ConfigError, PlacementError, UsageError
 from weft.foreign import read_file, shown_text, whole
 from weft.graph.hugging_face import sizes_from_config
@@ -25,6 +27,7 @@ examples:
   weft plan --cluster 8x8xH100 --config config.json --global-batch 512 --tokens 300B
   weft plan --cluster 4x8xA100-80 --layers 40 --hidden 5120 --heads 40 --ffn 13824 --gated --vocab 32000 --seq 4096 \\
       --global-batch 1024 --compare
+  weft plan gpt.graph.json --cluster 2x8xA100-80 --global-batch 64
   weft plan --cluster 4xp4d.24xlarge --price 20 --config config.json --global-batch 256 --data 100GB --epoch 30s
 """
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -33,12 +36,16 @@ COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "plan",
-        help="how to divide a transformer over machines, and what it takes",
+        help="how to divide a model over machines, and what it takes",
         description="Takes a transformer by its sizes and machines by their names, tries every way to divide the one "
         "over the others, and says which is the fastest, what the rest lack, and what to write.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "graph", nargs="?", metavar="GRAPH",
+        help="a traced model (weft trace); the batch then counts its microbatches, and the model's options say nothing",
+    )  # fmt: skip
     parser.add_argument(
         "--cluster", required=True, metavar="MACHINES",
         help=f"HOSTSxEACHxACCELERATOR ({EXAMPLE}), HOSTSxINSTANCE (4xp4d.24xlarge) or HOSTSxFILE.json",
@@ -105,6 +112,10 @@ def _count(text: str) -> int:
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.graph is not None:
+        machines, memory = _machines(options), None if options.memory is None else parse_bytes(options.memory)
+        print(plan_traced(read_graph(options.graph), machines, options.global_batch, memory, options.json))
+        return 0
     found = answer(_asked(options))
     as_asked = (
         json.dumps(as_json(found), indent=2)
@@ -117,10 +128,15 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(options: argparse.Namespace) -> Asked:
+def _machines(options: argparse.Namespace) -> Machines:
     machines = parse_cluster(options.cluster, lambda path: read_file(path, host_from_json))
-    if options.price is not None:
-        machines = replace(machines, host=replace(machines.host, price_per_hour=options.price))
+    if options.price is None:
+        return machines
+    return replace(machines, host=replace(machines.host, price_per_hour=options.price))
+
+
+def _asked(options: argparse.Namespace) -> Asked:
+    machines = _machines(options)
     if (options.data is None) != (options.epoch is None):
         raise UsageError("--data and --epoch belong together: --data 100GB --epoch 30s")
     return Asked(
