@@ -1,4 +1,4 @@
-"""Predicted against published step times: a line for each row, and what remains of the errors."""
+"""Predicted against published step times and peaks of memory: a line for each row, and what remains of the errors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.plan.rows import FILE, Row, read
 from weft.machines.catalogue import host_of
 from weft.machines.host import Machines
+from weft.plan.parallelism.memory import memory_of
 from weft.plan.parallelism.step import step_of
 from weft.topology.cluster import Link
 
@@ -100,12 +101,12 @@ def summary(rows: Sequence[Row]) -> list[str]:
         "| rows | number | mean error | of those not fitted | largest | bias |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for name, members in groups.items():
+    for name, members in ((name, members) for name, members in groups.items() if members):
         errors = [predicted_s(row) / row.step_s - 1 for row in members]
         unseen = [abs(error) for row, error in zip(members, errors, strict=True) if not fitted(row)]
         sizes = [abs(error) for error in errors]
         lines.append(
-            f"| {name} | {len(members)} | {statistics.mean(sizes):.1%} | {statistics.mean(unseen):.1%} | "
+            f"| {name} | {len(members)} | {statistics.mean(sizes):.1%} | {statistics.mean(unseen or sizes):.1%} | "
             f"{max(sizes):.1%} | {statistics.mean(errors):+.1%} |"
         )
     return lines
@@ -119,6 +120,22 @@ def orders(rows: Sequence[Row]) -> list[str]:
         if len(members) >= 3:
             found = rank_correlation([(predicted_s(row), row.step_s) for row in members])
             lines.append(f"| {name} | {len(members)} | {found:.3f} |")
+    return lines
+
+
+def memories(rows: Sequence[Row]) -> list[str]:
+    """Lines of a table: predicted against published peaks of memory."""
+    lines = [
+        "| rows that state a peak of memory | number | mean error | largest | bias |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name, members in grouped([row for row in rows if row.memory_bytes], lambda row: row.group).items():
+        errors = [memory_of(row.job, row.division).total / row.memory_bytes - 1 for row in members]
+        sizes = [abs(error) for error in errors]
+        lines.append(
+            f"| {name} | {len(members)} | {statistics.mean(sizes):.0%} | {max(sizes):.0%} | "
+            f"{statistics.mean(errors):+.0%} |"
+        )
     return lines
 
 
@@ -141,7 +158,7 @@ def main() -> None:
     options = parser.parse_args()
     rows, without = read(options.rows)
     print(f"{len(rows)} rows; {without} more leave out what a step depends on\n")
-    tables = [summary(rows), orders(rows)] + ([] if options.brief else [every(rows)])
+    tables = [summary(rows), orders(rows), memories(rows)] + ([] if options.brief else [every(rows)])
     print("\n\n".join("\n".join(table) for table in tables))
 
 

@@ -82,6 +82,7 @@ class Row:
         job: What is trained.
         division: How.
         step_s: What was measured.
+        memory_bytes: The peak that was measured on the fullest rank; 0 if none was.
         source: What its code does.
     """
 
@@ -93,6 +94,7 @@ class Row:
     job: Job
     division: Division
     step_s: float
+    memory_bytes: float
     source: Source
 
 
@@ -154,5 +156,6 @@ def _row(given: dict[str, str]) -> Row | None:
         job,
         division,
         step_s,
+        1e9 * float(given["mem_gb"] or 0),
         source,
     )

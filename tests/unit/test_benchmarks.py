@@ -32,6 +32,7 @@ OTHERS = {
     "all_reduce": (["--most", "0.25", "--budget", "1"], "| 0.25 |"),
     "sends": (["--sizes", "0.5", "--rounds", "1", "--trips", "2"], "| 0.5 |"),
     "loss_parity": (["--steps", "2", "--seeds", "0", "--compressions", "fp32,int8"], "| digits | 0 | int8 |"),
+    "plan": (["--rows", "tests/data/step_times.csv", "--brief"], "| **strict** | 28 |"),
     "checkpoint": (["--small"], "| torch.distributed.checkpoint |"),
 }
 """Options that make it short, and what its table has then."""

@@ -36,10 +36,15 @@ def _question(asked: Asked) -> str:
     device = machines.host.accelerator
     hosts = "1 host" if machines.hosts == 1 else f"{machines.hosts} hosts"
     return (
-        f"{job.sizes.parameters / 1e9:.3g} billion parameters, {job.batch} sequences of {job.sizes.seq} tokens a step, "
+        f"{_many(job.sizes.parameters)} parameters, {job.batch} sequences of {job.sizes.seq} tokens a step, "
         f"{job.precision}, {job.optimizer}\n"
         f"{machines.size} x {device.name} with {format_bytes(device.memory_bytes)}, on {hosts} ({machines.host.name})"
     )
+
+
+def _many(number: int) -> str:
+    """A number of parameters as people say it."""
+    return f"{number / 1e9:.3g} billion" if number >= 10**9 else f"{number / 1e6:.3g} million"
 
 
 def _sentence(found: Answer) -> str:
