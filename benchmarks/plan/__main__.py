@@ -10,20 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.plan.rows import FILE, Row, read
+from benchmarks.plan.rows import FILE, HOSTS, Row, read
 from weft.machines.catalogue import host_of
 from weft.machines.host import Machines
 from weft.plan.parallelism.memory import memory_of
 from weft.plan.parallelism.step import step_of
 from weft.topology.cluster import Link
 
-HOSTS = {
-    "A100-80": "A100-80",
-    "A100-40": "A100-40",
-    "H100-80": "H100",
-    "H100-96GB-500W": "H100-96-500W",
-    "V100-16": "V100-16",
-}
 FITTED: dict[str, tuple[tuple[str, ...], ...]] = {
     "A100-80": (
         ("korthikanti", "1T", "selective"),
@@ -44,7 +37,7 @@ FITTED: dict[str, tuple[tuple[str, ...], ...]] = {
         ("torchtitan", "bf16", "70B"),
         ("torchtitan", "fp8", "8B, 8 GPUs", "microbatch 2"),
         ("torchtitan", "fp8", "8B", "seq 32768"),
-        ("torchtitan", "fp8", "8B, 64 GPUs"),
+        ("torchtitan", "fp8", "70B", "19.764"),
     ),
 }
 """The rows that machines were fitted on, by words of their names."""
@@ -53,15 +46,21 @@ STRICT = ("korthikanti", "dgxc H100-80 bf16")
 
 def predicted_s(row: Row) -> float:
     """The step that `weft plan` predicts for a row, in seconds."""
-    host = host_of(HOSTS[row.device], min(row.per_host, row.gpus))
-    network = Link(host.network.latency_s, host.network.bytes_per_s * row.source.network)
-    machines = Machines(replace(host, network=network), max(1, row.gpus // host.accelerators))
+    host, source = host_of(HOSTS[row.device], min(row.per_host, row.gpus)), row.source
+    network = Link(host.network.latency_s, host.network.bytes_per_s * source.network)
+    conduct = host.conduct if source.hides else replace(host.conduct, tensor=0.0, data=0.0)
+    share = source.attention_share or host.accelerator.attention_share
+    device = replace(host.accelerator, attention_share=share)
+    machines = Machines(
+        replace(host, network=network, conduct=conduct, accelerator=device),
+        max(1, row.gpus // host.accelerators),
+    )
     return step_of(row.job, row.division, machines).seconds
 
 
 def fitted(row: Row) -> bool:
     """Whether a machine was fitted on a row."""
-    text = f"{row.group} {row.name}"
+    text = f"{row.group} {row.name} {row.step_s:.3f}"
     return any(all(word in text for word in words) for words in FITTED.get(row.device, ()))
 
 

@@ -45,6 +45,9 @@ class Source:
         along: Whether tensor-parallel ranks split the sequence, where the table does not say.
         scattered: Whether they send only their part to the next stage.
         network: The hosts' network, where it is not the usual one: a share of that.
+        hides: Whether sums run beside computation, as far as the machine's file says.
+        eager: Whether operations between products are kernels of their own.
+        attention_share: What its attention reaches of the peak, where it is not what the machine's file says.
     """
 
     fused: bool
@@ -54,6 +57,9 @@ class Source:
     along: bool = True
     scattered: bool = True
     network: float = 1.0
+    hides: bool = True
+    eager: bool = False
+    attention_share: float | None = None
 
 
 SOURCES = {
@@ -61,12 +67,24 @@ SOURCES = {
     "zero_bubble": Source(fused=False),
     "bigscience": Source(fused=False, along=False, scattered=False, network=0.25),
     "megatron_sc21_zero3": Source(fused=False, gradient_bytes=2),
-    "mpt": Source(fused=True, gradient_bytes=2),
+    "mpt": Source(fused=True, gradient_bytes=2, attention_share=0.173),  # a kernel of 2023, as fitted on A100
     "dgxc": Source(fused=True, gradient_bytes=2, sharded="optimizer"),
-    "nanotron": Source(fused=True),
+    "nanotron": Source(fused=True, hides=False, eager=True),
     "torchtitan": Source(fused=True, gradient_bytes=4),
     "alpa": Source(fused=False, gradient_bytes=2, along=False),
 }
+
+
+OTHER = Source(fused=False, along=False)
+"""What is taken of a source that is not named above."""
+HOSTS = {
+    "A100-80": "A100-80",
+    "A100-40": "A100-40",
+    "H100-80": "H100",
+    "H100-96GB-500W": "H100-96-500W",
+    "V100-16": "V100-16",
+}
+"""Devices as the file names them, and as weft does."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +125,13 @@ def read(path: Path = FILE) -> tuple[list[Row], int]:
 
 
 def _row(given: dict[str, str]) -> Row | None:
-    source = SOURCES.get(given["set"])
+    source = SOURCES.get(given["set"], OTHER)
     needed = ("layers", "hidden", "heads", "seq", "tp", "pp", "mbs", "gbs")
     chunks = given["vp"] or "1"
     if given["set"] == "alpa":
         given["mbs"] = "4"  # four microbatches of a replica's 16 sequences
-    if source is None or any(not given[name] for name in needed):
+    device = given["gpu"].split(" ")[0]
+    if device not in HOSTS or any(not given[name] for name in needed):
         return None
     if given["sched"] == "1F1B-I" and chunks == "1":
         return None
@@ -131,6 +150,7 @@ def _row(given: dict[str, str]) -> Row | None:
         precision,
         fused_attention=source.fused,
         gradient_bytes=source.gradient_bytes,
+        eager=source.eager,
     )
     data, tensor = int(given["dp"] or 1), int(given["tp"])
     division = Division(
@@ -145,7 +165,6 @@ def _row(given: dict[str, str]) -> Row | None:
     step_s = float(given["step_s"] or 0)
     if not step_s and given["mfu"]:
         step_s = job.sizes.model_flops(job.batch) / (gpus * PEAK_OF_MFU * float(given["mfu"]))
-    device = given["gpu"].split(" ")[0]
     name = f"{given['model']}, {gpus} GPUs, {division}, batch {job.batch}, seq {sizes.seq}"
     return Row(
         f"{given['set']} {device} {precision}",

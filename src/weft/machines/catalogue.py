@@ -50,8 +50,8 @@ ACCELERATORS: Mapping[str, Accelerator] = {
         _HOPPER,
         replace(
             _HOPPER, name="H100-96-500W", memory_bytes=96 * GB,
-            share={"fp32": 0.5, "tf32": 0.44, "fp16": 0.44, "bf16": 0.44, "fp8": 0.24},
-            half_flops=4.4e9, memory_share=0.52, attention_share=0.33,
+            share={"fp32": 0.5, "tf32": 0.5, "fp16": 0.5, "bf16": 0.5, "fp8": 0.41},
+            memory_share=0.33, attention_share=0.24,
         ),
         replace(_HOPPER, name="H200", memory_bytes=141 * GB, bytes_per_s=4.8e12),
         replace(
@@ -92,7 +92,7 @@ _HOSTS: Mapping[str, tuple[Link, Link, Conduct, int, int]] = {
     "A100-40": (Link(5.6e-6, 230e9), Link(1e-5, 20e9), _ON_AMPERE, 96, 1152),
     "A100-80": (Link(5.6e-6, 230e9), Link(1e-5, 20e9), _ON_AMPERE, 96, 1152),
     "H100": (Link(3.2e-6, 480e9), Link(1e-5, 40e9), _ON_HOPPER, 192, 2048),
-    "H100-96-500W": (Link(3.2e-6, 480e9), Link(1e-5, 40e9), replace(_ON_HOPPER, tensor=0.08), 192, 2048),
+    "H100-96-500W": (Link(3.2e-6, 480e9), Link(1e-5, 40e9), replace(_ON_HOPPER, tensor=0.0), 192, 2048),
     "H200": (Link(3.2e-6, 480e9), Link(1e-5, 40e9), _ON_HOPPER, 192, 2048),
     "B200": (Link(3.2e-6, 900e9), Link(1e-5, 40e9), _ON_HOPPER, 192, 2048),
     "L4": (Link(2e-5, 12e9), Link(2e-5, 1.25e9), _PLAIN, 192, 768),

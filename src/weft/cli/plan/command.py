@@ -94,6 +94,11 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--unfused-attention", action="store_true", help="attention writes its scores into memory"
     )
+    group.add_argument(
+        "--eager",
+        action="store_true",
+        help="operations between products are kernels of their own (no torch.compile)",
+    )
     group.add_argument("--price", type=float, metavar="P", help="what a host costs an hour, in any currency")
     group.add_argument("--memory", metavar="SIZE", help="what of a device may be used (default: 96 %% of it)")
     group.add_argument("--data", metavar="SIZE", help="what an epoch reads, for example 100GB")
@@ -158,7 +163,7 @@ def _job(options: argparse.Namespace, machines: Machines) -> Job:
         )
     return Job(
         _sizes(options), options.global_batch, precision, options.optimizer,
-        fused_attention=not options.unfused_attention, gradient_bytes=4,
+        fused_attention=not options.unfused_attention, eager=options.eager,
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ class Job:
         precision: The dtype of matrix products.
         optimizer: One of `STATES`.
         fused_attention: Whether attention keeps its scores out of memory (flash attention, arXiv 2205.14135).
+        eager: Whether every operation between products is a kernel of its own, as in PyTorch without `torch.compile`.
         gradient_bytes: Of a gradient as it is added up: 4, or 2 where replicas exchange 16 bits.
     """
 
@@ -37,6 +38,7 @@ class Job:
     optimizer: str = "adam"
     fused_attention: bool = True
     gradient_bytes: int = 4
+    eager: bool = False
 
     def __post_init__(self) -> None:
         faults = []

@@ -150,10 +150,15 @@ def between_bytes(job: Job, division: Division, tokens: int) -> float:
     Two norms read and write h numbers each (8 h). Two residual sums with dropout read two, write one and a mask of a
     byte (14 h), or without dropout 12 h. The activation reads and writes f numbers (4 f), with a gate reads two (6 f).
     What is h wide is split over tensor-parallel ranks only along the sequence. The backward pass moves twice as much.
+
+    Eager: queries, keys and values are copied apart and rotated besides (8 h and 8 h), and the activation and its gate
+    are two operations (4 f and 6 f).
     """
     sizes = job.sizes
     outside = (20 if sizes.gated else 22) * sizes.hidden / (division.tensor if division.along else 1)
     inside = (6 if sizes.gated else 4) * sizes.ffn / division.tensor
+    if job.eager:
+        inside += (16 * sizes.hidden + (4 if sizes.gated else 0) * sizes.ffn) / division.tensor
     return tokens * (outside + inside) * job.parameter_bytes / 2
 
 
