@@ -366,8 +366,10 @@ def choices(
             break
         if one.option.like == "v":  # it comes from simulation
             continue
-        better = stages_in(refined(one.placed.placement, microbatches, links, one.option, placer.effort))
-        (again,) = found_with(always(better), [one.option], None)
+        better = refined(one.placed.placement, microbatches, links, one.option, placer.effort)
+        if better is one.placed.placement:
+            continue
+        (again,) = found_with(always(stages_in(better)), [one.option], None)
         found[number] = min(one, again, key=merit)
     return sorted(found, key=merit)
 
