@@ -17,6 +17,8 @@ import weft.torch as weft
 from weft.analysis.run import Device, Facts, Sample, Unit
 from weft.communication.messages import pack
 from weft.graph.transformer import transformer
+from weft.machines.catalogue import host_of
+from weft.machines.machine_file import host_to_json
 from weft.profiler.clock import Clock
 from weft.profiler.facts import write_facts
 from weft.profiler.format import RECORD
@@ -54,6 +56,13 @@ MESSAGE = {
     "dtype": torch.float16,
 }
 """An object that ranks send each other."""
+CONFIG = json.dumps(
+    {
+        "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "intermediate_size": 688, "vocab_size": 1000, "max_position_embeddings": 256,
+    }
+)  # fmt: skip
+"""A transformer as Hugging Face describes it."""
 USER = {"number": 3, "names": ["a", "b"], "tuple": (1, 2.5), "big": 2**70, "t": None}
 
 
@@ -221,6 +230,7 @@ def _texts(root: Path) -> None:
         "DebugHookConfig": {"CollectionConfigurations": [{"CollectionName": "losses"}]},
     }  # fmt: skip
     files = {
+        "machine/machine.json": host_to_json(host_of("L4", 4)), "config/config.json": CONFIG,
         "graph/graph.json": graph, "profile/profile.txt": profile, "timeline/timeline.json": Timeline(spans).to_json(),
         "schedule/schedule.csv": csv, "settings/settings.json": json.dumps(settings),
         "slurm/environment": _lines(slurm), "torchrun/environment": _lines(torchrun),
@@ -235,6 +245,7 @@ def _texts(root: Path) -> None:
     for number in range(len(COMMANDS)):
         (root / f"command{number}" / "graph.json").write_text(graph)
         (root / f"command{number}" / "two.csv").write_text(csv)
+        (root / f"command{number}" / "config.json").write_text(CONFIG)
 
 
 def _lines(values: dict[str, str]) -> str:
@@ -247,6 +258,7 @@ COMMANDS = tuple(
         "partition graph.json --partitions 2 --memory 24GiB,16GiB --speeds 2,1 --link 25GB/s,5us --microbatches 4",
         "simulate graph.json --partitions 2 --microbatches 4 --schedule looped --chunks 2 --memory 24GiB --out x.json",
         "simulate graph.json --partitions 2 --microbatches 2 --schedule file --csv two.csv --html x.html",
+        "plan --cluster 2x8xA100-80 --config config.json --global-batch 64 --tokens 1B --data 100GB --epoch 30s",
         "simulate graph.json --partitions 4 --link 300GB/s,2us --inter-link 25GB/s,shared --ranks-per-host 2 --json",
         "run -n 2 --set microbatches=8 --timeout-wait 30 -x NAME=VALUE --config {} nowhere.py --lr 0.1",
     )

@@ -237,6 +237,18 @@ def on_graph(name: str) -> Callable[[Path, Trained], str]:
     return use
 
 
+def planned(cluster: str, config: str) -> Callable[[Path, Trained], str]:
+    def use(folder: Path, made: Trained) -> str:
+        model = (
+            ["--config", config]
+            if config
+            else "--layers 2 --hidden 64 --heads 4 --vocab 100 --seq 32".split()
+        )
+        return command(["plan", "--cluster", cluster, *model, "--global-batch", "64"], folder)
+
+    return use
+
+
 def on_schedule(folder: Path, made: Trained) -> str:
     graph = folder.parent / "valid" / "graph.json"
     return command(
@@ -272,6 +284,8 @@ TARGETS: tuple[Target, ...] = (
     Target("profile", ("*",), on_graph("profile.txt"), pipes=False),
     Target("timeline", ("*",), lambda at, made: command(["draw", "timeline.json", "--out", "x.svg"], at), pipes=False),
     Target("schedule", ("*",), on_schedule, pipes=False),
+    Target("machine", ("*",), planned("2xmachine.json", ""), pipes=False),
+    Target("config", ("*",), planned("8xH100", "config.json"), pipes=False),
     Target("settings", ("*",), settings_of, pipes=False),
     Target("debugger", ("*",), job_of, pipes=False),
     Target("slurm", ("*",), launchers, pipes=False),

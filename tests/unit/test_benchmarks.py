@@ -33,6 +33,7 @@ OTHERS = {
     "sends": (["--sizes", "0.5", "--rounds", "1", "--trips", "2"], "| 0.5 |"),
     "loss_parity": (["--steps", "2", "--seeds", "0", "--compressions", "fp32,int8"], "| digits | 0 | int8 |"),
     "recording": (["--spans", "2000", "--steps", "20", "--seconds", "0.2", "--rounds", "1"], "| a span |"),
+    "plan": (["--rows", "tests/data/step_times.csv", "--brief"], "| **strict** | 28 |"),
     "checkpoint": (["--small"], "| torch.distributed.checkpoint |"),
 }
 """Options that make it short, and what its table has then."""

@@ -26,6 +26,7 @@ CORE = (
     ("timeline",),
     ("graph",),
     ("topology",),
+    ("machines",),
     ("simulate",),
     ("partition",),
     ("plan",),

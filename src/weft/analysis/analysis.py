@@ -20,6 +20,10 @@ LEAVE_OUT = 1
 """So many steps at the begin are not typical: they trace, split and allocate."""
 
 
+PREPARED = 0.02
+"""A step of which a larger share went into tracing and arranging memory is not usual."""
+
+
 class Analysis:
     """What a run says.
 
@@ -72,13 +76,19 @@ class Analysis:
     def usual_steps(self) -> frozenset[int]:
         """Of the training steps those that took at most one and a half times the median, on every rank.
 
-        The last one is left out where there are others: no next one says where it ended.
+        The last one is left out where there are others: no next one says where it ended. So are those in which a rank
+        still prepared, unless all did.
         """
         taken: dict[int, float] = {}
+        prepared: set[int] = set()
         for own in self.parts.values():
-            for period in own:
+            for period, each in own.items():
                 if period.step in self.training_steps:
                     taken[period.step] = max(taken.get(period.step, 0.0), period.duration_s)
+                    if each.prepare > PREPARED * period.duration_s:
+                        prepared.add(period.step)
+        if len(prepared) < len(taken):
+            taken = {step: seconds for step, seconds in taken.items() if step not in prepared}
         if not taken:
             return frozenset()
         if len(taken) > 1:

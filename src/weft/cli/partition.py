@@ -12,7 +12,7 @@ from weft.cli.machine import count, each, size_faults
 from weft.errors import ConfigError
 from weft.foreign import shown_text
 from weft.partition import ALGORITHMS, LAYOUTS, Device, Placement, Problem, in_flight, place
-from weft.plan.stages import refined, step_s
+from weft.plan.stages import base_option, refined, step_s
 from weft.report.text import PlacementRow, placement_table, table
 from weft.simulate import FREE, Links
 from weft.topology.cluster import Link
@@ -24,6 +24,10 @@ examples:
   weft partition resnet50.txt --partitions 4 --link 25GB/s,5us --json
   weft partition gpt.graph.json --partitions 2 --memory 24GiB,16GiB --speeds 2,1
 """
+
+
+UNEVEN = 1.5
+"""Of the mean: what the busiest partition may have without a warning."""
 
 
 def add_parser(commands: Any) -> None:
@@ -189,6 +193,23 @@ def _tables(placement: Placement, microbatches: int, step_ms: float) -> str:
             table(headers, summary, ">" * len(headers)),
             f"largest partition: {placement.largest_ms:.3f} ms, {placement.largest_cost / mean:.1%} of the mean "
             f"({known})\n"
-            f"a step of {microbatches} microbatches: {step_ms:.3f} ms",
+            f"a step of {microbatches} microbatches by {base_option(problem)}: {step_ms:.3f} ms "
+            "(weft simulate tries all schedules)",
+            *_uneven(placement, mean),
         )
     )
+
+
+def _uneven(placement: Placement, mean: float) -> list[str]:
+    """What is wrong with a split that cannot be even."""
+    graph, loads = placement.problem.graph, placement.loads
+    empty = sum(not placement.units_of(index) for index in range(len(loads)))
+    if placement.largest_cost <= UNEVEN * mean and not empty:
+        return []
+    largest = max(graph, key=lambda unit: unit.time_ms)
+    idle = f"{empty} of {len(loads)} partitions have no units; " if empty else ""
+    return [
+        f"warning: {idle}the busiest has {placement.largest_cost / mean:.0%} of the mean. The largest unit, "
+        f"{shown_text(largest.name)}, takes {largest.time_ms:.3f} ms of {sum(load.time_ms for load in loads):.3f} "
+        "ms in all: open it (weft trace --units), or give fewer partitions"
+    ]

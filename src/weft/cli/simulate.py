@@ -12,11 +12,13 @@ from weft import schedule
 from weft.cli.draw import write
 from weft.cli.graph_file import read_graph
 from weft.cli.machine import count, each, links, size_faults
+from weft.cli.search_progress import SearchProgress
 from weft.errors import ConfigError, PlacementError
 from weft.foreign import read_file
 from weft.graph import Graph
-from weft.plan.explain import explain
+from weft.plan.explain import explain, nothing_fits
 from weft.plan.option import Option, options
+from weft.plan.replicas import added_up_s, sharing_states
 from weft.plan.search import Found, search, simulation
 from weft.plan.stages import Placer, choices
 from weft.report.page import Entry, page
@@ -26,6 +28,7 @@ from weft.schedule.legal import check
 from weft.schedule.table import having
 from weft.simulate import Simulation
 from weft.timeline import Timeline
+from weft.topology.cluster import Link
 from weft.units import format_bytes, parse_bytes
 
 _EXAMPLES = """\
@@ -35,6 +38,7 @@ examples:
   weft simulate resnet50.txt --partitions 4 --microbatches 16 --schedule looped --chunks 3
   weft simulate gpt.graph.json --partitions 16 --link 300GB/s,2us --inter-link 25GB/s,5us,shared --ranks-per-host 8
 """
+FREE_LINK = "0us"
 OUT = (".svg", ".png", ".json")
 CHUNKED = (*having(lambda kind: kind.free_chunks), "list")
 LIMITED = having(lambda kind: kind.limited)
@@ -76,6 +80,16 @@ def add_parser(commands: Any) -> None:
         "--memory-weight", type=float, default=0.0, metavar="W",
         help="units are balanced by time (0, the default), by memory (1), or by both (between)",
     )  # fmt: skip
+    parser.add_argument(
+        "--replicas",
+        type=count,
+        default=1,
+        metavar="N",
+        help="copies of the pipeline, which add up gradients",
+    )
+    parser.add_argument(
+        "--shard-optimizer-state", action="store_true", help="replicas share the optimizer's states"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--html", metavar="FILE", help="write a page with the step to look around in")
     parser.add_argument(
@@ -97,10 +111,15 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     asked = _read(options)
-    found = _by_file(asked) if options.schedule == "file" else choices(asked.placer, _options_asked(options))
+    progress = SearchProgress()
+    try:
+        tried = _options_asked(options)
+        found = _by_file(asked) if options.schedule == "file" else choices(asked.placer, tried, progress)
+    finally:
+        progress.close()
     best = found[0]
     if best.fault:
-        raise PlacementError(_no_choice(options.schedule, found))
+        raise PlacementError(_no_choice(options.schedule, found, asked.placer))
     step = simulation(best, asked.placer.links, ahead=asked.placer.ahead)
     if options.html:
         title = f"{Path(options.file).name}: {best.option}, {asked.placer.microbatches} microbatches"
@@ -124,6 +143,16 @@ class _Asked:
     placer: Placer
     csv: str | None
     """The text of a schedule."""
+    replicas: int
+    between_replicas: Link
+
+    def reduce_s(self, found: Found) -> float:
+        """How long replicas take to add up gradients after the step, in seconds."""
+        if self.replicas == 1:
+            return 0.0
+        assert found.placed is not None
+        partitions = found.placed.placement.partitions
+        return added_up_s(self.graph, partitions, self.replicas, self.between_replicas)
 
 
 def _read(options: argparse.Namespace) -> _Asked:
@@ -137,6 +166,7 @@ def _read(options: argparse.Namespace) -> _Asked:
             ("chunks", options.chunks),
             ("active", options.active),
             ("ranks-per-host", options.ranks_per_host),
+            ("replicas", options.replicas),
         )
         if value is not None and value < 1
     ]
@@ -163,9 +193,14 @@ def _read(options: argparse.Namespace) -> _Asked:
         microbatches = options.microbatches or given.microbatches
         check(schedule.make("file", ranks, microbatches, text=csv))
     graph = read_graph(options.file)
+    counted = sharing_states(graph, options.replicas) if options.shard_optimizer_state else graph
     memory = None if options.memory is None else each(options.memory, ranks, "--memory", parse_bytes)
     return _Asked(
-        graph, Placer(graph, ranks, microbatches, links(options), memory, options.memory_weight), csv
+        graph,
+        Placer(counted, ranks, microbatches, links(options), memory, options.memory_weight),
+        csv,
+        options.replicas,
+        Link.parse(options.inter_link or options.link or FREE_LINK),
     )
 
 
@@ -191,13 +226,13 @@ def _by_file(asked: _Asked) -> list[Found]:
     )  # fmt: skip
 
 
-def _no_choice(name: str, found: list[Found]) -> str:
-    if name == "auto":
-        print(explain(found))
-        return (
-            "no schedule is possible, see above: give more memory, more partitions, or smaller microbatches"
-        )
-    return f"{found[0].option} is not possible: {found[0].fault}; --schedule auto looks for one that is"
+def _no_choice(name: str, found: list[Found], placer: Placer) -> str:
+    if name != "auto":
+        return f"{found[0].option} is not possible: {found[0].fault}; --schedule auto looks for one that is"
+    if (sentence := nothing_fits(found, placer.graph, placer.memory_bytes, placer.copies)) is not None:
+        return sentence
+    print(explain(found))
+    return "no schedule is possible, see above: give more memory, more partitions, or smaller microbatches"
 
 
 def _picture(out: Path, timeline: Timeline, title: str) -> str | bytes:
@@ -218,11 +253,13 @@ def _as_text(asked: _Asked, found: Found, step: Simulation) -> str:
             zip(_units(asked, found), step.idle, step.peak_bytes, strict=True)
         )
     ]
+    added = asked.reduce_s(found)
+    more = f"; then {asked.replicas} replicas add up gradients for {added * 1e3:.3f} ms" if added else ""
     stages = f"{step.stages} stages on {asked.placer.ranks} ranks"
     return "\n".join(
         (
             f"{found.option}: {stages}, {asked.placer.microbatches} microbatches",
-            f"step {step.step_s * 1e3:.3f} ms, bubble {step.bubble:.1%}",
+            f"step {step.step_s * 1e3:.3f} ms, bubble {step.bubble:.1%}{more}",
             "",
             table(("rank", "units", "warm-up", "steady", "drain", "transfer", "peak"), rows, ">" * 7),
         )
@@ -247,6 +284,7 @@ def _as_json(asked: _Asked, found: list[Found], step: Simulation) -> dict[str, A
         "microbatches": asked.placer.microbatches,
         "rank_of_stage": list(best.schedule.rank_of_stage),
         "step_ms": step.step_s * 1e3,
+        "reduce_ms": asked.reduce_s(best) * 1e3,
         "bubble": step.bubble,
         "bubble_rate": step.bubble_rate,
         "ranks": [

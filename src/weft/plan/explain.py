@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 
+from weft.graph.model import Graph
 from weft.plan.search import Found
 from weft.units import format_bytes
 
@@ -43,6 +45,31 @@ def explain(found: Sequence[Found]) -> str:
     for fault, group in reasons.items():
         lines += _wrap(f"  {fault}: ", group)
     return "\n".join(lines)
+
+
+def nothing_fits(
+    found: Sequence[Found], graph: Graph, memory_bytes: Sequence[int] | None, copies: int
+) -> str | None:
+    """Why nothing fits the memory, and the nearest choice, in one sentence; None if memory is not the reason."""
+    near = [(_lack(one, memory_bytes), one) for one in found if one.fault and one.peak_bytes]
+    if memory_bytes is None or not near:
+        return None
+    lack, one = min(near, key=lambda pair: pair[0])
+    alone = copies * sum(unit.parameter_bytes for unit in graph)
+    fits = sum(memory_bytes)
+    ranks = len(memory_bytes)
+    sentence = (
+        f"nothing fits: parameters, gradients and optimizer states alone take {format_bytes(alone / ranks)} a rank, of "
+        f"{format_bytes(fits / ranks)}; the nearest, {one.option}, lacks {format_bytes(lack)} on one rank"
+    )
+    if alone >= fits:
+        return f"{sentence}: give at least {math.ceil(ranks * alone / fits) + 1} partitions, or more memory"
+    return f"{sentence}: give more partitions, more memory, or smaller microbatches"
+
+
+def _lack(one: Found, memory_bytes: Sequence[int] | None) -> float:
+    """How much the rank lacks that lacks most, in bytes."""
+    return max(needed - limit for needed, limit in zip(one.peak_bytes, memory_bytes or (), strict=False))
 
 
 def _wrap(what: str, group: Sequence[Found]) -> list[str]:

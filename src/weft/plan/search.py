@@ -18,11 +18,13 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from weft.errors import PlacementError, ScheduleError
+from weft.plan.effort import TOO_MANY, affordable
 from weft.plan.option import Option, Placed, options
 from weft.schedule import Schedule
 from weft.simulate import Edge, Links, Simulation, StageCost, as_run, simulate
 from weft.units import format_bytes
 
+STOPPED = "not tried: the search was stopped"
 VISIT = 0.02
 """What each stage more on a rank must gain of the step: visits of stages cost more than a trace sees (measured; see
 `docs/decisions/0063-simulated-as-run.md`)."""
@@ -44,6 +46,9 @@ class Found:
 Place = Callable[[Sequence[int]], Placed]
 """From the rank of each stage to the units on the stages; raises `PlacementError` where that cannot be."""
 
+Progress = Callable[[int, int, float | None], None]
+"""Is told how many options have been tried, of how many, and the best step so far in seconds."""
+
 Within = Callable[[Option], Placed]
 """The units on the stages of an option, so that it fits the memory; raises `PlacementError` where it cannot."""
 
@@ -59,6 +64,7 @@ def search(
     copies: int = 4,
     within: Within | None = None,
     ahead: int | None = 0,
+    progress: Progress | None = None,
 ) -> list[Found]:
     """Every option, the best first (see `merit`), those that fell out last.
 
@@ -75,6 +81,10 @@ def search(
         within: Puts the units on the stages of an option that does not fit the memory otherwise.
         ahead: How many more microbatches than its list a rank may hold, started while it would wait; None: never
             more than at that point of the list.
+        progress: Is told before each option how many have been tried, of how many, and the best step so far.
+
+    What is left out since it would take too long (see `weft.plan.effort`), or since somebody has pressed Ctrl-C after a
+    first one was found, is among those that fell out.
 
     Raises:
         ScheduleError: If `memory_bytes` is not one number a rank.
@@ -84,21 +94,38 @@ def search(
         raise ScheduleError(f"memory_bytes has {len(memory_bytes)} numbers, but there are {ranks} ranks")
     placed: dict[tuple[int, ...], Placed | str] = {}
     evaluate = _Evaluation(ranks, microbatches, links, memory_bytes, copies, ahead)
-    found = []
-    for option in tried if tried is not None else options(ranks, microbatches):
+    every = options(ranks, microbatches) if tried is None else tried
+    chosen = (
+        affordable(every, ranks, microbatches, memory_bytes is not None) if tried is None else list(every)
+    )
+
+    def result(option: Option) -> Found:
         try:
             layout = option.layout(ranks)
         except ScheduleError as error:
-            found.append(Found(option, fault=_line(error)))
-            continue
+            return Found(option, fault=_line(error))
         if layout not in placed:
             placed[layout] = _try_to_place(place, layout)
         one = evaluate.choice(option, layout, placed[layout])
         if one.fault and one.placed is not None and memory_bytes is not None and within is not None:
             other = evaluate.choice(option, layout, _try_to_place(within, option))
             one = one if other.placed is None else other
-        found.append(one)
-    return sorted(found, key=merit)
+        return one
+
+    found: list[Found] = []
+    left = [Found(option, fault=TOO_MANY) for option in every if option not in chosen]
+    try:
+        for option in chosen:
+            if progress is not None:
+                progress(
+                    len(found), len(chosen), min((one.step_s for one in found if not one.fault), default=None)
+                )
+            found.append(result(option))
+    except KeyboardInterrupt:
+        if all(one.fault for one in found):
+            raise
+        left += [Found(option, fault=STOPPED) for option in chosen[len(found) :]]
+    return sorted([*found, *left], key=merit)
 
 
 def merit(found: Found) -> tuple[bool, float, int, bool]:

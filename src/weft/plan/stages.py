@@ -27,8 +27,9 @@ from weft.partition.placement import Placement
 from weft.partition.problem import LAYOUTS, Device, Problem, owners
 from weft.partition.problem import in_flight as held_by
 from weft.partition.refine import refine
-from weft.plan.option import Option, Placed
-from weft.plan.search import Found, Place, Within, merit, recomputed, search
+from weft.plan.effort import ACTIONS, actions_of
+from weft.plan.option import Option, Placed, options
+from weft.plan.search import Found, Place, Progress, Within, merit, recomputed, search
 from weft.plan.turn import best_turn, tries, turns
 from weft.schedule import Schedule
 from weft.schedule.table import KINDS
@@ -263,6 +264,14 @@ class Placer:
     _known: dict[tuple[Any, ...], Placed] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def effort(self) -> int:
+        """How many actions are simulated at most to refine a placement: fewer where all options are too many."""
+        every = sum(
+            actions_of(one, self.ranks, self.microbatches) for one in options(self.ranks, self.microbatches)
+        )
+        return EFFORT if every <= 4 * ACTIONS else EFFORT // 8
+
+    @property
     def ahead(self) -> int | None:
         """What `search` takes: under a limit on memory a rank never holds more than its list does."""
         return 0 if self.memory_bytes is None else None
@@ -331,30 +340,36 @@ class Placer:
             if len(self.graph) < problem.segments:
                 raise PlacementError(f"{len(self.graph)} units are not enough for {problem.segments} stages")
             start = exact(problem) if chunks == 1 else chunked(problem)
-            self._known[key] = stages_in(refined(start, self.microbatches, self.links))
+            self._known[key] = stages_in(refined(start, self.microbatches, self.links, effort=self.effort))
         return self._known[key]
 
 
-def choices(placer: Placer, tried: Sequence[Option] | None = None) -> list[Found]:
+def choices(
+    placer: Placer, tried: Sequence[Option] | None = None, progress: Progress | None = None
+) -> list[Found]:
     """What `search` finds with a placer, after the best few are refined, each for its own schedule."""
     ranks, microbatches, links = placer.ranks, placer.microbatches, placer.links
 
-    def found_with(place: Place, tried: Sequence[Option] | None, within: Within | None) -> list[Found]:
+    def found_with(
+        place: Place, tried: Sequence[Option] | None, within: Within | None, progress: Progress | None = None
+    ) -> list[Found]:
         return search(
             ranks, microbatches, place, links,
             memory_bytes=placer.memory_bytes, tried=tried, copies=placer.copies, within=within,
-            ahead=placer.ahead,
+            ahead=placer.ahead, progress=progress,
         )  # fmt: skip
 
     within = placer.within if placer.memory_bytes is not None else None
-    found = found_with(placer, tried, within)
+    found = found_with(placer, tried, within, progress)
     for number, one in enumerate(found[:FINALISTS]):
         if one.fault or one.placed is None:
             break
         if one.option.like == "v":  # it comes from simulation
             continue
-        better = stages_in(refined(one.placed.placement, microbatches, links, one.option))
-        (again,) = found_with(always(better), [one.option], None)
+        better = refined(one.placed.placement, microbatches, links, one.option, placer.effort)
+        if better is one.placed.placement:
+            continue
+        (again,) = found_with(always(stages_in(better)), [one.option], None)
         found[number] = min(one, again, key=merit)
     return sorted(found, key=merit)
 

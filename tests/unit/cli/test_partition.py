@@ -75,8 +75,19 @@ def test_tables(graph, capsys):
         "        1      2    6.000        0.000       2 KiB   9 KiB  16 KiB   100.0%",
         "",
         "largest partition: 6.000 ms, 100.0% of the mean (the least possible)",
-        "a step of 2 microbatches: 18.000 ms",
+        "a step of 2 microbatches by interleaved: 18.000 ms (weft simulate tries all schedules)",
     ]
+
+
+def test_a_split_that_cannot_be_even_is_warned_about(tmp_path, capsys):
+    path = tmp_path / "uneven.json"
+    path.write_text(Graph([Unit("large", 6.0, 12.0, 0, 0), Unit("small", 1.0, 1.0, 0, 0)]).to_json())
+    assert main(["partition", str(path), "--partitions", "4"]) == 0
+    warning = capsys.readouterr().out.strip().splitlines()[-1]
+    assert warning == (
+        "warning: 2 of 4 partitions have no units; the busiest has 360% of the mean. The largest unit, large, takes "
+        "18.000 ms of 20.000 ms in all: open it (weft trace --units), or give fewer partitions"
+    )
 
 
 def test_options_reach_the_problem(graph, capsys):

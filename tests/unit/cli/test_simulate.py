@@ -268,13 +268,36 @@ def test_an_illegal_schedule_is_shown(graph: Path, tmp_path: Path, capsys):
     assert "rank 1: 1B0 needs 1F0, which has not run by then" in capsys.readouterr().err
 
 
-def test_where_nothing_fits_the_reasons_are_shown(graph: Path, capsys):
+def test_replicas_add_up_gradients_and_may_share_states(graph: Path, capsys):
+    """A unit of 1 MiB takes 4 MiB with gradients and moments, of which two replicas share 2 MiB."""
+    asked = [graph, "--partitions", "2", "--schedule", "interleaved", "--link", "1GB/s"]
+    alone, whole, shared = (
+        report(capsys, *asked, *more)
+        for more in ([], ["--replicas", "2"], ["--replicas", "2", "--shard-optimizer-state"])
+    )
+    units = [len(rank["units"]) for rank in whole["ranks"]]
+    assert alone["reduce_ms"] == 0 and whole["step_ms"] == alone["step_ms"]
+    assert whole["reduce_ms"] == shared["reduce_ms"] == pytest.approx(max(units) * MIB / 1e9 * 1e3)
+    for rank, count in enumerate(units):
+        peaks = [found["ranks"][rank]["peak_bytes"] for found in (whole, shared)]
+        assert peaks[0] - peaks[1] == count * MIB
+    assert main(["simulate", *map(str, asked), "--replicas", "2"]) == 0
+    assert f"; then 2 replicas add up gradients for {whole['reduce_ms']:.3f} ms" in capsys.readouterr().out
+
+
+def test_where_nothing_fits_one_sentence_says_why(graph: Path, capsys):
+    """Eight units of 1 MiB, four times with gradients and moments: 16 MiB on each of two ranks."""
     assert main(["simulate", str(graph), "--partitions", "2", "--memory", "1MiB"]) == 2
     out, error = capsys.readouterr()
-    assert out.startswith("no choice is possible\nfell out:\n") and "it has 1 MiB: " in out
-    assert error == (
-        "weft simulate: error: no schedule is possible, see above: give more memory, more partitions, "
-        "or smaller microbatches\n"
+    assert not out
+    assert error.startswith(
+        "weft simulate: error: nothing fits: parameters, gradients and optimizer states alone take 16 MiB a rank, of "
+        "1 MiB; the nearest, "
+    )
+    assert error.endswith(" on one rank: give at least 33 partitions, or more memory\n")
+    assert main(["simulate", str(graph), "--partitions", "2", "--memory", "17MiB"]) == 2
+    assert (
+        "on one rank: give more partitions, more memory, or smaller microbatches" in capsys.readouterr().err
     )
 
 

@@ -17,7 +17,7 @@ from weft.profiler.host.gpus import Gpus
 
 SCAN_S = 2.0
 SCAN_SHARE = 1000
-"""A look-up of processes that takes so long is made again after so many times that long."""
+"""A look-up of processes that takes so much processor time is made again after so many times that long."""
 
 
 class Counters(NamedTuple):
@@ -50,7 +50,9 @@ class Sampler:
         gpus: Gpus,
         clock: Callable[[], float] = time.perf_counter,
         own_pid: int = 0,
+        used: Callable[[], float] = time.thread_time,
     ) -> None:
+        self._used = used
         self._system, self._ranks, self._gpus, self._clock, self._own = system, ranks, gpus, clock, own_pid
         self._before = self._count()
         self._processes: dict[int, Any] = {}
@@ -103,8 +105,9 @@ class Sampler:
         """Processor seconds of the job here since the last look, and those of what its ranks have started."""
         now = self._clock()
         if now >= self._scan_at_s:
+            began_s = self._used()
             self._scan()
-            self._scan_at_s = now + max(SCAN_S, SCAN_SHARE * (self._clock() - now))
+            self._scan_at_s = now + max(SCAN_S, SCAN_SHARE * (self._used() - began_s))
         ours_s = loaders_s = 0.0
         times: dict[int, float] = {}
         for pid, process in list(self._processes.items()):

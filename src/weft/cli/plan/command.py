@@ -1,0 +1,186 @@
+"""The options of `weft plan`, and what is made of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from typing import Any
+
+from weft.cli.graph_file import read_graph
+from weft.cli.plan.text import as_json, as_text, nothing_fits
+from weft.cli.plan.traced import plan_traced
+from weft.errors import ConfigError, PlacementError, UsageError
+from weft.foreign import read_file, shown_text, whole
+from weft.graph.hugging_face import sizes_from_config
+from weft.graph.sizes import Sizes
+from weft.machines.accelerator import DTYPES
+from weft.machines.cluster import EXAMPLE, parse_cluster
+from weft.machines.host import Machines
+from weft.machines.machine_file import host_from_json
+from weft.plan.parallelism.answer import Asked, answer
+from weft.plan.parallelism.job import STATES, Job
+from weft.units import parse_bytes, parse_seconds
+
+_EXAMPLES = """\
+examples:
+  weft plan --cluster 8x8xH100 --config config.json --global-batch 512 --tokens 300B
+  weft plan --cluster 4x8xA100-80 --layers 40 --hidden 5120 --heads 40 --ffn 13824 --gated --vocab 32000 --seq 4096 \\
+      --global-batch 1024 --compare
+  weft plan gpt.graph.json --cluster 2x8xA100-80 --global-batch 64
+  weft plan --cluster 4xp4d.24xlarge --price 20 --config config.json --global-batch 256 --data 100GB --epoch 30s
+"""
+COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="how to divide a model over machines, and what it takes",
+        description="Takes a transformer by its sizes and machines by their names, tries every way to divide the one "
+        "over the others, and says which is the fastest, what the rest lack, and what to write.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "graph", nargs="?", metavar="GRAPH",
+        help="a traced model (weft trace); the batch then counts its microbatches, and the model's options say nothing",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cluster", required=True, metavar="MACHINES",
+        help=f"HOSTSxEACHxACCELERATOR ({EXAMPLE}), HOSTSxINSTANCE (4xp4d.24xlarge) or HOSTSxFILE.json",
+    )  # fmt: skip
+    _add_model(parser)
+    _add_training(parser)
+    parser.add_argument(
+        "--compare", action="store_true", help="the best of each kind, and what to try in which order"
+    )
+    parser.add_argument("--explain", action="store_true", help="each term of the best one's step and memory")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.set_defaults(handler=main)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the model")
+    group.add_argument(
+        "--config", metavar="FILE", help="a config.json of Hugging Face; options below win over it"
+    )
+    for name, meaning in (
+        ("layers", "blocks"),
+        ("hidden", "width of the residual stream"),
+        ("heads", "attention heads"),
+        ("kv-heads", "heads of keys and values (default: as many as heads)"),
+        ("ffn", "width of the feed-forward layer (default: 4 x hidden)"),
+        ("vocab", "tokens that there are"),
+        ("seq", "tokens of a sequence"),
+    ):
+        group.add_argument(f"--{name}", type=_count, metavar="N", help=meaning)
+    group.add_argument(
+        "--gated", action="store_true", help="feed-forward layers have a gate (SwiGLU), as in Llama"
+    )
+    group.add_argument("--untied", action="store_true", help="embedding and head have a matrix each")
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the training")
+    group.add_argument(
+        "--global-batch", type=_count, required=True, metavar="N", help="sequences of a step, in all"
+    )
+    group.add_argument("--tokens", type=_count, metavar="N", help="tokens to train on, for example 300B")
+    group.add_argument(
+        "--precision", choices=DTYPES, help="of products (default: bf16, or fp16 or fp32 without it)"
+    )
+    group.add_argument("--optimizer", choices=list(STATES), default="adam", help="(default: adam)")
+    group.add_argument(
+        "--unfused-attention", action="store_true", help="attention writes its scores into memory"
+    )
+    group.add_argument(
+        "--eager",
+        action="store_true",
+        help="operations between products are kernels of their own (no torch.compile)",
+    )
+    group.add_argument("--price", type=float, metavar="P", help="what a host costs an hour, in any currency")
+    group.add_argument("--memory", metavar="SIZE", help="what of a device may be used (default: 96 %% of it)")
+    group.add_argument("--data", metavar="SIZE", help="what an epoch reads, for example 100GB")
+    group.add_argument("--epoch", metavar="TIME", help="how long an epoch may take to read, for example 30s")
+
+
+def _count(text: str) -> int:
+    """A whole number, which may end in K, M, B or T."""
+    unit = text[-1:].upper() if text[-1:].isalpha() else ""
+    value = whole(text[: len(text) - len(unit)]) if unit in COUNTS else None
+    if not value:
+        raise argparse.ArgumentTypeError(
+            f"'{shown_text(text)}' is no whole number above 0, such as 2048 or 300B"
+        )
+    return value * COUNTS[unit]
+
+
+def main(options: argparse.Namespace) -> int:
+    if options.graph is not None:
+        machines, memory = _machines(options), None if options.memory is None else parse_bytes(options.memory)
+        print(plan_traced(read_graph(options.graph), machines, options.global_batch, memory, options.json))
+        return 0
+    found = answer(_asked(options))
+    as_asked = (
+        json.dumps(as_json(found), indent=2)
+        if options.json
+        else as_text(found, options.compare, options.explain)
+    )
+    print(as_asked)
+    if not found.search.best:
+        raise PlacementError(nothing_fits(found))
+    return 0
+
+
+def _machines(options: argparse.Namespace) -> Machines:
+    machines = parse_cluster(options.cluster, lambda path: read_file(path, host_from_json))
+    if options.price is None:
+        return machines
+    return replace(machines, host=replace(machines.host, price_per_hour=options.price))
+
+
+def _asked(options: argparse.Namespace) -> Asked:
+    machines = _machines(options)
+    if (options.data is None) != (options.epoch is None):
+        raise UsageError("--data and --epoch belong together: --data 100GB --epoch 30s")
+    return Asked(
+        _job(options, machines),
+        machines,
+        options.tokens,
+        None if options.memory is None else parse_bytes(options.memory),
+        None if options.data is None else parse_bytes(options.data),
+        None if options.epoch is None else parse_seconds(options.epoch),
+    )
+
+
+def _job(options: argparse.Namespace, machines: Machines) -> Job:
+    peak = machines.host.accelerator.peak
+    precision = options.precision or next(dtype for dtype in ("bf16", "fp16", *DTYPES) if dtype in peak)
+    if precision not in peak:
+        raise ConfigError(
+            f"{machines.host.accelerator.name} has no products in {precision}: write --precision {' or '.join(peak)}"
+        )
+    return Job(
+        _sizes(options), options.global_batch, precision, options.optimizer,
+        fused_attention=not options.unfused_attention, eager=options.eager,
+    )  # fmt: skip
+
+
+def _sizes(options: argparse.Namespace) -> Sizes:
+    given = {
+        "layers": options.layers, "hidden": options.hidden, "heads": options.heads, "ffn": options.ffn,
+        "vocab": options.vocab, "seq": options.seq, "kv_heads": options.kv_heads,
+    }  # fmt: skip
+    given = {name: value for name, value in given.items() if value is not None}
+    marks = {"gated": True} if options.gated else {}
+    marks |= {"tied": False} if options.untied else {}
+    if options.config is not None:
+        base = read_file(options.config, lambda text: sizes_from_config(text, options.seq))
+        return replace(base, **given, **marks)
+    missing = [name for name in ("layers", "hidden", "heads", "vocab", "seq") if name not in given]
+    if missing:
+        raise ConfigError(
+            f"the model lacks {', '.join(f'--{name}' for name in missing)}: give them, or --config config.json"
+        )
+    return Sizes(**{"ffn": 4 * given["hidden"], **given}, **marks)

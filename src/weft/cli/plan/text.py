@@ -1,0 +1,225 @@
+"""What `weft plan` prints: the recommendation, the best, why not the others, what weft runs, what to try."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from weft.plan.parallelism.answer import Answer, Asked
+from weft.plan.parallelism.explain import memory_terms, step_terms
+from weft.plan.parallelism.search import Plan
+from weft.plan.parallelism.weft_today import cannot, command, settings
+from weft.plan.storage import need_bytes_per_s
+from weft.report.text import table
+from weft.units import format_bytes, format_seconds
+
+
+def as_text(found: Answer, compare: bool, explain: bool) -> str:
+    """The answer for a terminal."""
+    parts = [_question(found.asked)]
+    if found.search.best:
+        parts += [_sentence(found), _table(found.asked, found.search.best)]
+    parts.append(_others(found))
+    if found.runs_today is not None:
+        parts.append(_today(found))
+    if compare or not found.search.best:
+        parts += _comparison(found)
+    if explain and found.search.best:
+        parts += _explained(found)
+    if found.storage:
+        parts.append(_storage(found))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _question(asked: Asked) -> str:
+    job, machines = asked.job, asked.machines
+    device = machines.host.accelerator
+    hosts = "1 host" if machines.hosts == 1 else f"{machines.hosts} hosts"
+    return (
+        f"{_many(job.sizes.parameters)} parameters, {job.batch} sequences of {job.sizes.seq} tokens a step, "
+        f"{job.precision}, {job.optimizer}\n"
+        f"{machines.size} x {device.name} with {format_bytes(device.memory_bytes)}, on {hosts} ({machines.host.name})"
+    )
+
+
+def _many(number: int) -> str:
+    """A number of parameters as people say it."""
+    return f"{number / 1e9:.3g} billion" if number >= 10**9 else f"{number / 1e6:.3g} million"
+
+
+def _sentence(found: Answer) -> str:
+    asked, best, few = found.asked, found.search.best[0], found.microbatches
+    words = (
+        f"Best of {found.search.tried} divisions: {best.division}. A step takes {format_seconds(best.seconds)}, "
+        f"{asked.tokens_per_s(best):,.0f} tokens/s, {asked.share_of_peak(best):.0%} of the peak."
+    )
+    if best.division.pipeline > 1 and best.step.microbatches < few:
+        words += f" The bubble is under 5 % from {few} microbatches on; it has {best.step.microbatches}."
+    return words
+
+
+def nothing_fits(found: Answer) -> str:
+    """Why nothing fits, what is lacking, and the nearest that would fit, in one sentence or two."""
+    asked = found.asked
+    assert found.search.nearest is not None
+    division, memory = found.search.nearest
+    words = (
+        f"nothing fits: parameters, gradients and optimizer states alone take {format_bytes(memory.lasting)} a rank in "
+        f"the smallest of {found.search.tried} divisions ({division}), with activations {format_bytes(memory.total)}, "
+        f"and a rank has {format_bytes(asked.limit_bytes)}: it lacks {format_bytes(memory.total - asked.limit_bytes)}."
+    )
+    if found.hosts_that_fit is not None:
+        words += f" The nearest that would fit: {found.hosts_that_fit} such hosts"
+    return words
+
+
+def _table(asked: Asked, plans: list[Plan]) -> str:
+    rows = []
+    for plan in plans:
+        hours, cost = asked.hours(plan), asked.cost(plan)
+        rows.append(
+            (
+                f"{plan.division}",
+                format_seconds(plan.seconds),
+                f"{asked.tokens_per_s(plan):,.0f}",
+                f"{asked.share_of_peak(plan):.0%}",
+                format_bytes(plan.memory.total),
+                "" if hours is None else _long(hours),
+                "" if cost is None else f"{cost:,.0f}",
+                "" if cannot(asked.job.precision, plan.division) else "yes",
+            )
+        )
+    headers = ("division", "step", "tokens/s", "of peak", "memory", "to the target", "cost", "weft today")
+    kept = [at for at in range(len(headers)) if any(row[at] for row in rows)]
+    aligned = "".join("<>>>>>><"[at] for at in kept)
+    return table([headers[at] for at in kept], [[row[at] for at in kept] for row in rows], aligned)
+
+
+def _long(hours: float) -> str:
+    """A duration of hours or days."""
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:,.1f} days"
+
+
+def _others(found: Answer) -> str:
+    lines = []
+    search = found.search
+    if search.too_large and search.best:
+        assert search.nearest is not None
+        division, memory = search.nearest
+        lines.append(
+            f"{search.too_large} of {search.tried} do not fit into {format_bytes(found.asked.limit_bytes)}; "
+            f"the nearest lacks {format_bytes(memory.total - found.asked.limit_bytes)}: {division}"
+        )
+    lines += [
+        f"cannot be: {why}" + (f" ({count} times)" if count > 1 else "")
+        for why, count in search.refused.items()
+    ]
+    return "\n".join(lines)
+
+
+def _today(found: Answer) -> str:
+    plan, asked = found.runs_today, found.asked
+    assert plan is not None
+    best = found.search.best[0]
+    why = cannot(asked.job.precision, best.division)
+    head = "weft runs the best one today:" if not why else (
+        f"weft cannot run the best one ({why}); the best that it can takes {format_seconds(plan.seconds)} "
+        f"({plan.seconds / best.seconds:.2f} times as long), {format_bytes(plan.memory.total)}: {plan.division}"
+    )  # fmt: skip
+    more = "\nwith activation checkpoints around every layer" if plan.division.recompute == "full" else ""
+    return f"{head}{more}\n  {command(plan.division, plan.step.microbatches, asked.machines)}"
+
+
+def _comparison(found: Answer) -> list[str]:
+    """The best of each kind, and what to try in the guide's order."""
+    parts = []
+    if found.search.of_kind:
+        plans = sorted(found.search.of_kind.values(), key=lambda plan: plan.seconds)
+        parts.append("The best of each kind\n\n" + _table(found.asked, plans))
+    rows = [
+        (number, advice.what, format_bytes(advice.memory_bytes), "yes" if advice.fits else "no",
+         format_seconds(advice.step_s))
+        for number, advice in enumerate(found.guide, 1)
+    ]  # fmt: skip
+    parts.append(
+        "What to try, in this order\n\n" + table(("", "try", "memory", "fits", "step"), rows, "><><>")
+    )
+    return parts
+
+
+def _explained(found: Answer) -> list[str]:
+    asked, plan = found.asked, found.search.best[0]
+    step = table(("term of the step", "", "formula"), [
+        (name, format_seconds(seconds), formula) for name, seconds, formula in step_terms(asked.job, plan)
+    ], "<>")  # fmt: skip
+    memory = table(("memory of the fullest rank", "", "formula"), [
+        (name, format_bytes(size), formula) for name, size, formula in memory_terms(asked.job, plan)
+    ], "<>")  # fmt: skip
+    return [step, memory]
+
+
+def _storage(found: Answer) -> str:
+    asked = found.asked
+    assert asked.data_bytes is not None and asked.epoch_s is not None
+    need = need_bytes_per_s(asked.data_bytes, asked.epoch_s)
+    hosts = asked.machines.hosts
+    memory = asked.machines.host.memory_bytes * hosts
+    cached = (
+        "all of it fits into the hosts' memory: later epochs need not read it"
+        if memory > 2 * asked.data_bytes
+        else "it does not fit into half of the hosts' memory: later epochs read it again"
+    )
+    rows = [
+        (
+            first.name,
+            f"{first.capacity_gib:,} GiB",
+            f"{later.capacity_gib:,} GiB",
+            format_bytes(later.cache_bytes),
+        )
+        for first, later in found.storage
+    ]
+    return (
+        f"Storage: {need / 1e9:.3g} GB/s in all, {need / hosts / 1e9:.3g} GB/s for each host; {cached}\n\n"
+        + table(("FSx for Lustre", "first epoch, too", "later epochs", "of them in its cache"), rows, "<>>>")
+    )  # fmt: skip
+
+
+def as_json(found: Answer) -> dict[str, Any]:
+    """The answer as JSON."""
+    asked, search = found.asked, found.search
+    nearest = search.nearest
+    return {
+        "parameters": asked.job.sizes.parameters,
+        "accelerators": asked.machines.size,
+        "best": [_plan_json(asked, plan) for plan in search.best],
+        "of_kind": {kind: _plan_json(asked, plan) for kind, plan in search.of_kind.items()},
+        "runs_today": None if found.runs_today is None else _plan_json(asked, found.runs_today),
+        "tried": search.tried,
+        "fits": search.fits,
+        "too_large": search.too_large,
+        "nearest": None if nearest is None else {
+            "division": asdict(nearest[0]),
+            "lacks_bytes": nearest[1].total - asked.limit_bytes,
+        },
+        "refused": search.refused,
+        "hosts_that_fit": found.hosts_that_fit,
+        "guide": [asdict(advice) for advice in found.guide],
+        "storage": [{"first": asdict(first), "later": asdict(later)} for first, later in found.storage],
+    }  # fmt: skip
+
+
+def _plan_json(asked: Asked, plan: Plan) -> dict[str, Any]:
+    why = cannot(asked.job.precision, plan.division)
+    return {
+        "division": asdict(plan.division),
+        "step_s": plan.seconds,
+        "tokens_per_s": asked.tokens_per_s(plan),
+        "share_of_peak": asked.share_of_peak(plan),
+        "memory_bytes": plan.memory.total,
+        "hours": asked.hours(plan),
+        "cost": asked.cost(plan),
+        "step": {name: seconds for name, seconds, _ in step_terms(asked.job, plan)},
+        "memory": {name: size for name, size, _ in memory_terms(asked.job, plan)},
+        "weft_cannot": why,
+        "settings": {} if why else settings(plan.division, plan.step.microbatches),
+    }

@@ -1,0 +1,178 @@
+"""The sizes of a decoder-only transformer, and what follows from them alone: parameters, FLOPs, activations.
+
+Letters as in the papers: l layers, h hidden, a attention heads, k heads of keys and values, d width of a head (h / a if
+not given), f width of the feed-forward layer, V vocabulary, s sequence, b microbatch, t tensor-parallel ranks.
+
+[1] Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+    arXiv 2104.04473, equations 2 and 3.
+[2] Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198, section 4.
+[3] Shazeer, "GLU Variants Improve Transformer", arXiv 2002.05202: three matrices instead of two.
+[4] Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models", arXiv 2305.13245: fewer heads of keys
+    and values than of queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.errors import ConfigError
+
+RECOMPUTE = ("none", "selective", "full")
+"""What the backward pass computes again: nothing, the attention scores, whole layers."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A transformer by its sizes.
+
+    Attributes:
+        layers: How many blocks.
+        hidden: Width of the residual stream.
+        heads: Attention heads of queries.
+        ffn: Width of the feed-forward layer.
+        vocab: How many tokens there are.
+        seq: Tokens of a sequence.
+        kv_heads: Heads of keys and values; as many as `heads` if not given.
+        head_width: Width of a head; `hidden / heads` if not given.
+        gated: Whether the feed-forward layer has a gate (SwiGLU) [3]. Such a model is taken to be like Llama otherwise,
+            too: without biases, without dropout, with rotated positions instead of a table of them.
+        tied: Whether embedding and head share their matrix.
+
+    >>> gpt3 = Sizes(layers=96, hidden=12288, heads=96, ffn=4 * 12288, vocab=51200, seq=2048)
+    >>> llama = Sizes(80, 8192, 64, 28672, 128256, 8192, kv_heads=8, gated=True, tied=False)
+    >>> gpt3.parameters, llama.parameters
+    (174615822336, 70553698304)
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    seq: int
+    kv_heads: int | None = None
+    head_width: int | None = None
+    gated: bool = False
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        names = ("layers", "hidden", "heads", "ffn", "vocab", "seq", "kv_heads", "head_width")
+        faults = [
+            f"{name} is {size}, it must be at least 1"
+            for name in names
+            if (size := getattr(self, name)) is not None and size < 1
+        ]
+        if not faults and self.heads % self.key_heads:
+            faults.append(
+                f"kv_heads is {self.kv_heads}, which must divide heads, {self.heads}: "
+                "each head of keys serves as many heads of queries"
+            )
+        if faults:
+            raise ConfigError("; ".join(faults))
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def query_width(self) -> int:
+        """Width of all queries together: a d."""
+        return self.heads * self.head_width if self.head_width else self.hidden
+
+    @property
+    def key_width(self) -> int:
+        """Width of all keys together, as of all values: k d."""
+        return self.query_width * self.key_heads // self.heads
+
+    @property
+    def layer_matrices(self) -> int:
+        """Numbers in a layer's matrices: 2 h (a d + k d) + 2 h f, or 3 h f with a gate [3] [4]."""
+        attention = 2 * self.hidden * (self.query_width + self.key_width)
+        return attention + (3 if self.gated else 2) * self.hidden * self.ffn
+
+    @property
+    def layer_parameters(self) -> int:
+        """A layer's parameters: its matrices, with 9 h + f of norms and biases [1], or 2 h in a gated model.
+
+        With k = a, d = h / a and f = 4 h these are the published 12 h^2 + 13 h.
+        """
+        return self.layer_matrices + (2 * self.hidden if self.gated else 9 * self.hidden + self.ffn)
+
+    @property
+    def table_parameters(self) -> int:
+        """The matrix of the embedding, as of the head: V h."""
+        return self.vocab * self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The embedding with its table of positions, V h + s h [1]; V h in a gated model."""
+        return self.table_parameters + (0 if self.gated else self.seq * self.hidden)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        own = 0 if self.tied else self.table_parameters
+        return self.layers * self.layer_parameters + self.embedding_parameters + own
+
+    def matrix_flops(self, tokens: int) -> int:
+        """FLOPs of a layer's matrices in a forward pass: two for each number and token [1]."""
+        return 2 * tokens * self.layer_matrices
+
+    def score_flops(self, tokens: int) -> int:
+        """FLOPs of a layer's attention scores in a forward pass: 4 b s^2 a d, masked ones too [1]."""
+        return 4 * tokens * self.seq * self.query_width
+
+    def head_flops(self, tokens: int) -> int:
+        """FLOPs of the logits in a forward pass: 2 b s h V [1]."""
+        return 2 * tokens * self.hidden * self.vocab
+
+    def model_flops(self, sequences: int) -> int:
+        """FLOPs of a training step without anything computed again, forward and backward: three forward passes.
+
+        With k = a and f = 4 h these are 72 B s l h^2 (1 + s / 6 h + V / 12 l h), equation 3 of [1] without its
+        recomputed part.
+        """
+        tokens = sequences * self.seq
+        layer = self.matrix_flops(tokens) + self.score_flops(tokens)
+        return 3 * (self.layers * layer + self.head_flops(tokens))
+
+    def kept_bytes(
+        self, tokens: int, recompute: str = "none", tensor: int = 1, along: bool = True, scores: bool = True
+    ) -> float:
+        """What a layer keeps on a rank between its forward and backward pass, in bytes [2], at 16 bits.
+
+            whole, split along the sequence      s b h (34 + 5 a s / h) / t         tables 2 and 4 of [2]
+            whole, split by tensors only         s b h (10 + 24 / t + 5 a s / (h t))
+            selective                            the same without 5 a s / h
+            full                                 2 s b h, the layer's input; split along the sequence 2 s b h / t
+
+        Other widths: of the 34 h are 4 k d keys and values, 3 a d queries and result, 4 f the feed-forward layer, and
+        h the rest; with a gate (and no dropout) 6 f, and 2 h fewer masks.
+
+        Args:
+            tokens: b s of this rank.
+            recompute: One of `RECOMPUTE`.
+            tensor: t, ranks that share the layer's matrices.
+            along: Whether what lies between matrices is split along the sequence (sequence parallelism).
+            scores: Whether the scores are kept in memory at all; fused attention never does.
+
+        >>> gpt3 = Sizes(96, 12288, 96, 4 * 12288, 51200, 2048)
+        >>> gpt3.kept_bytes(2048) / (2048 * 12288), gpt3.kept_bytes(2048, "selective", 8) / (2048 * 12288)
+        (114.0, 4.25)
+        """
+        hidden = self.hidden
+        if recompute == "full":
+            return 2 * tokens * hidden / (tensor if along else 1)
+        outside = (8 if self.gated else 10) * hidden
+        inside = 4 * self.query_width + 4 * self.key_width + (6 if self.gated else 4) * self.ffn
+        table = 5 * self.heads * self.seq if scores and recompute == "none" else 0
+        return tokens * (outside / (tensor if along else 1) + (inside + table) / tensor)
+
+    def head_bytes(self, tokens: int, tensor: int = 1) -> float:
+        """What the head keeps on a rank, in bytes: 4 s b h (1 + V / h) / t, logits in 32 bits (section 4.3 of [2])."""
+        return 4 * tokens * (self.hidden + self.vocab) / tensor
+
+    def embedding_bytes(self, tokens: int, tensor: int = 1) -> float:
+        """What the embedding keeps on a rank, in bytes: the dropout mask, s b h / t [2]; none in a gated model."""
+        return 0.0 if self.gated else tokens * self.hidden / tensor

@@ -1,0 +1,187 @@
+"""Accelerators by name, with the host that each usually comes in, and instance types of three clouds.
+
+Peak rates, memory and bandwidths are those of the makers' data sheets (dense, without sparsity); links are one
+direction of one accelerator. Shares, and how ranks work together, were fitted to published steps for A100, H100 and
+the H100 of 96 GB at 500 W, on five rows each (`benchmarks/plan`); the others borrow them from the next of kin, as
+`FITTED` says. Prices are not here: they change, and depend on the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from weft.errors import ConfigError
+from weft.foreign import shown_text, whole
+from weft.machines.accelerator import Accelerator
+from weft.machines.host import Conduct, Host
+from weft.topology.cluster import Link
+
+GB, TFLOPS = 10**9, 1e12
+
+_AMPERE = Accelerator(
+    "A100-80", 80 * GB, 2.039e12,
+    {"fp32": 19.5 * TFLOPS, "tf32": 156 * TFLOPS, "fp16": 312 * TFLOPS, "bf16": 312 * TFLOPS},
+    {"fp32": 0.8, "tf32": 0.83, "fp16": 0.83, "bf16": 0.83}, 1.9e9, 0.615, 0.173,
+)  # fmt: skip
+_HOPPER = Accelerator(
+    "H100", 80 * GB, 3.35e12,
+    {"fp32": 67 * TFLOPS, "tf32": 494 * TFLOPS, "fp16": 989 * TFLOPS, "bf16": 989 * TFLOPS, "fp8": 1979 * TFLOPS},
+    {"fp32": 0.7, "tf32": 0.68, "fp16": 0.68, "bf16": 0.68, "fp8": 0.59}, 3.85e9, 0.65, 0.39,
+)  # fmt: skip
+_VOLTA = Accelerator(
+    "V100-32", 32 * GB, 0.9e12,
+    {"fp32": 15.7 * TFLOPS, "fp16": 125 * TFLOPS}, {"fp32": 0.8, "fp16": 0.7}, 1.5e9, 0.62, 0.17,
+)  # fmt: skip
+_ADA_PEAK = {
+    "fp32": 30.3 * TFLOPS, "tf32": 60 * TFLOPS, "fp16": 121 * TFLOPS, "bf16": 121 * TFLOPS, "fp8": 242 * TFLOPS,
+}  # fmt: skip
+_BLACKWELL_PEAK = {
+    "fp32": 75 * TFLOPS, "tf32": 1125 * TFLOPS, "fp16": 2250 * TFLOPS, "bf16": 2250 * TFLOPS, "fp8": 4500 * TFLOPS,
+}  # fmt: skip
+
+ACCELERATORS: Mapping[str, Accelerator] = {
+    device.name: device
+    for device in (
+        replace(_VOLTA, name="V100-16", memory_bytes=16 * GB),
+        _VOLTA,
+        replace(_AMPERE, name="A100-40", memory_bytes=40 * GB, bytes_per_s=1.555e12),
+        _AMPERE,
+        _HOPPER,
+        replace(
+            _HOPPER, name="H100-96-500W", memory_bytes=96 * GB,
+            share={"fp32": 0.5, "tf32": 0.5, "fp16": 0.5, "bf16": 0.5, "fp8": 0.41},
+            memory_share=0.33, attention_share=0.24,
+        ),
+        replace(_HOPPER, name="H200", memory_bytes=141 * GB, bytes_per_s=4.8e12),
+        replace(
+            _HOPPER, name="B200", memory_bytes=180 * GB, bytes_per_s=8.0e12, peak=_BLACKWELL_PEAK, half_flops=8.7e9
+        ),
+        Accelerator(
+            "L4", 24 * GB, 0.3e12, _ADA_PEAK,
+            {"fp32": 0.6, "tf32": 0.6, "fp16": 0.6, "bf16": 0.6, "fp8": 0.5}, 0.7e9, 0.62, 0.17,
+        ),
+        Accelerator(
+            "T4", 16 * GB, 0.32e12,
+            {"fp32": 8.1 * TFLOPS, "fp16": 65 * TFLOPS}, {"fp32": 0.6, "fp16": 0.5}, 0.4e9, 0.62, 0.17,
+        ),
+    )
+}  # fmt: skip
+"""By name; `cpu:CORES` is another one, see `cpu`."""
+FITTED: Mapping[str, str] = {
+    "A100-80": "fitted",
+    "A100-40": "as A100-80, with its own memory",
+    "H100": "fitted",
+    "H100-96-500W": "fitted",
+    "H200": "as H100, with its own memory",
+    "B200": "shares of H100",
+    "V100-16": "shares near A100",
+    "V100-32": "shares near A100",
+    "L4": "assumed",
+    "T4": "assumed",
+}
+"""Where the shares come from."""
+
+_ON_AMPERE = Conduct(tensor=0.0, data=0.0, parameters=0.5, ring=0.32, crossing_s=1.1e-4)
+_ON_HOPPER = Conduct(tensor=0.46, data=0.8, parameters=0.7, ring=0.6, crossing_s=4.6e-5, spread=0.0031)
+_PLAIN = Conduct(tensor=0.0, data=0.5, parameters=0.5, ring=0.32, crossing_s=1.1e-4)
+
+_HOSTS: Mapping[str, tuple[Link, Link, Conduct, int, int]] = {
+    "V100-16": (Link(5e-6, 136e9), Link(2e-5, 2.5e9), _PLAIN, 64, 488),
+    "V100-32": (Link(5e-6, 136e9), Link(2e-5, 10e9), _PLAIN, 96, 768),
+    "A100-40": (Link(5.6e-6, 230e9), Link(1e-5, 20e9), _ON_AMPERE, 96, 1152),
+    "A100-80": (Link(5.6e-6, 230e9), Link(1e-5, 20e9), _ON_AMPERE, 96, 1152),
+    "H100": (Link(3.2e-6, 480e9), Link(1e-5, 40e9), _ON_HOPPER, 192, 2048),
+    "H100-96-500W": (Link(3.2e-6, 480e9), Link(1e-5, 40e9), replace(_ON_HOPPER, tensor=0.0), 192, 2048),
+    "H200": (Link(3.2e-6, 480e9), Link(1e-5, 40e9), _ON_HOPPER, 192, 2048),
+    "B200": (Link(3.2e-6, 900e9), Link(1e-5, 40e9), _ON_HOPPER, 192, 2048),
+    "L4": (Link(2e-5, 12e9), Link(2e-5, 1.25e9), _PLAIN, 192, 768),
+    "T4": (Link(2e-5, 6e9), Link(2e-5, 1.25e9), _PLAIN, 96, 384),
+}
+"""Inside, network (both for one accelerator), conduct, cores, GiB. Inside: measured rings of NCCL where there are any
+(vTrain's tables for V100 and A100; NVIDIA's for H100), else the data sheet's links. Network: 80 % of the line."""
+
+
+def cpu(cores: int) -> Host:
+    """A host whose accelerator are the cores of its processors.
+
+    A core is taken to have two units of 8 numbers for multiply-and-add at 3 GHz (96 GFLOP/s in 32 bits), half of it
+    reached, and 8 GB/s of memory; what a real one does is measured.
+
+    >>> cpu(4).accelerator.name, cpu(4).accelerator.rate("fp32")
+    ('cpu:4', 192000000000.0)
+    """
+    device = Accelerator(
+        f"cpu:{cores}", 4 * GB * cores, 8e9 * cores, {"fp32": 96e9 * cores}, {"fp32": 0.5}, 1e6, 0.7, 0.25
+    )
+    return Host(
+        device.name, device, 1, Link(5e-6, 8e9), Link(5e-5, 1.25e9), cores, 4 * 2**30 * cores, conduct=_PLAIN
+    )
+
+
+def host_of(name: str, accelerators: int = 8) -> Host:
+    """The usual host of an accelerator.
+
+    Raises:
+        ConfigError: There is no accelerator of that name.
+
+    >>> host_of("H100").network.bytes_per_s, host_of("cpu:16").cores
+    (40000000000.0, 16)
+    """
+    kind, colon, cores = name.partition(":")
+    if colon and kind.lower() == "cpu" and (count := whole(cores, 4096)):
+        return replace(cpu(count), accelerators=accelerators)
+    known = {key.lower(): key for key in ACCELERATORS}
+    known |= {"a100": "A100-80", "v100": "V100-32", "h100-80": "H100"}
+    key = known.get(name.lower())
+    if key is None:
+        raise ConfigError(
+            f'there is no accelerator "{shown_text(name)}": write one of {", ".join(ACCELERATORS)}, cpu:CORES, an '
+            "instance type, or the path of a machine file (.json)"
+        )
+    inside, network, conduct, cores_there, memory = _HOSTS[key]
+    return Host(
+        key, ACCELERATORS[key], accelerators, inside, network, cores_there, memory * 2**30, conduct=conduct
+    )
+
+
+def _instance(cores: int, gib: int, gbit: float, accelerators: int, device: str) -> Callable[[str], Host]:
+    """An instance type: the network's line rate, of which 80 % are taken to be reached, shared by its accelerators."""
+
+    def made(name: str) -> Host:
+        usual = host_of(device, accelerators)
+        network = replace(usual.network, bytes_per_s=0.8 * gbit * 1e9 / 8 / accelerators)
+        return replace(usual, name=name, network=network, cores=cores, memory_bytes=gib * 2**30)
+
+    return made
+
+
+INSTANCES: Mapping[str, Callable[[str], Host]] = {
+    # Amazon EC2
+    "p3.16xlarge": _instance(64, 488, 25, 8, "V100-16"),
+    "p3dn.24xlarge": _instance(96, 768, 100, 8, "V100-32"),
+    "p4d.24xlarge": _instance(96, 1152, 400, 8, "A100-40"),
+    "p4de.24xlarge": _instance(96, 1152, 400, 8, "A100-80"),
+    "p5.48xlarge": _instance(192, 2048, 3200, 8, "H100"),
+    "p5en.48xlarge": _instance(192, 2048, 3200, 8, "H200"),
+    "p6-b200.48xlarge": _instance(192, 2048, 3200, 8, "B200"),
+    "g4dn.12xlarge": _instance(48, 192, 50, 4, "T4"),
+    "g6.12xlarge": _instance(48, 192, 40, 4, "L4"),
+    "g6.48xlarge": _instance(192, 768, 100, 8, "L4"),
+    # Google Cloud
+    "a2-highgpu-8g": _instance(96, 680, 100, 8, "A100-40"),
+    "a2-ultragpu-8g": _instance(96, 1360, 100, 8, "A100-80"),
+    "a3-highgpu-8g": _instance(208, 1872, 800, 8, "H100"),
+    "a3-megagpu-8g": _instance(208, 1872, 1600, 8, "H100"),
+    "a3-ultragpu-8g": _instance(224, 2952, 3200, 8, "H200"),
+    "a4-highgpu-8g": _instance(224, 3968, 3200, 8, "B200"),
+    "g2-standard-48": _instance(48, 192, 50, 4, "L4"),
+    "g2-standard-96": _instance(96, 384, 100, 8, "L4"),
+    # Microsoft Azure
+    "nd40rs_v2": _instance(40, 672, 100, 8, "V100-32"),
+    "nd96asr_v4": _instance(96, 900, 1600, 8, "A100-40"),
+    "nd96amsr_a100_v4": _instance(96, 1900, 1600, 8, "A100-80"),
+    "nd96isr_h100_v5": _instance(96, 1900, 3200, 8, "H100"),
+    "nd96isr_h200_v5": _instance(96, 1850, 3200, 8, "H200"),
+}
+"""By name, in small letters; Azure's without `Standard_`."""

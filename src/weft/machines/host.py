@@ -1,0 +1,138 @@
+"""A host: its accelerators, the links inside, the network outside, cores, memory, price; and many of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from weft.errors import ConfigError
+from weft.machines.accelerator import Accelerator
+from weft.topology.cluster import Link
+
+
+@dataclass(frozen=True)
+class Conduct:
+    """How a host's ranks work together: what runs beside what, and how much they vary.
+
+    Attributes:
+        tensor: Share of what tensor-parallel ranks exchange that runs beside products, from 0 to 1.
+        data: Share of the sum of gradients that runs beside backward passes, from 0 to 1.
+        parameters: Share of the exchange of sharded parameters that runs beside computation, from 0 to 1.
+        ring: Share of the network's bandwidth that rings over many hosts reach, from 0 to 1.
+        crossing_s: What a rank loses by sending to the next stage and receiving from it, besides the transfer.
+        spread: How far single ranks vary, as a share of the step.
+    """
+
+    tensor: float = 0.0
+    data: float = 0.5
+    parameters: float = 0.5
+    ring: float = 0.5
+    crossing_s: float = 0.0
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name} is {value}, it must be from 0 to 1"
+            for name in ("tensor", "data", "parameters", "ring", "spread")
+            if not 0 <= (value := getattr(self, name)) <= 1
+        ]
+        if not 0 <= self.crossing_s < math.inf:
+            faults.append(f"crossing_s is {self.crossing_s}, it must not be negative")
+        if self.ring == 0:
+            faults.append("ring is 0, it must be above 0")
+        if faults:
+            raise ConfigError(f"conduct: {'; '.join(faults)}")
+
+    def late(self, ranks: int) -> float:
+        """By what share of the step the slowest of so many ranks is late: `spread * sqrt(2 ln n)`.
+
+        The expected largest of n normal values is about that (Cramer, "Mathematical Methods of Statistics", 28.6).
+
+        >>> Conduct(spread=0.01).late(1), round(Conduct(spread=0.01).late(1024), 4)
+        (0.0, 0.0372)
+        """
+        return self.spread * math.sqrt(2 * math.log(max(1, ranks)))
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine.
+
+    Attributes:
+        name: What it is called, for example an instance type.
+        accelerator: What it has.
+        accelerators: How many of them.
+        inside: What a rank's tensors take to another one of the host: bandwidth in one direction, as a ring of all its
+            ranks reaches it, and latency of a step of that ring.
+        network: What they take to another host: each accelerator's share of the network cards.
+        cores: Cores of the host's processors.
+        memory_bytes: The host's own memory.
+        price_per_hour: What it costs; not known if None.
+        conduct: How its ranks work together.
+    """
+
+    name: str
+    accelerator: Accelerator
+    accelerators: int
+    inside: Link
+    network: Link
+    cores: int = 0
+    memory_bytes: int = 0
+    price_per_hour: float | None = None
+    conduct: Conduct = field(default_factory=Conduct)
+
+    def __post_init__(self) -> None:
+        if self.accelerators < 1:
+            raise ConfigError(
+                f'host "{self.name}" has {self.accelerators} accelerators, it must have at least 1'
+            )
+        if self.price_per_hour is not None and not 0 <= self.price_per_hour < math.inf:
+            raise ConfigError(
+                f'host "{self.name}" costs {self.price_per_hour} an hour, it must be a number that is not negative'
+            )
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Equal hosts.
+
+    Ranks are numbered host by host.
+    """
+
+    host: Host
+    hosts: int
+
+    def __post_init__(self) -> None:
+        if self.hosts < 1:
+            raise ConfigError(f"there are {self.hosts} hosts, give at least 1: 4x8xA100-80")
+
+    @property
+    def size(self) -> int:
+        """How many accelerators there are."""
+        return self.hosts * self.host.accelerators
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """What all hosts cost an hour, if that is known."""
+        return None if self.host.price_per_hour is None else self.hosts * self.host.price_per_hour
+
+    def ring(self, ranks: int, stride: int) -> Link:
+        """The slowest link of a ring of `ranks`, `stride` apart, as every host has as many of them.
+
+        With g members of the ring on each host, g network cards carry its traffic between hosts: NCCL builds as many
+        rings as there are cards. So the bandwidth is the lower one of `inside` and g times `network`.
+        """
+        here = max(1, min(ranks, self.host.accelerators // max(1, stride)))
+        if ranks <= here:
+            return self.host.inside
+        between = here * self.host.network.bytes_per_s * self.host.conduct.ring
+        inside = self.host.inside.bytes_per_s if here > 1 else math.inf
+        return Link(self.host.network.latency_s, min(inside, between))
+
+    def hop_s(self, size: float, stride: int) -> float:
+        """How long `size` bytes take from a rank to the one `stride` further on, in seconds: the mean over all ranks.
+
+        Of the ranks of a host with g accelerators, `stride` have their next one on another host.
+        """
+        across = min(1.0, stride / self.host.accelerators) if self.hosts > 1 else 0.0
+        return across * self.host.network.transfer_s(size) + (1 - across) * self.host.inside.transfer_s(size)

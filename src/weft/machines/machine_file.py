@@ -1,0 +1,153 @@
+"""The file format of machines: one host as JSON, for `--cluster 4xmachine.json`.
+
+    {
+      "weft": "machine", "version": 1,
+      "name": "my host", "accelerators": 8, "inside": "230GB/s,5.6us", "network": "20GB/s,10us",
+      "cores": 96, "memory": "1152GiB", "price_per_hour": null,
+      "accelerator": {
+        "name": "A100-80", "memory": "80GB", "bandwidth": "2039GB/s",
+        "peak": {"bf16": 312e12}, "share": {"bf16": 0.83},
+        "half_flops": 1.9e9, "memory_share": 0.62, "attention_share": 0.19
+      },
+      "conduct": {"tensor": 0.0, "data": 0.0, "parameters": 0.5, "ring": 0.32, "crossing_s": 1.1e-4, "spread": 0.0}
+    }
+
+What stands for what: `weft.machines.host.Host`, `weft.machines.accelerator.Accelerator`, `weft.machines.host.Conduct`.
+An accelerator may be a known name instead of an object. `conduct`, `cores`, `memory` and `price_per_hour` may be left
+out.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+
+from weft.document import Document
+from weft.errors import FormatError
+from weft.foreign import MOST_RANKS
+from weft.machines.accelerator import DTYPES, Accelerator
+from weft.machines.catalogue import host_of
+from weft.machines.host import Conduct, Host
+from weft.topology.cluster import Link
+from weft.units import parse_bytes, parse_rate
+
+VERSION = 1
+_HOST = (
+    "name",
+    "accelerators",
+    "inside",
+    "network",
+    "cores",
+    "memory",
+    "price_per_hour",
+    "accelerator",
+    "conduct",
+)
+_ACCELERATOR = (
+    "name", "memory", "bandwidth", "peak", "share", "half_flops", "memory_share", "attention_share",
+)  # fmt: skip
+_CONDUCT = tuple(one.name for one in fields(Conduct))
+
+
+def host_from_json(text: str) -> Host:
+    """A host from its file's text.
+
+    Raises:
+        FormatError: It is no such file; the error names the place.
+        ConfigError: A number in it cannot be.
+    """
+    given = Document.parse(text, kind="machine", version=VERSION)
+    given.only("weft", "version", *_HOST)
+    name = given["name"].text()
+    accelerators = _count(given, "accelerators", MOST_RANKS)
+    usual = host_of(given["accelerator"].text(), accelerators) if _is_text(given, "accelerator") else None
+    device = usual.accelerator if usual else _accelerator(given["accelerator"])
+    conduct = _conduct(given["conduct"]) if "conduct" in given else usual.conduct if usual else Conduct()
+    price = given["price_per_hour"] if "price_per_hour" in given else None
+    return Host(
+        name,
+        device,
+        accelerators,
+        Link.parse(given["inside"].text()),
+        Link.parse(given["network"].text()),
+        _count(given, "cores", MOST_RANKS) if "cores" in given else 0,
+        parse_bytes(given["memory"].text()) if "memory" in given else 0,
+        None if price is None or price.value is None else price.number(),
+        conduct,
+    )
+
+
+def host_to_json(host: Host) -> str:
+    """The text that `host_from_json` reads.
+
+    >>> host_from_json(host_to_json(host_of("H100"))) == host_of("H100")
+    True
+    """
+    device = host.accelerator
+    return json.dumps(
+        {
+            "weft": "machine",
+            "version": VERSION,
+            "name": host.name,
+            "accelerators": host.accelerators,
+            "inside": _link_text(host.inside),
+            "network": _link_text(host.network),
+            "cores": host.cores,
+            "memory": f"{host.memory_bytes}B",
+            "price_per_hour": host.price_per_hour,
+            "accelerator": {
+                "name": device.name,
+                "memory": f"{device.memory_bytes}B",
+                "bandwidth": f"{device.bytes_per_s!r}B/s",
+                "peak": dict(device.peak),
+                "share": dict(device.share),
+                "half_flops": device.half_flops,
+                "memory_share": device.memory_share,
+                "attention_share": device.attention_share,
+            },
+            "conduct": asdict(host.conduct),
+        },
+        indent=2,
+    )
+
+
+def _link_text(link: Link) -> str:
+    return f"{link.bytes_per_s!r}B/s,{link.latency_s!r}s"
+
+
+def _is_text(given: Document, key: str) -> bool:
+    return isinstance(given[key].value, str)
+
+
+def _count(given: Document, key: str, most: int) -> int:
+    value = given[key].whole()
+    if not 0 <= value <= most:
+        raise FormatError(f"{given[key].path}: expected a whole number from 0 to {most}, found {value}")
+    return value
+
+
+def _accelerator(given: Document) -> Accelerator:
+    given.only(*_ACCELERATOR)
+    plain = {
+        name: given[name].number()
+        for name in ("half_flops", "memory_share", "attention_share")
+        if name in given
+    }
+    return Accelerator(
+        given["name"].text(),
+        parse_bytes(given["memory"].text()),
+        parse_rate(given["bandwidth"].text()),
+        _by_dtype(given["peak"]),
+        _by_dtype(given["share"]) if "share" in given else {},
+        **plain,
+    )
+
+
+def _by_dtype(given: Document) -> dict[str, float]:
+    given.only(*DTYPES)
+    return {dtype: given[dtype].number() for dtype in DTYPES if dtype in given}
+
+
+def _conduct(given: Document) -> Conduct:
+    given.only(*_CONDUCT)
+    return Conduct(**{name: given[name].number() for name in _CONDUCT if name in given})

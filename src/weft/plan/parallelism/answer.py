@@ -1,0 +1,131 @@
+"""What somebody asks before machines are rented, and the answer as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from weft.errors import ConfigError
+from weft.foreign import MOST_RANKS
+from weft.machines.host import Machines
+from weft.plan.parallelism.guide import Advice, fewest_microbatches, guide
+from weft.plan.parallelism.job import Job
+from weft.plan.parallelism.memory import usable_bytes
+from weft.plan.parallelism.search import Found, Plan, search
+from weft.plan.storage import DEPLOYMENTS, FileSystem, need_bytes_per_s, smallest
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked.
+
+    Attributes:
+        job: What is trained.
+        machines: Where.
+        tokens: On how many tokens, if that is known.
+        memory_bytes: What of a device may be used; all but what allocators lose if None.
+        data_bytes: What an epoch reads, if storage is asked for.
+        epoch_s: How long that may take.
+    """
+
+    job: Job
+    machines: Machines
+    tokens: int | None = None
+    memory_bytes: int | None = None
+    data_bytes: float | None = None
+    epoch_s: float | None = None
+
+    @property
+    def limit_bytes(self) -> float:
+        """What of a device training may use."""
+        device = self.machines.host.accelerator
+        return usable_bytes(device.memory_bytes) if self.memory_bytes is None else self.memory_bytes
+
+    def tokens_per_s(self, plan: Plan) -> float:
+        """What a plan trains on in a second."""
+        return self.job.batch * self.job.sizes.seq / plan.seconds
+
+    def share_of_peak(self, plan: Plan) -> float:
+        """The model's FLOPs without recomputation over what all devices could do in a step (MFU; Chowdhery et al.,
+        arXiv 2204.02311, appendix B)."""
+        peak = self.machines.host.accelerator.peak[self.job.precision] * self.machines.size
+        return self.job.sizes.model_flops(self.job.batch) / (plan.seconds * peak)
+
+    def hours(self, plan: Plan) -> float | None:
+        """How long training on all tokens takes, if their number is known."""
+        return None if self.tokens is None else self.tokens / self.tokens_per_s(plan) / 3600
+
+    def cost(self, plan: Plan) -> float | None:
+        """What that costs, if a price is known."""
+        hours, price = self.hours(plan), self.machines.price_per_hour
+        return None if hours is None or price is None else hours * price
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found.
+
+    Attributes:
+        asked: The question.
+        search: The divisions.
+        guide: What to try, in order.
+        runs_today: The fastest plan that weft itself can run, if there is one.
+        hosts_that_fit: How many of these hosts something fits on, where nothing fits on those that are there.
+        microbatches: From which number on the best one's bubble is under 5 %.
+        storage: File systems that serve, if storage was asked for: in the first epoch, and in later ones.
+    """
+
+    asked: Asked
+    search: Found
+    guide: list[Advice]
+    runs_today: Plan | None = None
+    hosts_that_fit: int | None = None
+    microbatches: int = 1
+    storage: list[tuple[FileSystem, FileSystem]] = field(default_factory=list)
+
+
+def answer(asked: Asked) -> Answer:
+    """Search, guide and storage of a question.
+
+    Raises:
+        ConfigError: No division can be at all, whatever the memory.
+    """
+    job, machines = asked.job, asked.machines
+    found = search(job, machines, memory_bytes=asked.memory_bytes)
+    if not found.tried:
+        why = "; ".join(found.refused)
+        raise ConfigError(
+            f"{machines.size} accelerators cannot divide this job ({why}): give a batch that more numbers divide, such "
+            f"as {_divisible(job.batch, machines.size)}"
+        )
+    storage = []
+    if asked.data_bytes is not None and asked.epoch_s is not None:
+        need_bytes_per_s(asked.data_bytes, asked.epoch_s)
+        for name in DEPLOYMENTS:
+            first = smallest(name, asked.data_bytes, asked.epoch_s, first=True)
+            storage.append((first, smallest(name, asked.data_bytes, asked.epoch_s)))
+    return Answer(
+        asked,
+        found,
+        guide(job, machines, found),
+        found.runs_today,
+        None if found.best else _hosts_that_fit(asked),
+        fewest_microbatches(job, found.best[0].division, machines) if found.best else 1,
+        storage,
+    )
+
+
+def _divisible(batch: int, ranks: int) -> int:
+    """The next batch that all ranks divide."""
+    return -(-batch // ranks) * ranks
+
+
+def _hosts_that_fit(asked: Asked) -> int | None:
+    """The next number of hosts, doubled each time, on which something fits; the batch grows where it has to."""
+    hosts = 2 * asked.machines.hosts
+    while hosts * asked.machines.host.accelerators <= MOST_RANKS:
+        machines = Machines(asked.machines.host, hosts)
+        job = replace(asked.job, batch=_divisible(asked.job.batch, machines.size))
+        if search(job, machines, memory_bytes=asked.memory_bytes).best:
+            return hosts
+        hosts *= 2
+    return None

@@ -1,0 +1,142 @@
+"""What is trained, and how it is divided: the two values that every formula of this room takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.errors import ConfigError
+from weft.graph.sizes import RECOMPUTE, Sizes
+from weft.machines.accelerator import BYTES_OF, DTYPES
+
+STATES = {"adam": 8, "adam8bit": 2, "momentum": 4, "sgd": 0, "adafactor": 0}
+"""Bytes of an optimizer's states for each parameter: two moments of 4 bytes, of 1 byte, one moment, none. Adafactor
+keeps sums of rows and columns, which are next to nothing (Shazeer and Stern, arXiv 1804.04235)."""
+SHARDED = ("none", "optimizer", "parameters")
+"""What data-parallel ranks share among them: nothing, optimizer states (ZeRO-1), states with gradients and parameters
+(ZeRO-3, FSDP); Rajbhandari et al., arXiv 1910.02054."""
+SCHEDULES = ("simple", "interleaved", "looped", "zb_h1", "zb_v", "zb_2p")
+"""weft's names: GPipe, 1F1B, 1F1B with several chunks, and zero-bubble schedules; `zb_2p` is the paper's only."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained.
+
+    Attributes:
+        sizes: The model.
+        batch: Sequences of a step, on all ranks together.
+        precision: The dtype of matrix products.
+        optimizer: One of `STATES`.
+        fused_attention: Whether attention keeps its scores out of memory (flash attention, arXiv 2205.14135).
+        eager: Whether every operation between products is a kernel of its own, as in PyTorch without `torch.compile`.
+        gradient_bytes: Of a gradient as it is added up: 4, or 2 where replicas exchange 16 bits.
+    """
+
+    sizes: Sizes
+    batch: int
+    precision: str = "bf16"
+    optimizer: str = "adam"
+    fused_attention: bool = True
+    gradient_bytes: int = 4
+    eager: bool = False
+
+    def __post_init__(self) -> None:
+        faults = []
+        if self.batch < 1:
+            faults.append(f"the batch is {self.batch} sequences, it must be at least 1")
+        if self.precision not in DTYPES:
+            faults.append(f'the precision is "{self.precision}", it must be one of {", ".join(DTYPES)}')
+        if self.optimizer not in STATES:
+            faults.append(f'the optimizer is "{self.optimizer}", it must be one of {", ".join(STATES)}')
+        if faults:
+            raise ConfigError("; ".join(faults))
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of a parameter as products read it."""
+        return BYTES_OF[self.precision]
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a parameter's optimizer states, with the copy of 32 bits that mixed precision keeps."""
+        return STATES[self.optimizer] + (4 if self.parameter_bytes < 4 else 0)
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a job is divided over ranks: tensor x context x data x pipeline of them, numbered in that order.
+
+    Attributes:
+        data: Replicas, each with its own sequences.
+        tensor: Ranks that share every matrix; what lies between matrices is split along the sequence, if `along`.
+        pipeline: Ranks in a row, each with its own layers.
+        chunks: Stages of a rank.
+        context: Ranks that share every sequence.
+        sharded: One of `SHARDED`.
+        schedule: One of `SCHEDULES`.
+        microbatch: Sequences that a replica runs at once.
+        recompute: One of `weft.graph.sizes.RECOMPUTE`.
+        along: Whether tensor-parallel ranks split the sequence, too (sequence parallelism, arXiv 2205.05198).
+        scattered: Whether each of them sends only its part to the next stage (arXiv 2104.04473, section 4.1).
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    chunks: int = 1
+    context: int = 1
+    sharded: str = "none"
+    schedule: str = "interleaved"
+    microbatch: int = 1
+    recompute: str = "none"
+    along: bool = True
+    scattered: bool = True
+
+    def __post_init__(self) -> None:
+        names = ("data", "tensor", "pipeline", "chunks", "context", "microbatch")
+        faults = [
+            f"{name} is {value}, it must be at least 1"
+            for name in names
+            if (value := getattr(self, name)) < 1
+        ]
+        faults += [
+            f'{name} is "{value}", it must be one of {", ".join(known)}'
+            for name, value, known in (
+                ("sharded", self.sharded, SHARDED),
+                ("schedule", self.schedule, SCHEDULES),
+                ("recompute", self.recompute, RECOMPUTE),
+            )
+            if value not in known
+        ]
+        if faults:
+            raise ConfigError("; ".join(faults))
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks it takes."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def stages(self) -> int:
+        """How many stages a microbatch runs through."""
+        return self.pipeline * self.chunks
+
+    def microbatches(self, job: Job) -> int:
+        """How many microbatches a replica runs in a step."""
+        return job.batch // (self.data * self.microbatch)
+
+    def __str__(self) -> str:
+        parts = [f"data {self.data}"]
+        parts += [
+            f"{name} {value}"
+            for name in ("context", "tensor", "pipeline")
+            if (value := getattr(self, name)) > 1
+        ]
+        if self.pipeline > 1:
+            parts.append(self.schedule if self.chunks == 1 else f"{self.schedule} x{self.chunks}")
+        if self.sharded != "none":
+            parts.append(f"sharded {self.sharded}")
+        parts.append(f"microbatch {self.microbatch}")
+        if self.recompute != "none":
+            parts.append(f"recompute {self.recompute}")
+        return ", ".join(parts)

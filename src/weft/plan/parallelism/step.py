@@ -1,0 +1,234 @@
+"""What a step takes: work of the busiest rank, the bubble, crossings, what replicas exchange, the optimizer.
+
+    step = (m busiest + bubble + crossings + exposed + optimizer) (1 + late)
+
+Letters: p ranks in a row, v chunks, m microbatches. Every term is one that `--explain` shows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from weft.machines.host import Machines
+from weft.plan.parallelism.job import Division, Job
+from weft.plan.parallelism.layer import LayerTimes, Times, all_reduce_s, gather_s, layer_times, rank_tokens
+
+
+@dataclass(frozen=True)
+class Step:
+    """The terms of a step, in seconds.
+
+    Attributes:
+        layer: One layer, one microbatch, one rank.
+        busiest: What the busiest rank computes of one microbatch.
+        microbatches: How many of them.
+        bubble: In which ranks wait for the first and the last microbatches.
+        crossings: What sending to the next stage and receiving costs.
+        exposed: What replicas exchange while nothing is computed.
+        beside: What they exchange beside computation.
+        optimizer: Reading and writing parameters, gradients and states.
+        late: The share by which the slowest rank is late.
+    """
+
+    layer: LayerTimes
+    busiest: Times
+    microbatches: int
+    bubble: float
+    crossings: float
+    exposed: float
+    beside: float
+    optimizer: float
+    late: float
+
+    @property
+    def work(self) -> float:
+        return self.microbatches * self.busiest.total
+
+    @property
+    def seconds(self) -> float:
+        parts = self.work + self.bubble + self.crossings + self.exposed + self.optimizer
+        return parts * (1 + self.late)
+
+
+class StepTimes:
+    """Times of layers and heads of one job on some machines, each reckoned once: many divisions share them."""
+
+    def __init__(self, job: Job, machines: Machines) -> None:
+        self.job, self.machines = job, machines
+        self._known: dict[tuple[object, ...], tuple[LayerTimes, Times]] = {}
+
+    def of(self, division: Division) -> tuple[LayerTimes, Times]:
+        """A layer's times and the head's, for one microbatch on one rank."""
+        one = division
+        several = one.microbatches(self.job) > 1
+        key = (one.tensor, one.context, one.microbatch, one.recompute, one.along, several)
+        if key not in self._known:
+            self._known[key] = (
+                layer_times(self.job, one, self.machines),
+                head_times(self.job, one, self.machines),
+            )
+        return self._known[key]
+
+
+def step_of(job: Job, division: Division, machines: Machines, times: StepTimes | None = None) -> Step:
+    """The step of a job that is divided so; `times` are those that other divisions of the job have reckoned."""
+    microbatches = division.microbatches(job)
+    layer, head = (times or StepTimes(job, machines)).of(division)
+    busiest, mean = _ranks(job, division, layer.total, head)
+    computed = microbatches * busiest.total
+    whole = exchanged_s(job, division, machines, microbatches)
+    exposed = _exposed(whole, computed, division, machines)
+    return Step(
+        layer,
+        busiest,
+        microbatches,
+        bubble_s(division, busiest, mean, microbatches),
+        crossings_s(job, division, machines, microbatches),
+        exposed,
+        whole - exposed,
+        optimizer_s(job, division, machines),
+        machines.host.conduct.late(division.ranks),
+    )
+
+
+def head_times(job: Job, division: Division, machines: Machines) -> Times:
+    """The head and the loss: 2 T h V FLOPs over t; logits of 32 bits are written, read and written by the loss in the
+    forward pass, and once more in the backward pass: 12 T V bytes over t and 8 more."""
+    device, tokens = machines.host.accelerator, rank_tokens(job, division)
+    dtype = job.precision if job.precision != "fp8" else "bf16"
+    ahead = device.product_s(job.sizes.head_flops(tokens) / division.tensor, dtype)
+    moved = device.move_s(tokens * job.sizes.vocab / division.tensor)
+    return Times(ahead + 12 * moved, ahead + 8 * moved, ahead)
+
+
+def layers_of_busiest(layers: int, division: Division, head: float) -> tuple[float, float]:
+    """Layers on the busiest rank but the last, and on the last one, which has the head besides.
+
+    With one chunk the units may be placed unevenly: as evenly as whole layers allow, with a head that costs `head`
+    layers. With several chunks each has equally many layers, the last ones what is left.
+
+    >>> layers_of_busiest(8, Division(pipeline=2), head=2.0), layers_of_busiest(8, Division(pipeline=2, chunks=2), 2.0)
+    ((5, 3), (4, 4))
+    """
+    ranks = division.pipeline
+    equal = math.ceil(layers / (ranks * division.chunks)) * division.chunks
+    if ranks == 1 or division.chunks > 1:
+        return equal, max(0, layers - (ranks - 1) * equal)
+    even = (layers + head) / ranks
+    most = math.ceil(layers / (ranks - 1))
+    owns = {min(max(own, math.ceil(layers / ranks)), most) for own in (math.floor(even), math.ceil(even))}
+    tried = [(own, max(0, layers - (ranks - 1) * own)) for own in sorted(owns)]
+    return min(tried, key=lambda pair: max(pair[0], pair[1] + head))
+
+
+def _ranks(job: Job, division: Division, layer: Times, head: Times) -> tuple[Times, Times]:
+    """What the busiest rank and the mean of all take of a microbatch."""
+    layers, ranks = job.sizes.layers, division.pipeline
+    own, last = layers_of_busiest(layers, division, head.total / layer.total)
+    ends = layer.times(last).plus(head)
+    busiest = max(layer.times(own), ends, key=lambda times: times.total) if ranks > 1 else ends
+    return busiest, layer.times(layers / ranks).plus(head.times(1 / ranks))
+
+
+def bubble_s(division: Division, busiest: Times, mean: Times, microbatches: int) -> float:
+    """How long the busiest rank waits, in seconds; F, I, W of a rank, all its chunks together.
+
+        simple, interleaved    (p - 1) (F + I + W)          Narayanan et al., arXiv 2104.04473, section 2.2
+        looped                 (p - 1) (F + I + W) / v      the same
+        zb_h1                  (p - 1) (F + I - W)          Qi et al., arXiv 2401.10241, section 2
+        zb_v                   (p - 1) (F + I - 2 W)        0 for F = I = W; else that of ZB-H2, section 2.2
+        zb_2p                  0                            twice the memory of activations
+
+    With few microbatches the W that fill the gaps run out: no less than (p - 1) (F + I) - (m - 1) W, so that a step of
+    m <= p takes (m + p - 1) (F + I) + W. For `zb_v` and `zb_2p` that is each rank's own time from its first action to
+    its last one; ranks begin after each other. Of ranks that are not alike, the others' work counts: p mean - busiest
+    in place of (p - 1) busiest.
+    """
+    ranks = division.pipeline
+    if ranks == 1:
+        return 0.0
+    alone = max(0.0, ranks * mean.total - busiest.total)
+    filled = {"zb_h1": 2.0, "zb_v": 3.0, "zb_2p": math.inf}.get(division.schedule)
+    if filled is not None:
+        there = (ranks + microbatches - 2) * mean.weights
+        return max(0.0, alone - min(filled * (ranks - 1) * mean.weights, there))
+    return alone / (division.chunks if division.schedule == "looped" else 1)
+
+
+def crossings_s(job: Job, division: Division, machines: Machines, microbatches: int) -> float:
+    """What sending and receiving cost the busiest rank, in seconds, with T_c for a crossing.
+
+        (2 (p - 1) + (m v - 1) 2 (p - 1) / p) T_c
+
+    The first and last microbatch cross all ranks, and every round of 1F1B in between pays a round trip; for v = 1 that
+    is what table 5 of arXiv 2401.10241 has. A crossing takes T h numbers, over t where ranks scatter and gather them
+    (arXiv 2104.04473, section 4.1).
+    """
+    ranks = division.pipeline
+    if ranks == 1:
+        return 0.0
+    stride = division.tensor * division.context * division.data
+    size = float(rank_tokens(job, division) * job.sizes.hidden * job.parameter_bytes)
+    size /= division.tensor if division.scattered else 1
+    return crossing_rounds(division, microbatches) * (
+        machines.hop_s(size, stride) + machines.host.conduct.crossing_s
+    )
+
+
+def crossing_rounds(division: Division, microbatches: int) -> float:
+    """How many crossings the busiest rank pays for in a step: see `crossings_s`."""
+    ranks = division.pipeline
+    visits = (
+        microbatches * division.chunks * (2 if division.schedule == "zb_v" and division.chunks == 1 else 1)
+    )
+    return 2 * (ranks - 1) + (visits - 1) * 2 * (ranks - 1) / ranks
+
+
+def rank_parameters(job: Job, division: Division) -> float:
+    """Parameters on the fullest rank, before data-parallel ranks share them: its layers and the embedding, over t."""
+    sizes = job.sizes
+    layers = math.ceil(sizes.layers / division.stages) * division.chunks
+    ends = sizes.embedding_parameters
+    if division.pipeline == 1 and not sizes.tied:
+        ends += sizes.table_parameters
+    return (layers * sizes.layer_parameters + ends) / division.tensor
+
+
+def exchanged_s(job: Job, division: Division, machines: Machines, microbatches: int) -> float:
+    """What replicas exchange in a step, in seconds, for N parameters of a rank.
+
+        none          an all-reduce of N gradients
+        optimizer     gradients are added up and scattered, N parameters of 16 bits gathered
+        parameters    for each microbatch, layer by layer, N parameters are gathered for the forward and again for the
+                      backward pass, and N gradients added up and scattered (Rajbhandari et al., arXiv 1910.02054, 7)
+
+    Context-parallel ranks have the same parameters, so they add up with the replicas.
+    """
+    ranks = division.data * division.context
+    ring = machines.ring(ranks, division.tensor)
+    numbers = rank_parameters(job, division)
+    gradients, parameters = numbers * job.gradient_bytes, numbers * job.parameter_bytes
+    if division.sharded == "none":
+        return all_reduce_s(gradients, ranks, ring)
+    if division.sharded == "optimizer":
+        return gather_s(gradients, ranks, ring) + gather_s(parameters, ranks, ring)
+    layers = job.sizes.layers / division.pipeline
+    one = 2 * gather_s(parameters / layers, ranks, ring) + gather_s(gradients / layers, ranks, ring)
+    return microbatches * layers * one
+
+
+def _exposed(whole: float, computed: float, division: Division, machines: Machines) -> float:
+    """What of the exchange nothing is computed beside: what the machine does not hide, or cannot at that length."""
+    conduct = machines.host.conduct
+    share = conduct.parameters if division.sharded == "parameters" else conduct.data
+    return max(whole * (1 - share), whole - computed)
+
+
+def optimizer_s(job: Job, division: Division, machines: Machines) -> float:
+    """Reading gradients, reading and writing states and the parameters of 32 and 16 bits, in seconds."""
+    numbers = rank_parameters(job, division)
+    if division.sharded != "none":
+        numbers /= division.data * division.context
+    moved = job.gradient_bytes + 2 * job.state_bytes + 2 * job.parameter_bytes
+    return machines.host.accelerator.move_s(numbers * moved)

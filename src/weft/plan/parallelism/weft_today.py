@@ -1,0 +1,62 @@
+"""Which divisions weft itself can run, and the settings and the command for them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from weft.machines.host import Machines
+from weft.plan.parallelism.job import Division
+
+
+def cannot(precision: str, division: Division) -> str:
+    """Why weft cannot run a division today; empty if it can."""
+    if division.tensor > 1:
+        return "tensor parallelism is not in weft"
+    if division.context > 1:
+        return "context parallelism is not in weft"
+    if division.schedule == "zb_2p":
+        return "the schedule zb_2p is not in weft"
+    if precision == "fp8":
+        return "products in fp8 are not in weft"
+    if division.sharded == "parameters" and division.pipeline > 1:
+        return "sharded parameters are for one partition"
+    return ""
+
+
+def settings(division: Division, microbatches: int) -> dict[str, Any]:
+    """The settings of `weft.init` for a division that weft can run.
+
+    >>> settings(Division(data=2, pipeline=4, microbatch=2), microbatches=8)
+    {'partitions': 4, 'microbatches': 8, 'pipeline': 'interleaved', 'placement_strategy': 'PDT'}
+    """
+    found: dict[str, Any] = {"partitions": division.pipeline, "microbatches": microbatches}
+    if division.pipeline > 1:
+        found["pipeline"] = division.schedule
+    if division.pipeline > 1 and division.data > 1:
+        found["placement_strategy"] = "PDT"  # replicas within a host, as the plan reckons
+    if division.schedule == "looped":
+        found["chunks"] = division.chunks
+    if division.sharded == "optimizer":
+        found["shard_optimizer_state"] = True
+    if division.sharded == "parameters":
+        found["sharded_data_parallel_degree"] = division.data
+    return found
+
+
+def command(division: Division, microbatches: int, machines: Machines) -> str:
+    """How to start it; on several hosts by Open MPI, whose host names are to be written in."""
+    each = machines.host.accelerators
+    words = ["weft", "run", "-n", str(machines.size)]
+    if machines.hosts > 1:
+        hosts = ",".join(f"node{host}:{each}" for host in range(1, min(machines.hosts, 2) + 1))
+        words += [
+            "--engine",
+            "mpirun",
+            "--mpi-options",
+            f"-H {hosts}" + (",..." if machines.hosts > 2 else ""),
+        ]
+    for name, value in settings(division, microbatches).items():
+        words += ["--set", f"{name}={json.dumps(value).strip(chr(34))}"]
+    return shlex.join([*words, "train.py"])

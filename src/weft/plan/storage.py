@@ -1,0 +1,124 @@
+"""What a job needs of its storage, and the smallest FSx for Lustre file system that gives it.
+
+need = bytes read of a step / its time        in the first epoch all of it comes from the storage's disks
+later epochs                                  what lies in the file system's own cache comes over its network instead,
+                                              and what fits into the hosts' memory is not read again at all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weft.errors import ConfigError
+
+MB, GIB = 10**6, 2**30
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A type of file system; rates in MB/s and cache in GiB for each TiB, as AWS counts it (1,200 GiB are 1.2 TiB).
+
+    Attributes:
+        network: What the network always gives.
+        burst: What it gives for a while, from credits.
+        disk: What the disks give, reading.
+        cache: Memory that keeps files.
+        step_gib: Capacities are 1,200, 2,400 and multiples of this.
+    """
+
+    network: float
+    burst: float
+    disk: float
+    cache: float
+    step_gib: int = 2400
+
+
+DEPLOYMENTS: Mapping[str, Deployment] = {
+    "SCRATCH_2": Deployment(200, 1300, 200, 6.7),
+    "PERSISTENT-125": Deployment(320, 1300, 125, 3.4),
+    "PERSISTENT-250": Deployment(640, 1300, 250, 6.8),
+    "PERSISTENT-500": Deployment(1300, 1300, 500, 13.7),
+    "PERSISTENT-1000": Deployment(2600, 2600, 1000, 27.3),
+}
+"""By name: the AWS guide for FSx for Lustre, pages on SSD storage and on throughput capacity."""
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """A file system of a size, and what it gives.
+
+    Attributes:
+        name: Its deployment.
+        capacity_gib: Its size.
+        first_bytes_per_s: In the first epoch, from disks.
+        later_s: How long a later epoch takes to read, with its cache.
+        cache_bytes: What that holds.
+    """
+
+    name: str
+    capacity_gib: int
+    first_bytes_per_s: float
+    later_s: float
+    cache_bytes: float
+
+
+def need_bytes_per_s(data_bytes: float, epoch_s: float) -> float:
+    """Bytes a second that all hosts together read.
+
+    >>> round(need_bytes_per_s(100e9, 30.0) / 1e9, 2)
+    3.33
+    """
+    if data_bytes <= 0 or epoch_s <= 0:
+        raise ConfigError(
+            f"the data are {data_bytes:g} bytes and an epoch takes {epoch_s:g} s: both must be above 0"
+        )
+    return data_bytes / epoch_s
+
+
+def file_system(name: str, capacity_gib: int, data_bytes: float) -> FileSystem:
+    """What a file system of a size gives for data of a size.
+
+    >>> file_system("SCRATCH_2", 1200, 100e9).first_bytes_per_s / 1e6
+    240.0
+    """
+    kind, tib = DEPLOYMENTS[name], capacity_gib / 1000
+    disk = kind.disk * tib * MB
+    cache = min(data_bytes, kind.cache * tib * GIB)
+    return FileSystem(
+        name, capacity_gib, disk, (data_bytes - cache) / disk + cache / (kind.burst * tib * MB), cache
+    )
+
+
+def smallest(name: str, data_bytes: float, epoch_s: float, *, first: bool = False) -> FileSystem:
+    """The smallest file system that holds the data and gives an epoch in time.
+
+    Args:
+        name: One of `DEPLOYMENTS`.
+        data_bytes: What an epoch reads.
+        epoch_s: How long it may take to read.
+        first: Whether the first epoch must be in time, too; else the later ones.
+
+    The example of AWS and SageMaker's guides, 100 GB in 30 s: 3.3 GB/s from disks, or 2.4 GB/s with 67 GB in the cache.
+
+    >>> smallest("SCRATCH_2", 100e9, 30.0).capacity_gib, smallest("SCRATCH_2", 100e9, 30.0, first=True).capacity_gib
+    (9600, 16800)
+    """
+    need_bytes_per_s(data_bytes, epoch_s)
+    step = DEPLOYMENTS[name].step_gib
+
+    def serves(capacity: int) -> bool:
+        found = file_system(name, capacity, data_bytes)
+        took = data_bytes / found.first_bytes_per_s if first else found.later_s
+        return took <= epoch_s and capacity * GIB >= data_bytes
+
+    if serves(1200):
+        return file_system(name, 1200, data_bytes)
+    above = 1
+    while not serves(above * step):
+        above *= 2
+    below = above // 2
+    while above - below > 1:
+        middle = (above + below) // 2
+        above, below = (middle, below) if serves(middle * step) else (above, middle)
+    return file_system(name, above * step, data_bytes)

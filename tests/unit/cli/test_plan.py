@@ -1,0 +1,179 @@
+"""`weft plan`: what it prints is what the formulas say, and its mistakes are told."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from weft.cli.main import main
+from weft.config import resolve
+from weft.graph import Graph, Unit
+from weft.machines.catalogue import host_of
+from weft.machines.machine_file import host_to_json
+
+SMALL = ["--layers", "4", "--hidden", "256", "--heads", "4", "--vocab", "1000", "--seq", "128"]
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    return str(path)
+
+
+def planned(capsys, *arguments: object, code: int = 0) -> dict:
+    assert main(["plan", *map(str, arguments), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def told(capsys, *arguments: object, code: int = 0) -> str:
+    assert main(["plan", *map(str, arguments)]) == code
+    captured = capsys.readouterr()
+    return captured.out + captured.err
+
+
+def test_a_70b_model_has_70b_parameters(llama, capsys):
+    found = planned(
+        capsys, "--cluster", "8x8xH100", "--config", llama, "--global-batch", 512, "--tokens", "300B"
+    )
+    assert round(found["parameters"] / 1e9, 1) == 70.6 and found["accelerators"] == 64
+    steps = [plan["step_s"] for plan in found["best"]]
+    assert steps == sorted(steps) and len(steps) == 10
+    best = found["best"][0]
+    assert best["tokens_per_s"] == pytest.approx(512 * 8192 / best["step_s"])
+    assert best["hours"] == pytest.approx(300e9 / best["tokens_per_s"] / 3600)
+    assert best["memory"]["sum"] == best["memory_bytes"] <= 0.96 * 80e9
+    assert found["fits"] + found["too_large"] == found["tried"]
+    assert found["nearest"]["lacks_bytes"] > 0
+
+
+def test_terms_add_up(llama, capsys):
+    found = planned(capsys, "--cluster", "16x8xA100-80", "--config", llama, "--global-batch", 256)
+    for plan in found["best"]:
+        step = plan["step"]
+        parts = ("work", "bubble", "crossings", "replicas, exposed", "optimizer", "late ranks")
+        assert step["step"] == pytest.approx(sum(step[part] for part in parts))
+        memory = plan["memory"]
+        assert memory["sum"] == pytest.approx(sum(memory.values()) - memory["sum"])
+
+
+def test_what_weft_runs_today_is_settings_that_weft_takes(llama, capsys):
+    for cluster in ("8x8xH100", "4x8xA100-80", "64x8xH200"):
+        found = planned(capsys, "--cluster", cluster, "--config", llama, "--global-batch", 512)
+        plan = found["runs_today"]
+        settings = resolve(plan["settings"], world_size=found["accelerators"])
+        assert settings.partitions == plan["division"]["pipeline"]
+        assert plan["division"]["tensor"] == 1 and not plan["weft_cannot"]
+
+
+def test_the_text_has_a_sentence_a_table_and_a_command(llama, capsys):
+    text = told(
+        capsys, "--cluster", "8x8xH100", "--config", llama, "--global-batch", 512, "--tokens", "300B", "--price", 30,
+        "--compare", "--explain",
+    )  # fmt: skip
+    assert re.search(
+        r"Best of \d+ divisions: data 4, .* A step takes [\d.]+ s, [\d,]+ tokens/s, \d\d% of the peak", text
+    )
+    assert re.search(r"weft run -n 64 .*--set sharded_data_parallel_degree=64 train.py", text)
+    assert "weft cannot run the best one (tensor parallelism is not in weft)" in text
+    assert "do not fit into 71.5 GiB; the nearest lacks" in text
+    assert re.search(r"What to try.*1 +64 replicas.*2 +one sequence at a time.*no", text, re.DOTALL)
+    assert re.search(r"bubble +[\d.]+ ms +zb_", text) and re.search(r"optimizer states .*12 bytes", text)
+
+
+def test_cost_is_left_out_without_a_price(llama, capsys):
+    asked = ("--cluster", "8x8xH100", "--config", llama, "--global-batch", 512, "--tokens", "1B")
+    assert "cost" not in told(capsys, *asked)
+    found = planned(capsys, *asked, "--price", 10)
+    assert found["best"][0]["cost"] == pytest.approx(found["best"][0]["hours"] * 80)
+
+
+def test_where_nothing_fits_one_sentence_says_what_is_lacking(llama, capsys):
+    text = told(capsys, "--cluster", "8xA100-40", "--config", llama, "--global-batch", 64, code=2)
+    sentence = next(line for line in text.splitlines() if "nothing fits" in line)
+    assert "parameters, gradients and optimizer states alone take" in sentence
+    assert re.search(
+        r"a rank has 35\.8 GiB: it lacks \d+ GiB\. The nearest that would fit: 8 such hosts", sentence
+    )
+    assert "weft run" not in text
+
+
+def test_storage_of_the_example(capsys):
+    """100 GB in 30 s on four hosts: 3.3 GB/s."""
+    asked = ("--cluster", "4xp4d.24xlarge", *SMALL, "--global-batch", 64)
+    text = told(capsys, *asked, "--data", "100GB", "--epoch", "30s")
+    assert "Storage: 3.33 GB/s in all, 0.833 GB/s for each host" in text
+    assert re.search(r"SCRATCH_2 +16,800 GiB +9,600 GiB", text)
+
+
+def test_machine_files(tmp_path, capsys):
+    path = tmp_path / "mine.json"
+    path.write_text(host_to_json(host_of("L4", 4)))
+    found = planned(capsys, "--cluster", f"2x{path}", *SMALL, "--global-batch", 64)
+    assert found["accelerators"] == 8
+
+
+def test_ten_thousand_accelerators(capsys):
+    """1,000 layers on 10,000 GPUs: all divisions are tried, far within ten seconds."""
+    found = planned(
+        capsys, "--cluster", "1250x8xH100", "--layers", 1000, "--hidden", 12288, "--heads", 96, "--vocab", 50000,
+        "--seq", 2048, "--global-batch", 10000,
+    )  # fmt: skip
+    assert found["tried"] > 1000 and found["best"]
+
+
+def test_a_traced_model(tmp_path, capsys):
+    path = tmp_path / "eight.graph.json"
+    path.write_text(Graph(Unit(f"u{i}", 10.0, 20.0, 2**28, 2**20, 2**20) for i in range(8)).to_json())
+    asked = (path, "--cluster", "4xT4", "--global-batch", 16)
+    text = told(capsys, *asked)
+    assert re.search(r"Best of \d+ divisions: data 1, pipeline 4, zb_h1, .*, 16 microbatches a replica", text)
+    assert "weft run -n 4 --set partitions=4 --set microbatches=16 --set pipeline=zb_h1 train.py" in text
+    assert planned(capsys, *asked)[0]["division"]["pipeline"] == 4
+    refused = told(capsys, *asked, "--memory", "2GiB", code=2)
+    assert "nothing fits: parameters, gradients and optimizer states alone take 2 GiB a rank" in refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (
+            ["--cluster", "8xT4", *SMALL, "--global-batch", "8", "--precision", "bf16"],
+            "T4 has no products in bf16: write",
+        ),
+        (
+            ["--cluster", "8xT4", "--layers", "4", "--global-batch", "8"],
+            "the model lacks --hidden, --heads, --vocab, --seq",
+        ),
+        (
+            ["--cluster", "8xT4", *SMALL, "--global-batch", "8", "--data", "1GB"],
+            "--data and --epoch belong together",
+        ),
+        (
+            ["--cluster", "8xT4", *SMALL, "--global-batch", "8", "--data", "1GB", "--epoch", "0s"],
+            "both must be above 0",
+        ),
+        (
+            ["--cluster", "7xT4", *SMALL, "--global-batch", "8"],
+            "7 accelerators cannot divide this job .* such as 14",
+        ),
+        (["--cluster", "8xT4", *SMALL, "--global-batch", "8", "--price", "-1"], "costs -1.0 an hour"),
+        (["--cluster", "8xT4", "--config", "nowhere.json", "--global-batch", "8"], "nowhere.json"),
+    ],
+)
+def test_mistakes(arguments, fault, capsys):
+    assert re.search(fault, told(capsys, *arguments, code=2))
+
+
+def test_numbers_are_whole(capsys):
+    with pytest.raises(SystemExit):
+        main(["plan", "--cluster", "8xT4", *SMALL, "--global-batch", "1.5B"])
+    assert "'1.5B' is no whole number above 0, such as 2048 or 300B" in capsys.readouterr().err

@@ -1,0 +1,66 @@
+"""What follows from the sizes of a transformer, against the figures that papers and models' own pages print."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.errors import ConfigError
+from weft.graph.sizes import Sizes
+
+GPT3 = Sizes(96, 12288, 96, 4 * 12288, 51200, 2048)
+SBH = 2048 * 12288
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parameters"),
+    [
+        (Sizes(32, 4096, 32, 11008, 32000, 4096, gated=True, tied=False), 6_738_415_616),
+        (Sizes(32, 4096, 32, 14336, 128256, 8192, kv_heads=8, gated=True, tied=False), 8_030_261_248),
+        (Sizes(80, 8192, 64, 28672, 128256, 8192, kv_heads=8, gated=True, tied=False), 70_553_706_496),
+        (Sizes(126, 16384, 128, 53248, 128256, 8192, kv_heads=8, gated=True, tied=False), 405_853_388_800),
+    ],
+)
+def test_parameters_of_llama(sizes, parameters):
+    """As the models themselves count; the norm at the end, of h numbers, is the only thing left out."""
+    assert sizes.parameters + sizes.hidden == parameters
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 8])
+def test_activations_of_korthikanti(tensor):
+    """arXiv 2205.05198, table 2: without, and with tensor and sequence parallelism, and what is computed again."""
+    scores = 5 * 96 * 2048 / 12288
+    kept = GPT3.kept_bytes
+    assert kept(2048, tensor=tensor, along=False) == SBH * (10 + 24 / tensor + scores / tensor)
+    assert kept(2048, tensor=tensor) == SBH * (34 + scores) / tensor
+    assert kept(2048, "selective", tensor, along=False) == SBH * (10 + 24 / tensor)
+    assert kept(2048, "selective", tensor) == SBH * 34 / tensor
+    assert kept(2048, "full", tensor, along=False) == 2 * SBH
+
+
+def test_the_ends_of_korthikanti():
+    """Section 4.3: s b h / t for the embedding's dropout, 4 s b h / t (1 + v / h) for the head."""
+    assert GPT3.embedding_bytes(2048, 8) == SBH / 8
+    assert GPT3.head_bytes(2048, 8) == 4 * SBH / 8 * (1 + 51200 / 12288)
+
+
+def test_flops_of_equation_3():
+    """arXiv 2104.04473: 72 B s l h^2 (1 + s / 6 h + V / 12 l h) without what is computed again."""
+    h, s, layers = 12288, 2048, 96
+    expected = 72 * 64 * s * layers * h**2 * (1 + s / (6 * h) + 51200 / (12 * layers * h))
+    assert GPT3.model_flops(64) == pytest.approx(expected)
+
+
+def test_heads_of_their_own_width():
+    sizes = Sizes(2, 2048, 8, 16384, 1000, 128, kv_heads=1, head_width=256, gated=True)
+    assert (sizes.query_width, sizes.key_width) == (2048, 256)
+
+
+def test_all_faults_are_told():
+    with pytest.raises(
+        ConfigError, match=r"layers is 0, it must be at least 1; ffn is -1, it must be at least 1"
+    ):
+        Sizes(0, 8, 2, -1, 10, 10)
+    with pytest.raises(
+        ConfigError, match=r"kv_heads is 3, which must divide heads, 8: each head of keys serves"
+    ):
+        Sizes(1, 8, 8, 8, 8, 8, kv_heads=3)

@@ -1,0 +1,53 @@
+"""What ranks need, against the formulas that papers print."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.graph.sizes import Sizes
+from weft.plan.parallelism.job import Division, Job
+from weft.plan.parallelism.memory import activation_bytes, held, memory_of
+
+GPT3 = Sizes(96, 12288, 96, 4 * 12288, 51200, 2048)
+JOB = Job(GPT3, 64, "fp16", fused_attention=False)
+SBH = 2048 * 12288
+
+
+def test_sixteen_bytes_of_adam():
+    """arXiv 1910.02054, section 3.1: 2 + 2 + 12 bytes a parameter, with gradients in 16 bits."""
+    found = memory_of(Job(GPT3, 64, "fp16", gradient_bytes=2), Division())
+    assert found.lasting == 16 * GPT3.parameters
+    assert memory_of(Job(GPT3, 64, "fp32"), Division()).lasting == 16 * GPT3.parameters
+
+
+def test_what_replicas_share():
+    alone, states, all_of_it = (
+        memory_of(JOB, Division(data=8, sharded=sharded)) for sharded in ("none", "optimizer", "parameters")
+    )
+    assert states.states == alone.states / 8 and states.gradients == alone.gradients
+    assert all_of_it.gradients == alone.gradients / 8 and all_of_it.parameters < alone.parameters / 4
+
+
+@pytest.mark.parametrize(("chunks", "factor"), [(1, 1.0), (3, 1 + 7 / 24)])
+def test_the_first_stage_of_korthikanti(chunks, factor):
+    """arXiv 2205.05198, section 4.2.3: L layers of 34 s b h / t in all, (1 + (p - 1) / (p v)) times with chunks; and
+    section 4.3: s b h p / t for the embedding."""
+    schedule = "interleaved" if chunks == 1 else "looped"
+    division = Division(1, 8, 8, chunks, schedule=schedule, recompute="selective")
+    expected = (96 * 34 * SBH / 8 + SBH * 8 / 8) * factor
+    assert activation_bytes(JOB, division) == pytest.approx(expected)
+
+
+def test_all_of_korthikanti_without_a_pipeline():
+    """Section 4.3, p = 1: s b h L / t (34 + 5 a s / h) + s b h / t + 4 s b h / t (1 + v / h)."""
+    division = Division(tensor=8)
+    expected = SBH / 8 * (96 * (34 + 80) + 1 + 4 * (1 + 51200 / 12288))
+    assert activation_bytes(JOB, division) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "microbatches", "expected"),
+    [("simple", 12, 12), ("interleaved", 12, 4), ("interleaved", 2, 2), ("zb_v", 12, 4), ("zb_2p", 12, 7)],
+)
+def test_microbatches_held(schedule, microbatches, expected):
+    assert held(Division(pipeline=4, schedule=schedule), microbatches) == expected

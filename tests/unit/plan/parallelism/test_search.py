@@ -1,0 +1,125 @@
+"""The search against trying everything by hand, and as properties; the guide; what weft runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.graph.sizes import Sizes
+from weft.machines.cluster import parse_cluster
+from weft.machines.host import Machines
+from weft.plan.parallelism.guide import fewest_microbatches, guide, learning_rate
+from weft.plan.parallelism.job import Division, Job
+from weft.plan.parallelism.memory import memory_of, usable_bytes
+from weft.plan.parallelism.search import Found, divisions, search
+from weft.plan.parallelism.step import step_of
+from weft.plan.parallelism.weft_today import cannot, command
+from weft.topology.cluster import Link
+
+SIZES = Sizes(24, 2048, 16, 8192, 51200, 2048)
+JOB = Job(SIZES, 64)
+MACHINES = parse_cluster("2x8xA100-40")
+
+
+def test_the_best_is_the_fastest_of_all_that_fit():
+    limit = usable_bytes(MACHINES.host.accelerator.memory_bytes)
+    every = list(divisions(JOB, MACHINES, Found()))
+    fit = [one for one in every if memory_of(JOB, one).total <= limit]
+    found = search(JOB, MACHINES)
+    assert (found.tried, found.fits) == (len(every), len(fit))
+    assert found.best[0].seconds == pytest.approx(
+        min(step_of(JOB, one, MACHINES).seconds for one in fit), rel=1e-5
+    )
+    assert len(set(every)) == len(every) and all(one.ranks == 16 for one in every)
+    today = min(step_of(JOB, one, MACHINES).seconds for one in fit if not cannot("bf16", one))
+    assert found.runs_today is not None and found.runs_today.seconds == pytest.approx(today, rel=1e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(4e9, 40e9), st.floats(1.0, 4.0))
+def test_more_memory_never_makes_the_best_plan_slower(memory, factor):
+    less = search(JOB, MACHINES, memory_bytes=int(memory)).best
+    more = search(JOB, MACHINES, memory_bytes=int(memory * factor)).best
+    assert not less or more[0].seconds <= less[0].seconds * (1 + 1e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(1.0, 20.0))
+def test_a_faster_link_never_makes_the_best_plan_slower(factor):
+    host = MACHINES.host
+    faster = replace(host, network=Link(host.network.latency_s, host.network.bytes_per_s * factor))
+    assert search(JOB, Machines(faster, 2)).best[0].seconds <= search(JOB, MACHINES).best[0].seconds * (
+        1 + 1e-5
+    )
+
+
+def test_why_others_cannot_be():
+    found = Found()
+    list(divisions(Job(replace(SIZES, layers=2, heads=4, kv_heads=2), 6), MACHINES, found))
+    assert "4 heads (2 of keys) do not divide by 8" in found.refused
+    assert found.refused["more pipeline ranks than the 2 layers"] > 1
+    assert "16 replicas do not divide the batch of 6" in found.refused
+
+
+def test_the_guide_begins_with_replicas_and_stops_where_they_fit():
+    small = guide(JOB, parse_cluster("8xA100-80"))
+    assert small[0].what == "8 replicas, 8 sequences each at once"
+    alone = [line.fits for line in small if "replicas share" not in line.what and ":" not in line.what]
+    assert alone == [False] * (len(alone) - 1) + [True]
+    large = guide(
+        Job(Sizes(80, 8192, 64, 28672, 128256, 8192, 8, gated=True), 512, "fp32"), parse_cluster("8x8xH100")
+    )
+    told = [line.what for line in large if not line.fits]
+    assert told == [
+        "64 replicas, 8 sequences each at once", "one sequence at a time", "recomputation of whole layers",
+        "mixed precision in bf16", "gradients in 16 bits", "inputs of 4096 tokens",
+    ]  # fmt: skip
+    first = [line.memory_bytes for line in large[:3]]
+    assert first == sorted(first, reverse=True)
+
+
+def test_rates_grow_with_the_batch():
+    """Goyal et al., arXiv 1706.02677: 0.1 for 256 images, 3.2 for 8192."""
+    assert learning_rate(0.1, 256, 8192) == pytest.approx(3.2)
+    assert learning_rate(1.0, 1, 4, "adam") == 2.0
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zb_h1"])
+def test_microbatches_from_which_the_bubble_is_small(schedule):
+    division = Division(pipeline=8, schedule=schedule, microbatch=1)
+    few = fewest_microbatches(JOB, division, MACHINES)
+    shares = []
+    for count in (few - 1, few):
+        step = step_of(replace(JOB, batch=count), division, MACHINES)
+        shares.append(step.bubble / (step.bubble + step.work))
+    assert shares[1] < 0.05 <= shares[0]
+    assert fewest_microbatches(JOB, Division(data=8), MACHINES) == 1
+
+
+@pytest.mark.parametrize(
+    ("division", "why"),
+    [
+        (Division(tensor=2), "tensor parallelism is not in weft"),
+        (Division(context=2), "context parallelism is not in weft"),
+        (Division(pipeline=2, schedule="zb_2p"), "the schedule zb_2p is not in weft"),
+        (Division(pipeline=2, data=2, sharded="parameters"), "sharded parameters are for one partition"),
+        (Division(data=2), ""),
+    ],
+)
+def test_what_weft_cannot_run(division, why):
+    assert cannot("bf16", division) == why
+    assert cannot("fp8", division)
+
+
+def test_commands():
+    division = Division(data=2, pipeline=4, chunks=2, schedule="looped", sharded="optimizer", microbatch=2)
+    assert command(division, 16, parse_cluster("8xT4")) == (
+        "weft run -n 8 --set partitions=4 --set microbatches=16 --set pipeline=looped --set placement_strategy=PDT "
+        "--set chunks=2 --set shard_optimizer_state=true train.py"
+    )
+    assert "--engine mpirun --mpi-options '-H node1:8,node2:8,...'" in command(
+        division, 16, parse_cluster("4x8xT4")
+    )
