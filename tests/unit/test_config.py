@@ -24,6 +24,7 @@ def test_defaults():
         "default_partition": 0,
         "active_microbatches": 3,
         "placement_strategy": "cluster",
+        "contiguous": False,
         "ddp": False,
         "inputs": "equal",
         "all_reduce": "auto",

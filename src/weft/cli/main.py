@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import weft
-from weft.cli import draw, partition, plan, report, run, simulate, top, trace, verify
+from weft.cli import draw, partition, plan, report, run, simulate, trace, verify
+from weft.cli.live import top
 from weft.errors import WeftError
 from weft.foreign import cut
 from weft.visible import LINES, keep_log_visible, visible

@@ -16,7 +16,7 @@ from typing import Any
 
 from weft import config
 from weft.analysis.analysis import Analysis
-from weft.cli.fresh_page import fresh_page
+from weft.cli.live.fresh_page import fresh_page
 from weft.cli.machine import count
 from weft.compat import launch_environ
 from weft.compat.modelparallel.container import container_environ, folders

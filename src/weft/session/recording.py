@@ -19,11 +19,10 @@ from weft.profiler.control import Control
 from weft.profiler.detail import parse_detail
 from weft.profiler.device import Event
 from weft.profiler.facts import process_start_s, write_facts
-from weft.profiler.host import clocks
+from weft.profiler.host import clocks, pauses
 from weft.profiler.host.child import start_sampler
 from weft.profiler.recorder import Recorder
 from weft.profiler.steps import Book
-from weft.session import pauses
 from weft.session.session import Session
 from weft.transport.channel import ABORT, BEGIN, KINDS, TELL, WHERE, Channel, Key
 from weft.watch.process import host_name

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from weft.cli import fresh_page as fresh_page_module
 from weft.cli import run
-from weft.cli.fresh_page import fresh_page
+from weft.cli.live import fresh_page as fresh_page_module
+from weft.cli.live.fresh_page import fresh_page
 from weft.cli.main import main
 from weft.errors import LaunchError
 from weft.launch.local import Job

@@ -16,8 +16,8 @@ import pytest
 from tests.launching import SOURCE, started
 from tests.recordings import Recorded
 from weft.analysis.run import Facts, Run
+from weft.cli.live.top import Row, plain, rows, worst
 from weft.cli.main import main
-from weft.cli.top import Row, plain, rows, worst
 from weft.profiler.clock import Clock
 from weft.profiler.facts import write_facts
 from weft.profiler.live.judged import Judged

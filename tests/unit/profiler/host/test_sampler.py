@@ -60,7 +60,7 @@ class Host:
         return HostProcess(self, pid)
 
     def sampler(self, ranks: list[int]) -> Sampler:
-        return Sampler(self, lambda: ranks, Gpus(SimpleNamespace()), lambda: self.now, own_pid=99)
+        return Sampler(self, lambda: ranks, Gpus(SimpleNamespace()), lambda: self.now, 99, lambda: self.now)
 
 
 class Times(tuple):

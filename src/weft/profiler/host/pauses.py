@@ -7,9 +7,9 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from weft.session.session import Session
+from weft.profiler.recorder import Recorder
 
 LEAST_S = 100e-6
 """Shorter collections are not told."""
@@ -17,10 +17,17 @@ LEAST_S = 100e-6
 _recorded: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
+class Job(Protocol):
+    """What is recorded: a session."""
+
+    recorder: Recorder | None
+    steps: int
+
+
 class Watch:
     """What the collector calls before and after it works."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Job) -> None:
         self.session, self._began_s = session, 0.0
         _recorded.add(self)
 
@@ -32,7 +39,7 @@ class Watch:
             recorder.add("collector", self.session.steps or -1, -1, self._began_s, now)
 
 
-def watch(session: Session) -> Callable[[], None]:
+def watch(session: Job) -> Callable[[], None]:
     """From now on collections become spans; the result ends that. A process that is forked has no part in it."""
     made = Watch(session)
     gc.callbacks.append(made)

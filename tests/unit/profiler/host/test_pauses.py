@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from weft.session import pauses
+from weft.profiler.host import pauses
 
 
 class Recorder:
