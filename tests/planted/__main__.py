@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.planted.jobs import JOBS, all_of, faults, found_in
+from tests.planted.jobs import JOBS, faults, found_in
 from weft.rules.rule import FOUND
 
 
@@ -27,7 +27,7 @@ def main() -> int:
         first = told.finding.rule if told.finding is not None else "-"
         rest = ", ".join(
             f"{each.rule} ({each.status.value})"
-            for each in all_of(told)
+            for each in told.findings
             if each.status in FOUND and each.rule != first
         )
         print(f"| {name} | {first} | {rest} | {'yes' if not bad else 'no'} |", flush=True)

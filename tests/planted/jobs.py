@@ -13,7 +13,7 @@ from pathlib import Path
 
 from weft.analysis.analysis import Analysis
 from weft.profiler.reading import read_run
-from weft.rules.rule import Finding, Status, judge
+from weft.rules.rule import Status, judge
 from weft.rules.table import RULES
 from weft.rules.verdict import Verdict, verdict
 
@@ -29,7 +29,7 @@ class Planted:
         expected: The rules of which one must be the verdict; none for a clean job.
         arguments: Of the worker.
         ranks: How many processes.
-        quick: A part of `make test`.
+        quick: A part of `make test`, which only asks that the fault is found: on a busy machine others may be, too.
         hog_core: The core that a process outside of the job takes.
     """
 
@@ -82,14 +82,9 @@ def found_in(folder: Path) -> Verdict:
     return verdict(judge(RULES, Analysis(read_run(folder))))
 
 
-def all_of(told: Verdict) -> list[Finding]:
-    """The verdict's own finding, and those under it."""
-    return [*([told.finding] if told.finding is not None else []), *told.under]
-
-
 def faults(planted: Planted, told: Verdict) -> list[str]:
     """What is wrong with the findings, a sentence each."""
-    findings = all_of(told)
+    findings = told.findings
     wrong = [f"{each.rule}: {each.text}" for each in findings if each.status is Status.ERROR]
     first = told.finding.rule if told.finding is not None else ""
     if planted.expected:
@@ -113,11 +108,13 @@ def faults(planted: Planted, told: Verdict) -> list[str]:
 
 MANY = ("--microbatches", "32", "--block-s", "0.032")
 """So many that the pipeline's own bubble is small."""
+COARSE = ("--microbatches", "8", "--block-s", "0.064")
+"""So long that a busy machine, which wakes sleepers late, hides nothing."""
 JOBS = {
-    "nothing, 2 ranks": Planted((), MANY, quick=True),
+    "nothing, 2 ranks": Planted((), MANY),
     "nothing, 4 ranks": Planted((), ("--microbatches", "32", "--block-s", "0.064"), 4),
     "a slow module on the last of 2": Planted(
-        ("LastPartitionHeavy",), ("--fault", "heavy_last", *MANY), quick=True
+        ("LastPartitionHeavy",), ("--fault", "heavy_last", *COARSE), quick=True
     ),
     "a slow module on the last of 4": Planted(
         ("LastPartitionHeavy",), ("--fault", "heavy_last", "--microbatches", "32", "--block-s", "0.064"), 4
@@ -128,7 +125,7 @@ JOBS = {
     "another process on a rank's core": Planted(
         ("StragglerRank",), ("--fault", "straggler", "--spin", "--core", "1", *MANY), hog_core=1
     ),
-    "a loader that sleeps": Planted(("DataWait",), ("--fault", "late_data", *MANY), quick=True),
+    "a loader that sleeps": Planted(("DataWait",), ("--fault", "late_data", *COARSE), quick=True),
     "preprocessing on both cores": Planted(
         ("PreprocessingCompetes",), ("--fault", "preprocessing", "--spin", *MANY)
     ),
@@ -136,10 +133,10 @@ JOBS = {
     "too many microbatches": Planted(
         ("MicrobatchesTooMany",), ("--microbatches", "32", "--block-s", "0.0002")
     ),
-    "a leak of 10 MB a step": Planted(("MemoryLeak",), ("--fault", "leak", "--steps", "40", *MANY)),
+    "a leak of 10 MB a step": Planted(("MemoryLeak",), ("--fault", "leak", "--steps", "40"), quick=True),
     "one step in 25 takes five times as long": Planted(
         ("StepOutlier",), ("--fault", "outlier", "--steps", "78", *MANY)
     ),
     "collector pauses": Planted(("CollectorPauses",), ("--fault", "collector", *MANY)),
-    "loss is not a number": Planted(("LossNotFinite",), ("--fault", "nan", *MANY), quick=True),
+    "loss is not a number": Planted(("LossNotFinite",), ("--fault", "nan"), quick=True),
 }
