@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weft.errors import ScheduleError
 from weft.plan.option import Option
 from weft.schedule.generators.greedy import LEADERS, POLICIES, TRIED
 
@@ -24,12 +25,15 @@ TOO_MANY = "not tried: too much to simulate at this size"
 
 
 def actions_of(option: Option, ranks: int, microbatches: int) -> int:
-    """About how many actions are simulated for an option.
+    """About how many actions are simulated for an option; none if it cannot be for so many ranks.
 
     >>> actions_of(Option("interleaved"), 4, 8), actions_of(Option("looped", chunks=2), 4, 8)
     (64, 128)
     """
-    visits = len(option.layout(ranks)) * microbatches
+    try:
+        visits = len(option.layout(ranks)) * microbatches
+    except ScheduleError:
+        return 0
     if option.like is None:
         return visits * (3 if option.schedule.startswith(("zb", "v_")) else 2)
     few = min(1.0, max(TRIED, 2 * ranks) / microbatches)
@@ -49,6 +53,8 @@ def affordable(
         limited: Whether ranks have a limit on memory.
         most: How many actions may be simulated. The first option is tried in any case.
     """
+    if len(options) == 1:
+        return list(options)
     costs = [actions_of(option, ranks, microbatches) for option in options]
     if sum(costs) <= most:
         return list(options)

@@ -94,10 +94,8 @@ def search(
         raise ScheduleError(f"memory_bytes has {len(memory_bytes)} numbers, but there are {ranks} ranks")
     placed: dict[tuple[int, ...], Placed | str] = {}
     evaluate = _Evaluation(ranks, microbatches, links, memory_bytes, copies, ahead)
-    every = options(ranks, microbatches) if tried is None else tried
-    chosen = (
-        affordable(every, ranks, microbatches, memory_bytes is not None) if tried is None else list(every)
-    )
+    every = list(options(ranks, microbatches) if tried is None else tried)
+    chosen = affordable(every, ranks, microbatches, memory_bytes is not None)
 
     def result(option: Option) -> Found:
         try:

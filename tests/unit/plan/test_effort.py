@@ -21,6 +21,11 @@ def test_actions_of_patterns_are_counted(name):
     assert actions_of(option, 4, 8) == sum(map(len, made.ranks))
 
 
+def test_options_that_cannot_be_cost_nothing():
+    assert actions_of(Option("v_min", chunks=3), 4, 8) == 0
+    assert len(affordable([Option("v_min", chunks=3), Option("simple")], 4, 8, False, most=1)) == 1
+
+
 def test_small_searches_try_all():
     every = options(4, 8)
     assert affordable(every, 4, 8, limited=False) == every
