@@ -104,7 +104,7 @@ def test_the_best_turn_is_close_to_the_best_of_all_cuts(times: list[float], micr
     (one,) = search(2, microbatches, lambda _: found, LINKS, tried=[option])
     assert one.schedule is not None
     taken = simulate(one.schedule.ranks, one.schedule.rank_of_stage, found.stages, LINKS).step_s
-    assert taken <= 1.06 * best
+    assert taken <= 1.1 * best
 
 
 def test_it_beats_one_stage_a_rank_with_few_microbatches():
