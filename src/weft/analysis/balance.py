@@ -23,7 +23,7 @@ class Move:
 
     @property
     def line(self) -> str:
-        """What to write for PyTorch, with `"auto_partition": false`; ``model`` is the script's own."""
+        """What to write for PyTorch, with `"auto_partition": False`; ``model`` is the script's own."""
         return f'weft.set_partition(model.get_submodule("{self.unit}"), {self.target})'
 
 

@@ -80,11 +80,11 @@ def test_the_units_to_move_are_named():
     )
     made = Recorded(partitions=3, microbatches=32, forward_s=[1, 2, 1], backward_s=[2, 4, 2], units=units)
     assert ask("PartitionImbalance", made).advice == (
-        'move b.0 from partition 1 to 0: `"auto_partition": false`, '
+        'move b.0 from partition 1 to 0: `"auto_partition": False`, '
         '`weft.set_partition(model.get_submodule("b.0"), 0)`',
     )
     by_hand = replace(made, settings={"auto_partition": False})
-    assert ask("PartitionImbalance", by_hand).advice[0].endswith('`"auto_partition": true`')
+    assert ask("PartitionImbalance", by_hand).advice[0].endswith('`"auto_partition": True`')
     for_memory = replace(made, settings={"optimize": "memory"})
     assert ask("PartitionImbalance", for_memory).advice[0].endswith('`"optimize": "speed"`')
 

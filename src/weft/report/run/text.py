@@ -71,8 +71,11 @@ def _finding(finding: Finding) -> Iterator[str]:
         figures = "; ".join(f"{name}: {_figure(value)}" for name, value in finding.evidence.items())
         yield indent(_wrapped(figures), "   ")
     if finding.ranks or finding.steps:
-        places = [f"ranks {', '.join(map(str, finding.ranks[:16]))}"] * bool(finding.ranks)
-        places += [f"steps {', '.join(map(str, finding.steps[:16]))}"] * bool(finding.steps)
+        places = [
+            f"{what}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:16]))}"
+            for what, numbers in (("rank", finding.ranks), ("step", finding.steps))
+            if numbers
+        ]
         yield indent(f"on {'; '.join(places)}", "   ")
 
 

@@ -28,7 +28,7 @@ class OverallSystemUsage(Rule):
         evidence: dict[str, object] = {}
         for host, own in hosts.items():
             evidence |= {f"{host}: {name}": text for name, text in _table(own).items()}
-        return self.info(f"{len(hosts)} hosts were measured", evidence=evidence)
+        return self.info(f"hosts that were measured: {len(hosts)}", evidence=evidence)
 
 
 def _table(own: tuple[Sample, ...]) -> dict[str, str]:

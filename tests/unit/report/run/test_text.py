@@ -53,7 +53,7 @@ def test_a_finding_has_its_evidence_advice_and_gain():
     )
     text = run_text(Report(Analysis(made()), Verdict("Slow: it is slow.", Status.WARNING, finding, ())))
     assert "WARNING Slow: It is slow. Expected to save 12.5% of a step.\n   -> write `x`\n" in text
-    assert "   time: 0.25; what: this\n   on ranks 1, 2; steps 3\n" in text
+    assert "   time: 0.25; what: this\n   on ranks 1, 2; step 3\n" in text
 
 
 def test_rules_that_failed_and_consequences_are_told():
