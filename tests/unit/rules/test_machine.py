@@ -49,7 +49,8 @@ CASES = {
         Recorded(sample=sample(others=0.5, running=6)), Recorded(), Status.NOT_ENOUGH_DATA,
     ),
     "OverallSystemUsage": Case(
-        Recorded(sample=sample(devices=(gpu(0.3),))), Status.INFO, "1 hosts", None, Recorded(), Status.NOT_ENOUGH_DATA
+        Recorded(sample=sample(devices=(gpu(0.3),))), Status.INFO, "hosts that were measured: 1",
+        None, Recorded(), Status.NOT_ENOUGH_DATA,
     ),
 }  # fmt: skip
 
