@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.slow_network.__main__ import two_hosts
 from weft.analysis.analysis import Analysis
 from weft.profiler.reading import read_run
 from weft.rules.rule import Status, judge
@@ -60,6 +62,46 @@ class Planted:
                 timeout=400,
             )  # fmt: skip
         assert done.returncode == 0, done.stderr
+
+
+@dataclass(frozen=True)
+class OverLink(Planted):
+    """One job over two hosts, which are network namespaces, with a slow link between them and clocks that differ.
+
+    Attributes:
+        rate: What the link carries each way.
+        ahead_ms: By how much the second host's clock is ahead.
+    """
+
+    rate: str = "200mbit"
+    ahead_ms: int = 5
+
+    def run(self, folder: Path) -> None:
+        """Trains on both hosts, and records into one folder."""
+        with tempfile.TemporaryDirectory() as working, two_hosts(self.rate) as hosts:
+            ranks = []
+            for rank, host in enumerate(hosts):
+                environ = {
+                    **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "RANK": str(rank),
+                    "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.77.0.1",
+                    "MASTER_PORT": "29431", "GLOO_SOCKET_IFNAME": "slow",
+                    "WEFT_SET": json.dumps({"record": str(folder)}),
+                }  # fmt: skip
+                within = ["ip", "netns", "exec", host, "unshare", "--pid", "--fork", "--mount-proc"]
+                within += [sys.executable, "-m", "tests.planted.elsewhere"]
+                command = [*within, f"node{rank}", str(rank * self.ahead_ms), sys.executable, str(WORKER)]
+                ranks.append(
+                    subprocess.Popen(
+                        [*command, *self.arguments], cwd=working, env=environ, stderr=subprocess.PIPE
+                    )
+                )
+            try:
+                told = [each.communicate(timeout=400)[1].decode(errors="replace") for each in ranks]
+            finally:
+                for each in ranks:
+                    each.kill()
+                    each.wait()
+        assert not any(each.returncode for each in ranks), told
 
 
 @contextmanager
@@ -138,5 +180,8 @@ JOBS = {
         ("StepOutlier",), ("--fault", "outlier", "--steps", "78", *MANY)
     ),
     "collector pauses": Planted(("CollectorPauses",), ("--fault", "collector", *MANY)),
+    "a link of 200 Mbit/s between hosts": OverLink(
+        ("TransferExposed",), ("--microbatches", "8", "--block-s", "0.016", "--wide", "8192")
+    ),
     "loss is not a number": Planted(("LossNotFinite",), ("--fault", "nan"), quick=True),
 }

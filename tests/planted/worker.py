@@ -51,13 +51,13 @@ class Cost(torch.autograd.Function):
 class Block(nn.Module):
     """A layer of which a sample takes so many seconds."""
 
-    def __init__(self, spend: Callable[[float], None], seconds: float) -> None:
+    def __init__(self, spend: Callable[[float], None], seconds: float, wide: int = 1) -> None:
         super().__init__()
         self.inner = nn.Linear(WIDTH, WIDTH)
-        self.spend, self.seconds = spend, seconds
+        self.spend, self.seconds, self.wide = spend, seconds, wide
 
     def forward(self, x: Tensor) -> Tensor:
-        return Cost.apply(torch.tanh(self.inner(x)), self.spend, self.seconds)
+        return Cost.apply(torch.tanh(self.inner(x[:, :WIDTH])), self.spend, self.seconds).repeat(1, self.wide)
 
 
 class Heavy(Block):
@@ -146,15 +146,15 @@ def main() -> None:
     blocks = []
     for block in range(BLOCKS):
         seconds = options.block_s / BATCH * faults.times(block)
-        with weft.partition(block * options.partitions // BLOCKS):
+        with weft.partition(_partition_of(block, options)):
             kind = Heavy if faults.times(block) > 1 else Block
-            blocks.append(kind(lambda each: base(each * now[0]), seconds))
+            blocks.append(kind(lambda each: base(each * now[0]), seconds, options.wide))
     model = weft.DistributedModel(nn.Sequential(*blocks))
     optimizer = weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
 
     @weft.step
     def train_step(model: nn.Module, x: Tensor) -> Tensor:
-        loss = (model(x) - x).square().mean()
+        loss = (model(x)[:, :WIDTH] - x).square().mean()
         model.backward(loss)
         return loss
 
@@ -170,6 +170,13 @@ def main() -> None:
         if options.pause:
             time.sleep(options.pause)
     weft.shutdown()
+
+
+def _partition_of(block: int, options: argparse.Namespace) -> int:
+    """The blocks evenly, or so many on the first of two partitions."""
+    if options.cut:
+        return int(block >= options.cut)
+    return int(block * options.partitions // BLOCKS)
 
 
 def weft_rank() -> int:
@@ -190,6 +197,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--core", type=int, default=-1)
     parser.add_argument("--core-of", type=int, default=1)
     parser.add_argument("--file", default="")
+    parser.add_argument("--cut", type=int, default=0, help="blocks on the first of two partitions")
+    parser.add_argument(
+        "--wide", type=int, default=1, help="how many times larger what goes between blocks is"
+    )
     parser.add_argument("--pause", type=float, default=0.0)
     return parser.parse_args()
 
