@@ -209,7 +209,7 @@ def test_hostile_assignments_are_texts():
 
 WAYS = {
     r"\.read_text\(": {"profiler", "runtime", "watch", "transport", "report", "launch", "cli/verify.py"},
-    r"\.read_bytes\(": {"profiler/recorder.py"},
+    r"\.read_bytes\(": {"profiler/clock.py"},
     r"\.read\(\w*(limit|LIMIT)": set(),
     r"csv\.reader\(": {"schedule/file.py"},
     r"pickle\.(loads?|Unpickler)\(": {"communication/serialise.py"},

@@ -14,7 +14,8 @@ import pytest
 import weft.torch as weft
 from tests.launching import SOURCE, run_ranks
 from weft.errors import UsageError
-from weft.torch import watching
+from weft.session import watching
+from weft.torch.watching import open_board
 
 SCRIPT = """\
 import sys, time
@@ -152,8 +153,8 @@ def test_tensorboard_that_is_not_installed_is_told(tmp_path, monkeypatch):
         r"TensorBoard, which is not installed: pip install 'weft\[tensorboard\]', or leave out --tensorboard"
     )
     with pytest.raises(UsageError, match=told):
-        watching.Log(str(tmp_path / "log"), str(tmp_path / "board"))
-    watching.Log(str(tmp_path / "log")).close()
+        watching.Log(str(tmp_path / "log"), open_board, str(tmp_path / "board"))
+    watching.Log(str(tmp_path / "log"), open_board).close()
 
 
 def test_progress_without_a_job_gives_the_items():

@@ -107,11 +107,12 @@ def test_the_version_of_development_is_tested():
 SOURCE = Path(weft.__file__).parent
 HOLDERS = {
     "torch/pytorch/private.py", "transport/private_c10d.py",
-    *(f"tensorflow/private/{name}.py" for name in ("functions", "graphs", "models", "variables")),
+    *(f"tensorflow/private/{name}.py" for name in ("functions", "graphs", "models", "recording", "variables")),
 }  # fmt: skip
 OTHERS = {
     "_asdict": "named tuples",
     "_exit": "os",
+    "_fields": "named tuples",
     "_prepare_backend": "accelerate's, in compat/hf/ranks.py",
     "_replace": "named tuples",
     "_shared_state": "accelerate's, in integrations/accelerate.py",
