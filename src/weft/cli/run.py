@@ -23,8 +23,8 @@ from weft.compat.modelparallel.container import container_environ, folders
 from weft.compat.variables import ALLOW_PICKLE
 from weft.errors import LaunchError
 from weft.foreign import shown_path, shown_text, translated
-from weft.launch import mpirun
 from weft.launch.discovery import TOKEN
+from weft.launch.engines import mpirun
 from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.local import Job, run
 from weft.launch.rank import FILE, MODULE
