@@ -51,8 +51,8 @@ class Job(Described):
             or ``skypilot``.
         form: The engine's form: ``openmpi4``, ``openmpi5`` or ``mpich``; ``trainjob`` or ``jobset``.
         name: The job's name: small letters, digits, hyphens. By default it is made of the script's.
-        time_limit: After which the engine ends it, where the engine can.
-        max_restarts: How often the engine starts it again, where the engine can.
+        time_limit: After which the engine ends it; for Slurm and Kubernetes.
+        max_restarts: How often the engine starts it again, if it does so.
         log_dir: Where the engine writes logs, where it can.
         folder: Where the job runs on each host, for ssh.
         python: Python's command on the hosts.

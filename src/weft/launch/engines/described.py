@@ -28,7 +28,9 @@ FORMS = {
     "skypilot": ("",),
 }
 """The engines, and for each the forms that it has; the first one is taken if none is given."""
+PYTHON = "python"
 RESTARTING = ("torchrun", "slurm", "ray", "kubernetes")
+TIMED = ("slurm", "kubernetes")
 _NEEDS_NAMES = ("ssh", "torchrun")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -54,7 +56,7 @@ class Described:
     max_restarts: int = 0
     log_dir: str = ""
     folder: str = "."
-    python: str = "python"
+    python: str = PYTHON
     image: str = ""
     gpus_per_host: int = 0
     mpi_options: Sequence[str] = ()
@@ -117,6 +119,8 @@ def _number_faults(job: Described) -> Iterator[str]:
             yield f"{name} is {shown(value)}: write a whole number of at least {least}"
     if job.time_limit is not None and job.time_limit < timedelta(minutes=1):
         yield f"time_limit is {job.time_limit}: give a minute at least, for example timedelta(hours=2)"
+    if job.time_limit is not None and job.engine in FORMS and job.engine not in TIMED:
+        yield f"time_limit is {job.time_limit}: the engine {job.engine} has none; leave it out"
     if job.max_restarts and job.engine in FORMS and job.engine not in RESTARTING:
         yield f"max_restarts is {shown(job.max_restarts)}: the engine {job.engine} starts nothing again; leave it out"
 

@@ -15,7 +15,7 @@ from weft.launch.engines.described import Described
 from weft.launch.engines.local import rank_program
 from weft.launch.engines.plan import Command, Plan
 
-_HANDED_ON = (
+HANDED_ON = (
     "MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS", "PYTHONPATH",
     "PYTHONUNBUFFERED",
 )  # fmt: skip
@@ -71,15 +71,25 @@ def command(
     >>> command(["train.py"], 4, {"WEFT_SET": "{}"}, ["NCCL_DEBUG"], "-H a:2,b:2 --mca btl tcp,self")[:6]
     ['mpirun', '-np', '4', '-x', 'NCCL_DEBUG', '-x']
     """
-    try:
-        more = shlex.split(options)
-    except ValueError as error:
-        raise LaunchError(f"--mpi-options cannot be read: {error}: {options}") from None
-    for option in more:
-        if option in ("-n", "-np", "--np", "-c"):
-            raise LaunchError(f"--mpi-options has {option}: say how many ranks with weft run -n")
+    more = options_of(options)
     given = {more[at + 1].partition("=")[0] for at, option in enumerate(more[:-1]) if option == "-x"}
-    own = [name for name in environ if name.startswith("WEFT_") or name in _HANDED_ON]
+    own = [name for name in environ if name.startswith("WEFT_") or name in HANDED_ON]
     names = [name for name in dict.fromkeys([*exported, *sorted(own)]) if name not in given]
     variables = [part for name in names for part in ("-x", name)]
     return ["mpirun", "-np", str(ranks), *variables, *more, *program]
+
+
+def options_of(text: str) -> list[str]:
+    """Further arguments of ``mpirun``, as one would type them.
+
+    Raises:
+        LaunchError: Quotes do not close, or it says how many ranks there are.
+    """
+    try:
+        more = shlex.split(text)
+    except ValueError as error:
+        raise LaunchError(f"--mpi-options cannot be read: {error}: {text}") from None
+    for option in more:
+        if option in ("-n", "-np", "--np", "-c"):
+            raise LaunchError(f"--mpi-options has {option}: say how many ranks with weft run -n")
+    return more

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from weft.launch.discovery import port_of_job
 from weft.launch.engines import torchrun
-from weft.launch.engines.described import Described
+from weft.launch.engines.described import PYTHON, Described
 from weft.launch.engines.plan import Command, File, Plan, is_secret
 
 _PLACED = (
@@ -24,8 +25,6 @@ def plan(job: Described, environ: Mapping[str, str]) -> Plan:
     secret = {name: value for name, value in environ.items() if is_secret(name)}
     named = [part for name in sorted(secret) for part in ("--secret", name)]
     notes = ["SkyPilot chooses the hosts: names of hosts are not used"] if job.host_names else []
-    if job.time_limit is not None:
-        notes.append("SkyPilot has no time limit for a job: see sky autostop")
     if job.gpus_per_host:
         notes.append("name the accelerators with sky launch --gpus: SkyPilot wants their kind")
     line = ["sky", "launch", f"--cluster={job.name}", *named, path]
@@ -35,7 +34,7 @@ def plan(job: Described, environ: Mapping[str, str]) -> Plan:
 
 def task(job: Described, environ: Mapping[str, str]) -> dict[str, Any]:
     """The task. Its ``run`` is read by a shell on each host, so what comes from the job is quoted."""
-    program, *rest = torchrun.command(job, [])
+    program, *rest = torchrun.command(replace(job, python=PYTHON), [])
     run = f"{program} {_PLACED.format(port=port_of_job(job.name))} {shlex.join(rest)}"
     content: dict[str, Any] = {"name": job.name, "workdir": ".", "num_nodes": job.host_count}
     content["envs"] = {name: value for name, value in sorted(environ.items()) if not is_secret(name)}

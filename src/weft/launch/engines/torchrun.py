@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from weft.launch.discovery import port_of_job
-from weft.launch.engines.described import Described
+from weft.launch.engines.described import PYTHON, Described
 from weft.launch.engines.plan import Command, Plan
 
 
@@ -38,4 +38,5 @@ def command(job: Described, options: list[str]) -> list[str]:
     """
     restarts = [f"--max-restarts={job.max_restarts}"] if job.max_restarts else []
     logs = [f"--log-dir={job.log_dir}", "--tee=3"] if job.log_dir else []
-    return ["torchrun", *options, f"--nproc-per-node={job.ranks_per_host}", *restarts, *logs, *job.program]
+    program = ["torchrun"] if job.python == PYTHON else [job.python, "-m", "torch.distributed.run"]
+    return [*program, *options, f"--nproc-per-node={job.ranks_per_host}", *restarts, *logs, *job.program]
