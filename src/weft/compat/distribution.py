@@ -19,7 +19,7 @@ from typing import Any
 from weft.compat.modelparallel.parameters import OWN, canonical
 from weft.compat.variables import FRAMEWORK, PARAMETERS
 from weft.errors import ConfigError, FormatError
-from weft.foreign import MOST_RANKS, listed, parse_json, read_text, shown, shown_text
+from weft.foreign import MOST_RANKS, listed, parse_json, read_text, shown, shown_text, translated
 
 LAUNCHERS = ("mpi", "torch_distributed", "pytorchddp")
 _KNOWN = ("smdistributed", *LAUNCHERS)
@@ -165,8 +165,16 @@ def mpi_options(given: str | Sequence[str]) -> tuple[dict[str, str], list[str], 
 
 
 def _words(given: str | Sequence[str]) -> list[str]:
+    if (
+        isinstance(given, Sequence)
+        and not isinstance(given, str)
+        and all(isinstance(word, str) for word in given)
+    ):
+        return [*given]
     if not isinstance(given, str):
-        return [str(word) for word in given]
+        raise ConfigError(
+            f"distribution: custom_mpi_options is {shown(given)}: write a text, or a list of texts"
+        )
     try:
         return shlex.split(given)
     except ValueError as error:
@@ -184,6 +192,8 @@ def _content(given: Mapping[str, Any] | str, what: str) -> Mapping[str, Any]:
             raise ConfigError(f"{what}: {error}") from error
     if not isinstance(given, Mapping):
         raise ConfigError(f"{what} is {shown(given)}: write an object")
+    with translated(f"{what} has a value that JSON has not", ConfigError):
+        json.dumps(dict(given))
     return given
 
 

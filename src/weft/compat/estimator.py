@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.compat import distribution as asked
-from weft.compat.modelparallel.container import container_environ, folders
+from weft.compat.modelparallel.container import FOLDERS, container_environ, folders
 from weft.errors import LaunchError
 from weft.foreign import MOST_RANKS, listed, shown, shown_text
 from weft.launch.engines.plan import Plan
@@ -122,9 +122,7 @@ class PyTorch:
         if not Path(self.source_dir, self.entry_point).is_file():
             raise LaunchError(f'there is no script "{Path(self.source_dir, self.entry_point)}"')
         variables = self._variables(inputs)
-        results = {
-            name: variables[name] for name in ("SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR") if name in variables
-        }
+        results = {name: variables[name] for name in FOLDERS if name in variables}
         with folders(results):
             code = subprocess.run(
                 self._command(), cwd=self.source_dir, env={**os.environ, **variables}, check=False
@@ -149,16 +147,9 @@ class PyTorch:
         if self._job.engine == "local":
             known = {**os.environ, **found}
             found |= container_environ(known, self._job.ranks, self._job.arguments)
-            made = {
-                name: Path(self.source_dir, folder)
-                for name, folder in _RESULTS.items()
-                if name not in os.environ
-            }
-            found |= {name: str(path) for name, path in made.items()}
+            made = {name: os.path.join(self.source_dir, folder) for name, folder in FOLDERS.items()}
+            found |= {name: path for name, path in made.items() if name not in os.environ}
         return {**found, **self._environment}
-
-
-_RESULTS = {"SM_MODEL_DIR": "model", "SM_OUTPUT_DATA_DIR": "output"}
 
 
 def arguments(hyperparameters: Mapping[str, Any]) -> list[str]:

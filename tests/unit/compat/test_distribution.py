@@ -92,6 +92,7 @@ def test_what_is_enabled_counts(given, engine, framework):
             "pytorchddp and smdistributed.dataparallel mean the same",
         ),
         ({"mpi": {"enabled": True, "processes_per_host": "8"}}, "processes_per_host is '8': write a whole"),
+        ({"mpi": {"enabled": True, "x": object()}}, "distribution has a value that JSON has not"),
         (parameters(pipeline="fast"), "pipeline is 'fast': it is one of simple, interleaved, _only_forward"),
         (parameters(optimize="cost"), "optimize is 'cost': it is one of speed, memory"),
         (parameters(placement_strategy="DDP"), "placement_strategy is 'DDP': it is spread, cluster, or D, P"),
@@ -138,6 +139,8 @@ def test_options_of_mpirun(text, found):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
+        (7, "custom_mpi_options is 7: write a text, or a list of texts"),
+        (["-x", 7], "custom_mpi_options is .'-x', 7.: write a text, or a list of texts"),
         ("-x FOO='a", "cannot be read: No closing quotation"),
         ("--mca plm_rsh_agent /tmp/x", "has --mca plm_rsh_agent /tmp/x: give"),
         ("-mca mca_base_component_path /tmp", "has -mca mca_base_component_path /tmp"),

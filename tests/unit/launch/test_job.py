@@ -31,6 +31,12 @@ def job_of(engine: str, **more: Any) -> Job:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
+        ({"script": 3}, "script is 3: give a text"),
+        ({"arguments": "--lr 1"}, "arguments is '--lr 1': give a list of texts"),
+        ({"arguments": ["--lr", 1]}, "arguments is .'--lr', 1.: give a list of texts"),
+        ({"variables": ["A"]}, "variables is .'A'.: give a dict"),
+        ({"settings": {1: 2}}, "settings has names that are no texts"),
+        ({"variables": {"A": 1}}, "1 can be no argument and no variable"),
         ({"engine": "pbs"}, "engine is 'pbs': it is one of local, ssh, torchrun"),
         ({"engine": "mpirun", "form": "lam"}, "form is 'lam': mpirun has openmpi4, openmpi5, mpich"),
         ({"form": "lam"}, "form is 'lam': local has no forms, leave it out"),

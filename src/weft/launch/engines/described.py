@@ -62,7 +62,7 @@ class Described:
     mpi_options: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if faults := [*_faults(self)]:
+        if faults := [*_kind_faults(self)] or [*_faults(self)]:
             raise LaunchError("; ".join(faults))
         try:
             resolve(self.settings, {}, self.ranks)
@@ -90,6 +90,26 @@ class Described:
     def program(self) -> list[str]:
         """The script and its arguments, as Python or torchrun takes them."""
         return [*(("-m",) if self.module else ()), self.script, *self.arguments]
+
+
+def _kind_faults(job: Described) -> Iterator[str]:
+    """Values of another kind than is said above: texts are no lists of texts, and numbers are no texts."""
+    for name in ("script", "engine", "form", "name", "log_dir", "folder", "python", "image"):
+        if not isinstance(getattr(job, name), str):
+            yield f"{name} is {shown(getattr(job, name))}: give a text"
+    for name in ("arguments", "hand_on", "mpi_options"):
+        value = getattr(job, name)
+        if (
+            isinstance(value, str)
+            or not isinstance(value, Sequence)
+            or not all(isinstance(each, str) for each in value)
+        ):
+            yield f"{name} is {shown(value)}: give a list of texts"
+    for name in ("settings", "variables"):
+        if not isinstance(getattr(job, name), Mapping):
+            yield f"{name} is {shown(getattr(job, name))}: give a dict"
+        elif not all(isinstance(each, str) for each in getattr(job, name)):
+            yield f"{name} has names that are no texts"
 
 
 def _faults(job: Described) -> Iterator[str]:
