@@ -141,11 +141,8 @@ def handed_over(options: argparse.Namespace) -> bool:
 
     Weft's own launcher starts the others, and ``mpirun`` by itself, as it is given options.
     """
-    asked = ("hosts", "hostfile", "form", "time", "max_restarts", "name")
-    own = options.engine == "local" or (
-        options.engine == "mpirun" and not any(getattr(options, n) for n in asked)
-    )
-    return options.dry_run or not own or any(getattr(options, name) for name in asked)
+    asked = ("dry_run", "hosts", "hostfile", "form", "time", "max_restarts", "name")
+    return options.engine not in ("local", "mpirun") or any(getattr(options, name) for name in asked)
 
 
 def job_of(

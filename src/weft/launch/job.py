@@ -31,6 +31,7 @@ _OWN_TOKEN = ("local", "slurm", "ray")
 _TYPED = ("ssh", "kubernetes")
 """Engines that read secrets from the standard input."""
 
+_MADE = f"{TOKEN} was made for this plan: to start by hand, set one of your own, the same on all hosts"
 _REMEDY = "hand a variable on instead"
 
 
@@ -93,8 +94,7 @@ class Job(Described):
                 )
         found_plan = _PLANS[self.engine](self, found)
         told = secret_arguments(self.arguments)
-        notes = [
-            *found_plan.notes,
-            *(f"{name} is an argument, which others can read: {_REMEDY}" for name in told),
-        ]
+        made = [_MADE] if TOKEN in found and TOKEN not in {*environ, *self.variables} else []
+        open_arguments = [f"{name} is an argument, which others can read: {_REMEDY}" for name in told]
+        notes = [*found_plan.notes, *made, *open_arguments]
         return replace(found_plan, notes=notes, hidden=[*told.values()])

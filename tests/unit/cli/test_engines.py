@@ -180,6 +180,12 @@ def test_mistakes_are_told_before_anything_starts(arguments, text, jobs, script,
     assert jobs == []
 
 
+@pytest.mark.parametrize("options", [["--dry-run"], ["--engine", "slurm"]])
+def test_verify_starts_its_jobs_here(options, jobs, script, capsys):
+    assert main(["verify", *options, script]) == 2
+    assert "on this machine: leave out --engine and --dry-run" in capsys.readouterr().err and jobs == []
+
+
 def test_an_engine_that_is_not_installed(script, monkeypatch, capsys):
     monkeypatch.setattr(engines.shutil, "which", lambda name: None)
     assert main(["run", "--engine", "slurm", script]) == 2

@@ -119,7 +119,9 @@ def test_a_secret_of_several_lines(engine: str):
 def test_every_job_over_hosts_has_a_secret_of_its_own():
     first, second = (job_of("torchrun").plan({}).environ["WEFT_TOKEN"] for _ in range(2))
     assert first != second and len(first) == 32
-    assert job_of("torchrun").plan({"WEFT_TOKEN": "given"}).environ["WEFT_TOKEN"] == "given"
+    given = job_of("torchrun").plan({"WEFT_TOKEN": "given"})
+    assert given.environ["WEFT_TOKEN"] == "given" and "was made" not in str(given)
+    assert "note: WEFT_TOKEN was made for this plan: to start by hand, set one" in str(job_of("ssh").plan({}))
 
 
 def test_a_shell_reads_the_batch_script_as_it_was_meant(tmp_path):
