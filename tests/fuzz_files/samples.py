@@ -229,7 +229,16 @@ def _texts(root: Path) -> None:
         "DebugRuleConfigurations": [{"RuleConfigurationName": "Overfit", "RuleParameters": {"ratio_threshold": "0.1"}}],
         "DebugHookConfig": {"CollectionConfigurations": [{"CollectionName": "losses"}]},
     }  # fmt: skip
+    library = {"modelparallel": {"enabled": True, "parameters": {"partitions": 2, "memory_weight": 0.5}}}
+    mpi = {
+        "enabled": True,
+        "processes_per_host": 2,
+        "custom_mpi_options": "-x A='b c' -mca btl tcp,self -x D",
+    }
+    distribution = {"smdistributed": library, "mpi": mpi, "torch_distributed": {"enabled": False}}
     files = {
+        "distribution/distribution.json": json.dumps(distribution),
+        "hosts/hosts": "# all\nnode1 slots=2\nnode2:2\n",
         "machine/machine.json": host_to_json(host_of("L4", 4)), "config/config.json": CONFIG,
         "graph/graph.json": graph, "profile/profile.txt": profile, "timeline/timeline.json": Timeline(spans).to_json(),
         "schedule/schedule.csv": csv, "settings/settings.json": json.dumps(settings),

@@ -21,6 +21,7 @@ from weft.analysis.analysis import Analysis
 from weft.cli.main import main
 from weft.communication.messages import pack, unpack
 from weft.compat.debugger import read_job
+from weft.compat.distribution import read as read_distribution
 from weft.compat.enable import launch_environ
 from weft.compat.modelparallel.parameters import read as read_parameters
 from weft.config import resolve
@@ -169,6 +170,16 @@ def job_of(folder: Path, made: Trained) -> str:
     return "read"
 
 
+def distribution_of(folder: Path, made: Trained) -> str:
+    read_distribution(str(folder / "distribution.json")).settings()
+    return "read"
+
+
+def hosts_of(folder: Path, made: Trained) -> str:
+    (folder / "x.py").touch()
+    return command(["run", "--engine", "ssh", "--hostfile", "hosts", "--dry-run", "x.py"], folder)
+
+
 def launchers(folder: Path, made: Trained) -> str:
     discover(environment(folder))
     return "read"
@@ -288,6 +299,8 @@ TARGETS: tuple[Target, ...] = (
     Target("config", ("*",), planned("8xH100", "config.json"), pipes=False),
     Target("settings", ("*",), settings_of, pipes=False),
     Target("debugger", ("*",), job_of, pipes=False),
+    Target("distribution", ("*",), distribution_of, pipes=False),
+    Target("hosts", ("*",), hosts_of, pipes=False),
     Target("slurm", ("*",), launchers, pipes=False),
     Target("torchrun", ("*",), launchers, pipes=False),
     Target("options", ("*",), options, pipes=False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tests.golden.plans import JOBS, plan_text
 from weft.schedule import CHUNKS, ListCost, Schedule, greedy, make
 from weft.schedule.legal import show
 
@@ -39,4 +40,5 @@ TEXTS: Mapping[str, Callable[[], str]] = {
     },
     "schedules/looped-3-chunks.txt": lambda: text_of(make("looped", RANKS, MICROBATCHES, chunks=3)),
     "schedules/list.txt": lambda: text_of(listed()),
+    **{f"engines/{name}.txt": lambda job=job: plan_text(job) for name, job in JOBS.items()},
 }

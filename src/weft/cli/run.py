@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,15 +17,16 @@ from typing import Any
 
 from weft import config
 from weft.analysis.analysis import Analysis
+from weft.cli import engines
 from weft.cli.live.fresh_page import fresh_page
 from weft.cli.machine import count
-from weft.compat import launch_environ
+from weft.compat import distribution, launch_environ
 from weft.compat.modelparallel.container import container_environ, folders
 from weft.compat.variables import ALLOW_PICKLE
 from weft.errors import LaunchError
 from weft.foreign import shown_path, shown_text, translated
-from weft.launch import mpirun
 from weft.launch.discovery import TOKEN
+from weft.launch.engines import mpirun
 from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.local import Job, run
 from weft.launch.rank import FILE, MODULE
@@ -49,6 +51,7 @@ examples:
   weft run -n 2 --report out train.py
   weft run -n 2 --device cpu --smdistributed train_gpt.py
   weft run -n 4 --engine mpirun --mpi-options "-H node1:2,node2:2" train.py
+  weft run --engine slurm --hosts 4 --ranks-per-host 2 --time 2h --dry-run train.py
 """
 
 
@@ -74,8 +77,8 @@ def add_parser(commands: Any) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those that start a script."""
     parser.add_argument(
-        "-n", "-np", "--ranks", "--np", "--nproc-per-node", "--nproc_per_node",
-        dest="ranks", metavar="N", type=count, default=1, help="how many processes (default: 1)",
+        "-n", "-np", "--ranks", "--np",
+        dest="ranks", metavar="N", type=count, help="how many processes, on all hosts (default: 1)",
     )  # fmt: skip
     parser.add_argument("--config", metavar="JSON", help="settings: JSON text, or the path of a JSON file")
     parser.add_argument(
@@ -90,12 +93,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=("all", "others", "none"),
         help="whose lines start with [rank n] (default: others, than rank 0)",
     )
-    parser.add_argument(
-        "--engine",
-        choices=("local", "mpirun"),
-        default="local",
-        help="who starts the processes: weft, on this machine, or Open MPI's mpirun (default: local)",
-    )
+    engines.add_options(parser)
     parser.add_argument(
         "--mpi-options", metavar="OPTIONS", help="for mpirun, in one piece: hosts, --mca, --bind-to, ..."
     )
@@ -138,6 +136,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"end with exit code {FOUND_SOMETHING} if the rule warns of something in the recording (any: any rule)",
     )
     parser.add_argument(
+        "--distribution",
+        metavar="JSON",
+        help="the original's distribution: JSON text, or the path of a JSON file; see docs/migration.md",
+    )
+    parser.add_argument(
         "--smdistributed",
         action="store_true",
         help="scripts written for smdistributed run unchanged; see docs/migration.md",
@@ -157,23 +160,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    if options.ranks < 1:
-        raise LaunchError(f"-n is {options.ranks}: it must be at least 1, for example -n 2")
-    given = _settings(options)
-    environ = {**os.environ, **_variables(options.variables), **given}
-    settings = config.resolve(None, environ, options.ranks, {name: _OPTIONS[name] for name in given})
+    told = distribution.read(options.distribution) if options.distribution else distribution.Distribution()
+    where = engines.places(options, told.processes_per_host)
+    options.engine = options.engine or (told.engine if where.hosts != 1 else "") or "local"
+    options.ranks = where.ranks
+    variables = {**told.hand_over(os.environ), **_variables(options.variables)}
+    given = _settings(options, told)
+    environ = {**os.environ, **variables, **given}
+    origins = {**_OPTIONS, **({"WEFT_CONFIG": "--distribution"} if told.parameters else {})}
+    settings = config.resolve(
+        None, environ, options.ranks, {name: origins[name] for name in given if name in origins}
+    )
     added = _compatible(options, environ, settings.partitions)
     environ |= added
     if options.fail_on:
         _check_rules(options, settings)
-    if options.metrics_port is not None and options.engine == "mpirun":
-        raise LaunchError(
-            "--metrics-port is not for mpirun, which runs without weft's launcher: leave it out"
-        )
-    if options.engine == "mpirun":
-        return _by_mpirun(options, environ, list(added))
-    if options.mpi_options is not None:
+    if options.metrics_port is not None:
+        _needs_launcher(options, "--metrics-port")
+    if options.mpi_options is not None and options.engine != "mpirun":
         raise LaunchError("--mpi-options is for mpirun: add --engine mpirun, or leave it out")
+    if engines.handed_over(options):
+        return _hand_over(options, where, {**variables, **given, **added}, told)
+    if options.engine == "mpirun":
+        return _by_mpirun(options, environ, [*variables, *added], told.mpi_options)
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
     container = {}
     if options.smdistributed:
@@ -185,9 +194,38 @@ def main(options: argparse.Namespace) -> int:
     return code or _judge(options, settings)
 
 
+def _hand_over(
+    options: argparse.Namespace,
+    where: engines.Places,
+    variables: Mapping[str, str],
+    told: distribution.Distribution,
+) -> int:
+    """Another engine starts the job, or nobody: with `--dry-run` the plan is printed."""
+    if options.prefix is not None and options.engine != "local":
+        _needs_launcher(options, "--prefix")
+    if options.engine not in engines.IN_CONTAINERS:
+        _command(options)
+    elif options.smdistributed:
+        raise LaunchError(
+            f"--smdistributed is not for {options.engine}: start the image's script with weft-python"
+        )
+    more = [*told.mpi_options, *mpirun.options_of(options.mpi_options or "")]
+    job = engines.job_of(options, where, variables, more)
+    if not options.dry_run:
+        return engines.start(job)
+    print(job.plan())
+    return 0
+
+
+def _needs_launcher(options: argparse.Namespace, name: str) -> None:
+    if options.engine != "local":
+        raise LaunchError(
+            f"{name} is not for {options.engine}, which runs without weft's launcher: leave it out"
+        )
+
+
 def _check_rules(options: argparse.Namespace, settings: config.Settings) -> None:
-    if options.engine == "mpirun":
-        raise LaunchError("--fail-on is not for mpirun, which runs without weft's launcher: leave it out")
+    _needs_launcher(options, "--fail-on")
     if not settings.record:
         raise LaunchError(
             "--fail-on judges what the job records, and it records nothing: add --record FOLDER"
@@ -243,18 +281,20 @@ def _progress(options: argparse.Namespace) -> dict[str, str]:
     """How rank 0 shows that the job goes on."""
     if options.quiet:
         return {progress.VARIABLE: "off"}
-    if options.engine == "mpirun" or not sys.stderr.isatty():
+    if options.engine != "local" or not sys.stderr.isatty():
         return {progress.VARIABLE: "plain"}
     return {progress.VARIABLE: "terminal", "COLUMNS": str(shutil.get_terminal_size().columns)}
 
 
-def _by_mpirun(options: argparse.Namespace, environ: Mapping[str, str], added: list[str]) -> int:
+def _by_mpirun(
+    options: argparse.Namespace, environ: Mapping[str, str], exported: Sequence[str], more: Sequence[str]
+) -> int:
     """This process becomes mpirun, so that signals and exit codes are its own."""
     if options.prefix is not None:
         raise LaunchError('--prefix is not for mpirun: use --mpi-options="--tag-output"')
     environ = {**RANK_DEFAULTS, TOKEN: secrets.token_hex(16), **environ}
-    exported = [*(text.partition("=")[0] for text in options.variables), *added]
-    command = mpirun.command(_command(options), options.ranks, environ, exported, options.mpi_options or "")
+    given = " ".join(filter(None, [shlex.join(more), options.mpi_options]))
+    command = mpirun.command(_command(options), options.ranks, environ, exported, given)
     path = shutil.which("mpirun", path=environ.get("PATH"))
     if path is None:
         raise LaunchError(
@@ -278,8 +318,10 @@ def _variables(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _settings(options: argparse.Namespace) -> dict[str, str]:
+def _settings(options: argparse.Namespace, told: distribution.Distribution) -> dict[str, str]:
     """The variables that hand the settings to the ranks."""
+    if options.config and told.parameters:
+        raise LaunchError("--config and the parameters of --distribution are both settings: leave one out")
     values = config.parse_assignments(options.set)
     for name, value in (
         ("heartbeat_timeout", options.timeout_heartbeat),
@@ -301,6 +343,7 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
     environ = {}
     if options.config:
         environ["WEFT_CONFIG"] = options.config
+    environ |= told.settings()
     if values:
         environ["WEFT_SET"] = json.dumps(values)
     return environ

@@ -52,8 +52,8 @@ def add_parser(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    if options.engine != "local":
-        raise LaunchError("weft verify starts its jobs on this machine: leave out --engine")
+    if options.engine not in (None, "local") or options.dry_run:
+        raise LaunchError("weft verify starts its jobs on this machine: leave out --engine and --dry-run")
     names = options.schedules.split(",") if options.schedules else list(PIPELINES)
     unknown = [name for name in names if name not in PIPELINES]
     if unknown:

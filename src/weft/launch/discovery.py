@@ -26,6 +26,8 @@ from weft.foreign import LARGEST, MOST_RANKS, shown_text, whole
 SHARED_FD = "WEFT_SHARED_FD"
 """The variable with the number of the file descriptor that `weft run` shares with its ranks."""
 
+LEADER = "WEFT_LEADER"
+"""Where rank 0 listens, whatever the launcher: ``host:port``."""
 MASTER = "WEFT_MASTER"
 """The variable with the host and port that `weft run` has put into MASTER_ADDR and MASTER_PORT."""
 
@@ -212,7 +214,7 @@ def _with_leader(place: Place, environ: Mapping[str, str]) -> Place:
     finders = {"torchrun": _torchrun, "env": _torchrun, "openmpi": _openmpi, "mpich": _mpich, "slurm": _slurm}
     if place.source in finders:
         place = finders[place.source](place, environ)
-    told = environ.get("WEFT_LEADER")
+    told = environ.get(LEADER)
     if told:
         host, colon, port = told.rpartition(":")
         number = whole(port, 65535)

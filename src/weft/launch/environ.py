@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 
 from weft.errors import LaunchError
-from weft.launch.discovery import MASTER
+from weft.launch.discovery import MASTER, discover, port_of_job
 
 LOOPBACK = "127.0.0.1"
 _KEPT_MEMORY = str(1 << 30)
@@ -64,3 +64,23 @@ def free_port() -> tuple[socket.socket, dict[str, str]]:
         held.close()
         raise LaunchError(f"there is no free port on {LOOPBACK} for rank 0: {error}") from error
     return held, master_environ(held.getsockname()[1])
+
+
+def torchrun_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that torchrun would have set for a rank of ``mpirun``, so that plain PyTorch finds the others.
+
+    Empty where another launcher has told more, or this one too little.
+    """
+    try:
+        place = discover(environ)
+    except LaunchError:
+        return {}  # weft.init says the same, if it is called
+    if place.source != "openmpi":
+        return {}
+    leader = LOOPBACK if place.one_host or place.leader is None else place.leader
+    numbers = {
+        "RANK": place.rank, "WORLD_SIZE": place.world_size, "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": place.local_size, "MASTER_PORT": port_of_job(f"{place.job} master"),
+    }  # fmt: skip
+    found = {name: str(value) for name, value in numbers.items()}
+    return {**found, "MASTER_ADDR": leader, MASTER: f"{leader}:{found['MASTER_PORT']}"}

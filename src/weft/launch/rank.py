@@ -25,7 +25,7 @@ def main() -> None:
     script = sys.argv[0]
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd() if as_module else os.path.dirname(os.path.realpath(script)))
-    from weft.launch.mpirun import torchrun_environ
+    from weft.launch.environ import torchrun_environ
     from weft.watch import early
 
     os.environ |= torchrun_environ(os.environ)

@@ -7,7 +7,8 @@ import pytest
 from tests.unit.launch.test_discovery import OPENMPI, TORCHRUN
 from weft.errors import LaunchError
 from weft.launch.discovery import PORTS, discover, master_told
-from weft.launch.mpirun import command, torchrun_environ
+from weft.launch.engines.mpirun import command
+from weft.launch.environ import torchrun_environ
 
 
 def test_the_whole_line():

@@ -1,0 +1,20 @@
+"""weft's own launcher: all ranks on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from weft.launch.engines.described import Described
+from weft.launch.engines.plan import Command, Plan
+from weft.launch.rank import FILE, MODULE
+
+
+def plan(job: Described, environ: Mapping[str, str]) -> Plan:
+    """One process for each rank; see :mod:`weft.launch.local`, which also says who is who (``RANK`` and its like)."""
+    return Plan(job.engine, [Command(rank_program(job), times=job.ranks)], environ=environ)
+
+
+def rank_program(job: Described) -> list[str]:
+    """What a rank runs that reports its first error to its launcher."""
+    marks = (MODULE,) if job.module else ()
+    return [job.python, FILE, *marks, job.script, *job.arguments]

@@ -1,0 +1,76 @@
+"""Slurm: a batch script, and ``sbatch`` that hands it in."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+
+from weft.launch.discovery import TOKEN
+from weft.launch.engines.described import Described
+from weft.launch.engines.plan import Command, File, Plan, is_secret
+
+INHERITED = ("HOME", "LANG", "PATH", "USER")
+"""Variables of the one who hands the job in that every job has."""
+_MAKES_TOKEN = "export {name}=\"${{{name}:-$({python} -c 'import secrets; print(secrets.token_hex(16))')}}\""
+
+
+def plan(job: Described, environ: Mapping[str, str]) -> Plan:
+    """A batch script beside the logs. Secrets are not in it: Slurm hands them on from the environment of ``sbatch``."""
+    path = f"{job.log_dir}/{job.name}.sbatch" if job.log_dir else f"{job.name}.sbatch"
+    secret = {name: value for name, value in environ.items() if is_secret(name)}
+    return Plan(
+        job.engine,
+        [Command(["sbatch", "--parsable", path], environ=secret)],
+        [File(path, script(job, environ))],
+        environ,
+    )
+
+
+def script(job: Described, environ: Mapping[str, str]) -> str:
+    """The text of the batch script, which can be handed in by hand too."""
+    return "\n".join(["#!/bin/bash", *_directives(job, environ), *_body(job, environ)]) + "\n"
+
+
+def _directives(job: Described, environ: Mapping[str, str]) -> Iterator[str]:
+    secrets = sorted(name for name in environ if is_secret(name))
+    options = {
+        "job-name": job.name,
+        "nodes": str(job.host_count),
+        "ntasks-per-node": str(job.ranks_per_host),
+        "export": ",".join([*INHERITED, *secrets]),
+        "open-mode": "append",
+    }
+    if job.host_names:
+        options["nodelist"] = ",".join(job.host_names)
+    if job.gpus_per_host:
+        options["gpus-per-node"] = str(job.gpus_per_host)
+    if job.time_limit is not None:
+        options["time"] = clock(job.time_limit)
+    if job.log_dir:
+        options["output"] = f"{job.log_dir.replace('%', '%%')}/slurm-%j.log"
+    yield from (f"#SBATCH --{name}={shlex.quote(value)}" for name, value in options.items())
+    yield f"#SBATCH --{'requeue' if job.max_restarts else 'no-requeue'}"
+
+
+def _body(job: Described, environ: Mapping[str, str]) -> Iterator[str]:
+    python = shlex.quote(job.python)
+    for name, value in sorted(environ.items()):
+        if not is_secret(name):
+            yield f"export {name}={shlex.quote(value)}"
+    if job.host_count > 1:
+        yield _MAKES_TOKEN.format(name=TOKEN, python=python)
+    if job.max_restarts:
+        yield f'[ "${{SLURM_RESTART_COUNT:-0}}" -le {job.max_restarts} ] || exit 1'
+    srun = ["srun", "--kill-on-bad-exit=1", "--wait=60", "--export=ALL", job.python, *job.program]
+    yield f"exec {shlex.join(srun)}"
+
+
+def clock(span: timedelta) -> str:
+    """A time as Slurm writes it, in whole minutes, rounded up.
+
+    >>> clock(timedelta(hours=2)), clock(timedelta(days=1, minutes=90))
+    ('0-02:00:00', '1-01:30:00')
+    """
+    minutes = -(-span // timedelta(minutes=1))
+    return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"

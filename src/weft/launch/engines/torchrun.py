@@ -1,0 +1,42 @@
+"""PyTorch's ``torchrun``, once on each host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from weft.launch.discovery import port_of_job
+from weft.launch.engines.described import PYTHON, Described
+from weft.launch.engines.plan import Command, Plan
+
+
+def plan(job: Described, environ: Mapping[str, str]) -> Plan:
+    """``torchrun`` on each host; the first host has rank 0, and a port there follows from the job's name."""
+    if job.host_count == 1:
+        places = [(job.host_names[0] if job.host_names else "this host", ["--standalone"])]
+    else:
+        places = [(host, placed(job, str(number))) for number, host in enumerate(job.host_names)]
+    commands = [Command(command(job, options), host, environ) for host, options in places]
+    notes = ["each command is to be run on its host"] if len(commands) > 1 else []
+    return Plan(job.engine, commands, environ=environ, notes=notes)
+
+
+def placed(job: Described, node: str, address: str = "") -> list[str]:
+    """The options that tell one host where it stands among several: its number, and where the first one is."""
+    leader = address or job.host_names[0].rpartition("@")[2]
+    return [
+        f"--nnodes={job.host_count}", f"--node-rank={node}", f"--master-addr={leader}",
+        f"--master-port={port_of_job(job.name)}",
+    ]  # fmt: skip
+
+
+def command(job: Described, options: list[str]) -> list[str]:
+    """``torchrun`` with all its arguments.
+
+    >>> from weft.launch.engines.described import Described
+    >>> command(Described("train.py", ranks_per_host=2), ["--standalone"])
+    ['torchrun', '--standalone', '--nproc-per-node=2', 'train.py']
+    """
+    restarts = [f"--max-restarts={job.max_restarts}"] if job.max_restarts else []
+    logs = [f"--log-dir={job.log_dir}", "--tee=3"] if job.log_dir else []
+    program = ["torchrun"] if job.python == PYTHON else [job.python, "-m", "torch.distributed.run"]
+    return [*program, *options, f"--nproc-per-node={job.ranks_per_host}", *restarts, *logs, *job.program]

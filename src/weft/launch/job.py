@@ -1,0 +1,100 @@
+"""A job that any engine can start, as one value."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from weft.errors import LaunchError
+from weft.foreign import listed
+from weft.launch.discovery import TOKEN
+from weft.launch.engines import kubernetes, local, mpirun, ray, skypilot, slurm, ssh, torchrun
+from weft.launch.engines.described import Described
+from weft.launch.engines.plan import Plan, is_secret, secret_arguments
+
+_PLANS: dict[str, Callable[[Described, Mapping[str, str]], Plan]] = {
+    "local": local.plan,
+    "ssh": ssh.plan,
+    "torchrun": torchrun.plan,
+    "mpirun": mpirun.plan,
+    "slurm": slurm.plan,
+    "ray": ray.plan,
+    "kubernetes": kubernetes.plan,
+    "skypilot": skypilot.plan,
+}
+_OWN_TOKEN = ("local", "slurm", "ray")
+"""Engines whose jobs make a secret themselves, or need none."""
+
+_TYPED = ("ssh", "kubernetes")
+"""Engines that read secrets from the standard input."""
+
+_MADE = f"{TOKEN} was made for this plan: to start by hand, set one of your own, the same on all hosts"
+_REMEDY = "hand a variable on instead"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Described):
+    """What is to run, wherever it runs.
+
+    Attributes:
+        script: The script, or the name of a module.
+        arguments: What it is given.
+        module: Whether ``script`` is the name of a module.
+        hosts: How many hosts, or their names; the first one has rank 0.
+        ranks_per_host: How many ranks each of them has.
+        settings: Settings of weft, which win over those of the script.
+        variables: Variables of the ranks.
+        hand_on: Names of further variables, whose values are those of this process when the plan is made.
+        engine: Who starts the ranks: ``local``, ``ssh``, ``torchrun``, ``mpirun``, ``slurm``, ``ray``, ``kubernetes``
+            or ``skypilot``.
+        form: The engine's form: ``openmpi4``, ``openmpi5`` or ``mpich``; ``trainjob`` or ``jobset``.
+        name: The job's name: small letters, digits, hyphens. By default it is made of the script's.
+        time_limit: After which the engine ends it; for Slurm and Kubernetes.
+        max_restarts: How often the engine starts it again, if it does so.
+        log_dir: Where the engine writes logs, where it can.
+        folder: Where the job runs on each host, for ssh.
+        python: Python's command on the hosts.
+        image: The image of containers, for Kubernetes.
+        gpus_per_host: How many GPUs a host has for the job, for engines that ask.
+        mpi_options: Further arguments of ``mpirun``.
+
+    Raises:
+        LaunchError: A value is wrong, or values do not go together; all faults are named.
+
+    >>> job = Job("train.py", hosts=2, ranks_per_host=4, settings={"partitions": 4}, engine="slurm")
+    >>> job.plan({}).commands[0].arguments
+    ['sbatch', '--parsable', 'train.sbatch']
+    """
+
+    def plan(self, environ: Mapping[str, str] | None = None) -> Plan:
+        """What would run where.
+
+        Args:
+            environ: Where variables to hand on have their values; by default this process's environment.
+
+        Raises:
+            LaunchError: A variable to hand on is not set, or a secret has several lines and travels as one.
+        """
+        environ = os.environ if environ is None else environ
+        missing = [name for name in self.hand_on if name not in environ]
+        if missing:
+            raise LaunchError(f"these variables are to be handed on and are not set: {listed(missing)}")
+        found = {**{name: environ[name] for name in self.hand_on}, **self.variables}
+        if self.settings:
+            found["WEFT_SET"] = json.dumps(dict(self.settings))
+        if self.host_count > 1 and self.engine not in _OWN_TOKEN:
+            found.setdefault(TOKEN, environ.get(TOKEN) or secrets.token_hex(16))
+        for name, value in found.items():
+            if self.engine in _TYPED and is_secret(name) and "\n" in value:
+                raise LaunchError(
+                    f"{name} has several lines: the engine {self.engine} hands secrets on line by line"
+                )
+        found_plan = _PLANS[self.engine](self, found)
+        told = secret_arguments(self.arguments)
+        made = [_MADE] if TOKEN in found and TOKEN not in {*environ, *self.variables} else []
+        open_arguments = [f"{name} is an argument, which others can read: {_REMEDY}" for name in told]
+        notes = [*found_plan.notes, *made, *open_arguments]
+        return replace(found_plan, notes=notes, hidden=[*told.values()])
