@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import weft
 from weft.cli import draw, partition, plan, report, run, simulate, trace, verify
@@ -28,7 +28,13 @@ def printable(text: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line, without the usage."""
+    """Tells a mistake in one line, without the usage.
+
+    Options are written in full: else a script's own option, `--rank`, would be taken for a short form of weft's.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {printable(message)}; see {self.prog} --help\n")

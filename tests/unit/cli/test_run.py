@@ -41,6 +41,12 @@ def test_everything_after_the_script_is_passed_on(jobs: list[Job], script: str):
     assert "WEFT_CONFIG" not in jobs[0].environ and "WEFT_SET" not in jobs[0].environ
 
 
+def test_options_of_the_script_that_begin_like_those_of_weft(jobs: list[Job], script: str):
+    given = ["--rank", "1", "--re", "--t", "--m=2"]
+    assert main(["run", "-n", "2", script, *given]) == 0
+    assert jobs[0].command == [sys.executable, FILE, script, *given]
+
+
 def test_a_module_and_a_separator(jobs: list[Job], script: str):
     main(["run", "-m", "package.train", "-x"])
     main(["run", "--", script, "-x"])
