@@ -34,7 +34,7 @@ def losing(rank: int, share: float, work_s: float, always: bool = False) -> Valu
 
     def values(own: int, step: int) -> dict[str, object]:
         had = share if always or own == rank else 1.0
-        return {"work_s": work_s, "cpu_s": had * work_s, "preempted": 0 if had == 1.0 else 200}
+        return {"work_s": work_s, "cpu_s": had * work_s, "preempted": round(50 * (1 - had) * work_s)}
 
     return values
 

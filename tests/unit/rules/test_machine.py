@@ -16,6 +16,8 @@ def memory(first: int, each: float, until: int = 1000) -> Values:
     return lambda rank, step: {"memory_bytes": round((first + each * min(step, until)) * MB)}
 
 
+HALF = {"work_s": 24.0, "cpu_s": 12.0}
+"""Work with a core for half of its time."""
 CASES = {
     "CPUBottleneck": Case(
         Recorded(microbatches=32, host_s=25), Status.WARNING, "19.2 % of a step",
@@ -44,9 +46,10 @@ CASES = {
         Status.NOT_ENOUGH_DATA,
     ),
     "OtherProcesses": Case(
-        Recorded(sample=sample(others=0.5, running=6), step_values=lambda *_: {"work_s": 24.0, "cpu_s": 12.0}),
+        Recorded(sample=sample(others=0.5, running=6), step_values=lambda *_: {**HALF, "preempted": 600}),
         Status.WARNING, "take 50.0 % of the cores, and training had none for 50.0 %",
-        Recorded(sample=sample(others=0.5, running=6)), Recorded(), Status.NOT_ENOUGH_DATA,
+        Recorded(sample=sample(others=0.5, running=6), step_values=lambda *_: HALF),
+        Recorded(), Status.NOT_ENOUGH_DATA,
     ),
     "OverallSystemUsage": Case(
         Recorded(sample=sample(devices=(gpu(0.3),))), Status.INFO, "hosts that were measured: 1",

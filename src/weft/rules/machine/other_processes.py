@@ -13,9 +13,10 @@ from weft.rules.rule import Finding, Rule
 class OtherProcesses(Rule):
     """Do processes outside of the job take cores that it needs?
 
-    Three things together tell it: they take at least `others` of all cores' time, more threads want to run than there
-    are cores, and the ranks' work takes longer than the processor time it got. What that share is, is the measure. It
-    is a warning at most: it explains what Python and messages seem to take, and hides no other fault.
+    Four things together tell it: they take at least `others` of all cores' time, more threads want to run than there
+    are cores, the ranks' work takes longer than the processor time it got, and for each second of that they lost their
+    cores at least `losses` times: work that waits by itself, for a GPU say, does not lose them. What the share is, is
+    the measure. It is a warning at most: it explains what Python and messages seem to take, and hides no other fault.
     """
 
     explains = (
@@ -25,6 +26,7 @@ class OtherProcesses(Rule):
 
     warn: float = 0.15
     others: float = 0.20
+    losses: float = 30.0
     least_samples: int = 4
 
     def evaluate(self, analysis: Analysis) -> Finding:
@@ -37,8 +39,9 @@ class OtherProcesses(Rule):
             "other processes take": f"{percent(taken)} of all cores",
             "threads that want to run": f"{waiting:.1f} a core",
             "work without its core": percent(lost),
+            "cores lost for a second of that": f"{(times := _losses(analysis)):.0f} times",
         }
-        if taken < self.others or waiting <= 1.0 or lost <= self.warn:
+        if taken < self.others or waiting <= 1.0 or lost <= self.warn or times < self.losses:
             return self.passed("other processes leave cores for the job", **evidence)
         return self.warning(
             f"processes outside of the job take {percent(taken)} of the cores, and training had none for "
@@ -50,3 +53,10 @@ class OtherProcesses(Rule):
             ],
             ranks=analysis.ranks,
         )
+
+
+def _losses(analysis: Analysis) -> float:
+    """How often ranks lost their cores for each second in which they worked without one."""
+    steps = [step for rank in analysis.ranks for step in analysis.steps(rank)]
+    without_s = sum(max(0.0, step.work_s - step.cpu_s) for step in steps)
+    return sum(step.preempted for step in steps) / without_s if without_s else 0.0
