@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import FOREIGN, SOURCE, processes_left, started
+from tests.launching import FOREIGN, SOURCE, Running, processes_left, started
 
 WEFT = f"{sys.executable} -m weft"
 PAIR = """
@@ -78,11 +78,20 @@ def test_a_full_disk_is_told_once_and_the_job_goes_on(script, tmp_path: Path):
     assert done.stderr == f"weft: {told}\n"
 
 
+def _wait_for_ranks(job: Running) -> None:
+    """Until the launcher has started its ranks: it takes signals from before that on."""
+    deadline = time.monotonic() + 100
+    while not job.ranks():
+        assert time.monotonic() < deadline and job.process.poll() is None
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
 def test_a_launcher_whose_reader_stalls_can_be_ended(script, number: int, code: int):
     with started(1, script(SPAM)) as job:
+        _wait_for_ranks(job)
         time.sleep(2.0)  # nobody reads: the pipe, and what the launcher keeps, are full by then
         job.process.send_signal(number)
         assert job.process.wait(20) == code
@@ -91,6 +100,7 @@ def test_a_launcher_whose_reader_stalls_can_be_ended(script, number: int, code: 
 
 def test_ranks_that_wait_for_a_reader_are_not_to_blame(script):
     with started(2, script(SPAM), options=["--timeout-heartbeat", "1", "--timeout-wait", "1"]) as job:
+        _wait_for_ranks(job)
         time.sleep(4.0)
         assert job.process.poll() is None
         job.process.send_signal(signal.SIGTERM)
