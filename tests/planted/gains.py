@@ -35,8 +35,9 @@ CASES = {
     "a loader that sleeps: it does not": Mended(
         Planted((), ("--fault", "late_data", *COARSE)), Planted((), COARSE), "no data wait"
     ),
-    "2 microbatches on 2 ranks: 8": Mended(
-        Planted((), ("--microbatches", "2", "--block-s", "0.064")), Planted((), COARSE), "microbatches",
+    "2 microbatches on 2 ranks: 16, as it says": Mended(
+        Planted((), ("--microbatches", "2", "--block-s", "0.064")),
+        Planted((), ("--microbatches", "16", "--block-s", "0.064")), "microbatches",
     ),
     "another process on a rank's core: ended": Mended(
         Planted((), ("--fault", "straggler", "--spin", "--core", "1", *MANY), hog_core=1),
