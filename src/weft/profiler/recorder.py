@@ -22,18 +22,19 @@ from weft.errors import UsageError
 from weft.profiler.clock import Clock
 from weft.profiler.control import Control
 from weft.profiler.detail import EVERYTHING, Detail
-from weft.profiler.device import DeviceTimes, Event
+from weft.profiler.device import DeviceTimes, Event, Moment
 from weft.profiler.facts import SUFFIX as FACTS
 from weft.profiler.format import CONTENT_CODES, HEADER_BYTES, KIND_CODES, MARK, RECORD, Header
+from weft.profiler.steps import NOTHING, Book, Spent
 from weft.profiler.steps import SUFFIX as STEPS
-from weft.profiler.steps import Book
-from weft.timeline import WORK
+from weft.timeline import MESSAGES, WORK
 
 BLOCK_RECORDS = 2048
 SUFFIX = ".spans"
 MOST_HELD = 1 << 16
 """So many spans of a step that may be left out wait in memory, until it is known how long it took."""
-ON_DEVICE = frozenset((*WORK, "optimizer"))
+ON_DEVICE = frozenset((*WORK, "optimizer", "reduce", "copy"))
+"""What goes on on a GPU after the host has handed it over."""
 _PACK = RECORD.pack_into
 _LOG = logging.getLogger("weft")
 
@@ -119,40 +120,67 @@ class Recorder:
     def begin_step(self, step: int, evaluates: bool = False) -> None:
         """A step begins; it began where `open_step` was called. What lies behind it is kept as its detail says."""
         now = time.perf_counter()
-        if self.device is not None:
-            self.device.tie()
         start_s, self._opened_s = now if self._opened_s is None else self._opened_s, None
+        spent = self.book.spent() if self.book is not None else NOTHING
+        if self.device is None:
+            self._begin_step(step, evaluates, spent, start_s)
+            return
+        self.device.tie()
+        self.device.own(
+            start_s, start_s, lambda begin_s, _: self._begin_step(step, evaluates, spent, begin_s)
+        )
+
+    def _begin_step(self, step: int, evaluates: bool, spent: Spent, start_s: float) -> None:
         if self._step >= 0:
             usual = self.detail.note(start_s - self._step_s)
             self._settle(usual and not self._keeps)
         self._step, self._step_s = step, start_s
-        changed = self.control.look(now) if self.control is not None else None
+        changed = self.control.look(time.perf_counter()) if self.control is not None else None
         self.detail = changed or self.detail
         self._keeps = self.detail.keeps(step, self._written)
         if self.book is not None:
-            self.book.begin(step, start_s, evaluates)
+            self.book.begin(step, start_s, evaluates, spent)
 
     def end_step(self, samples: int = 0, memory_bytes: int = 0) -> None:
         """The step that began has come to its end."""
         self._opened_s = None
+        now = time.perf_counter()
+        spent = self.book.spent() if self.book is not None else NOTHING
+        if self.device is None:
+            self._end_step(samples, memory_bytes, spent, now)
+            return
+        self.device.work(now, now, lambda _, end_s: self._end_step(samples, memory_bytes, spent, end_s))
+
+    def _end_step(self, samples: int, memory_bytes: int, spent: Spent, end_s: float) -> None:
         if self._step < 0:
             return
-        now = time.perf_counter()
-        if self.device is not None:
-            self.device.look()
         if self.book is not None:
-            self.book.end(now, samples, memory_bytes)
-        self.add("step", self._step, -1, self._step_s, now)
+            self.book.end(end_s, samples, memory_bytes, spent)
+        self._put(self._step_s, end_s, "step", self._step, -1, -1, "", -1)
 
     def use_events(self, make_event: Callable[[], Event]) -> None:
-        """From now on work has the times of the device, by events that this makes."""
-        self.device = DeviceTimes(make_event, self._put)
-        self.device.tie()
+        """From now on work and steps have the times of the device, by events that this makes."""
+        self.device = DeviceTimes(make_event)
+
+    def moment(self) -> float | Moment:
+        """Now, or when the device will have done what was handed to it so far."""
+        if self.device is not None:
+            with suppress(
+                RuntimeError
+            ):  # a device that failed has no more moments, and messages must tell of it
+                return self.device.moment()
+        return time.perf_counter()
 
     def note(self, values: Mapping[str, object]) -> None:
         """Values that belong to the step that ran last."""
-        if self.book is not None:
+        if self.book is None:
+            return
+        if self.device is None:
             self.book.note(values)
+            return
+        book, now = self.book, time.perf_counter()
+        self.device.own(now, now, lambda *_: book.note(values))
+        self.device.look()
 
     def _settle(self, forget: bool) -> None:
         """Write what is left of the step before, or forget it."""
@@ -167,7 +195,7 @@ class Recorder:
         kind: str,
         step: int,
         microbatch: int,
-        start_s: float,
+        start_s: float | Moment,
         end_s: float,
         peer: int = -1,
         what: str = "",
@@ -175,13 +203,34 @@ class Recorder:
     ) -> None:
         """Record a span; from any thread. Times are those of ``time.perf_counter``.
 
-        ``kind``: as in :class:`weft.timeline.Span`; a step's also flushes. ``peer``: the rank at the other end of a
-        send, a receive or a wait. ``what``: what was sent, one of :data:`weft.profiler.format.CONTENTS`.
+        ``kind``: as in :class:`weft.timeline.Span`; a step's also flushes. ``start_s`` may be a :meth:`moment`.
+        ``peer``: the rank at the other end of a send, a receive or a wait. ``what``: what was sent, one of
+        :data:`weft.profiler.format.CONTENTS`.
         """
-        if self.device is not None and kind in ON_DEVICE:
-            self.device.put(start_s, end_s, kind, step, microbatch, peer, what, stage)
-            return
-        self._put(start_s, end_s, kind, step, microbatch, peer, what, stage)
+        device = self.device
+        if isinstance(start_s, Moment):
+            if device is not None:
+                device.look()
+            start_s = min(start_s.at_s, end_s)
+        if device is None or kind in MESSAGES:
+            self._put(start_s, end_s, kind, step, microbatch, peer, what, stage)
+        elif kind in ON_DEVICE:
+            device.work(
+                start_s,
+                end_s,
+                lambda begin, end: self._put(begin, end, kind, step, microbatch, peer, what, stage),
+            )
+        else:
+            device.own(
+                start_s, end_s, lambda begin, end: self._put_if_any(begin, end, kind, step, microbatch, peer)
+            )
+
+    def _put_if_any(
+        self, start_s: float, end_s: float, kind: str, step: int, microbatch: int, peer: int
+    ) -> None:
+        """What the device did not notice is left out."""
+        if end_s > start_s:
+            self._put(start_s, end_s, kind, step, microbatch, peer, "", -1)
 
     def _put(
         self, start_s: float, end_s: float, kind: str, step: int, microbatch: int, peer: int, what: str, stage: int

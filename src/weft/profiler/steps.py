@@ -33,6 +33,16 @@ def steps_path(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}{SUFFIX}"
 
 
+class Spent(NamedTuple):
+    """What this process has spent so far: processor time, and how often its threads lost their cores."""
+
+    cpu_s: float = 0.0
+    preempted: int = 0
+
+
+NOTHING = Spent()
+
+
 @dataclass
 class Book:
     """The step that runs, and what lies behind it up to the next one.
@@ -49,7 +59,7 @@ class Book:
 
     def __post_init__(self) -> None:
         self._now: dict[str, Any] | None = None
-        self._before = (0.0, 0)
+        self._before = NOTHING
 
     @classmethod
     def open(cls, folder: Path, rank: int, ranks: int, clock: Clock) -> Book:
@@ -57,8 +67,12 @@ class Book:
         header = {"rank": rank, "ranks": ranks, **clock.to_record(), "fields": FIELDS}
         return cls(LineFile(steps_path(folder, rank), "steps", header))
 
-    def begin(self, step: int, start_s: float, evaluates: bool) -> None:
-        """A step begins: the line of the one before is complete."""
+    def spent(self) -> Spent:
+        """Up to now."""
+        return Spent(self.cpu_s(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw)
+
+    def begin(self, step: int, start_s: float, evaluates: bool, spent: Spent = NOTHING) -> None:
+        """A step begins: the line of the one before is complete. ``spent``: as it began."""
         self._write()
         taken = self.taken
         self._now = {
@@ -70,16 +84,16 @@ class Book:
         }
         for kind in KINDS:
             taken[kind] = 0.0
-        self._before = self.cpu_s(), _preempted()
+        self._before = spent
 
-    def end(self, end_s: float, samples: int, memory_bytes: int) -> None:
-        """The step's function has come to its end."""
-        now, (cpu_s, preempted) = self._now, self._before
+    def end(self, end_s: float, samples: int, memory_bytes: int, spent: Spent = NOTHING) -> None:
+        """The step's function has come to its end. ``spent``: as it ended."""
+        now, before = self._now, self._before
         if now is None:
             return
         now |= {
-            "step_s": end_s - now["start_s"], "cpu_s": max(0.0, self.cpu_s() - cpu_s),
-            "preempted": _preempted() - preempted, "samples": samples, "memory_bytes": memory_bytes,
+            "step_s": end_s - now["start_s"], "cpu_s": max(0.0, spent.cpu_s - before.cpu_s),
+            "preempted": max(0, spent.preempted - before.preempted), "samples": samples, "memory_bytes": memory_bytes,
         }  # fmt: skip
 
     def note(self, values: Mapping[str, Any]) -> None:
@@ -109,11 +123,6 @@ class Book:
                 )
             )
         )  # fmt: skip
-
-
-def _preempted() -> int:
-    """How often threads of this process lost their cores to something else."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def line_of(step: Step) -> str:

@@ -17,7 +17,7 @@ from weft.launch.discovery import Place
 from weft.profiler.clock import Clock, clock_identity
 from weft.profiler.control import Control
 from weft.profiler.detail import parse_detail
-from weft.profiler.device import Event
+from weft.profiler.device import Event, Moment
 from weft.profiler.facts import process_start_s, write_facts
 from weft.profiler.host import clocks, pauses
 from weft.profiler.host.child import start_sampler
@@ -83,14 +83,14 @@ def start(
                 kind, session.steps, microbatch, start_s, end_s, ranks[peer] if peer >= 0 else -1, stage=stage
             )
 
-    def message(kind: str, peer: int, key: Key, start_s: float, end_s: float) -> None:
+    def message(kind: str, peer: int, key: Key, start_s: float | Moment, end_s: float) -> None:
         if key.kind not in UNRECORDED:
             add(kind, key.step, key.microbatch, start_s, end_s, ranks[peer], KINDS[key.kind])
 
     if session.executor is not None:
         session.executor.hooks.record = span
     if channel is not None:
-        channel.record = message
+        channel.record, channel.moment = message, recorder.moment
     session.process = process or session.process or Process()
     tell(session, session.process)
     if session.process.make_event is not None:
@@ -147,7 +147,7 @@ def stop(session: Session, channel: Channel | None) -> None:
     if session.executor is not None:
         session.executor.hooks.record = None
     if channel is not None:
-        channel.record = None
+        channel.record, channel.moment = None, time.perf_counter
     if recorder is not None:
         failed = session.broken or getattr(sys, "last_value", None) is not None
         recorder.close(ended=not failed)

@@ -78,12 +78,14 @@ class Channel(Protocol):
     """Sends never block the caller; what arrives stands in ``mailbox``.
 
     ``stream``: where what arrives will be used, on a GPU. ``record(kind, peer, key, start_s, end_s)`` is told of every
-    message that has left ("send") or arrived ("recv"), if one is set.
+    message that has left ("send") or arrived ("recv"), if one is set. ``moment`` says when it is; on a GPU, when the
+    work behind a message will be done.
     """
 
     mailbox: Mailbox
     stream: Any
-    record: Callable[[str, int, Key, float, float], None] | None
+    record: Callable[[str, int, Key, Any, float], None] | None
+    moment: Callable[[], Any]
 
     def send(self, peer: int, message: Message) -> None:
         """Queue ``message`` for ``peer`` (a position in the pipeline's group) and return at once."""

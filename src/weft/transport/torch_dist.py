@@ -77,7 +77,8 @@ class TorchChannel:
     arrived ("recv", from its header on), on this channel's threads.
     """
 
-    record: Callable[[str, int, Key, float, float], None] | None = None
+    record: Callable[[str, int, Key, Any, float], None] | None = None
+    moment: Callable[[], Any] = time.perf_counter
     stream: Any = None
     _mirrored = False
 
@@ -118,7 +119,7 @@ class TorchChannel:
                     self._threads.append(thread)
 
     def send(self, peer: int, message: Message) -> None:
-        began = time.perf_counter()
+        began = self.moment()
         words, payload, inline, direct = self._pack(peer, message)
         with self._lock:
             words[1] = self._sent[peer]
@@ -294,7 +295,7 @@ class TorchChannel:
                     self._late[peer] -= 1
                     return
 
-    def _record(self, kind: str, peer: int, key: Key, began: float) -> None:
+    def _record(self, kind: str, peer: int, key: Key, began: Any) -> None:
         if self.record is not None:
             self.record(kind, peer, key, began, time.perf_counter())
 
