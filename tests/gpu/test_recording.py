@@ -23,7 +23,8 @@ pytestmark = [
 
 
 def test_a_gpu_that_is_never_waited_for_has_its_own_times(tmp_path: Path):
-    environ = {**environment(), VISIBLE: os.environ[KEPT], "WEFT_RECORD": str(tmp_path / "recording")}
+    settings = json.dumps({"record": str(tmp_path / "recording")})
+    environ = {**environment(), VISIBLE: os.environ[KEPT], "WEFT_SET": settings}
     run_ranks(1, recorded.__file__, ["1", str(tmp_path / "kernels")], environ, timeout=300).check()
     kernels_s = json.loads((tmp_path / "kernels0").read_text())["all_ms"] / 1e3
     run = read_run(tmp_path / "recording")
