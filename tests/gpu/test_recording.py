@@ -23,9 +23,9 @@ pytestmark = [
 
 
 def test_a_gpu_that_is_never_waited_for_has_its_own_times(tmp_path: Path):
-    settings = json.dumps({"record": str(tmp_path / "recording")})
-    environ = {**environment(), VISIBLE: os.environ[KEPT], "WEFT_SET": settings}
-    run_ranks(1, recorded.__file__, ["1", str(tmp_path / "kernels")], environ, timeout=300).check()
+    environ, config = {**environment(), VISIBLE: os.environ[KEPT]}, {"record": str(tmp_path / "recording")}
+    arguments = ["1", str(tmp_path / "kernels")]
+    run_ranks(1, recorded.__file__, arguments, environ, timeout=300, config=config).check()
     kernels_s = json.loads((tmp_path / "kernels0").read_text())["all_ms"] / 1e3
     run = read_run(tmp_path / "recording")
     last = recorded.STEPS - recorded.PROFILED
