@@ -68,6 +68,7 @@ class Queued(NamedTuple):
     start_s: float
     end_s: float
     then: Then
+    is_work: bool = True
 
 
 class DeviceTimes:
@@ -109,8 +110,8 @@ class DeviceTimes:
                 self._free.append(self._tie[0])
             self._tie = event, (before_s + time.perf_counter()) / 2
 
-    def work(self, start_s: float, end_s: float, then: Then) -> None:
-        """Work was handed over from `start_s` to `end_s` on the host."""
+    def work(self, start_s: float, end_s: float, then: Then, is_work: bool = True) -> None:
+        """Work was handed over from `start_s` to `end_s` on the host. What `is_work` not lies within some."""
         event = self._event() if self._tie is not None else None
         if event is None:
             self.dropped += 1
@@ -118,7 +119,7 @@ class DeviceTimes:
             return
         recorded_s = time.perf_counter()
         event.record()
-        self._queue.append(Queued(event, recorded_s, start_s, end_s, then))
+        self._queue.append(Queued(event, recorded_s, start_s, end_s, then, is_work))
         self.look()
 
     def own(self, start_s: float, end_s: float, then: Then) -> None:
@@ -128,7 +129,7 @@ class DeviceTimes:
     def moment(self) -> Moment:
         """When the device will have done what was handed over so far."""
         found = Moment(time.perf_counter())
-        self.work(found.at_s, found.at_s, found.take)
+        self.work(found.at_s, found.at_s, found.take, is_work=False)
         return found
 
     def look(self) -> None:
@@ -148,19 +149,19 @@ class DeviceTimes:
                 time.sleep(0.001)
                 self._look()
         while self._queue:
-            _, _, start_s, end_s, then = self._queue.popleft()
-            then(start_s, end_s)
+            left = self._queue.popleft()
+            left.then(left.start_s, left.end_s)
 
     def _look(self) -> None:
         while self._queue:
-            event, recorded_s, start_s, end_s, then = self._queue[0]
+            event, recorded_s, start_s, end_s, then, is_work = self._queue[0]
             if event is not None and not event.query():
                 return
             self._queue.popleft()
             begin_s = max(start_s, self._reached_s)
             if event is not None:
                 end_s = max(begin_s, self._passed_s(event, recorded_s))
-                self._reached_s = end_s
+                self._reached_s = end_s if is_work else self._reached_s
             then(begin_s, max(begin_s, end_s))
 
     def _passed_s(self, event: Event, recorded_s: float) -> float:
