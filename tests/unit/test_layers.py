@@ -35,7 +35,7 @@ CORE = (
     ("report",),
 )
 EFFECTS = (
-    ("transport",), ("reduce",), ("watch",), ("runtime",), ("profiler",), ("launch",), ("session",),
+    ("transport",), ("reduce",), ("watch",), ("runtime",), ("measure",), ("profiler",), ("launch",), ("session",),
     ("communication",), ("checkpoint",),
 )  # fmt: skip
 FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), ("__main__",))

@@ -1,0 +1,1 @@
+"""What this machine gives: measured, where other rooms reckon."""
