@@ -86,3 +86,33 @@ def test_a_data_set_that_sleeps_is_seen(tmp_path: Path, script: str):
         assert {unit.partition for unit in run.facts[rank].units} == {0, 1}
         assert "TensorFlow" in run.facts[rank].versions
     assert "wait" in {span.kind for span in run.timeline.of_rank(1)}, "for the first rank to begin"
+
+
+XLA = (
+    DATA
+    + """
+model = weft.DistributedModel(keras.Sequential(layers))
+optimizer = keras.optimizers.SGD(0.01)
+
+@weft.step
+def train_step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+    return tape.gradient(loss, model.trainable_variables), loss
+
+@tf.function(jit_compile=True)
+def update(means):
+    optimizer.apply_gradients(zip(means, model.trainable_variables))
+
+for x, y in data:
+    gradients, loss = train_step(x, y)
+    update([each.accumulate() for each in gradients])
+"""
+)
+
+
+def test_an_optimizer_that_xla_compiles_is_left_alone(tmp_path: Path):
+    run_ranks(2, XLA, options=["--record", str(tmp_path / "run")]).check()
+    run = read_run(tmp_path / "run")
+    assert run.complete and all(len(run.steps[rank]) == 5 for rank in run.ranks)
+    assert all(step.optimizer_s == 0 for rank in run.ranks for step in run.steps[rank])
