@@ -33,6 +33,8 @@ BLOCK_RECORDS = 2048
 SUFFIX = ".spans"
 MOST_HELD = 1 << 16
 """So many spans of a step that may be left out wait in memory, until it is known how long it took."""
+KEPT = 8
+"""The device may be so many steps behind with what it tells."""
 ON_DEVICE = frozenset((*WORK, "optimizer"))
 _PACK = RECORD.pack_into
 _LOG = logging.getLogger("weft")
@@ -79,6 +81,7 @@ class Recorder:
         self.undo: list[Callable[[], None]] = []
         self.detail: Detail = EVERYTHING
         self._keeps = True
+        self._kept: deque[int] = deque(maxlen=KEPT)
         self._opened_s: float | None = None
         self._step, self._step_s = -1, 0.0
         try:
@@ -111,10 +114,14 @@ class Recorder:
 
     # --- steps ----------------------------------------------------------------------------------------------
 
-    def open_step(self) -> None:
-        """The next step begins now, also if it gets its number later."""
+    def open_step(self, at_s: float | None = None) -> None:
+        """The next step begins now, or has begun then, also if it gets its number later."""
         if self._opened_s is None:
-            self._opened_s = time.perf_counter()
+            self._opened_s = time.perf_counter() if at_s is None else at_s
+
+    def drop_step(self) -> None:
+        """The step that was opened does not come: it has failed before it got its number."""
+        self._opened_s = None
 
     def begin_step(self, step: int, evaluates: bool = False) -> None:
         """A step begins; it began where `open_step` was called. What lies behind it is kept as its detail says."""
@@ -129,6 +136,8 @@ class Recorder:
         changed = self.control.look(now) if self.control is not None else None
         self.detail = changed or self.detail
         self._keeps = self.detail.keeps(step, self._written)
+        if self._keeps:
+            self._kept.append(step)
         if self.book is not None:
             self.book.begin(step, start_s, evaluates)
 
@@ -146,7 +155,7 @@ class Recorder:
 
     def use_events(self, make_event: Callable[[], Event]) -> None:
         """From now on work has the times of the device, by events that this makes."""
-        self.device = DeviceTimes(make_event, self._put)
+        self.device = DeviceTimes(make_event, self._put_late)
         self.device.tie()
 
     def note(self, values: Mapping[str, object]) -> None:
@@ -155,12 +164,17 @@ class Recorder:
             self.book.note(values)
 
     def _settle(self, forget: bool) -> None:
-        """Write what is left of the step before, or forget it."""
+        """Write what is left of the step before, or forget it: not what is of the next one, or of one that is kept."""
+        if not forget:
+            self._kept.append(self._step)
+            self.flush()
+            return
+        spans = self._spans
         with self._lock:
-            if forget:
-                self._spans.clear()
-            else:
-                self._flush()
+            for _ in range(len(spans)):
+                span = spans.popleft()
+                if span[2] > self._step or span[2] in self._kept:
+                    spans.append(span)
 
     def add(
         self,
@@ -200,6 +214,15 @@ class Recorder:
             elif len(spans) > MOST_HELD:
                 spans.popleft()
 
+    def _put_late(
+        self, start_s: float, end_s: float, kind: str, step: int, microbatch: int, peer: int, what: str, stage: int
+    ) -> None:  # fmt: skip
+        """A span that the device tells of, perhaps when its step is over."""
+        if step >= self._step or step in self._kept:
+            self._put(start_s, end_s, kind, step, microbatch, peer, what, stage)
+        elif self.book is not None:
+            self.book.taken[kind] += end_s - start_s
+
     def flush(self) -> None:
         """Hand what was recorded to the system, which keeps it whatever happens to this process."""
         with self._lock:
@@ -211,9 +234,9 @@ class Recorder:
             self.device.close()
         if self.book is not None:
             self.book.close(ended)
+        self._settle(not self._keeps)
         with self._lock:
-            if self._keeps:
-                self._flush()
+            self._flush()
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
