@@ -103,8 +103,9 @@ class Step:
                 joined, self.function.__name__, traced, batch.specs(), batch.microbatches, joined.models
             )
         compiled.number = joined.number_step()
-        if compiled.placement is not None and any(not model.partitioned for model in joined.models):
-            tell_units(joined, compiled.described())
+        if any(not model.partitioned for model, _, _ in compiled.capture.marks.models):
+            known = {unit.name for unit in joined.units}  # of models that an earlier step has called, too
+            tell_units(joined, [unit for unit in compiled.described() if unit.name not in known])
         with tf.init_scope():  # eagerly, also where a graph is being traced
             _finish_models(joined, compiled)
             if xla:
