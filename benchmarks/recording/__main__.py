@@ -21,11 +21,14 @@ import torch
 from torch import nn
 
 from benchmarks import machine
+from weft.analysis.run import Facts
 from weft.profiler.clock import Clock
 from weft.profiler.control import Control
 from weft.profiler.detail import REPORT, parse_detail
+from weft.profiler.facts import write_facts
 from weft.profiler.recorder import Recorder
 from weft.profiler.steps import Book
+from weft.watch.process import host_name
 
 SPANS = 64
 """Spans of a step: 8 microbatches, forward and backward, with their messages and waits."""
@@ -72,6 +75,8 @@ def step_us(folder: Path, count: int) -> float:
 
 def sampler_share(folder: Path, seconds: float) -> float | None:
     """The share of a core that the sampler of this host takes, without its start; nothing without psutil."""
+    facts = Facts(0, 1, host_name(), os.getpid(), pp_rank=0, rdp_rank=0)
+    write_facts(folder, facts, Clock.here())
     process = subprocess.Popen(
         [sys.executable, "-m", "weft.profiler.host.child", str(folder), str(os.getpid())]
     )
@@ -131,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=7, help="the table has medians of so many")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch.profiler tells on stderr of each start and end
     print(f"{machine.machine_name()}, PyTorch {torch.__version__}\n", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

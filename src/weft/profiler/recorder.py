@@ -33,6 +33,8 @@ BLOCK_RECORDS = 2048
 SUFFIX = ".spans"
 MOST_HELD = 1 << 16
 """So many spans of a step that may be left out wait in memory, until it is known how long it took."""
+KEPT = 8
+"""A message may be so many steps behind what it belongs to."""
 ON_DEVICE = frozenset((*WORK, "optimizer", "reduce", "copy"))
 """What goes on on a GPU after the host has handed it over."""
 _PACK = RECORD.pack_into
@@ -80,6 +82,7 @@ class Recorder:
         self.undo: list[Callable[[], None]] = []
         self.detail: Detail = EVERYTHING
         self._keeps = True
+        self._kept: deque[int] = deque(maxlen=KEPT)
         self._opened_s: float | None = None
         self._step, self._step_s = -1, 0.0
         try:
@@ -112,10 +115,14 @@ class Recorder:
 
     # --- steps ----------------------------------------------------------------------------------------------
 
-    def open_step(self) -> None:
-        """The next step begins now, also if it gets its number later."""
+    def open_step(self, at_s: float | None = None) -> None:
+        """The next step begins now, or has begun then, also if it gets its number later."""
         if self._opened_s is None:
-            self._opened_s = time.perf_counter()
+            self._opened_s = time.perf_counter() if at_s is None else at_s
+
+    def drop_step(self) -> None:
+        """The step that was opened does not come: it has failed before it got its number."""
+        self._opened_s = None
 
     def begin_step(self, step: int, evaluates: bool = False) -> None:
         """A step begins; it began where `open_step` was called. What lies behind it is kept as its detail says."""
@@ -138,6 +145,8 @@ class Recorder:
         changed = self.control.look(time.perf_counter()) if self.control is not None else None
         self.detail = changed or self.detail
         self._keeps = self.detail.keeps(step, self._written)
+        if self._keeps:
+            self._kept.append(step)
         if self.book is not None:
             self.book.begin(step, start_s, evaluates, spent)
 
@@ -165,9 +174,7 @@ class Recorder:
     def moment(self) -> float | Moment:
         """Now, or when the device will have done what was handed to it so far."""
         if self.device is not None:
-            with suppress(
-                RuntimeError
-            ):  # a device that failed has no more moments, and messages must tell of it
+            with suppress(RuntimeError):  # of a device that failed; messages must tell of it
                 return self.device.moment()
         return time.perf_counter()
 
@@ -183,12 +190,17 @@ class Recorder:
         self.device.look()
 
     def _settle(self, forget: bool) -> None:
-        """Write what is left of the step before, or forget it."""
+        """Write what is left of the step before, or forget it: not what is of the next one, or of one that is kept."""
+        if not forget:
+            self._kept.append(self._step)
+            self.flush()
+            return
+        spans = self._spans
         with self._lock:
-            if forget:
-                self._spans.clear()
-            else:
-                self._flush()
+            for _ in range(len(spans)):
+                span = spans.popleft()
+                if span[2] > self._step or span[2] in self._kept:
+                    spans.append(span)
 
     def add(
         self,
@@ -260,9 +272,9 @@ class Recorder:
             self.device.close()
         if self.book is not None:
             self.book.close(ended)
+        self._settle(not self._keeps)
         with self._lock:
-            if self._keeps:
-                self._flush()
+            self._flush()
             if self._file is not None:
                 os.close(self._file)
                 self._file = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Protocol
 
 from weft.analysis.run import Facts, Unit
 from weft.config import Settings
+from weft.errors import UsageError
 from weft.launch.discovery import Place
 from weft.profiler.clock import Clock, clock_identity
 from weft.profiler.control import Control
@@ -27,6 +29,7 @@ from weft.session.session import Session
 from weft.transport.channel import ABORT, BEGIN, KINDS, TELL, WHERE, Channel, Key
 from weft.watch.process import host_name
 
+_log = logging.getLogger("weft")
 UNRECORDED = (ABORT, BEGIN, TELL, WHERE)
 """Messages that are told once for a call, or once for a step: they belong to no microbatch."""
 
@@ -56,7 +59,7 @@ def open_recorder(settings: Settings, place: Place) -> Recorder | None:
     """This rank's files, if the settings ask for them."""
     if not settings.record:
         return None
-    folder, clock = Path(settings.record), Clock.here()
+    folder, clock = Path(settings.record).absolute(), Clock.here()  # the script may change its folder
     recorder = Recorder.open(folder, place.rank, place.world_size, clock)
     recorder.book = Book.open(folder, place.rank, place.world_size, clock)
     recorder.detail, recorder.control = parse_detail(settings.record_steps), Control(folder)
@@ -73,8 +76,10 @@ def start(
     session.recorder = recorder
     if recorder is None:
         return
-    folder = Path(session.settings.record)
-    session.clock = clocks.keep(folder, session.rank, session.store, clock_identity())
+    session.recordings += 1
+    session.clock = clocks.keep(
+        recorder.folder, session.rank, session.store, clock_identity(), session.recordings
+    )
     add, ranks = recorder.add, session.peers("pp")
 
     def span(kind: str, microbatch: int, start_s: float, end_s: float, peer: int, stage: int) -> None:
@@ -103,18 +108,17 @@ def start(
 def change(session: Session, settings: Settings, channel: Channel | None) -> None:
     """Record as other settings say, from now on."""
     before, recorder = session.settings, session.recorder
-    if settings.record != before.record:
+    same = recorder is not None and settings.record and Path(settings.record).absolute() == recorder.folder
+    if settings.record != before.record and not same:
+        made = open_recorder(settings, session.place)  # or not: then all stays as it was
         stop(session, channel)
-        made = open_recorder(settings, session.place)
-        if made is not None and recorder is not None:
-            made.facts = recorder.facts
         start(session, made, channel)
     elif recorder is not None and settings.record_steps != before.record_steps:
         recorder.detail = parse_detail(settings.record_steps)
 
 
-def tell(session: Session, process: Process, units: Iterable[Unit] = ()) -> None:
-    """Write what this rank is. ``units``: those of its models, once they are split."""
+def tell(session: Session, process: Process) -> None:
+    """Write what this rank is, with the units of its models, once they are split."""
     recorder = session.recorder
     if recorder is None:
         return
@@ -122,18 +126,21 @@ def tell(session: Session, process: Process, units: Iterable[Unit] = ()) -> None
         recorder.book.cpu_s = process.cpu_s
     facts = recorder.facts or Facts(
         session.rank, session.place.world_size, host_name(), os.getpid(), session.position("pp"),
-        session.position("rdp"), process.device, process_start_s(), time.perf_counter(), process.limit_bytes,
+        session.position("rdp"), process.device, process_start_s(), session.joined_s, process.limit_bytes,
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         versions=process.versions,
     )  # fmt: skip
-    recorder.facts = replace(facts, settings=asdict(session.settings), units=(*facts.units, *units))
+    recorder.facts = replace(facts, settings=asdict(session.settings), units=tuple(session.units))
     write_facts(recorder.folder, recorder.facts, recorder.clock)
 
 
 def tell_units(session: Session, units: Iterable[Unit]) -> None:
-    """A model was split into these units."""
-    if session.recorder is not None:
-        tell(session, session.process or Process(), units)
+    """A model was split into these units; recordings that begin later tell of them, too."""
+    session.units += units
+    try:
+        tell(session, session.process or Process())
+    except UsageError as error:  # the recording is the worse for it, the training is not
+        _log.warning("the recording does not tell how the model is split: %s", error)
 
 
 def stop(session: Session, channel: Channel | None) -> None:
@@ -211,7 +218,9 @@ def record_step(session: Session, size: Callable[[], tuple[int, int]]) -> Iterat
     try:
         yield
     finally:
-        if session.steps > before and session.recorder is recorder:
+        if session.steps == before:
+            recorder.drop_step()
+        elif session.recorder is recorder:
             recorder.end_step(*size())
 
 
@@ -223,6 +232,10 @@ def record_preparation(session: Session) -> Iterator[None]:
         session.recorder.open_step()
     try:
         yield
+    except BaseException:
+        if session.recorder is not None:
+            session.recorder.drop_step()
+        raise
     finally:
         end_s = time.perf_counter()
         if session.recorder is not None and end_s - start_s >= pauses.LEAST_S:

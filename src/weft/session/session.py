@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
+from weft.analysis.run import Unit
 from weft.config import Settings
 from weft.errors import UsageError
 from weft.launch.discovery import Place
@@ -59,6 +61,9 @@ class Session:
         recorder: This rank's recording, if one is written.
         clock: Who compares the clock of this host with rank 0's while it is recorded.
         process: What a recording tells of this process, as the frontend knows it.
+        joined_s: When this process had joined, by `time.perf_counter`.
+        recordings: How many recordings have begun.
+        units: What the models were split into, for recordings.
         forward: The microbatch of which a forward pass is recorded, and when that began; on ranks without a pipeline.
         steps: How many steps have begun.
         evaluations: How many of them had no backward pass.
@@ -87,6 +92,9 @@ class Session:
     recorder: Recorder | None = None
     clock: Closable | None = None
     process: Any = None
+    joined_s: float = field(default_factory=time.perf_counter)
+    recordings: int = 0
+    units: list[Unit] = field(default_factory=list)
     forward: tuple[int, float] | None = None
     growth: Growth = field(default_factory=Growth)
     huge_pages: HugePages = field(default_factory=HugePages)

@@ -48,6 +48,7 @@ class Step:
         self._traced = private.with_autograph(function) if autograph else function
         self._compiled: dict[Any, Compiled] = {}
         self._functions: dict[Any, Any] = {}
+        self._training: set[Any] = set()
         functools.update_wrapper(self, function)
 
     @tf.autograph.experimental.do_not_convert
@@ -62,7 +63,7 @@ class Step:
         key = self._key(joined, batch, xla)
         tensors = [batch.leaves[number] for number in batch.tensors]
         if joined.place.world_size == 1:
-            return self._alone(batch, key, tensors)
+            return self._alone(joined, batch, key, tensors)
         here = private.present_graph()
         compiled = self._compiled.get(key) or self._compiled.get((key, here))
         if compiled is None:
@@ -102,8 +103,9 @@ class Step:
                 joined, self.function.__name__, traced, batch.specs(), batch.microbatches, joined.models
             )
         compiled.number = joined.number_step()
-        if compiled.placement is not None and any(not model.partitioned for model in joined.models):
-            tell_units(joined, compiled.described())
+        if any(not model.partitioned for model, _, _ in compiled.capture.marks.models):
+            known = {unit.name for unit in joined.units}  # of models that an earlier step has called, too
+            tell_units(joined, [unit for unit in compiled.described() if unit.name not in known])
         with tf.init_scope():  # eagerly, also where a graph is being traced
             _finish_models(joined, compiled)
             if xla:
@@ -123,22 +125,51 @@ class Step:
 
         return whole
 
-    def _alone(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> Any:
-        """A single process: the function once for each microbatch."""
-        if private.is_building_function() and not self.jit_compile:
-            return _collect(batch.shares(tensors), self._microbatches(batch, tensors))
+    def _alone(self, joined: Session, batch: MiniBatch, key: Any, tensors: list[Any]) -> Any:
+        """A single process: the function once for each microbatch.
+
+        XLA compiles no calls of Python: a step in a function that it compiles is not counted.
+        """
+        messages = Messages(joined, self.function.__name__, batch)
+        shares = batch.shares(tensors)
+        if not private.is_building_function():
+            messages.open()
+            results = self._together(batch, key, tensors)
+            messages.close(evaluates=key not in self._training)
+        elif private.wants_xla():
+            results = self._inside(batch, key, tensors)
+        else:
+            opened = _operation(messages.open)
+            with tf.control_dependencies([opened]):
+                results = self._inside(batch, key, tensors)
+            evaluates = key not in self._training
+            done = [each for each in tf.nest.flatten(results) if tf.is_tensor(each)]
+            with tf.control_dependencies(done):
+                _operation(lambda: messages.close(evaluates))
+        return _collect(shares, results)
+
+    def _inside(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> list[Any]:
+        """What the microbatches return, in a graph that is being traced."""
+        together = self._together if self.jit_compile else self._microbatches
+        return together(batch, key, tensors)
+
+    def _together(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> list[Any]:
+        """What the microbatches return, from a function that holds all of them."""
         if key not in self._functions:
             self._functions[key] = tf.function(
-                lambda given: self._microbatches(batch, given), autograph=False, jit_compile=self.jit_compile
+                lambda given: self._microbatches(batch, key, given),
+                autograph=False,
+                jit_compile=self.jit_compile,
             )
-        return _collect(batch.shares(tensors), self._functions[key](tensors))
+        return list(self._functions[key](tensors))
 
-    def _microbatches(self, batch: MiniBatch, tensors: list[Any]) -> list[Any]:
+    def _microbatches(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> list[Any]:
         results = []
-        for part in batch.slices(tensors):
-            args, kwargs = batch.arguments(part)
-            result = self._traced(*args, **kwargs)
-            results.append(tf.nest.map_structure(capture.dense, result))
+        with private.watch_asked(lambda sources, gradients: self._training.add(key)):
+            for part in batch.slices(tensors):
+                args, kwargs = batch.arguments(part)
+                result = self._traced(*args, **kwargs)
+                results.append(tf.nest.map_structure(capture.dense, result))
         return results
 
     def _package(
@@ -165,6 +196,11 @@ class Step:
             else:
                 leaves.append(StepOutput(results[number], shares, key, None if key is None else means))
         return _without_others(captured.result, iter(leaves))
+
+
+def _operation(call: Callable[[], object]) -> Any:
+    """An operation of the graph that is being traced, which calls Python."""
+    return tf.py_function(lambda: (call(), 0)[1], [], tf.int32)
 
 
 def _collect(shares: list[Any], results: list[Any]) -> Any:

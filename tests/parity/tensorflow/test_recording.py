@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,80 @@ def test_a_data_set_that_sleeps_is_seen(tmp_path: Path, script: str):
         assert {unit.partition for unit in run.facts[rank].units} == {0, 1}
         assert "TensorFlow" in run.facts[rank].versions
     assert "wait" in {span.kind for span in run.timeline.of_rank(1)}, "for the first rank to begin"
+
+
+XLA = (
+    DATA
+    + """
+model = weft.DistributedModel(keras.Sequential(layers))
+optimizer = keras.optimizers.SGD(0.01)
+
+@weft.step
+def train_step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+    return tape.gradient(loss, model.trainable_variables), loss
+
+@tf.function(jit_compile=True)
+def update(means):
+    optimizer.apply_gradients(zip(means, model.trainable_variables))
+
+for x, y in data:
+    gradients, loss = train_step(x, y)
+    update([each.accumulate() for each in gradients])
+"""
+)
+
+
+def test_an_optimizer_that_xla_compiles_is_left_alone(tmp_path: Path):
+    run_ranks(2, XLA, options=["--record", str(tmp_path / "run")]).check()
+    run = read_run(tmp_path / "run")
+    assert run.complete and all(len(run.steps[rank]) == 5 for rank in run.ranks)
+    assert all(step.optimizer_s == 0 for rank in run.ranks for step in run.steps[rank])
+
+
+ALONE = (
+    DATA
+    + """
+model = weft.DistributedModel(keras.Sequential(layers))
+optimizer = keras.optimizers.SGD(0.01)
+
+@weft.step
+def train_step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+    return tape.gradient(loss, model.trainable_variables), loss
+
+@weft.step
+def test_step(x):
+    return model(x)
+
+def train(x, y):
+    gradients, loss = train_step(x, y)
+    optimizer.apply_gradients(zip([each.accumulate() for each in gradients], model.trainable_variables))
+    return loss.reduce_mean()
+
+train = {"graph": tf.function(train), "calls": train}[sys.argv[1]]
+for x, y in data:
+    loss = train(x, y)
+    test_step(x)
+    weft.log({"loss": loss})
+"""
+)
+
+
+@pytest.mark.parametrize("way", ["graph", "calls"])
+def test_a_process_alone_counts_its_steps(tmp_path: Path, way: str):
+    script = ALONE.replace('"partitions": 2', '"partitions": 1')
+    options = ["--record", str(tmp_path / "run"), "--log-dir", str(tmp_path / "log")]
+    run_ranks(1, script, [way], options=options).check()
+    run = read_run(tmp_path / "run")
+    steps = run.steps[0]
+    assert [step.evaluates for step in steps] == [False, True] * 5 and all(
+        step.samples == 8 for step in steps
+    )
+    assert all(0 < step.work_s <= step.step_s for step in steps)
+    assert all(step.optimizer_s > 0 for step in steps if not step.evaluates)
+    assert all("loss" in step.values for step in steps if step.evaluates)
+    (log,) = (tmp_path / "log").glob("*.jsonl")
+    assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2, 3, 4, 5]

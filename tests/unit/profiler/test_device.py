@@ -11,6 +11,7 @@ import pytest
 from weft.profiler import device as device_module
 from weft.profiler import recorder as recorder_module
 from weft.profiler.clock import Clock
+from weft.profiler.detail import parse_detail
 from weft.profiler.device import DeviceTimes
 from weft.profiler.reading import read_run
 from weft.profiler.recorder import Recorder
@@ -227,3 +228,20 @@ def test_a_recorder_times_work_and_steps_by_them(gpu: Device, tmp_path: Path, mo
     assert [step.step_s for step in steps] == pytest.approx([2.0, 2.0, 2.0], abs=1e-3)
     assert [step.work_s for step in steps] == pytest.approx([2.0, 2.0, 2.0], abs=1e-3)
     assert [step.values["loss"] for step in steps] == [1, 2, 3]
+
+
+def test_what_a_device_tells_late_is_kept_with_its_step(gpu: Device, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(recorder_module, "time", device_module.time)
+    recorder = Recorder.open(tmp_path, 0, 1)
+    recorder.detail = parse_detail("2-2")
+    recorder.use_events(gpu.event)
+    for step in (1, 2, 3, 4):
+        recorder.begin_step(step)
+        recorder.add("F", step, 0, *gpu.hand_over(2.0))
+        recorder.end_step()
+        recorder.add("optimizer", step, -1, *gpu.hand_over(0.5))
+    gpu.now = 30.0
+    recorder.close()
+    assert [(span.step, span.kind) for span in read_run(tmp_path).timeline.spans] == [
+        (2, "step"), (2, "F"), (2, "optimizer"),
+    ]  # fmt: skip

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from weft.errors import UsageError
 from weft.profiler import recorder as recorder_module
 from weft.profiler.clock import clock_identity, clock_offset_s
+from weft.profiler.detail import parse_detail
 from weft.profiler.format import CONTENTS, HEADER_BYTES, RECORD
 from weft.profiler.reading import read_recording
 from weft.profiler.recorder import Recorder, path_of
@@ -192,3 +193,20 @@ def test_the_clock_of_a_system_without_proc(monkeypatch):
 def test_kinds_and_records_have_the_size_that_the_format_tells():
     assert RECORD.size == 32 and HEADER_BYTES == 64
     assert len(KINDS) < 256 and Span(0, KINDS[0], 0, 0.0, 1.0).step == -1
+
+
+def recorded(folder: Path) -> list[tuple[str, int]]:
+    return [(span.kind, span.step) for span in read_recording(folder).timeline.spans if span.kind != "step"]
+
+
+def test_what_belongs_to_the_next_step_is_kept_with_it(tmp_path: Path):
+    recorder = Recorder.open(tmp_path, 0, 1)
+    recorder.detail = parse_detail("2-2")
+    for step in (1, 2, 3):
+        recorder.add("prepare", step, -1, step, step + 0.1)
+        recorder.begin_step(step)
+        recorder.add("F", step, 0, step + 0.2, step + 0.3)
+        recorder.end_step()
+    recorder.close()
+    assert ("prepare", 2) in recorded(tmp_path) and ("F", 2) in recorded(tmp_path)
+    assert not {("F", 1), ("F", 3), ("prepare", 1)} & {*recorded(tmp_path)}

@@ -98,10 +98,11 @@ class Keeper:
         folder: Where the ranks of this host record.
         store: The job's store, which tells its time (`weft.launch.store.JobStore`); a connection of its own is made.
         own: Which clock this rank's is: :func:`weft.profiler.clock.clock_identity`.
+        number: Which of the job's recordings this is.
     """
 
-    def __init__(self, folder: Path, store: Any, own: bytes) -> None:
-        self._folder, self._store, self._own = folder, store, own
+    def __init__(self, folder: Path, store: Any, own: bytes, number: int = 1) -> None:
+        self._folder, self._store, self._own, self._key = folder, store, own, f"clock/{number}"
         self._marks: list[Mark] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weft-clock", daemon=True)
@@ -115,8 +116,8 @@ class Keeper:
     def _run(self) -> None:
         with suppress(RuntimeError, OSError, ValueError):  # the job ends without rank 0, or the disk is full
             own, store = self._own.hex(), self._store.clone()
-            other = store.get(_key(self._folder)).decode()
-            if other == own or store.add(f"{_key(self._folder)}/{own}", 1) > 1:
+            other = store.get(self._key).decode()
+            if other == own or store.add(f"{self._key}/{own}", 1) > 1:
                 return  # another rank of this host asks
             ends = False
             while not ends:
@@ -135,23 +136,18 @@ class Keeper:
         beside.replace(path)
 
 
-def keep(folder: Path, rank: int, store: Any, own: bytes) -> Keeper | None:
+def keep(folder: Path, rank: int, store: Any, own: bytes, number: int = 1) -> Keeper | None:
     """Begin to ask for the time. Rank 0 only says which clock is its own; a store that tells no time leaves it at that.
 
-    What an earlier job left in the folder goes.
+    What an earlier job left in the folder goes. ``number``: which of the job's recordings this is.
     """
     if rank:
-        return Keeper(folder, store, own) if hasattr(store, "time") else None
+        return Keeper(folder, store, own, number) if hasattr(store, "time") else None
     for old in folder.glob(f"host-*{SUFFIX}"):
         old.unlink(missing_ok=True)
     if hasattr(store, "time"):
-        store.set(_key(folder), own.hex())
+        store.set(f"clock/{number}", own.hex())
     return None
-
-
-def _key(folder: Path) -> str:
-    """Under this name rank 0 says in the store which clock is its own; a job may record into several folders."""
-    return f"clock/{folder}"
 
 
 def offsets(folder: Path) -> dict[bytes, Offset]:

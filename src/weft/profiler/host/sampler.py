@@ -1,36 +1,47 @@
 """Measures a host: its cores, memory, disks and network, the job's processes, and its GPUs.
 
-Shares and rates are those since the look before. Which processes a rank has started is looked up rarely, and the more
-rarely the longer that takes, as it means to read of every process of the host.
+A look has what changes within a step: cores, the run queue, processor time of the job's processes. Memory, disks and
+network are looked at every `REST_S` and hold until then, which leaves their means as they are. Which processes a rank
+has started is looked up where a process has begun somewhere, and the more rarely the longer that takes, as it means to
+read of every process of the host.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from weft.analysis.run import Sample
-from weft.foreign import whole
 from weft.profiler.host.gpus import Gpus
+from weft.profiler.host.linux import Core, Load, Stat, Threads, started_by
 
+REST_S = 2.0
 SCAN_S = 2.0
-SCAN_SHARE = 1000
+SCAN_SHARE = 2500
 """A look-up of processes that takes so much processor time is made again after so many times that long."""
 
 
-class Counters(NamedTuple):
-    """What only grows, at one moment; seconds and bytes."""
+class Rest(NamedTuple):
+    """Memory, and what went over disks and cards until a moment, in bytes."""
 
     at_s: float
-    busy: list[float]
-    total: list[float]
-    io_wait: float
-    read: int
-    written: int
-    sent: int
-    received: int
+    memory: int
+    limit: int
+    read: int = 0
+    written: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+class Rates(NamedTuple):
+    """Bytes a second."""
+
+    read: float
+    written: float
+    sent: float
+    received: float
 
 
 class Sampler:
@@ -41,6 +52,11 @@ class Sampler:
         ranks: The process ids of the job's ranks here.
         gpus: The GPUs.
         clock: Seconds on the clock of the recording.
+        own_pid: The process that samples, which is no loader.
+        used: Processor seconds of this thread.
+        threads: Those of the host.
+        cores: What its cores have done; where this tells nothing, `system` is asked.
+        started: What each process has started, and these in turn; where this tells nothing, `system` is asked.
     """
 
     def __init__(
@@ -51,62 +67,89 @@ class Sampler:
         clock: Callable[[], float] = time.perf_counter,
         own_pid: int = 0,
         used: Callable[[], float] = time.thread_time,
+        threads: Callable[[], Threads] | None = None,
+        cores: Callable[[], list[Core]] | None = None,
+        started: Callable[[Iterable[int]], Mapping[int, list[int]]] = started_by,
     ) -> None:
         self._used = used
         self._system, self._ranks, self._gpus, self._clock, self._own = system, ranks, gpus, clock, own_pid
+        self._threads, self._cores = threads or Load().look, cores or Stat().look
+        self._started = started
         self._before = self._count()
+        self._rest = self._look_at_rest()
+        self._rates: Rates | None = None
         self._processes: dict[int, Any] = {}
         self._loaders: set[int] = set()
         self._times: dict[int, float] = {}
         self._scan_at_s = float("-inf")
-        self._look_at_processes()
+        self._scanned: tuple[int, list[int]] = 0, []
+        self._look_at_processes(self._threads().last)
 
     def sample(self) -> Sample:
         """What the host did since the last call, or since the beginning."""
-        now, before = self._count(), self._before
-        self._before = now
-        passed_s = max(1e-9, now.at_s - before.at_s)
-        cores = tuple(
-            _share(busy - busy_then, total - total_then)
-            for busy, busy_then, total, total_then in zip(
-                now.busy, before.busy, now.total, before.total, strict=False
-            )
-        )
-        all_s = sum(now.total) - sum(before.total)
-        ours_s, loaders_s = self._look_at_processes()
-        memory = self._system.virtual_memory()
-        ours = _share(ours_s, all_s)
+        now_s, before = self._clock(), self._before
+        self._before = now = self._count()
+        pairs = list(zip(now, before, strict=False))
+        cores = tuple(_share(core.busy - then.busy, core.total - then.total) for core, then in pairs)
+        all_s = sum(core.total - then.total for core, then in pairs)
+        busy_s = sum(core.busy - then.busy for core, then in pairs)
+        wait_s = sum(core.io_wait - then.io_wait for core, then in pairs)
+        threads = self._threads()
+        ours_s, loaders_s = self._look_at_processes(threads.last)
+        rates, ours = self._find_rates(now_s), _share(ours_s, all_s)
         return Sample(
-            now.at_s, cores, _share(now.io_wait - before.io_wait, all_s), _running(),
-            int(memory.total - memory.available), int(memory.total),
-            max(0, now.read - before.read) / passed_s, max(0, now.written - before.written) / passed_s,
-            max(0, now.sent - before.sent) / passed_s, max(0, now.received - before.received) / passed_s,
+            now_s, cores, _share(wait_s, all_s), threads.running,
+            self._rest.memory, self._rest.limit, rates.read, rates.written, rates.sent, rates.received,
             ours, len(self._loaders), _share(loaders_s, all_s),
-            max(0.0, _share(sum(now.busy) - sum(before.busy), all_s) - ours), self._gpus.look(),
+            max(0.0, _share(busy_s, all_s) - ours), self._gpus.look(),
         )  # fmt: skip
 
-    def _count(self) -> Counters:
+    def _count(self) -> list[Core]:
+        found = self._cores()
+        for each in () if found else self._system.cpu_times(percpu=True):
+            total = sum(each) - getattr(each, "guest", 0.0) - getattr(each, "guest_nice", 0.0)
+            wait = getattr(each, "iowait", 0.0)
+            found.append(Core(total - each.idle - wait, total, wait))
+        return found
+
+    def _find_rates(self, now_s: float) -> Rates:
+        """The rates of disks and network as they were found last, which may be now."""
+        if self._rates is None or now_s >= self._rest.at_s + REST_S:
+            now, before = self._look_at_rest(), self._rest
+            passed_s = max(1e-9, now.at_s - before.at_s)
+            self._rest = now
+            self._rates = Rates(
+                *(max(0, after - then) / passed_s for after, then in zip(now[3:], before[3:], strict=True))
+            )
+        return self._rates
+
+    def _look_at_rest(self) -> Rest:
         system = self._system
-        cores = system.cpu_times(percpu=True)
-        total = [sum(each) - getattr(each, "guest", 0.0) - getattr(each, "guest_nice", 0.0) for each in cores]
-        waits = [getattr(each, "iowait", 0.0) for each in cores]
-        idle = [each.idle + wait for each, wait in zip(cores, waits, strict=True)]
-        disk = system.disk_io_counters(nowrap=False)
-        cards = [
-            card for name, card in system.net_io_counters(pernic=True, nowrap=False).items() if name != "lo"
-        ]
-        return Counters(
-            self._clock(), [all_s - idle_s for all_s, idle_s in zip(total, idle, strict=True)], total, sum(waits),
+        memory = system.virtual_memory()
+        disk = cards = None
+        with suppress(NotImplementedError, OSError):  # of a container
+            disk = system.disk_io_counters(nowrap=False)
+        with suppress(NotImplementedError, OSError):
+            cards = system.net_io_counters(pernic=True, nowrap=False)
+        others = [card for name, card in (cards or {}).items() if name != "lo"]
+        return Rest(
+            self._clock(), int(memory.total - memory.available), int(memory.total),
             0 if disk is None else disk.read_bytes, 0 if disk is None else disk.write_bytes,
-            sum(card.bytes_sent for card in cards), sum(card.bytes_recv for card in cards),
+            sum(card.bytes_sent for card in others), sum(card.bytes_recv for card in others),
         )  # fmt: skip
 
-    def _look_at_processes(self) -> tuple[float, float]:
-        """Processor seconds of the job here since the last look, and those of what its ranks have started."""
+    def _look_at_processes(self, last: int = 0) -> tuple[float, float]:
+        """Processor seconds of the job here since the last look, and those of what its ranks have started.
+
+        ``last``: the number of the process that began last, if it is known.
+        """
         now = self._clock()
         if now >= self._scan_at_s:
             began_s = self._used()
-            self._scan()
+            ranks = list(self._ranks())
+            if not last or (last, ranks) != self._scanned:
+                self._scan(ranks)
+            self._scanned = last, ranks
             self._scan_at_s = now + max(SCAN_S, SCAN_SHARE * (self._used() - began_s))
         ours_s = loaders_s = 0.0
         times: dict[int, float] = {}
@@ -124,27 +167,25 @@ class Sampler:
         self._times = times
         return ours_s, loaders_s
 
-    def _scan(self) -> None:
+    def _scan(self, ranks: list[int]) -> None:
         """Find the ranks and the processes that they have started."""
         found: dict[int, Any] = {}
         loaders: set[int] = set()
-        for pid in self._ranks():
+        started = self._started(ranks)
+        for pid in ranks:
             with suppress(self._system.Error):
                 rank = self._processes.get(pid) or self._system.Process(pid)
                 found[pid] = rank
-                for child in rank.children(recursive=True):
-                    if child.pid != self._own:
-                        found[child.pid] = self._processes.get(child.pid, child)
-                        loaders.add(child.pid)
-        self._processes, self._loaders = found, loaders - set(self._ranks())
+                children = (
+                    [each.pid for each in rank.children(recursive=True)] if not started else started[pid]
+                )
+                for child in children:
+                    with suppress(self._system.Error):
+                        if child != self._own:
+                            found[child] = self._processes.get(child) or self._system.Process(child)
+                            loaders.add(child)
+        self._processes, self._loaders = found, loaders - set(ranks)
 
 
 def _share(part: float, whole_: float) -> float:
     return min(1.0, max(0.0, part / whole_)) if whole_ > 0 else 0.0
-
-
-def _running() -> int:
-    """How many threads of the host run or want to; 0 where it does not tell."""
-    with suppress(OSError, IndexError), open("/proc/loadavg", encoding="ascii") as file:
-        return whole(file.read(100).split()[3].partition("/")[0]) or 0
-    return 0

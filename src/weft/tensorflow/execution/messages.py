@@ -111,6 +111,20 @@ class Messages:
             session.progress.step(samples, lambda: Ranks((), resident_bytes()))
         session.monitor.note("", session.steps)
 
+    def open(self) -> None:
+        """A step of a process without others is called: it is counted, and told, at its end."""
+        self._at_s = time.perf_counter()
+
+    def close(self, evaluates: bool) -> None:
+        """It has ended. TensorFlow computes microbatches side by side: they count as one piece of work."""
+        began_s, end_s = self._at_s, time.perf_counter()
+        if self.session.recorder is not None:
+            self.session.recorder.open_step(began_s)
+        self._begin(evaluates, ())
+        if self.session.recorder is not None:
+            self.session.recorder.add("F", self.session.steps, 0, began_s, end_s, stage=0)
+        self.end()
+
     def receive(self, microbatch: int, items: Sequence[Item]) -> list[Any]:
         """The values of other partitions, when they are there."""
         with self.session.guarded():

@@ -13,6 +13,8 @@ from weft.tensorflow.private.functions import wants_xla as wants_xla
 from weft.tensorflow.private.functions import watch_functions as watch_functions
 from weft.tensorflow.private.functions import with_autograph as with_autograph
 from weft.tensorflow.private.functions import xla_hindrance as xla_hindrance
+from weft.tensorflow.private.gradients import watch_asked as watch_asked
+from weft.tensorflow.private.gradients import watch_gradients as watch_gradients
 from weft.tensorflow.private.graphs import captures as captures
 from weft.tensorflow.private.graphs import is_building_function as is_building_function
 from weft.tensorflow.private.graphs import is_stateful as is_stateful
@@ -25,7 +27,6 @@ from weft.tensorflow.private.graphs import present_graph as present_graph
 from weft.tensorflow.private.graphs import step_graph as step_graph
 from weft.tensorflow.private.graphs import tracing_a_step as tracing_a_step
 from weft.tensorflow.private.graphs import type_of as type_of
-from weft.tensorflow.private.graphs import watch_gradients as watch_gradients
 from weft.tensorflow.private.graphs import writes as writes
 from weft.tensorflow.private.models import build_optimizer as build_optimizer
 from weft.tensorflow.private.models import in_symbolic_scope as in_symbolic_scope

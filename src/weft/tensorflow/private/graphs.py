@@ -1,15 +1,14 @@
-"""A step as a graph that is being traced: its operations, their effects, and the gradients that are taken in it."""
+"""A step as a graph that is being traced: its operations, and their effects."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import backprop, execute, imperative_grad, record
 from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils, func_graph, ops
-from tensorflow.python.ops import array_ops, gradients_util, resource_variable_ops
+from tensorflow.python.ops import array_ops, resource_variable_ops
 
 
 @contextmanager
@@ -89,105 +88,6 @@ def writes(operation: Any) -> set[str]:
     """The names of the resources among an operation's inputs that it may write into."""
     _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
     return {tensor.name for tensor in written}
-
-
-@contextmanager
-def watch_gradients(
-    graph: Any,
-    differentiated: Callable[[str, int, int], None],
-    asked: Callable[[Sequence[Any], Sequence[Any]], None],
-) -> Iterator[None]:
-    """Tell of gradients that are taken inside, by a tape or by ``tf.gradients``.
-
-    ``differentiated(name, first, end)``: for the gradient of the operation of that name, those from number ``first`` to
-    ``end`` were made. ``asked(sources, gradients)``: what someone asked for, and got.
-    """
-    of_operation, in_graph = backprop._gradient_function, gradients_util._MaybeCompile
-    recorded, operation_of = execute.record_gradient, {}
-    by_hand = record.record_operation
-    by_tape, by_graph = imperative_grad.imperative_grad, gradients_util._GradientsHelper
-
-    def inside() -> bool:
-        return ops.get_default_graph() is graph
-
-    def note(op_name: str, inputs: Any, attributes: Any, outputs: Any) -> Any:
-        """An operation goes on a tape: the tape hands the very same attributes back when it takes the gradient."""
-        made_by = next(
-            (tensor.op for tensor in outputs or () if getattr(tensor, "graph", None) is graph), None
-        )
-        if made_by is not None:
-            operation_of[id(attributes)] = made_by.name, attributes
-        return recorded(op_name, inputs, attributes, outputs)
-
-    def note_function(
-        op_type: str,
-        output_tensors: Any,
-        input_tensors: Any,
-        backward_function: Any,
-        forward_function: Any = None,
-    ) -> None:
-        """A call of a function, or of one with a gradient of its own, goes on a tape."""
-        made_by = next((each.op for each in output_tensors if getattr(each, "graph", None) is graph), None)
-        if made_by is None or not inside():
-            by_hand(op_type, output_tensors, input_tensors, backward_function, forward_function)
-            return
-        name = made_by.name
-
-        def noted(*gradients: Any) -> Any:
-            first = made(graph)
-            result = backward_function(*gradients)
-            differentiated(name, first + 1, made(graph) + 1)
-            return result
-
-        by_hand(op_type, output_tensors, input_tensors, noted, forward_function)
-
-    def taped(op_name: str, attributes: Any, count: int, inputs: Any, outputs: Any, *rest: Any) -> Any:
-        if not inside():
-            return of_operation(op_name, attributes, count, inputs, outputs, *rest)
-        first = made(graph)
-        result = of_operation(op_name, attributes, count, inputs, outputs, *rest)
-        name, _ = operation_of.get(id(attributes), ("", None))
-        if name:
-            differentiated(name, first + 1, made(graph) + 1)
-        return result
-
-    def compiled(scope: str, operation: Any, function: Any, gradient: Any) -> Any:
-        if not inside():
-            return in_graph(scope, operation, function, gradient)
-        first = made(graph)
-        result = in_graph(scope, operation, function, gradient)
-        if operation.graph is graph:
-            differentiated(operation.name, first + 1, made(graph) + 1)
-        return result
-
-    def from_tape(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        found = by_tape(tape, target, sources, *args, **kwargs)
-        if inside():
-            asked(list(sources), list(found))
-        return found
-
-    def from_graph(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-        found = by_graph(ys, xs, *args, **kwargs)
-        if inside():
-            asked(tf.nest.flatten(xs), tf.nest.flatten(found))
-        return found
-
-    register = backprop.pywrap_tfe.TFE_Py_RegisterGradientFunction
-    register(taped)
-    execute.record_gradient = note
-    record.record_operation = note_function
-    gradients_util._MaybeCompile = compiled
-    imperative_grad.imperative_grad = from_tape
-    gradients_util._GradientsHelper = from_graph
-    try:
-        yield
-    finally:
-        register(of_operation)
-        execute.record_gradient = recorded
-        record.record_operation = by_hand
-        gradients_util._MaybeCompile = in_graph
-        imperative_grad.imperative_grad = by_tape
-        gradients_util._GradientsHelper = by_graph
 
 
 def present_graph() -> Any:

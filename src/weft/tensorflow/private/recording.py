@@ -1,4 +1,7 @@
-"""When TensorFlow waits for the next element of a data set, and when an optimizer works: what a recording tells."""
+"""When TensorFlow waits for the next element of a data set, and when an optimizer works: what a recording tells.
+
+XLA compiles no calls of Python. What is traced for XLA goes without them, and is not told.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 
+from weft.tensorflow.private.functions import wants_xla
 from weft.tensorflow.private.models import optimizer_classes, trained_by
 
 
@@ -19,6 +23,8 @@ def watch_iterators(before: Callable[[], int], after: Callable[[], int]) -> Call
 
     @functools.wraps(original)
     def next_element(self: Any) -> Any:
+        if wants_xla():
+            return original(self)
         if tf.executing_eagerly():
             before()
             try:
@@ -58,7 +64,7 @@ def _watch_update(base: type, before: Callable[[], int], after: Callable[[], int
 
     @functools.wraps(original)
     def update(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if depth:  # a loss scale calls its own optimizer
+        if depth or wants_xla():  # a loss scale calls its own optimizer
             return original(self, *args, **kwargs)
         depth.append(self)
         try:

@@ -170,6 +170,17 @@ def test_one_rank_of_each_other_host_asks(tmp_path):
     assert all(abs(offset_s + 0.005) <= bound_s + 1e-9 for _, offset_s, bound_s in marks)
 
 
+def test_a_second_recording_into_the_same_folder_compares_clocks_again(tmp_path):
+    store = Told()
+    for number in (1, 2):
+        keep(tmp_path, 0, store, HERE, number)
+        assert not list(tmp_path.iterdir())
+        keeper = keep(tmp_path, 2, store, THERE, number)
+        assert keeper is not None
+        keeper.close()
+        assert set(offsets(tmp_path)) == {HERE, THERE}
+
+
 def test_a_store_that_tells_no_time_leaves_it_at_the_wall_clock(tmp_path):
     written(tmp_path, THERE, [[0, 5, 0.25]])
     assert keep(tmp_path, 1, object(), HERE) is None and offsets(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import time
@@ -18,7 +19,8 @@ from weft.profiler.facts import write_facts
 from weft.profiler.host import child
 from weft.profiler.host.child import LocalRanks, start_sampler
 from weft.profiler.host.gpus import Gpus
-from weft.profiler.host.sampler import SCAN_S, Sampler, _running
+from weft.profiler.host.linux import Core, Load, Stat, Threads, started_by
+from weft.profiler.host.sampler import REST_S, SCAN_S, SCAN_SHARE, Sampler
 from weft.profiler.samples import read_samples
 
 
@@ -39,6 +41,7 @@ class Host:
         self.took: dict[int, float] = {}
         self.children_of: dict[int, list[int]] = {}
         self.scans = 0
+        self.last = 0
 
     def cpu_times(self, percpu: bool) -> list[object]:
         assert percpu
@@ -60,7 +63,10 @@ class Host:
         return HostProcess(self, pid)
 
     def sampler(self, ranks: list[int]) -> Sampler:
-        return Sampler(self, lambda: ranks, Gpus(SimpleNamespace()), lambda: self.now, 99, lambda: self.now)
+        return Sampler(
+            self, lambda: ranks, Gpus(SimpleNamespace()), lambda: self.now, 99, lambda: self.now,
+            lambda: Threads(3, self.last), list, lambda pids: {},
+        )  # fmt: skip
 
 
 class Times(tuple):
@@ -135,33 +141,113 @@ def test_processes_come_and_go():
     assert sampler.sample().ours == 0.0
 
 
-def test_a_long_look_at_processes_is_made_rarely():
+def test_a_long_look_at_processes_is_made_rarely(monkeypatch):
     host = Host()
     host.took = {10: 0.0}
     sampler = host.sampler([10])
-    slow = HostProcess.children
+    plain = HostProcess.children
 
     def children(self, recursive):
         host.now += 0.05
-        return slow(self, recursive)
+        return plain(self, recursive)
 
-    HostProcess.children = children
-    try:
-        host.now += SCAN_S
-        sampler.sample()
-        for _ in range(98):
-            host.now += 0.5
-            sampler.sample()
-        assert host.scans == 2
-        host.now += 2.0
-        sampler.sample()
-        assert host.scans == 3
-    finally:
-        HostProcess.children = slow
+    monkeypatch.setattr(HostProcess, "children", children)
+    host.now += SCAN_S
+    sampler.sample()
+    host.now += 0.05 * SCAN_SHARE - 1.0
+    sampler.sample()
+    assert host.scans == 2
+    host.now += 1.0
+    sampler.sample()
+    assert host.scans == 3
 
 
-def test_threads_that_want_to_run():
-    assert _running() >= 1
+def test_where_no_process_has_begun_none_is_looked_for():
+    host = Host()
+    host.took, host.last, ranks = {10: 0.0, 11: 0.0}, 500, [10]
+    sampler = host.sampler(ranks)
+    host.now += SCAN_S
+    sampler.sample()
+    assert host.scans == 1
+    ranks.append(11)  # it is older than the look, and says only now that it is a rank
+    host.now += SCAN_S
+    sampler.sample()
+    assert host.scans == 3
+    host.now, host.last = host.now + SCAN_S, 501
+    sampler.sample()
+    assert host.scans == 5
+
+
+def test_memory_disks_and_network_hold_until_they_are_looked_at_again():
+    host = Host()
+    sampler = host.sampler([])
+    rates = []
+    for read in (100, 5000, 5000, 5000, 5000, 9000):
+        host.now, host.disk.read_bytes = host.now + REST_S / 4, read
+        rates.append(sampler.sample().read_rate)
+    assert rates == [200, 200, 200, 200, 2450, 2450], "what was read since the look before, each time"
+
+
+def test_a_host_without_counters_of_disks(monkeypatch):
+    def fails(nowrap: bool) -> object:
+        raise NotImplementedError("neither /proc/diskstats nor /sys/block")
+
+    host = Host()
+    monkeypatch.setattr(host, "disk_io_counters", fails)
+    sampler = host.sampler([])
+    host.now, host.cards["eth0"].bytes_sent = 1.0, 10
+    sample = sampler.sample()
+    assert (sample.read_rate, sample.sent_rate) == (0, 10)
+
+
+def test_load(tmp_path: Path):
+    path = tmp_path / "loadavg"
+    path.write_text("0.20 0.18 0.12 3/80 11206\n")
+    load = Load(str(path))
+    assert load.look() == (3, 11206)
+    path.write_text("1.20 0.18 0.12 5/80 11207\n")
+    assert load.look() == (5, 11207)
+    path.write_text("nothing")
+    assert load.look() == Load(str(tmp_path / "none")).look() == (0, 0)
+    assert Load().look().running >= 1
+
+
+def test_cores(tmp_path: Path, monkeypatch):
+    path = tmp_path / "stat"
+    monkeypatch.setattr("os.sysconf", lambda name: 100)
+    path.write_text(
+        "cpu  9 9\ncpu0 100 50 25 700 25 0 50 50 60 0\ncpu1 0 0 0 100 0 0 0 0 0 0\nintr 5 6\ncpu2 1\n"
+    )
+    assert Stat(str(path)).look() == [Core(2.75, 10.0, 0.25), Core(0.0, 1.0, 0.0)], "a guest is in the first"
+    assert Stat(str(tmp_path / "none")).look() == []
+
+
+def test_what_processes_have_started(tmp_path: Path):
+    parents = {10: 1, 11: 1, 20: 10, 21: 10, 30: 21, 40: 11, 50: 2}
+    for pid, parent in parents.items():
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a (name) 5 5) S {parent} 1 1")
+    (tmp_path / "60").mkdir()  # it has ended meanwhile
+    (tmp_path / "sys").mkdir()
+    found = started_by([10, 11, 12], str(tmp_path))
+    assert {pid: sorted(each) for pid, each in found.items()} == {10: [20, 21, 30], 11: [40], 12: []}
+    assert started_by([10], str(tmp_path / "none")) == {}
+
+
+def test_what_this_process_has_started():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        found = started_by([os.getpid()])
+        process.communicate(b"")
+    assert process.pid in found[os.getpid()]
+
+
+def test_cores_of_this_host_are_those_of_psutil():
+    psutil = pytest.importorskip("psutil")
+    ours, theirs = Stat().look(), psutil.cpu_times(percpu=True)
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert abs(one.total - (sum(other) - other.guest - other.guest_nice)) < 60
+        assert abs(one.io_wait - other.iowait) < 60
 
 
 class Library:
