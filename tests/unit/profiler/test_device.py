@@ -242,6 +242,5 @@ def test_what_a_device_tells_late_is_kept_with_its_step(gpu: Device, tmp_path: P
         recorder.add("optimizer", step, -1, *gpu.hand_over(0.5))
     gpu.now = 30.0
     recorder.close()
-    assert [(span.step, span.kind) for span in read_run(tmp_path).timeline.spans] == [
-        (2, "step"), (2, "F"), (2, "optimizer"),
-    ]  # fmt: skip
+    told = sorted((span.step, span.kind) for span in read_run(tmp_path).timeline.spans)
+    assert told == [(2, "F"), (2, "optimizer"), (2, "step")]
