@@ -35,8 +35,8 @@ CORE = (
     ("report",),
 )
 EFFECTS = (
-    ("transport",), ("reduce",), ("watch",), ("runtime",), ("measure",), ("profiler",), ("launch",), ("session",),
-    ("communication",), ("checkpoint",),
+    ("transport",), ("reduce",), ("watch",), ("runtime",), ("measure",), ("profiler",), ("launch",), ("tune",),
+    ("session",), ("communication",), ("checkpoint",),
 )  # fmt: skip
 FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), ("__main__",))
 
