@@ -72,7 +72,11 @@ def places(options: argparse.Namespace, default: int | None = None) -> Places:
     hosts, slots = _hosts(options)
     number = hosts if isinstance(hosts, int) else len(hosts)
     told = {"--hosts": slots, "--ranks-per-host": options.ranks_per_host}
-    for name, value in (("-n", options.ranks), ("--ranks-per-host", options.ranks_per_host)):
+    for name, value in (
+        ("--hosts", number),
+        ("-n", options.ranks),
+        ("--ranks-per-host", options.ranks_per_host),
+    ):
         if value is not None and value < 1:
             raise LaunchError(f"{name} is {value}: it must be at least 1, for example {name} 2")
     if options.ranks is not None:
@@ -141,7 +145,7 @@ def handed_over(options: argparse.Namespace) -> bool:
 
     Weft's own launcher starts the others, and ``mpirun`` by itself, as it is given options.
     """
-    asked = ("dry_run", "hosts", "hostfile", "form", "time", "max_restarts", "name")
+    asked = ("dry_run", "hosts", "hostfile", "form", "time", "max_restarts", "gpus_per_host", "name")
     return options.engine not in ("local", "mpirun") or any(getattr(options, name) for name in asked)
 
 

@@ -151,7 +151,12 @@ def test_options_win_over_a_distribution(jobs, script):
         (["--hosts", "2"], "the engine local has one host: leave hosts out"),
         (["--name", "a"], "--hosts, --name and --form are for other engines: add --engine"),
         (["--engine", "slurm", "--hosts", "2", "-n", "3"], "-n is 3, which 2 hosts cannot share evenly"),
-        (["--engine", "slurm", "--hosts", "0"], "hosts is 0: write how many"),
+        (["--engine", "slurm", "--hosts", "0", "-n", "2"], "--hosts is 0: it must be at least 1"),
+        (
+            ["--gpus-per-host", "2"],
+            "gpus_per_host is 2: ranks of the engine local take the GPUs that they see",
+        ),
+        (["--engine", "mpirun", "--gpus-per-host", "2"], "ranks of the engine mpirun take the GPUs"),
         (
             ["-n", "4", "--ranks-per-host", "2"],
             "each host has 2 by --ranks-per-host and 4 by -n: leave all but one",

@@ -47,6 +47,7 @@ def job_of(engine: str, **more: Any) -> Job:
         ({"ranks_per_host": 0}, "ranks_per_host is 0: write a whole number of at least 1"),
         ({"ranks_per_host": True}, "ranks_per_host is True: write a whole number"),
         ({"gpus_per_host": -1}, "gpus_per_host is -1: write a whole number of at least 0"),
+        ({"gpus_per_host": 2, "engine": "ssh"}, "gpus_per_host is 2: ranks of the engine ssh take the GPUs"),
         ({"time_limit": timedelta(seconds=5)}, "time_limit is 0:00:05: give a minute at least"),
         ({"max_restarts": 2}, "max_restarts is 2: the engine local starts nothing again"),
         ({"hosts": 2}, "the engine local has one host: leave hosts out"),
