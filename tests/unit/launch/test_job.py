@@ -163,6 +163,28 @@ def test_a_remote_shell_reads_the_command_as_it_was_meant(tmp_path):
     assert found[found.index("train.py") + 1 :] == [*AWKWARD, " a\\b ", "x y", str(folder)]
 
 
+def expanded(text: str) -> str:
+    """What Kubernetes makes of a command's word, or of a variable's value: `$$` is `$`, `$(NAME)` the value of NAME."""
+    return re.sub(r"\$(\$|\(\w+\))", lambda found: "$" if found[1] == "$" else "EXPANDED", text)
+
+
+@pytest.mark.parametrize("form", ["trainjob", "jobset"])
+def test_kubernetes_reads_the_command_as_it_was_meant(form: str):
+    awkward = [*AWKWARD, "$(HOME)", "$$(HOME)", "a$$b", "$", "$$$"]
+    job = Job(
+        "train.py", awkward, engine="kubernetes", form=form, image="train:1",
+        variables={"NOTE": "$$(HOME) a$$b", "PRICE": "5$"},
+    )  # fmt: skip
+    spec = json.loads(job.plan({}).files[0].text)["spec"]
+    if form == "jobset":
+        spec = spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    told = spec["trainer"] if form == "trainjob" else spec["containers"][0]
+    command = [expanded(word) for word in told["command"]]
+    assert command[command.index("train.py") + 1 :] == awkward
+    values = {each["name"]: expanded(each["value"]) for each in told["env"] if "value" in each}
+    assert values == {"NOTE": "$$(HOME) a$$b", "PRICE": "5$"}
+
+
 def test_the_program_for_ray_is_python_and_holds_the_job():
     text = Job("train.py", AWKWARD, engine="ray", hosts=2, ranks_per_host=3).plan({}).files[0].text
     line = next(line for line in text.splitlines() if line.startswith("JOB = "))
