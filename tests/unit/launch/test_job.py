@@ -87,14 +87,19 @@ def test_a_name_is_made_of_the_scripts(script: str, module: bool, name: str):
 
 @pytest.mark.parametrize("engine", FORMS)
 def test_a_secret_is_never_shown_and_never_in_a_file(engine: str):
-    secret, told = "hf_secret/'0123", "told_0123"
-    job = job_of(engine, hand_on=["HF_TOKEN"], arguments=["--api-key", told])
+    secret, told = "hf_secret/'0123", ["0123 it's", "$4567'", '"8989']
+    arguments = ["--api-key", told[0], f"wandb.key={told[1]}", f"--note=the key is {told[0]}"]
+    job = job_of(
+        engine, hand_on=["HF_TOKEN"], arguments=arguments, variables={"NOTE": json.dumps(told)},
+        mpi_options=["-x", f"MY_SECRET={told[2]}"],
+    )  # fmt: skip
     plan = job.plan({"HF_TOKEN": secret, "WEFT_TOKEN": "f00d" * 8})
     assert plan.environ["HF_TOKEN"] == secret
-    for text in (str(plan), repr(plan)):
-        assert secret not in text and "f00df00d" not in text
-    assert told not in str(plan) and f"HF_TOKEN={MASK}" in str(plan)
-    assert "note: --api-key is an argument, which others can read" in str(plan)
+    for text in (str(plan), repr(plan), repr(job)):
+        assert not any(part in text for part in (secret, "f00df00d", "0123", "4567", "8989"))
+    assert f"HF_TOKEN={MASK}" in str(plan)
+    for name in ("--api-key", "wandb.key", "MY_SECRET"):
+        assert f"note: {name} is an argument, which others can read" in str(plan)
     assert not any(secret in file.text for file in plan.files)
     assert not any(secret in argument for command in plan.commands for argument in command.arguments)
 

@@ -44,7 +44,7 @@ class Described:
     """See :class:`weft.launch.job.Job`."""
 
     script: str = field(kw_only=False)
-    arguments: Sequence[str] = field(default=(), kw_only=False)
+    arguments: Sequence[str] = field(default=(), kw_only=False, repr=False)
     module: bool = False
     hosts: int | Sequence[str] = 1
     ranks_per_host: int = 1
@@ -61,7 +61,7 @@ class Described:
     python: str = PYTHON
     image: str = ""
     gpus_per_host: int = 0
-    mpi_options: Sequence[str] = ()
+    mpi_options: Sequence[str] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if faults := [*_kind_faults(self)] or [*_faults(self)]:
