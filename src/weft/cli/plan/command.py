@@ -176,8 +176,7 @@ def _sizes(options: argparse.Namespace) -> Sizes:
     marks = {"gated": True} if options.gated else {}
     marks |= {"tied": False} if options.untied else {}
     if options.config is not None:
-        base = read_file(options.config, lambda text: sizes_from_config(text, options.seq))
-        return replace(base, **given, **marks)
+        return replace(read_file(options.config, lambda text: sizes_from_config(text, **given)), **marks)
     missing = [name for name in ("layers", "hidden", "heads", "vocab", "seq") if name not in given]
     if missing:
         raise ConfigError(
