@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from weft.plan.parallelism.answer import Answer, Asked
+from weft.plan.parallelism.answer import Answer, Asked, divisible
 from weft.plan.parallelism.explain import memory_terms, step_terms
 from weft.plan.parallelism.search import Plan
 from weft.plan.parallelism.weft_today import cannot, command, settings
@@ -59,7 +59,7 @@ def _sentence(found: Answer) -> str:
 
 
 def nothing_fits(found: Answer) -> str:
-    """Why nothing fits, what is lacking, and the nearest that would fit, in one sentence or two."""
+    """Why nothing fits, what is lacking, and how many hosts would do, in one sentence or two."""
     asked = found.asked
     assert found.search.nearest is not None
     division, memory = found.search.nearest
@@ -69,7 +69,9 @@ def nothing_fits(found: Answer) -> str:
         f"and a rank has {format_bytes(asked.limit_bytes)}: it lacks {format_bytes(memory.total - asked.limit_bytes)}."
     )
     if found.hosts_that_fit is not None:
-        words += f" The nearest that would fit: {found.hosts_that_fit} such hosts"
+        batch = divisible(asked.job.batch, found.hosts_that_fit * asked.machines.host.accelerators)
+        more = "" if batch == asked.job.batch else f", with a batch of {batch}"
+        words += f" {found.hosts_that_fit} such hosts would do{more}."
     return words
 
 
