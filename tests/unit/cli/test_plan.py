@@ -114,6 +114,20 @@ def test_storage_of_the_example(capsys):
     assert re.search(r"SCRATCH_2 +16,800 GiB +9,600 GiB", text)
 
 
+def test_storage_beside_hosts_whose_memory_is_not_known(capsys):
+    asked = ("--cluster", "4x8xA100-40", *SMALL, "--global-batch", 64)
+    text = told(capsys, *asked, "--data", "100GB", "--epoch", "30s")
+    assert "whether it fits into the hosts' memory is not known: name an instance type" in text
+
+
+@pytest.mark.parametrize(("cluster", "said"), [("8xH200", True), ("8xH100", False), ("2xcpu:8", True)])
+def test_machines_that_were_not_fitted_are_named(cluster, said, capsys):
+    text = told(capsys, "--cluster", cluster, *SMALL, "--global-batch", 64)
+    assert ("not fitted to published steps (shares are " in text) is said
+    found = planned(capsys, "--cluster", cluster, *SMALL, "--global-batch", 64)
+    assert bool(found["not_fitted"]) is said
+
+
 def test_machine_files(tmp_path, capsys):
     path = tmp_path / "mine.json"
     path.write_text(host_to_json(host_of("L4", 4)))
