@@ -18,8 +18,9 @@ from typing import Any
 from weft import config
 from weft.analysis.analysis import Analysis
 from weft.cli import engines
-from weft.cli.live.fresh_page import fresh_page
+from weft.cli.live.fresh_page import fresh_page, nothing_recorded, recording_files
 from weft.cli.machine import count
+from weft.cli.report import FAILED, exit_code
 from weft.compat import distribution, launch_environ
 from weft.compat.modelparallel.container import container_environ, folders
 from weft.compat.variables import ALLOW_PICKLE
@@ -33,11 +34,10 @@ from weft.launch.rank import FILE, MODULE
 from weft.profiler import detail
 from weft.profiler.live.metrics import Collector, Endpoint
 from weft.profiler.reading import read_run
-from weft.rules.failing import failing, wanted
+from weft.rules.failing import wanted
 from weft.rules.rule import judge
 from weft.rules.table import RULES
 from weft.rules.verdict import verdict
-from weft.visible import visible
 from weft.watch import progress
 from weft.watch.heartbeat import Page
 from weft.watch.monitor import Limits
@@ -55,8 +55,6 @@ examples:
 """
 
 
-FOUND_SOMETHING = 3
-"""The exit code of a job that ended well, but for what --fail-on names."""
 Attend = Callable[[Page], Endpoint]
 _OPTIONS = {"WEFT_CONFIG": "--config", "WEFT_SET": "--set"}
 
@@ -133,7 +131,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help=f"end with exit code {FOUND_SOMETHING} if the rule warns of something in the recording (any: any rule)",
+        help=f"end with exit code {FAILED} if the rule warns of something in the recording (any: any rule)",
     )
     parser.add_argument(
         "--distribution",
@@ -189,9 +187,10 @@ def main(options: argparse.Namespace) -> int:
         container = container_environ(environ, options.ranks, options.script[1:])
         environ |= container
     fresh = fresh_page(Path(options.report)) if options.report else nullcontext()
+    before = recording_files(Path(settings.record)) if options.fail_on else {}
     with folders(container), fresh, _metrics(options, settings) as attend:
         code = run(Job(_command(options), options.ranks, environ, options.prefix or "others", limits, attend))
-    return code or _judge(options, settings)
+    return code or _judge(options, Path(settings.record), before)
 
 
 def _hand_over(
@@ -233,17 +232,15 @@ def _check_rules(options: argparse.Namespace, settings: config.Settings) -> None
     wanted(options.fail_on, RULES)
 
 
-def _judge(options: argparse.Namespace, settings: config.Settings) -> int:
-    """The exit code that the recording of a job deserves which ended well."""
+def _judge(options: argparse.Namespace, folder: Path, before: Mapping[str, int]) -> int:
+    """The exit code that the recording of a job deserves which ended well; `before` are the files of an earlier one."""
     if not options.fail_on:
         return 0
-    told = verdict(judge(RULES, Analysis(read_run(Path(settings.record)))), RULES)
-    found = failing(told.findings, wanted(options.fail_on, RULES))
-    for each in found:
-        print(
-            f"weft run: --fail-on: {each.rule} ({each.status.value}): {visible(each.text)}", file=sys.stderr
-        )
-    return FOUND_SOMETHING if found else 0
+    if recording_files(folder) == before:
+        raise LaunchError(f"--fail-on judges what the job records; {nothing_recorded(folder)}")
+    recorded = read_run(folder)
+    told = verdict(judge(RULES, Analysis(recorded)), RULES)
+    return exit_code("run", wanted(options.fail_on, RULES), told.findings, recorded.complete)
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def test_scaling(capsys):
 )
 def test_fail_on(folder: str, arguments: list[str], code: int, capsys):
     assert main(["report", folder, *arguments]) == code
-    assert ("--fail-on: LastPartitionHeavy is " in capsys.readouterr().err) == (code == 3)
+    assert ("--fail-on: LastPartitionHeavy (" in capsys.readouterr().err) == (code == 3)
 
 
 def test_rules_of_ones_own_and_their_parameters(capsys):
