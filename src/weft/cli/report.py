@@ -90,6 +90,8 @@ def add_parser(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.rules and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m weft` has it
     asked = rules(options.set, map(load_rule, options.rules))
     names = wanted(options.fail_on, asked)
     folder, report = _report(options, asked)
@@ -154,8 +156,13 @@ def _report(options: argparse.Namespace, asked: Sequence[Rule]) -> tuple[Path, R
     others = {name: _read(name) for name in folders if name != folder}
     steps = analysis.timeline.steps
     if options.step is not None and options.step not in steps:
-        told = f"{steps[0]} to {steps[-1]}" if steps else "none"
-        raise UsageError(f"step {options.step} was not recorded: steps with spans are {told}")
+        near = min(steps, key=lambda step: abs(step - options.step), default=None)
+        told = (
+            "no step was"
+            if near is None
+            else f"the nearest that was is {near}, of {len(steps)} steps with spans"
+        )
+        raise UsageError(f"step {options.step} was not recorded: {told}")
     compared = compare(_read(Path(options.against)), analysis) if options.against is not None else None
     scaled = scale([others.get(name, analysis) for name in folders]) if folders else None
     report = _judged(analysis, asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -116,6 +117,15 @@ def test_fail_on(folder: str, arguments: list[str], code: int, capsys):
     assert ("--fail-on: LastPartitionHeavy (" in capsys.readouterr().err) == (code == 3)
 
 
+def test_a_rule_in_the_working_folder_is_found(runs: Path, monkeypatch):
+    monkeypatch.setattr(
+        "sys.path", ["/a/folder/of/programs", *(path for path in sys.path if path != str(runs))]
+    )
+    (runs / "rules_of_this_test.py").write_text(f"from {__name__} import ManySteps\n")
+    assert main(["report", "clean", "--rules", "rules_of_this_test:ManySteps"]) == 0
+    sys.modules.pop("rules_of_this_test")
+
+
 def test_rules_of_ones_own_and_their_parameters(capsys):
     mine = f"{__name__}:ManySteps"
     assert main(["report", "clean", "--rules", mine, "--fail-on", "ManySteps"]) == 3
@@ -130,7 +140,7 @@ def test_rules_of_ones_own_and_their_parameters(capsys):
         ([], "no folder is given: write for example weft report out"),
         (["--scaling", "one"], "--scaling compares runs: give two folders or more"),
         (["--scaling", "one", "one"], "scaling is seen in runs on different numbers of ranks"),
-        (["out", "--step", "99"], "step 99 was not recorded: steps with spans are 1 to 20"),
+        (["out", "--step", "99"], "step 99 was not recorded: the nearest that was is 20, of 20 steps"),
         (["nowhere"], "nowhere holds no recording"),
         (
             ["out", "--fail-on", "DataWaits"],
