@@ -29,7 +29,7 @@ _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those that say where a script runs."""
-    option = parser.add_argument
+    option = parser.add_argument_group("where it runs").add_argument
     option(
         "--ranks-per-host", "--nproc-per-node", "--nproc_per_node", dest="ranks_per_host", metavar="N", type=count,
         help="how many processes on each host",
@@ -47,6 +47,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option("--gpus-per-host", type=count, default=0, metavar="N", help="GPUs, for engines that ask")
     option("--name", help="the job's name (default: the script's)")
     option("--image", help="the image of containers, for Kubernetes")
+    option(
+        "--mpi-options", metavar="OPTIONS", help='for mpirun, in one piece: --mpi-options="--bind-to core"'
+    )
     option("--dry-run", action="store_true", help="print what would run where, and start nothing")
 
 

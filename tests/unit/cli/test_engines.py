@@ -97,6 +97,17 @@ def test_mpirun_on_hosts(script, replaced):
     assert len(environ["WEFT_TOKEN"]) == 32 and not any(environ["WEFT_TOKEN"] in part for part in arguments)
 
 
+@pytest.mark.parametrize("engine", ["slurm", "mpirun"])
+def test_the_page_of_a_job_that_others_start_is_written_by_hand(engine, script, capsys):
+    assert main(["run", "--engine", engine, "--report", "out", "--dry-run", script]) == 0
+    captured = capsys.readouterr()
+    assert f"{engine} runs without weft's launcher" in captured.err
+    assert (
+        captured.err.endswith("write it by weft report out --html\n")
+        and "weft's launcher" not in captured.out
+    )
+
+
 def test_settings_of_a_file_travel_as_text(script, capsys):
     Path("job.json").write_text('{"microbatches": 8}')
     main(["run", "--engine", "ray", "--config", "job.json", "--dry-run", script])
