@@ -181,6 +181,21 @@ def test_a_traced_model(tmp_path, capsys):
         ),
         (["--cluster", "8xT4", *SMALL, "--global-batch", "8", "--price", "-1"], "costs -1.0 an hour"),
         (["--cluster", "8xT4", "--config", "nowhere.json", "--global-batch", "8"], "nowhere.json"),
+        (
+            [
+                "g.json",
+                "--cluster",
+                "8xT4",
+                "--global-batch",
+                "8",
+                "--layers",
+                "4",
+                "--tokens",
+                "3B",
+                "--explain",
+            ],
+            "g.json is a traced model, of which --layers, --tokens, --explain can say nothing: leave them out",
+        ),
     ],
 )
 def test_mistakes(arguments, fault, capsys):
