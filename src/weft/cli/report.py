@@ -13,11 +13,11 @@ from typing import Any
 from weft.analysis.analysis import Analysis
 from weft.analysis.compare import compare
 from weft.analysis.scaling import scale
-from weft.cli.draw import wrote
-from weft.cli.live.fresh_page import PAGE, partial_page
+from weft.cli.draw import write, wrote
+from weft.cli.live.fresh_page import PAGE
 from weft.cli.machine import count
 from weft.errors import UsageError
-from weft.foreign import LARGEST, shown_path
+from weft.foreign import LARGEST
 from weft.profiler.foreign_traces import is_traces, read_traces
 from weft.profiler.reading import read_run
 from weft.report.run.document import run_json
@@ -131,14 +131,7 @@ def exit_code(command: str, names: Sequence[str], findings: Sequence[Finding], c
 def write_page(folder: Path) -> Path:
     """Writes the page of a run into its folder, whole or not at all, also while the run goes on; gives its path."""
     out = folder / PAGE
-    beside = partial_page(folder, os.getpid())
-    try:
-        beside.write_text(run_page(_judged(_read(folder), rules())), encoding="utf-8")
-        os.replace(beside, out)
-    except OSError as error:
-        raise UsageError(f"{shown_path(out)} cannot be written: {error.strerror}") from error
-    finally:
-        beside.unlink(missing_ok=True)
+    write(out, run_page(_judged(_read(folder), rules())))
     return out
 
 

@@ -161,16 +161,22 @@ def test_mistakes(arguments: list[str], text: str, capsys):
     assert error.startswith("weft report: error: ") and text in error
 
 
-def test_the_page_beside_a_running_job_appears_whole(runs: Path, monkeypatch):
+def test_a_page_appears_whole_or_not_at_all(runs: Path, monkeypatch, capsys):
     folder = runs / "out"
     assert write_page(folder) == folder / "report.html"
     assert sorted(each.name for each in folder.iterdir()) == ["report.html"]
     before = (folder / "report.html").read_text()
-    monkeypatch.setattr(
-        command, "run_page", lambda report: (_ for _ in ()).throw(OSError(28, "No space left"))
-    )
+
+    def half(path: Path, content: bytes) -> None:
+        with open(path, "wb") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError(28, "No space left")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
     with pytest.raises(command.UsageError, match="report.html cannot be written: No space left"):
         write_page(folder)
+    assert main(["report", "out", "--html"]) == 2
+    assert "out/report.html cannot be written: No space left" in capsys.readouterr().err
     assert (folder / "report.html").read_text() == before, "the page before stays"
     assert sorted(each.name for each in folder.iterdir()) == ["report.html"]
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from weft.cli.draw import partial_file
 from weft.foreign import reason, shown_path
 
 PAGE = "report.html"
@@ -73,12 +74,7 @@ def _write_beside(folder: Path, over: threading.Event) -> None:
         if over.wait(0.2):
             process.kill()
     process.wait()
-    partial_page(folder, process.pid).unlink(missing_ok=True)  # of one that was killed
-
-
-def partial_page(folder: Path, process: int) -> Path:
-    """Where a process writes a page before it takes the place of the last one."""
-    return folder / f".{PAGE}.{process}"
+    partial_file(folder.resolve() / PAGE, process.pid).unlink(missing_ok=True)  # of one that was killed
 
 
 def _write_last(folder: Path, before: dict[str, int]) -> None:
