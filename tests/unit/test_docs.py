@@ -3,7 +3,8 @@
 ```python        runs as a script in a process of its own; as the first line
                  `# run: 2 processes` runs it under `weft run -n 2`; one that imports
                  TensorFlow is skipped where that is not installed
-```console       lines that begin with `$ weft` run, from the repository's root
+```console       lines that begin with `$ weft` run, from the repository's root; the lines
+                 below are printed, `...` stands for anything
 ```text, none    is not run
 """
 
@@ -53,16 +54,27 @@ def _dedent(match: re.Match[str]) -> str:
     return "".join(line.removeprefix(match[1]) for line in match[3].splitlines(keepends=True))
 
 
-def commands(text: str) -> list[str]:
-    """The `$ weft` lines of a console block, continued lines joined."""
-    lines = text.replace("\\\n", " ").splitlines()
-    return [line.removeprefix("$ ") for line in lines if line.startswith("$ weft")]
+def shown(text: str) -> list[tuple[str, list[str]]]:
+    """Each command of a console block, with what is shown below it."""
+    found: list[tuple[str, list[str]]] = []
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.startswith("$ "):
+            found.append((line.removeprefix("$ "), []))
+        elif found and line:
+            found[-1][1].append(line)
+    return [(command, lines) for command, lines in found if command.startswith("weft")]
 
 
-def run(arguments: list[str], directory: Path, start: Callable[..., tuple[int, str]] = warm.run) -> None:
+def as_pattern(line: str) -> str:
+    """A line in which `...` stands for anything."""
+    return ".*".join(map(re.escape, line.rstrip().split("...")))
+
+
+def run(arguments: list[str], directory: Path, start: Callable[..., tuple[int, str]] = warm.run) -> str:
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     code, output = start(arguments, environ, directory, timeout=500)
     assert code == 0, f"{shlex.join(arguments)}\n{output}"
+    return output
 
 
 def needs_tensorflow(text: str) -> bool:
@@ -85,10 +97,10 @@ def anchors(page: Path) -> set[str]:
 
 SCRIPTS = [block for page in PAGES for block in blocks(page, "python")]
 COMMANDS = [
-    (block.where, command)
+    (block.where, *command)
     for page in PAGES
     for block in blocks(page, "console")
-    for command in commands(block.text)
+    for command in shown(block.text)
 ]
 
 
@@ -105,9 +117,12 @@ def test_scripts_run(block, tmp_path):
     run([*launcher, str(script)], tmp_path)
 
 
-@pytest.mark.parametrize("command", [c for _, c in COMMANDS], ids=[where for where, _ in COMMANDS])
-def test_commands_run(command):
-    run(shlex.split(command)[1:], ROOT)
+@pytest.mark.parametrize(("where", "command", "lines"), COMMANDS, ids=[where for where, *_ in COMMANDS])
+def test_commands_print_what_is_shown(where, command, lines):
+    output = run(shlex.split(command)[1:], ROOT)
+    told = [line.rstrip() for line in output.splitlines()]
+    for line in lines:
+        assert any(re.fullmatch(as_pattern(line), each) for each in told), f"{where}: {line}\n{output}"
 
 
 @pytest.mark.parametrize("page", LINKING, ids=[str(page.relative_to(ROOT)) for page in LINKING])
@@ -137,6 +152,10 @@ def test_blocks_are_found(tmp_path):
         Block("page.md:2", "python", "# run: 2 processes\nx = 1\n"),
         Block("page.md:7", "python", "if x:\n    y = 1\n"),
     ]
-    assert [command.split() for command in commands(blocks(page, "console")[0].text)] == [
-        ["weft", "run", "-n", "2"]
-    ]
+    ((command, lines),) = shown(blocks(page, "console")[0].text)
+    assert command.split() == ["weft", "run", "-n", "2"] and lines == ["out"]
+
+
+def test_dots_stand_for_anything():
+    assert re.fullmatch(as_pattern("step ... ms (all)"), "step 3.5 ms (all)")
+    assert not re.fullmatch(as_pattern("step 3.5"), "step 335")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -163,8 +164,23 @@ def make_folder(out: Path) -> None:
 
 
 def write(out: Path, content: str | bytes) -> None:
-    """Write a file; a `UsageError` says why that cannot be."""
+    """Write a file, whole or not at all; a `UsageError` says why that cannot be."""
+    data = content.encode() if isinstance(content, str) else content
     try:
-        out.write_bytes(content.encode() if isinstance(content, str) else content)
+        if out.exists() and not out.is_file():  # a pipe, say
+            out.write_bytes(data)
+            return
+        target = out.resolve()
+        part = partial_file(target, os.getpid())
+        try:
+            part.write_bytes(data)
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(f"{out} cannot be written: {error.strerror}") from error
+        raise UsageError(f"{shown_path(out)} cannot be written: {error.strerror}") from error
+
+
+def partial_file(out: Path, process: int) -> Path:
+    """Where a process writes a file before it takes its place."""
+    return out.with_name(f".{out.name}.{process}")

@@ -29,7 +29,7 @@ _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those that say where a script runs."""
-    option = parser.add_argument
+    option = parser.add_argument_group("where it runs").add_argument
     option(
         "--ranks-per-host", "--nproc-per-node", "--nproc_per_node", dest="ranks_per_host", metavar="N", type=count,
         help="how many processes on each host",
@@ -47,6 +47,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option("--gpus-per-host", type=count, default=0, metavar="N", help="GPUs, for engines that ask")
     option("--name", help="the job's name (default: the script's)")
     option("--image", help="the image of containers, for Kubernetes")
+    option(
+        "--mpi-options", metavar="OPTIONS", help='for mpirun, in one piece: --mpi-options="--bind-to core"'
+    )
     option("--dry-run", action="store_true", help="print what would run where, and start nothing")
 
 
@@ -72,7 +75,11 @@ def places(options: argparse.Namespace, default: int | None = None) -> Places:
     hosts, slots = _hosts(options)
     number = hosts if isinstance(hosts, int) else len(hosts)
     told = {"--hosts": slots, "--ranks-per-host": options.ranks_per_host}
-    for name, value in (("-n", options.ranks), ("--ranks-per-host", options.ranks_per_host)):
+    for name, value in (
+        ("--hosts", number),
+        ("-n", options.ranks),
+        ("--ranks-per-host", options.ranks_per_host),
+    ):
         if value is not None and value < 1:
             raise LaunchError(f"{name} is {value}: it must be at least 1, for example {name} 2")
     if options.ranks is not None:
@@ -141,7 +148,7 @@ def handed_over(options: argparse.Namespace) -> bool:
 
     Weft's own launcher starts the others, and ``mpirun`` by itself, as it is given options.
     """
-    asked = ("dry_run", "hosts", "hostfile", "form", "time", "max_restarts", "name")
+    asked = ("dry_run", "hosts", "hostfile", "form", "time", "max_restarts", "gpus_per_host", "name")
     return options.engine not in ("local", "mpirun") or any(getattr(options, name) for name in asked)
 
 

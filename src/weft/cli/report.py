@@ -13,10 +13,11 @@ from typing import Any
 from weft.analysis.analysis import Analysis
 from weft.analysis.compare import compare
 from weft.analysis.scaling import scale
-from weft.cli.draw import wrote
+from weft.cli.draw import write, wrote
+from weft.cli.live.fresh_page import PAGE
 from weft.cli.machine import count
 from weft.errors import UsageError
-from weft.foreign import LARGEST, shown_path
+from weft.foreign import LARGEST
 from weft.profiler.foreign_traces import is_traces, read_traces
 from weft.profiler.reading import read_run
 from weft.report.run.document import run_json
@@ -25,12 +26,13 @@ from weft.report.run.report import Report
 from weft.report.run.text import run_text
 from weft.rules.configure import load_rule, rules
 from weft.rules.failing import failing, wanted
-from weft.rules.rule import Rule, judge
+from weft.rules.rule import Finding, Rule, Status, judge
 from weft.rules.verdict import verdict
+from weft.visible import visible
 
-PAGE = "report.html"
 FAILED = 3
 """The exit code where a finding is there that `--fail-on` names."""
+_UNJUDGED = (Status.NOT_ENOUGH_DATA, Status.ERROR)
 _EXAMPLES = """\
 examples:
   weft report out                                    # the verdict, the findings, where the time went
@@ -88,6 +90,8 @@ def add_parser(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.rules and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m weft` has it
     asked = rules(options.set, map(load_rule, options.rules))
     names = wanted(options.fail_on, asked)
     folder, report = _report(options, asked)
@@ -102,23 +106,32 @@ def main(options: argparse.Namespace) -> int:
         print(run_text(report))
     else:
         print(f"{report.verdict.status.value}: {report.verdict.text}")
-    failed = failing(report.found, names)
-    for each in failed:
-        print(f"weft report: --fail-on: {each.rule} is {each.status.value}", file=sys.stderr)
+    return exit_code("report", names, report.findings, report.analysis.run.complete)
+
+
+def exit_code(command: str, names: Sequence[str], findings: Sequence[Finding], complete: bool) -> int:
+    """The exit code that `--fail-on` gives a run; why, and what could not be judged, is told.
+
+    Args:
+        command: Which one asks.
+        names: What `--fail-on` names.
+        findings: What the rules say.
+        complete: Whether the run has come to its end.
+    """
+    failed = failing(findings, names)
+    told = [*failed, *(each for each in findings if each.rule in names and each.status in _UNJUDGED)]
+    lines = [f"{each.rule} ({each.status.value}): {visible(each.text)}" for each in told]
+    if names and not complete:
+        lines.append("the run has not come to its end, so only its beginning is judged")
+    for line in lines:
+        print(f"weft {command}: --fail-on: {line}", file=sys.stderr)
     return FAILED if failed else 0
 
 
 def write_page(folder: Path) -> Path:
     """Writes the page of a run into its folder, whole or not at all, also while the run goes on; gives its path."""
     out = folder / PAGE
-    beside = out.with_name(f".{PAGE}.{os.getpid()}")
-    try:
-        beside.write_text(run_page(_judged(_read(folder), rules())), encoding="utf-8")
-        os.replace(beside, out)
-    except OSError as error:
-        raise UsageError(f"{shown_path(out)} cannot be written: {error.strerror}") from error
-    finally:
-        beside.unlink(missing_ok=True)
+    write(out, run_page(_judged(_read(folder), rules())))
     return out
 
 
@@ -136,8 +149,13 @@ def _report(options: argparse.Namespace, asked: Sequence[Rule]) -> tuple[Path, R
     others = {name: _read(name) for name in folders if name != folder}
     steps = analysis.timeline.steps
     if options.step is not None and options.step not in steps:
-        told = f"{steps[0]} to {steps[-1]}" if steps else "none"
-        raise UsageError(f"step {options.step} was not recorded: steps with spans are {told}")
+        near = min(steps, key=lambda step: abs(step - options.step), default=None)
+        told = (
+            "no step was"
+            if near is None
+            else f"the nearest that was is {near}, of {len(steps)} steps with spans"
+        )
+        raise UsageError(f"step {options.step} was not recorded: {told}")
     compared = compare(_read(Path(options.against)), analysis) if options.against is not None else None
     scaled = scale([others.get(name, analysis) for name in folders]) if folders else None
     report = _judged(analysis, asked)

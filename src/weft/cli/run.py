@@ -18,8 +18,9 @@ from typing import Any
 from weft import config
 from weft.analysis.analysis import Analysis
 from weft.cli import engines
-from weft.cli.live.fresh_page import fresh_page
+from weft.cli.live.fresh_page import fresh_page, nothing_recorded, recording_files
 from weft.cli.machine import count
+from weft.cli.report import FAILED, exit_code
 from weft.compat import distribution, launch_environ
 from weft.compat.modelparallel.container import container_environ, folders
 from weft.compat.variables import ALLOW_PICKLE
@@ -33,11 +34,10 @@ from weft.launch.rank import FILE, MODULE
 from weft.profiler import detail
 from weft.profiler.live.metrics import Collector, Endpoint
 from weft.profiler.reading import read_run
-from weft.rules.failing import failing, wanted
+from weft.rules.failing import wanted
 from weft.rules.rule import judge
 from weft.rules.table import RULES
 from weft.rules.verdict import verdict
-from weft.visible import visible
 from weft.watch import progress
 from weft.watch.heartbeat import Page
 from weft.watch.monitor import Limits
@@ -55,8 +55,6 @@ examples:
 """
 
 
-FOUND_SOMETHING = 3
-"""The exit code of a job that ended well, but for what --fail-on names."""
 Attend = Callable[[Page], Endpoint]
 _OPTIONS = {"WEFT_CONFIG": "--config", "WEFT_SET": "--set"}
 
@@ -76,6 +74,16 @@ def add_parser(commands: Any) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those that start a script."""
+    _add_job(parser)
+    engines.add_options(parser)
+    _add_watching(parser)
+    _add_original(parser)
+    parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    """How many ranks there are, and what they are told."""
     parser.add_argument(
         "-n", "-np", "--ranks", "--np",
         dest="ranks", metavar="N", type=count, help="how many processes, on all hosts (default: 1)",
@@ -89,74 +97,54 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             f"--timeout-{name}", type=float, metavar="SECONDS", help=f"after how many seconds {meaning}"
         )
     parser.add_argument(
-        "--prefix",
-        choices=("all", "others", "none"),
-        help="whose lines start with [rank n] (default: others, than rank 0)",
-    )
-    engines.add_options(parser)
-    parser.add_argument(
-        "--mpi-options", metavar="OPTIONS", help="for mpirun, in one piece: hosts, --mca, --bind-to, ..."
-    )
-    parser.add_argument(
-        "-x",
-        dest="variables",
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
+        "-x", dest="variables", action="append", default=[], metavar="NAME[=VALUE]",
         help="a variable for the ranks, on all hosts",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--record", metavar="FOLDER", help="each rank records there what it runs when; weft draw shows it"
-    )
-    parser.add_argument(
-        "--report",
-        metavar="FOLDER",
-        help="records there all that says where time goes, and keeps FOLDER/report.html up to date",
-    )
-    parser.add_argument("--quiet", action="store_true", help="no line of progress while steps run in a loop")
-    parser.add_argument(
-        "--log-dir", metavar="FOLDER", help="where weft.log writes values of the script (default: weft-log)"
-    )
-    parser.add_argument(
-        "--tensorboard",
-        metavar="FOLDER",
-        help="where values of the script go for TensorBoard (default: --log-dir)",
-    )
-    parser.add_argument(
-        "--metrics-port",
-        metavar="PORT",
-        type=partial(count, most=65535),
-        help="answer Prometheus at this port of the loopback while the job runs (0: at any free one)",
-    )
-    parser.add_argument(
-        "--fail-on",
-        action="append",
-        default=[],
-        metavar="RULE",
-        help=f"end with exit code {FOUND_SOMETHING} if the rule warns of something in the recording (any: any rule)",
-    )
-    parser.add_argument(
-        "--distribution",
-        metavar="JSON",
-        help="the original's distribution: JSON text, or the path of a JSON file; see docs/migration.md",
-    )
-    parser.add_argument(
-        "--smdistributed",
-        action="store_true",
-        help="scripts written for smdistributed run unchanged; see docs/migration.md",
-    )
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
+        "--device", choices=("cpu", "cuda"),
         help="cpu: hide the GPUs; with --smdistributed, calls for CUDA mean the CPU then (default: GPUs if there are)",
+    )  # fmt: skip
+
+
+def _add_watching(parser: argparse.ArgumentParser) -> None:
+    """What the job shows of itself, and what it writes down."""
+    group = parser.add_argument_group("what it shows and records")
+    group.add_argument(
+        "--prefix", choices=("all", "others", "none"),
+        help="whose lines start with [rank n] (default: others, than rank 0)",
+    )  # fmt: skip
+    group.add_argument("--quiet", action="store_true", help="no line of progress while steps run in a loop")
+    for name, meaning in (
+        ("record", "each rank records there what it runs when; weft draw shows it"),
+        ("report", "records there all that says where time goes, and keeps FOLDER/report.html up to date"),
+        ("log-dir", "where weft.log writes values of the script (default: weft-log)"),
+        ("tensorboard", "where values of the script go for TensorBoard (default: --log-dir)"),
+    ):
+        group.add_argument(f"--{name}", metavar="FOLDER", help=meaning)
+    group.add_argument(
+        "--metrics-port", metavar="PORT", type=partial(count, most=65535),
+        help="answer Prometheus at this port of the loopback while the job runs (0: at any free one)",
+    )  # fmt: skip
+    group.add_argument(
+        "--fail-on", action="append", default=[], metavar="RULE",
+        help=f"end with exit code {FAILED} if the rule warns of something in the recording (any: any rule)",
+    )  # fmt: skip
+
+
+def _add_original(parser: argparse.ArgumentParser) -> None:
+    """How scripts and descriptions of the original are taken."""
+    group = parser.add_argument_group("scripts written for smdistributed")
+    group.add_argument(
+        "--distribution", metavar="JSON",
+        help="the original's distribution: JSON text, or the path of a JSON file; see docs/migration.md",
+    )  # fmt: skip
+    group.add_argument(
+        "--smdistributed", action="store_true", help="they run unchanged; see docs/migration.md"
     )
-    parser.add_argument(
-        "--allow-pickle",
-        action="store_true",
+    group.add_argument(
+        "--allow-pickle", action="store_true",
         help="with --smdistributed, pickled objects of checkpoints are read, which can run any code",
-    )
-    parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
+    )  # fmt: skip
 
 
 def main(options: argparse.Namespace) -> int:
@@ -179,6 +167,7 @@ def main(options: argparse.Namespace) -> int:
         _needs_launcher(options, "--metrics-port")
     if options.mpi_options is not None and options.engine != "mpirun":
         raise LaunchError("--mpi-options is for mpirun: add --engine mpirun, or leave it out")
+    _tell_of_page(options)
     if engines.handed_over(options):
         return _hand_over(options, where, {**variables, **given, **added}, told)
     if options.engine == "mpirun":
@@ -189,9 +178,10 @@ def main(options: argparse.Namespace) -> int:
         container = container_environ(environ, options.ranks, options.script[1:])
         environ |= container
     fresh = fresh_page(Path(options.report)) if options.report else nullcontext()
+    before = recording_files(Path(settings.record)) if options.fail_on else {}
     with folders(container), fresh, _metrics(options, settings) as attend:
         code = run(Job(_command(options), options.ranks, environ, options.prefix or "others", limits, attend))
-    return code or _judge(options, settings)
+    return code or _judge(options, Path(settings.record), before)
 
 
 def _hand_over(
@@ -224,6 +214,16 @@ def _needs_launcher(options: argparse.Namespace, name: str) -> None:
         )
 
 
+def _tell_of_page(options: argparse.Namespace) -> None:
+    """Who keeps the page of a job up to date where weft's launcher does not: nobody."""
+    if options.report and options.engine != "local":
+        print(
+            f"weft run: {options.engine} runs without weft's launcher, which keeps the page up to date: write it by "
+            f"weft report {shown_path(options.report)} --html",
+            file=sys.stderr,
+        )
+
+
 def _check_rules(options: argparse.Namespace, settings: config.Settings) -> None:
     _needs_launcher(options, "--fail-on")
     if not settings.record:
@@ -233,17 +233,15 @@ def _check_rules(options: argparse.Namespace, settings: config.Settings) -> None
     wanted(options.fail_on, RULES)
 
 
-def _judge(options: argparse.Namespace, settings: config.Settings) -> int:
-    """The exit code that the recording of a job deserves which ended well."""
+def _judge(options: argparse.Namespace, folder: Path, before: Mapping[str, int]) -> int:
+    """The exit code that the recording of a job deserves which ended well; `before` are the files of an earlier one."""
     if not options.fail_on:
         return 0
-    told = verdict(judge(RULES, Analysis(read_run(Path(settings.record)))), RULES)
-    found = failing(told.findings, wanted(options.fail_on, RULES))
-    for each in found:
-        print(
-            f"weft run: --fail-on: {each.rule} ({each.status.value}): {visible(each.text)}", file=sys.stderr
-        )
-    return FOUND_SOMETHING if found else 0
+    if recording_files(folder) == before:
+        raise LaunchError(f"--fail-on judges what the job records; {nothing_recorded(folder)}")
+    recorded = read_run(folder)
+    told = verdict(judge(RULES, Analysis(recorded)), RULES)
+    return exit_code("run", wanted(options.fail_on, RULES), told.findings, recorded.complete)
 
 
 @contextmanager

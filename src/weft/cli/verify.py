@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from weft.cli import run
 from weft.config import PIPELINES, Settings
 from weft.errors import ConfigError, LaunchError, ScheduleError, UsageError
+from weft.report.text import table
 
 _EXAMPLES = """\
 examples:
@@ -73,7 +74,7 @@ def main(options: argparse.Namespace) -> int:
         if code or not told:
             why = f"the job failed with exit code {code}" if code else "no step of a split model ran"
             rows.append(Row(name, "", "", "", why))
-    print(table(rows), flush=True)
+    print(table(Row._fields, rows), flush=True)
     return 0 if good else 1
 
 
@@ -109,13 +110,3 @@ def row(name: str, told: dict[str, Any]) -> Row:
         return Row(name, str(told["step"] + 1), "", "", f"not compared: {told['reason']}")
     gradients = "" if told["gradients"] is None else f"{told['gradients']:.1e}"
     return Row(name, str(told["step"]), f"{told['losses']:.1e}", gradients, told["fault"] or "equal")
-
-
-def table(rows: list[Row]) -> str:
-    """The rows under their titles."""
-    lines = [Row("schedule", "step", "losses", "gradients", "verdict"), *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(4)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(line[:4], widths, strict=True)), line.verdict])
-        for line in lines
-    )

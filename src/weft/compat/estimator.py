@@ -161,12 +161,7 @@ def arguments(hyperparameters: Mapping[str, Any]) -> list[str]:
     found = []
     for name, value in sorted(_named(hyperparameters).items()):
         if name != "mp_parameters":
-            pairs = (
-                ",".join(f"{key}={value[key]}" for key in sorted(value))
-                if isinstance(value, Mapping)
-                else str(value)
-            )
-            found += [f"-{name}" if len(name) == 1 else f"--{name}", pairs]
+            found += [f"-{name}" if len(name) == 1 else f"--{name}", _text(value)]
     return found
 
 

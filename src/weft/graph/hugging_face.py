@@ -36,12 +36,13 @@ GATED = (
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
-def sizes_from_config(text: str, seq: int | None = None) -> Sizes:
+def sizes_from_config(text: str, **given: int) -> Sizes:
     """The sizes that a `config.json` describes.
 
     Args:
         text: What the file holds.
-        seq: Tokens of a sequence; the longest that the model takes if not given.
+        given: Sizes by the names of `NAMES` that win over the file's, or stand in for those that it lacks. Without
+            `seq` a sequence has as many tokens as the model takes.
 
     Raises:
         FormatError: It is not JSON, lacks a size, or describes a mixture of experts or of several models.
@@ -50,25 +51,24 @@ def sizes_from_config(text: str, seq: int | None = None) -> Sizes:
     >>> sizes_from_config(gpt2).parameters
     124438272
     """
-    given = Document(parse_json(text, "this is not JSON, so it cannot be a config.json"))
+    config = Document(parse_json(text, "this is not JSON, so it cannot be a config.json"))
     for name in EXPERTS:
-        if name in given and given[name].value not in (None, 0, 1):
+        if name in config and config[name].value not in (None, 0, 1):
             raise FormatError(
-                f"$.{name}: this is a mixture of {given[name].whole()} experts, which cannot be planned yet; give the "
+                f"$.{name}: this is a mixture of {config[name].whole()} experts, which cannot be planned yet; give the "
                 "sizes of a dense model by --layers, --hidden, --heads, --ffn, --vocab, --seq"
             )
-    found = {size: _first(given, names) for size, names in NAMES.items()}
-    found["seq"] = seq if seq is not None else found["seq"]
+    found = {size: given.get(size) or _first(config, names) for size, names in NAMES.items()}
     if found["ffn"] is None and found["hidden"] is not None:
         found["ffn"] = 4 * found["hidden"]
     for size in ("layers", "hidden", "heads", "vocab", "seq"):
         if found[size] is None:
             raise FormatError(
                 f"$: no {size}: none of {', '.join(NAMES[size])} is there; give it by --{size}"
-                + (", or use the config.json of one of its parts" if "text_config" in given else "")
+                + (", or use the config.json of one of its parts" if "text_config" in config else "")
             )
-    tied = "tie_word_embeddings" not in given or given["tie_word_embeddings"].value is not False
-    return Sizes(**found, gated=_gated(given), tied=tied)  # type: ignore[arg-type]  # none of the five is None
+    tied = "tie_word_embeddings" not in config or config["tie_word_embeddings"].value is not False
+    return Sizes(**found, gated=_gated(config), tied=tied)  # type: ignore[arg-type]  # none of the five is None
 
 
 def _first(given: Document, names: tuple[str, ...]) -> int | None:
@@ -77,7 +77,9 @@ def _first(given: Document, names: tuple[str, ...]) -> int | None:
 
 
 def _gated(given: Document) -> bool:
-    kind = (
-        given["model_type"].text() if "model_type" in given and given["model_type"].value is not None else ""
+    """By the type of the model, or by an activation that only gates have."""
+    kind, activation = (
+        given[name].text() if name in given and given[name].value is not None else ""
+        for name in ("model_type", "hidden_act")
     )
-    return kind in GATED
+    return kind in GATED or activation in ("silu", "swiglu")

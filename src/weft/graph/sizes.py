@@ -67,6 +67,10 @@ class Sizes:
                 f"kv_heads is {self.kv_heads}, which must divide heads, {self.heads}: "
                 "each head of keys serves as many heads of queries"
             )
+        if not faults and self.head_width is None and self.hidden % self.heads:
+            faults.append(
+                f"heads is {self.heads}, which must divide hidden, {self.hidden}: each head is hidden / heads wide"
+            )
         if faults:
             raise ConfigError("; ".join(faults))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.errors import LaunchError
@@ -13,7 +13,7 @@ from weft.foreign import listed
 from weft.launch.discovery import TOKEN
 from weft.launch.engines import kubernetes, local, mpirun, ray, skypilot, slurm, ssh, torchrun
 from weft.launch.engines.described import Described
-from weft.launch.engines.plan import Plan, is_secret, secret_arguments
+from weft.launch.engines.plan import MASK, Plan, is_secret, masked, masked_arguments, secret_arguments
 
 _PLANS: dict[str, Callable[[Described, Mapping[str, str]], Plan]] = {
     "local": local.plan,
@@ -92,9 +92,24 @@ class Job(Described):
                 raise LaunchError(
                     f"{name} has several lines: the engine {self.engine} hands secrets on line by line"
                 )
-        found_plan = _PLANS[self.engine](self, found)
-        told = secret_arguments(self.arguments)
+        told = {
+            **dict(secret_arguments(self.mpi_options).values()),
+            **dict(secret_arguments(self.arguments).values()),
+        }
         made = [_MADE] if TOKEN in found and TOKEN not in {*environ, *self.variables} else []
         open_arguments = [f"{name} is an argument, which others can read: {_REMEDY}" for name in told]
-        notes = [*found_plan.notes, *made, *open_arguments]
-        return replace(found_plan, notes=notes, hidden=[*told.values()])
+        found_plan = _PLANS[self.engine](self, found)
+        found_plan = replace(found_plan, notes=[*found_plan.notes, *made, *open_arguments])
+        secret = [value for name, value in found.items() if is_secret(name)]
+        shown = self._masked(found, [*secret, *told.values()])
+        return replace(found_plan, shown=replace(shown, notes=found_plan.notes))
+
+    def _masked(self, found: Mapping[str, str], secrets: Sequence[str]) -> Plan:
+        """The plan for reading: that of the same job without its secrets, whatever an engine's quotes make of them."""
+        environ = {name: MASK if is_secret(name) else masked(value, secrets) for name, value in found.items()}
+        job = replace(
+            self,
+            arguments=masked_arguments(self.arguments, secrets),
+            mpi_options=masked_arguments(self.mpi_options, secrets),
+        )
+        return _PLANS[self.engine](job, environ)

@@ -1,9 +1,21 @@
 """Accelerators by name, with the host that each usually comes in, and instance types of three clouds.
 
-Peak rates, memory and bandwidths are those of the makers' data sheets (dense, without sparsity); links are one
-direction of one accelerator. Shares, and how ranks work together, were fitted to published steps for A100, H100 and
-the H100 of 96 GB at 500 W, on five rows each (`benchmarks/plan`); the others borrow them from the next of kin, as
-`FITTED` says. Prices are not here: they change, and depend on the contract.
+Peak rates are dense, without sparsity; links are one direction of one accelerator. Where figures come from:
+
+    peak rates            the makers' data sheets, as PyTorch (torch/_inductor/analysis/device_info.py) and Lightning
+                          (fabric/utilities/throughput.py) cite them. B200: from no source that was read
+    memory, bandwidth     A100-80, H100: the same. Others: from no source that was read
+    links inside          rings of NCCL that were measured: vTrain's tables for V100 and A100 (79 us for 14 steps of 8
+                          ranks; 136 and 227 GB/s), NVIDIA's dgxc-benchmarking for H100 (45 us, 480 GB/s). H200: as
+                          H100. B200, L4, T4: assumed
+    network               80 % of a line of 200 Gbit/s (A100) or 400 Gbit/s (H100, H200, B200) for each accelerator.
+                          Others: assumed
+    instance types        lines of p4d and p3dn: NVIDIA/nccl, issues 527 and 235. The rest, and the hosts' memory, from
+                          no source that was read
+    shares, conduct       fitted to published steps for A100, H100 and the H100 of 96 GB at 500 W, on five rows each
+                          (`benchmarks/plan`); the others borrow them, as `NOT_FITTED` says
+
+Prices are not here: they change, and depend on the contract.
 """
 
 from __future__ import annotations
@@ -68,38 +80,33 @@ ACCELERATORS: Mapping[str, Accelerator] = {
     )
 }  # fmt: skip
 """By name; `cpu:CORES` is another one, see `cpu`."""
-FITTED: Mapping[str, str] = {
-    "A100-80": "fitted",
-    "A100-40": "as A100-80, with its own memory",
-    "H100": "fitted",
-    "H100-96-500W": "fitted",
-    "H200": "as H100, with its own memory",
-    "B200": "shares of H100",
-    "V100-16": "shares near A100",
-    "V100-32": "shares near A100",
-    "L4": "assumed",
-    "T4": "assumed",
+NOT_FITTED: Mapping[str, str] = {
+    "H200": "shares are those of H100",
+    "B200": "shares are those of H100",
+    "V100-16": "shares are near those of A100",
+    "V100-32": "shares are near those of A100",
+    "L4": "shares are assumed",
+    "T4": "shares are assumed",
 }
-"""Where the shares come from."""
+"""Accelerators whose steps were compared with no published ones, or with one only, and where their shares come from."""
 
 _ON_AMPERE = Conduct(tensor=0.0, data=0.0, parameters=0.5, ring=0.32, crossing_s=1.1e-4)
 _ON_HOPPER = Conduct(tensor=0.46, data=0.8, parameters=0.7, ring=0.6, crossing_s=4.6e-5, spread=0.0031)
 _PLAIN = Conduct(tensor=0.0, data=0.5, parameters=0.5, ring=0.32, crossing_s=1.1e-4)
 
-_HOSTS: Mapping[str, tuple[Link, Link, Conduct, int, int]] = {
-    "V100-16": (Link(5e-6, 136e9), Link(2e-5, 2.5e9), _PLAIN, 64, 488),
-    "V100-32": (Link(5e-6, 136e9), Link(2e-5, 10e9), _PLAIN, 96, 768),
-    "A100-40": (Link(5.6e-6, 230e9), Link(1e-5, 20e9), _ON_AMPERE, 96, 1152),
-    "A100-80": (Link(5.6e-6, 230e9), Link(1e-5, 20e9), _ON_AMPERE, 96, 1152),
-    "H100": (Link(3.2e-6, 480e9), Link(1e-5, 40e9), _ON_HOPPER, 192, 2048),
-    "H100-96-500W": (Link(3.2e-6, 480e9), Link(1e-5, 40e9), replace(_ON_HOPPER, tensor=0.0), 192, 2048),
-    "H200": (Link(3.2e-6, 480e9), Link(1e-5, 40e9), _ON_HOPPER, 192, 2048),
-    "B200": (Link(3.2e-6, 900e9), Link(1e-5, 40e9), _ON_HOPPER, 192, 2048),
-    "L4": (Link(2e-5, 12e9), Link(2e-5, 1.25e9), _PLAIN, 192, 768),
-    "T4": (Link(2e-5, 6e9), Link(2e-5, 1.25e9), _PLAIN, 96, 384),
+_HOSTS: Mapping[str, tuple[Link, Link, Conduct]] = {
+    "V100-16": (Link(5.6e-6, 136e9), Link(2e-5, 2.5e9), _PLAIN),
+    "V100-32": (Link(5.6e-6, 136e9), Link(2e-5, 10e9), _PLAIN),
+    "A100-40": (Link(5.6e-6, 230e9), Link(1e-5, 20e9), _ON_AMPERE),
+    "A100-80": (Link(5.6e-6, 230e9), Link(1e-5, 20e9), _ON_AMPERE),
+    "H100": (Link(3.2e-6, 480e9), Link(1e-5, 40e9), _ON_HOPPER),
+    "H100-96-500W": (Link(3.2e-6, 480e9), Link(1e-5, 40e9), replace(_ON_HOPPER, tensor=0.0)),
+    "H200": (Link(3.2e-6, 480e9), Link(1e-5, 40e9), _ON_HOPPER),
+    "B200": (Link(3.2e-6, 900e9), Link(1e-5, 40e9), _ON_HOPPER),
+    "L4": (Link(2e-5, 12e9), Link(2e-5, 1.25e9), _PLAIN),
+    "T4": (Link(2e-5, 6e9), Link(2e-5, 1.25e9), _PLAIN),
 }
-"""Inside, network (both for one accelerator), conduct, cores, GiB. Inside: measured rings of NCCL where there are any
-(vTrain's tables for V100 and A100; NVIDIA's for H100), else the data sheet's links. Network: 80 % of the line."""
+"""Inside and network, both for one accelerator, and conduct. Where each link comes from is said above."""
 
 
 def cpu(cores: int) -> Host:
@@ -114,9 +121,7 @@ def cpu(cores: int) -> Host:
     device = Accelerator(
         f"cpu:{cores}", 4 * GB * cores, 8e9 * cores, {"fp32": 96e9 * cores}, {"fp32": 0.5}, 1e6, 0.7, 0.25
     )
-    return Host(
-        device.name, device, 1, Link(5e-6, 8e9), Link(5e-5, 1.25e9), cores, 4 * 2**30 * cores, conduct=_PLAIN
-    )
+    return Host(device.name, device, 1, Link(5e-6, 8e9), Link(5e-5, 1.25e9), conduct=_PLAIN)
 
 
 def host_of(name: str, accelerators: int = 8) -> Host:
@@ -125,8 +130,8 @@ def host_of(name: str, accelerators: int = 8) -> Host:
     Raises:
         ConfigError: There is no accelerator of that name.
 
-    >>> host_of("H100").network.bytes_per_s, host_of("cpu:16").cores
-    (40000000000.0, 16)
+    >>> host_of("H100").network.bytes_per_s, host_of("cpu:16", 2).accelerators
+    (40000000000.0, 2)
     """
     kind, colon, cores = name.partition(":")
     if colon and kind.lower() == "cpu" and (count := whole(cores, 4096)):
@@ -139,49 +144,56 @@ def host_of(name: str, accelerators: int = 8) -> Host:
             f'there is no accelerator "{shown_text(name)}": write one of {", ".join(ACCELERATORS)}, cpu:CORES, an '
             "instance type, or the path of a machine file (.json)"
         )
-    inside, network, conduct, cores_there, memory = _HOSTS[key]
-    return Host(
-        key, ACCELERATORS[key], accelerators, inside, network, cores_there, memory * 2**30, conduct=conduct
-    )
+    inside, network, conduct = _HOSTS[key]
+    return Host(key, ACCELERATORS[key], accelerators, inside, network, conduct=conduct)
 
 
-def _instance(cores: int, gib: int, gbit: float, accelerators: int, device: str) -> Callable[[str], Host]:
+def not_fitted(device: str) -> str:
+    """Why steps on a known accelerator are ratios rather than times; empty for one that was fitted, or is not known.
+
+    >>> not_fitted("H200"), not_fitted("H100")
+    ('shares are those of H100', '')
+    """
+    return NOT_FITTED.get(device, "shares are assumed" if device.startswith("cpu:") else "")
+
+
+def _instance(gib: int, gbit: float, accelerators: int, device: str) -> Callable[[str], Host]:
     """An instance type: the network's line rate, of which 80 % are taken to be reached, shared by its accelerators."""
 
     def made(name: str) -> Host:
         usual = host_of(device, accelerators)
         network = replace(usual.network, bytes_per_s=0.8 * gbit * 1e9 / 8 / accelerators)
-        return replace(usual, name=name, network=network, cores=cores, memory_bytes=gib * 2**30)
+        return replace(usual, name=name, network=network, memory_bytes=gib * 2**30)
 
     return made
 
 
 INSTANCES: Mapping[str, Callable[[str], Host]] = {
     # Amazon EC2
-    "p3.16xlarge": _instance(64, 488, 25, 8, "V100-16"),
-    "p3dn.24xlarge": _instance(96, 768, 100, 8, "V100-32"),
-    "p4d.24xlarge": _instance(96, 1152, 400, 8, "A100-40"),
-    "p4de.24xlarge": _instance(96, 1152, 400, 8, "A100-80"),
-    "p5.48xlarge": _instance(192, 2048, 3200, 8, "H100"),
-    "p5en.48xlarge": _instance(192, 2048, 3200, 8, "H200"),
-    "p6-b200.48xlarge": _instance(192, 2048, 3200, 8, "B200"),
-    "g4dn.12xlarge": _instance(48, 192, 50, 4, "T4"),
-    "g6.12xlarge": _instance(48, 192, 40, 4, "L4"),
-    "g6.48xlarge": _instance(192, 768, 100, 8, "L4"),
+    "p3.16xlarge": _instance(488, 25, 8, "V100-16"),
+    "p3dn.24xlarge": _instance(768, 100, 8, "V100-32"),
+    "p4d.24xlarge": _instance(1152, 400, 8, "A100-40"),
+    "p4de.24xlarge": _instance(1152, 400, 8, "A100-80"),
+    "p5.48xlarge": _instance(2048, 3200, 8, "H100"),
+    "p5en.48xlarge": _instance(2048, 3200, 8, "H200"),
+    "p6-b200.48xlarge": _instance(2048, 3200, 8, "B200"),
+    "g4dn.12xlarge": _instance(192, 50, 4, "T4"),
+    "g6.12xlarge": _instance(192, 40, 4, "L4"),
+    "g6.48xlarge": _instance(768, 100, 8, "L4"),
     # Google Cloud
-    "a2-highgpu-8g": _instance(96, 680, 100, 8, "A100-40"),
-    "a2-ultragpu-8g": _instance(96, 1360, 100, 8, "A100-80"),
-    "a3-highgpu-8g": _instance(208, 1872, 800, 8, "H100"),
-    "a3-megagpu-8g": _instance(208, 1872, 1600, 8, "H100"),
-    "a3-ultragpu-8g": _instance(224, 2952, 3200, 8, "H200"),
-    "a4-highgpu-8g": _instance(224, 3968, 3200, 8, "B200"),
-    "g2-standard-48": _instance(48, 192, 50, 4, "L4"),
-    "g2-standard-96": _instance(96, 384, 100, 8, "L4"),
+    "a2-highgpu-8g": _instance(680, 100, 8, "A100-40"),
+    "a2-ultragpu-8g": _instance(1360, 100, 8, "A100-80"),
+    "a3-highgpu-8g": _instance(1872, 800, 8, "H100"),
+    "a3-megagpu-8g": _instance(1872, 1600, 8, "H100"),
+    "a3-ultragpu-8g": _instance(2952, 3200, 8, "H200"),
+    "a4-highgpu-8g": _instance(3968, 3200, 8, "B200"),
+    "g2-standard-48": _instance(192, 50, 4, "L4"),
+    "g2-standard-96": _instance(384, 100, 8, "L4"),
     # Microsoft Azure
-    "nd40rs_v2": _instance(40, 672, 100, 8, "V100-32"),
-    "nd96asr_v4": _instance(96, 900, 1600, 8, "A100-40"),
-    "nd96amsr_a100_v4": _instance(96, 1900, 1600, 8, "A100-80"),
-    "nd96isr_h100_v5": _instance(96, 1900, 3200, 8, "H100"),
-    "nd96isr_h200_v5": _instance(96, 1850, 3200, 8, "H200"),
+    "nd40rs_v2": _instance(672, 100, 8, "V100-32"),
+    "nd96asr_v4": _instance(900, 1600, 8, "A100-40"),
+    "nd96amsr_a100_v4": _instance(1900, 1600, 8, "A100-80"),
+    "nd96isr_h100_v5": _instance(1900, 3200, 8, "H100"),
+    "nd96isr_h200_v5": _instance(1850, 3200, 8, "H200"),
 }
 """By name, in small letters; Azure's without `Standard_`."""

@@ -1,4 +1,4 @@
-"""A host: its accelerators, the links inside, the network outside, cores, memory, price; and many of them."""
+"""A host: its accelerators, the links inside, the network outside, memory, price; and many of them."""
 
 from __future__ import annotations
 
@@ -65,8 +65,7 @@ class Host:
         inside: What a rank's tensors take to another one of the host: bandwidth in one direction, as a ring of all its
             ranks reaches it, and latency of a step of that ring.
         network: What they take to another host: each accelerator's share of the network cards.
-        cores: Cores of the host's processors.
-        memory_bytes: The host's own memory.
+        memory_bytes: The host's own memory; 0 if that is not known.
         price_per_hour: What it costs; not known if None.
         conduct: How its ranks work together.
     """
@@ -76,7 +75,6 @@ class Host:
     accelerators: int
     inside: Link
     network: Link
-    cores: int = 0
     memory_bytes: int = 0
     price_per_hour: float | None = None
     conduct: Conduct = field(default_factory=Conduct)

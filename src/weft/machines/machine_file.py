@@ -3,18 +3,17 @@
     {
       "weft": "machine", "version": 1,
       "name": "my host", "accelerators": 8, "inside": "230GB/s,5.6us", "network": "20GB/s,10us",
-      "cores": 96, "memory": "1152GiB", "price_per_hour": null,
+      "memory": "1152GiB", "price_per_hour": null,
       "accelerator": {
         "name": "A100-80", "memory": "80GB", "bandwidth": "2039GB/s",
         "peak": {"bf16": 312e12}, "share": {"bf16": 0.83},
-        "half_flops": 1.9e9, "memory_share": 0.62, "attention_share": 0.19
+        "half_flops": 1.9e9, "memory_share": 0.62, "attention_share": 0.17
       },
       "conduct": {"tensor": 0.0, "data": 0.0, "parameters": 0.5, "ring": 0.32, "crossing_s": 1.1e-4, "spread": 0.0}
     }
 
 What stands for what: `weft.machines.host.Host`, `weft.machines.accelerator.Accelerator`, `weft.machines.host.Conduct`.
-An accelerator may be a known name instead of an object. `conduct`, `cores`, `memory` and `price_per_hour` may be left
-out.
+An accelerator may be a known name instead of an object. `conduct`, `memory` and `price_per_hour` may be left out.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ _HOST = (
     "accelerators",
     "inside",
     "network",
-    "cores",
     "memory",
     "price_per_hour",
     "accelerator",
@@ -59,7 +57,11 @@ def host_from_json(text: str) -> Host:
     given = Document.parse(text, kind="machine", version=VERSION)
     given.only("weft", "version", *_HOST)
     name = given["name"].text()
-    accelerators = _count(given, "accelerators", MOST_RANKS)
+    accelerators = given["accelerators"].whole()
+    if not 0 <= accelerators <= MOST_RANKS:
+        raise FormatError(
+            f"{given['accelerators'].path}: expected a whole number from 0 to {MOST_RANKS}, found {accelerators}"
+        )
     usual = host_of(given["accelerator"].text(), accelerators) if _is_text(given, "accelerator") else None
     device = usual.accelerator if usual else _accelerator(given["accelerator"])
     conduct = _conduct(given["conduct"]) if "conduct" in given else usual.conduct if usual else Conduct()
@@ -70,7 +72,6 @@ def host_from_json(text: str) -> Host:
         accelerators,
         Link.parse(given["inside"].text()),
         Link.parse(given["network"].text()),
-        _count(given, "cores", MOST_RANKS) if "cores" in given else 0,
         parse_bytes(given["memory"].text()) if "memory" in given else 0,
         None if price is None or price.value is None else price.number(),
         conduct,
@@ -92,7 +93,6 @@ def host_to_json(host: Host) -> str:
             "accelerators": host.accelerators,
             "inside": _link_text(host.inside),
             "network": _link_text(host.network),
-            "cores": host.cores,
             "memory": f"{host.memory_bytes}B",
             "price_per_hour": host.price_per_hour,
             "accelerator": {
@@ -117,13 +117,6 @@ def _link_text(link: Link) -> str:
 
 def _is_text(given: Document, key: str) -> bool:
     return isinstance(given[key].value, str)
-
-
-def _count(given: Document, key: str, most: int) -> int:
-    value = given[key].whole()
-    if not 0 <= value <= most:
-        raise FormatError(f"{given[key].path}: expected a whole number from 0 to {most}, found {value}")
-    return value
 
 
 def _accelerator(given: Document) -> Accelerator:

@@ -50,6 +50,8 @@ def page(title: str, entries: Sequence[Entry]) -> str:
         "legend": legend({span.kind for entry in entries for span in entry.timeline.spans}),
         "open": " open" if ranks <= OPEN_RANKS else "",
         "tables": "".join(map(_table, entries)),
+        "buttons": asset("buttons.html"),
+        "keys": asset("keys.html"),
         "data": embed(page_data(timeline_data(*entry) for entry in entries)),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("page.html"))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
-from weft.cli.draw import last_whole_step
+from weft.cli.draw import last_whole_step, write
 from weft.cli.main import main
 from weft.profiler.recorder import Recorder, path_of
 from weft.timeline import Span, Timeline
@@ -135,3 +136,18 @@ def test_a_folder_of_traces_one_a_rank(recording: Path, tmp_path: Path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["draw", str(recording), "--out", f"{tmp_path / 'file'}/"]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_what_is_no_file_is_written_as_it_is(tmp_path: Path):
+    pipe = tmp_path / "pipe.svg"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write(pipe, "<svg>")
+        assert os.read(reader, 100) == b"<svg>" and pipe.is_fifo()
+    finally:
+        os.close(reader)
+    (tmp_path / "real.svg").write_text("old")
+    (tmp_path / "link.svg").symlink_to("real.svg")
+    write(tmp_path / "link.svg", "new")
+    assert (tmp_path / "link.svg").is_symlink() and (tmp_path / "real.svg").read_text() == "new"

@@ -97,6 +97,17 @@ def test_mpirun_on_hosts(script, replaced):
     assert len(environ["WEFT_TOKEN"]) == 32 and not any(environ["WEFT_TOKEN"] in part for part in arguments)
 
 
+@pytest.mark.parametrize("engine", ["slurm", "mpirun"])
+def test_the_page_of_a_job_that_others_start_is_written_by_hand(engine, script, capsys):
+    assert main(["run", "--engine", engine, "--report", "out", "--dry-run", script]) == 0
+    captured = capsys.readouterr()
+    assert f"{engine} runs without weft's launcher" in captured.err
+    assert (
+        captured.err.endswith("write it by weft report out --html\n")
+        and "weft's launcher" not in captured.out
+    )
+
+
 def test_settings_of_a_file_travel_as_text(script, capsys):
     Path("job.json").write_text('{"microbatches": 8}')
     main(["run", "--engine", "ray", "--config", "job.json", "--dry-run", script])
@@ -151,7 +162,12 @@ def test_options_win_over_a_distribution(jobs, script):
         (["--hosts", "2"], "the engine local has one host: leave hosts out"),
         (["--name", "a"], "--hosts, --name and --form are for other engines: add --engine"),
         (["--engine", "slurm", "--hosts", "2", "-n", "3"], "-n is 3, which 2 hosts cannot share evenly"),
-        (["--engine", "slurm", "--hosts", "0"], "hosts is 0: write how many"),
+        (["--engine", "slurm", "--hosts", "0", "-n", "2"], "--hosts is 0: it must be at least 1"),
+        (
+            ["--gpus-per-host", "2"],
+            "gpus_per_host is 2: ranks of the engine local take the GPUs that they see",
+        ),
+        (["--engine", "mpirun", "--gpus-per-host", "2"], "ranks of the engine mpirun take the GPUs"),
         (
             ["-n", "4", "--ranks-per-host", "2"],
             "each host has 2 by --ranks-per-host and 4 by -n: leave all but one",

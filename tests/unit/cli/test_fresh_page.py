@@ -26,12 +26,25 @@ def use_writer(monkeypatch: pytest.MonkeyPatch, write_page) -> None:
 def test_it_is_written_at_the_end_also_after_a_failure(tmp_path: Path, monkeypatch):
     pages: list[Path] = []
     use_writer(monkeypatch, pages.append)
-    (tmp_path / "rank0.steps.jsonl").touch()
     with fresh_page(tmp_path):
+        (tmp_path / "rank0.steps.jsonl").touch()
         assert pages == []
     with pytest.raises(LaunchError), fresh_page(tmp_path):
-        raise LaunchError("no rank can be started")
+        (tmp_path / "rank1.steps.jsonl").touch()
+        raise LaunchError("a rank has failed")
     assert pages == [tmp_path, tmp_path]
+
+
+def test_of_an_earlier_job_none_is_written(tmp_path: Path, monkeypatch, capsys):
+    pages: list[Path] = []
+    use_writer(monkeypatch, pages.append)
+    (tmp_path / "rank0.steps.jsonl").write_text("of an earlier job")
+    with fresh_page(tmp_path):
+        pass
+    assert pages == []
+    assert capsys.readouterr().err == (
+        f"weft: this job recorded nothing into {tmp_path}: the script never called weft.init\n"
+    )
 
 
 def test_one_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch, capsys):
@@ -41,21 +54,20 @@ def test_one_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch, capsys)
     use_writer(monkeypatch, fails)
     with fresh_page(tmp_path):
         pass
-    assert "has no recording: the script never called weft.init" in capsys.readouterr().err
-    (tmp_path / "rank0.steps.jsonl").touch()
+    assert "recorded nothing into" in capsys.readouterr().err
     with fresh_page(tmp_path):
-        pass
+        (tmp_path / "rank0.steps.jsonl").touch()
     assert capsys.readouterr().err == f"weft: the page of {tmp_path} cannot be written: no such template\n"
 
 
 def test_it_is_written_meanwhile_by_a_process_of_its_own(tmp_path: Path, monkeypatch):
     use_writer(monkeypatch, lambda folder: None)
-    (tmp_path / "rank0.steps.jsonl").touch()
     written = tmp_path / "written"
     monkeypatch.setattr(
         fresh_page_module, "_WRITE", f"import sys; open({str(written)!r}, 'a').write(sys.argv[1])"
     )
     with fresh_page(tmp_path, every_s=0.01):
+        (tmp_path / "rank0.steps.jsonl").touch()
         until = threading.Event()
         for _ in range(1200):
             if written.exists() and written.read_text():
@@ -66,18 +78,20 @@ def test_it_is_written_meanwhile_by_a_process_of_its_own(tmp_path: Path, monkeyp
 
 def test_a_page_that_takes_long_does_not_hold_the_job_up(tmp_path: Path, monkeypatch):
     use_writer(monkeypatch, lambda folder: None)
-    (tmp_path / "rank0.steps.jsonl").touch()
     began = tmp_path / "began"
+    partial = f"open({str(tmp_path / '.report.html.')!r} + str(os.getpid()), 'w').write('<html>')"
     monkeypatch.setattr(
-        fresh_page_module, "_WRITE", f"import time; open({str(began)!r}, 'w').close(); time.sleep(1000)"
-    )
+        fresh_page_module, "_WRITE",
+        f"import os, time; {partial}; open({str(began)!r}, 'w').close(); time.sleep(1000)",
+    )  # fmt: skip
     with fresh_page(tmp_path, every_s=0.01):
+        (tmp_path / "rank0.steps.jsonl").touch()
         until = threading.Event()
         for _ in range(1200):
             if began.exists():
                 break
             until.wait(0.05)
-    assert began.exists()
+    assert began.exists() and not list(tmp_path.glob(".report.html.*"))
 
 
 def test_weft_run_records_what_a_report_needs(tmp_path: Path, monkeypatch, capsys):

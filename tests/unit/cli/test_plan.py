@@ -101,7 +101,7 @@ def test_where_nothing_fits_one_sentence_says_what_is_lacking(llama, capsys):
     sentence = next(line for line in text.splitlines() if "nothing fits" in line)
     assert "parameters, gradients and optimizer states alone take" in sentence
     assert re.search(
-        r"a rank has 35\.8 GiB: it lacks \d+ GiB\. The nearest that would fit: 8 such hosts", sentence
+        r"a rank has 35\.8 GiB: it lacks \d+ GiB\. 5 such hosts would do, with a batch of 80\.", sentence
     )
     assert "weft run" not in text
 
@@ -112,6 +112,20 @@ def test_storage_of_the_example(capsys):
     text = told(capsys, *asked, "--data", "100GB", "--epoch", "30s")
     assert "Storage: 3.33 GB/s in all, 0.833 GB/s for each host" in text
     assert re.search(r"SCRATCH_2 +16,800 GiB +9,600 GiB", text)
+
+
+def test_storage_beside_hosts_whose_memory_is_not_known(capsys):
+    asked = ("--cluster", "4x8xA100-40", *SMALL, "--global-batch", 64)
+    text = told(capsys, *asked, "--data", "100GB", "--epoch", "30s")
+    assert "whether it fits into the hosts' memory is not known: name an instance type" in text
+
+
+@pytest.mark.parametrize(("cluster", "said"), [("8xH200", True), ("8xH100", False), ("2xcpu:8", True)])
+def test_machines_that_were_not_fitted_are_named(cluster, said, capsys):
+    text = told(capsys, "--cluster", cluster, *SMALL, "--global-batch", 64)
+    assert ("not fitted to published steps (shares are " in text) is said
+    found = planned(capsys, "--cluster", cluster, *SMALL, "--global-batch", 64)
+    assert bool(found["not_fitted"]) is said
 
 
 def test_machine_files(tmp_path, capsys):
@@ -163,10 +177,25 @@ def test_a_traced_model(tmp_path, capsys):
         ),
         (
             ["--cluster", "7xT4", *SMALL, "--global-batch", "8"],
-            "7 accelerators cannot divide this job .* such as 14",
+            "7 accelerators cannot divide this job .* for example 14",
         ),
         (["--cluster", "8xT4", *SMALL, "--global-batch", "8", "--price", "-1"], "costs -1.0 an hour"),
         (["--cluster", "8xT4", "--config", "nowhere.json", "--global-batch", "8"], "nowhere.json"),
+        (
+            [
+                "g.json",
+                "--cluster",
+                "8xT4",
+                "--global-batch",
+                "8",
+                "--layers",
+                "4",
+                "--tokens",
+                "3B",
+                "--explain",
+            ],
+            "g.json is a traced model, of which --layers, --tokens, --explain can say nothing: leave them out",
+        ),
     ],
 )
 def test_mistakes(arguments, fault, capsys):

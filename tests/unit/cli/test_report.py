@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -113,7 +114,16 @@ def test_scaling(capsys):
 )
 def test_fail_on(folder: str, arguments: list[str], code: int, capsys):
     assert main(["report", folder, *arguments]) == code
-    assert ("--fail-on: LastPartitionHeavy is " in capsys.readouterr().err) == (code == 3)
+    assert ("--fail-on: LastPartitionHeavy (" in capsys.readouterr().err) == (code == 3)
+
+
+def test_a_rule_in_the_working_folder_is_found(runs: Path, monkeypatch):
+    monkeypatch.setattr(
+        "sys.path", ["/a/folder/of/programs", *(path for path in sys.path if path != str(runs))]
+    )
+    (runs / "rules_of_this_test.py").write_text(f"from {__name__} import ManySteps\n")
+    assert main(["report", "clean", "--rules", "rules_of_this_test:ManySteps"]) == 0
+    sys.modules.pop("rules_of_this_test")
 
 
 def test_rules_of_ones_own_and_their_parameters(capsys):
@@ -130,7 +140,7 @@ def test_rules_of_ones_own_and_their_parameters(capsys):
         ([], "no folder is given: write for example weft report out"),
         (["--scaling", "one"], "--scaling compares runs: give two folders or more"),
         (["--scaling", "one", "one"], "scaling is seen in runs on different numbers of ranks"),
-        (["out", "--step", "99"], "step 99 was not recorded: steps with spans are 1 to 20"),
+        (["out", "--step", "99"], "step 99 was not recorded: the nearest that was is 20, of 20 steps"),
         (["nowhere"], "nowhere holds no recording"),
         (
             ["out", "--fail-on", "DataWaits"],
@@ -151,16 +161,22 @@ def test_mistakes(arguments: list[str], text: str, capsys):
     assert error.startswith("weft report: error: ") and text in error
 
 
-def test_the_page_beside_a_running_job_appears_whole(runs: Path, monkeypatch):
+def test_a_page_appears_whole_or_not_at_all(runs: Path, monkeypatch, capsys):
     folder = runs / "out"
     assert write_page(folder) == folder / "report.html"
     assert sorted(each.name for each in folder.iterdir()) == ["report.html"]
     before = (folder / "report.html").read_text()
-    monkeypatch.setattr(
-        command, "run_page", lambda report: (_ for _ in ()).throw(OSError(28, "No space left"))
-    )
+
+    def half(path: Path, content: bytes) -> None:
+        with open(path, "wb") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError(28, "No space left")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
     with pytest.raises(command.UsageError, match="report.html cannot be written: No space left"):
         write_page(folder)
+    assert main(["report", "out", "--html"]) == 2
+    assert "out/report.html cannot be written: No space left" in capsys.readouterr().err
     assert (folder / "report.html").read_text() == before, "the page before stays"
     assert sorted(each.name for each in folder.iterdir()) == ["report.html"]
 

@@ -143,7 +143,8 @@ def test_columns_that_are_empty_are_left_out():
         [Row("0", "12", "1 s", "", "20%", "", "", ""), Row("1", "11", "1.5 s", "", "5%", "", "", "")]
     )
     assert text.split("\n") == [
-        "rank  step  step time  idle", "0     12    1 s        20%", "1     11    1.5 s      5%",
+        "rank  step  step time  idle", "----  ----  ---------  ----", "0     12    1 s        20%",
+        "1     11    1.5 s      5%",
     ]  # fmt: skip
 
 
@@ -151,7 +152,8 @@ def test_once(tmp_path, capsys):
     write(tmp_path, MADE.run())
     assert main(["top", str(tmp_path), "--once"]) == 0
     lines = capsys.readouterr().out.split("\n")
-    assert lines[0].split()[:3] == ["rank", "step", "step"] and lines[1].startswith("0     12")
+    assert lines[0].split()[:3] == ["rank", "step", "step"] and lines[2].startswith("0     12")
+    assert lines[4].startswith(f"{lines[2].split()[-1]} (")
 
 
 def test_it_ends_when_the_run_is_complete(tmp_path, capsys):
@@ -173,6 +175,15 @@ def test_folders_that_are_none(tmp_path, capsys, arguments, told):
     (tmp_path / "file").write_text("")
     assert main(["top", *(each.format(folder=tmp_path) for each in arguments)]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_yet_is_told(tmp_path, monkeypatch, capsys):
+    def stop(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", stop)
+    assert main(["top", str(tmp_path / "soon")]) == 0
+    assert capsys.readouterr().err == f"weft top: {tmp_path}/soon is not there yet: waiting for a job\n"
 
 
 @pytest.mark.parametrize("every", ["0", "-1", "nan", "soon", "1e9"])
@@ -246,4 +257,4 @@ def test_a_job_that_runs_and_ctrl_c(tmp_path):
         top.send_signal(signal.SIGINT)
         out, told = top.communicate(timeout=60)
     assert len(steps - {"-"}) >= 4 and all(step.isdigit() for step in steps - {"-"})
-    assert (top.returncode, told) == (0, "")
+    assert top.returncode == 0 and told in ("", f"weft top: {folder} is not there yet: waiting for a job\n")

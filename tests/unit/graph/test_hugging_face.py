@@ -42,6 +42,18 @@ def test_a_gpt_2_with_its_own_names():
     assert (sizes.layers, sizes.ffn, sizes.gated, sizes.tied, sizes.seq) == (3, 128, False, True, 16)
 
 
+def test_sizes_that_are_given_win_and_stand_in_for_those_that_the_file_lacks():
+    lacking = {name: size for name, size in LLAMA.items() if name not in ("vocab_size", "intermediate_size")}
+    sizes = sizes_from_config(json.dumps(lacking), vocab=9, hidden=128)
+    assert (sizes.vocab, sizes.hidden, sizes.ffn, sizes.layers) == (9, 128, 512, 2)
+
+
+@pytest.mark.parametrize(("activation", "gated"), [("silu", True), ("gelu", False), (None, False)])
+def test_a_model_of_an_unknown_type_has_a_gate_if_its_activation_is_that_of_gates(activation, gated):
+    config = {**LLAMA, "model_type": "of tomorrow", "hidden_act": activation}
+    assert sizes_from_config(json.dumps(config)).gated is gated
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

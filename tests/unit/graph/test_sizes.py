@@ -64,3 +64,8 @@ def test_all_faults_are_told():
         ConfigError, match=r"kv_heads is 3, which must divide heads, 8: each head of keys serves"
     ):
         Sizes(1, 8, 8, 8, 8, 8, kv_heads=3)
+    with pytest.raises(
+        ConfigError, match="heads is 3, which must divide hidden, 8: each head is hidden / heads"
+    ):
+        Sizes(1, 8, 3, 8, 8, 8)
+    assert Sizes(1, 8, 3, 8, 8, 8, head_width=4).query_width == 12

@@ -47,6 +47,7 @@ def job_of(engine: str, **more: Any) -> Job:
         ({"ranks_per_host": 0}, "ranks_per_host is 0: write a whole number of at least 1"),
         ({"ranks_per_host": True}, "ranks_per_host is True: write a whole number"),
         ({"gpus_per_host": -1}, "gpus_per_host is -1: write a whole number of at least 0"),
+        ({"gpus_per_host": 2, "engine": "ssh"}, "gpus_per_host is 2: ranks of the engine ssh take the GPUs"),
         ({"time_limit": timedelta(seconds=5)}, "time_limit is 0:00:05: give a minute at least"),
         ({"max_restarts": 2}, "max_restarts is 2: the engine local starts nothing again"),
         ({"hosts": 2}, "the engine local has one host: leave hosts out"),
@@ -86,14 +87,19 @@ def test_a_name_is_made_of_the_scripts(script: str, module: bool, name: str):
 
 @pytest.mark.parametrize("engine", FORMS)
 def test_a_secret_is_never_shown_and_never_in_a_file(engine: str):
-    secret, told = "hf_secret/'0123", "told_0123"
-    job = job_of(engine, hand_on=["HF_TOKEN"], arguments=["--api-key", told])
+    secret, told = "hf_secret/'0123", ["0123 it's", "$4567'", '"8989']
+    arguments = ["--api-key", told[0], f"wandb.key={told[1]}", f"--note=the key is {told[0]}"]
+    job = job_of(
+        engine, hand_on=["HF_TOKEN"], arguments=arguments, variables={"NOTE": json.dumps(told)},
+        mpi_options=["-x", f"MY_SECRET={told[2]}"],
+    )  # fmt: skip
     plan = job.plan({"HF_TOKEN": secret, "WEFT_TOKEN": "f00d" * 8})
     assert plan.environ["HF_TOKEN"] == secret
-    for text in (str(plan), repr(plan)):
-        assert secret not in text and "f00df00d" not in text
-    assert told not in str(plan) and f"HF_TOKEN={MASK}" in str(plan)
-    assert "note: --api-key is an argument, which others can read" in str(plan)
+    for text in (str(plan), repr(plan), repr(job)):
+        assert not any(part in text for part in (secret, "f00df00d", "0123", "4567", "8989"))
+    assert f"HF_TOKEN={MASK}" in str(plan)
+    for name in ("--api-key", "wandb.key", "MY_SECRET"):
+        assert f"note: {name} is an argument, which others can read" in str(plan)
     assert not any(secret in file.text for file in plan.files)
     assert not any(secret in argument for command in plan.commands for argument in command.arguments)
 
@@ -160,6 +166,28 @@ def test_a_remote_shell_reads_the_command_as_it_was_meant(tmp_path):
     )  # fmt: skip
     found = done.stdout.split("\0")[:-1]
     assert found[found.index("train.py") + 1 :] == [*AWKWARD, " a\\b ", "x y", str(folder)]
+
+
+def expanded(text: str) -> str:
+    """What Kubernetes makes of a command's word, or of a variable's value: `$$` is `$`, `$(NAME)` the value of NAME."""
+    return re.sub(r"\$(\$|\(\w+\))", lambda found: "$" if found[1] == "$" else "EXPANDED", text)
+
+
+@pytest.mark.parametrize("form", ["trainjob", "jobset"])
+def test_kubernetes_reads_the_command_as_it_was_meant(form: str):
+    awkward = [*AWKWARD, "$(HOME)", "$$(HOME)", "a$$b", "$", "$$$"]
+    job = Job(
+        "train.py", awkward, engine="kubernetes", form=form, image="train:1",
+        variables={"NOTE": "$$(HOME) a$$b", "PRICE": "5$"},
+    )  # fmt: skip
+    spec = json.loads(job.plan({}).files[0].text)["spec"]
+    if form == "jobset":
+        spec = spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    told = spec["trainer"] if form == "trainjob" else spec["containers"][0]
+    command = [expanded(word) for word in told["command"]]
+    assert command[command.index("train.py") + 1 :] == awkward
+    values = {each["name"]: expanded(each["value"]) for each in told["env"] if "value" in each}
+    assert values == {"NOTE": "$$(HOME) a$$b", "PRICE": "5$"}
 
 
 def test_the_program_for_ray_is_python_and_holds_the_job():

@@ -9,6 +9,7 @@ import pytest
 
 from weft.cli import run as command
 from weft.cli.main import main
+from weft.cli.report import FAILED, exit_code
 from weft.errors import UsageError
 from weft.rules.failing import failing, wanted
 from weft.rules.rule import Finding, Rule, Status
@@ -80,7 +81,7 @@ for _ in range(4):
 """
 
 
-@pytest.mark.parametrize("name, code", [("Heavy", command.FOUND_SOMETHING), ("Fine", 0)])
+@pytest.mark.parametrize("name, code", [("Heavy", FAILED), ("Fine", 0)])
 def test_the_exit_code_of_a_job(tmp_path, monkeypatch, capfd, name, code):
     monkeypatch.setattr(command, "RULES", RULES)
     (tmp_path / "job.py").write_text(JOB)
@@ -104,3 +105,23 @@ def test_what_cannot_be_judged_is_told_before_anything_runs(tmp_path, monkeypatc
     given = [each.format(folder=tmp_path / "out") for each in options]
     assert main(["run", *given, str(tmp_path / "job.py")]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_recording_of_an_earlier_job_is_not_judged(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(command, "RULES", RULES)
+    (tmp_path / "job.py").write_text("")
+    (tmp_path / "rank0.steps.jsonl").write_text("of an earlier job")
+    assert main(["run", "--record", str(tmp_path), "--fail-on", "Heavy", str(tmp_path / "job.py")]) == 2
+    assert "this job recorded nothing into" in capfd.readouterr().err
+
+
+def test_what_could_not_be_judged_is_told(capsys):
+    found = [Finding("Heavy", Status.NOT_ENOUGH_DATA, "3 steps are too few"), Finding("Fine", Status.PASS)]
+    assert exit_code("report", ["Heavy", "Fine"], found, complete=True) == 0
+    assert capsys.readouterr().err == "weft report: --fail-on: Heavy (not enough data): 3 steps are too few\n"
+    assert exit_code("report", [], found, complete=False) == 0 and not capsys.readouterr().err
+    assert exit_code("run", ["any"], [Finding("Heavy", Status.CRITICAL, "x")], complete=False) == FAILED
+    assert capsys.readouterr().err.splitlines() == [
+        "weft run: --fail-on: Heavy (critical): x",
+        "weft run: --fail-on: the run has not come to its end, so only its beginning is judged",
+    ]

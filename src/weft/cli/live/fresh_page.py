@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from weft.cli.draw import partial_file
 from weft.foreign import reason, shown_path
 
+PAGE = "report.html"
 EVERY_S = 30.0
 LONGEST_S = 600.0
 _WRITE = """\
@@ -29,11 +31,11 @@ def fresh_page(folder: Path, every_s: float = EVERY_S) -> Iterator[None]:
 
     A page that cannot be written is told; the job and its exit code stay what they are.
     """
-    over = threading.Event()
+    over, before = threading.Event(), recording_files(folder)
 
     def repeat() -> None:
         while not over.wait(every_s):
-            if any(folder.glob("rank*")):
+            if recording_files(folder) != before:
                 _write_beside(folder, over)
 
     thread = threading.Thread(target=repeat, name="weft-page", daemon=True)
@@ -43,7 +45,21 @@ def fresh_page(folder: Path, every_s: float = EVERY_S) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        _write_last(folder)
+        _write_last(folder, before)
+
+
+def recording_files(folder: Path) -> dict[str, int]:
+    """The ranks' files in a folder, with when each was written last: those of an earlier job until this one records."""
+    found = {}
+    for path in folder.glob("rank*"):
+        with suppress(FileNotFoundError):  # the first rank removes what an earlier job left
+            found[path.name] = path.stat().st_mtime_ns
+    return found
+
+
+def nothing_recorded(folder: Path) -> str:
+    """What is said of a job that recorded nothing."""
+    return f"this job recorded nothing into {shown_path(folder)}: the script never called weft.init"
 
 
 def _write_beside(folder: Path, over: threading.Event) -> None:
@@ -58,13 +74,12 @@ def _write_beside(folder: Path, over: threading.Event) -> None:
         if over.wait(0.2):
             process.kill()
     process.wait()
+    partial_file(folder.resolve() / PAGE, process.pid).unlink(missing_ok=True)  # of one that was killed
 
 
-def _write_last(folder: Path) -> None:
-    if not any(folder.glob("rank*")):
-        print(
-            f"weft: {shown_path(folder)} has no recording: the script never called weft.init", file=sys.stderr
-        )
+def _write_last(folder: Path, before: dict[str, int]) -> None:
+    if recording_files(folder) == before:
+        print(f"weft: {nothing_recorded(folder)}", file=sys.stderr)
         return
     try:
         writer = importlib.import_module("weft.cli.report")

@@ -17,6 +17,7 @@ from weft.errors import UsageError
 from weft.foreign import shown_path
 from weft.profiler.live.following import Follower
 from weft.profiler.live.judged import Judged
+from weft.report.text import table
 from weft.rules.rule import Finding, Status
 from weft.timeline import Timeline
 from weft.units import format_bytes, format_seconds
@@ -84,8 +85,11 @@ def main(options: argparse.Namespace) -> int:
             raise UsageError(
                 f"{shown_path(folder)} holds no recording: name the folder that weft run --report writes"
             )
-        print(plain(rows(run, judged.of(run))))
+        findings = judged.of(run)
+        print(_told(rows(run, findings), findings))
         return 0
+    if not folder.exists():
+        print(f"weft top: {shown_path(folder)} is not there yet: waiting for a job", file=sys.stderr)
     with suppress(KeyboardInterrupt):
         rich = sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
         (_on_terminal if rich else _in_lines)(follower, judged, options.every)
@@ -142,15 +146,10 @@ def _rate(steps: Sequence[Step], seconds: float) -> str:
     return f"{tokens / seconds:,.0f} tokens/s" if tokens else f"{samples / seconds:,.0f} samples/s"
 
 
-def plain(table: Sequence[Row]) -> str:
+def plain(rows: Sequence[Row]) -> str:
     """The table as text, without the columns that are empty."""
-    shown = [number for number in range(len(COLUMNS)) if number == 0 or any(row[number] for row in table)]
-    lines = [[(COLUMNS if row is None else row)[number] for number in shown] for row in (None, *table)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(shown))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    shown = [number for number in range(len(COLUMNS)) if number == 0 or any(row[number] for row in rows)]
+    return table([COLUMNS[number] for number in shown], [[row[number] for number in shown] for row in rows])
 
 
 def worst(findings: Sequence[Finding]) -> str:
@@ -160,16 +159,20 @@ def worst(findings: Sequence[Finding]) -> str:
     return visible(f"{findings[0].rule} ({findings[0].status.value}): {findings[0].text}")
 
 
+def _told(shown: Sequence[Row], findings: Sequence[Finding]) -> str:
+    return "\n".join(filter(None, [plain(shown), worst(findings)]))
+
+
 def _in_lines(follower: Follower, judged: Judged, every_s: float) -> None:
     """A table whenever a step has ended."""
     before: list[str] = []
     while True:
         run = follower.look()
         findings = judged.of(run)
-        table = rows(run, findings)
-        now = [row.step for row in table]
+        shown = rows(run, findings)
+        now = [row.step for row in shown]
         if now != before:
-            print("\n".join(filter(None, [plain(table), worst(findings)])), end="\n\n", flush=True)
+            print(_told(shown, findings), end="\n\n", flush=True)
             before = now
         if run.complete and run.ranks:
             print("the run is complete", flush=True)
@@ -198,9 +201,9 @@ def _drawn(run: Run, findings: Sequence[Finding]) -> Any:
 
     if not run.ranks:
         return Text("waiting for the first step ...")
-    table = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
+    drawn = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
     for row in rows(run, findings):
-        table.add_row(*(Text(visible(cell)) for cell in row))
+        drawn.add_row(*(Text(visible(cell)) for cell in row))
     style = "red" if findings and findings[0].status is Status.CRITICAL else "yellow"
     told = [Text(worst(findings), style)] if findings else []
-    return Group(table, *told, *([Text("the run is complete")] if run.complete else []))
+    return Group(drawn, *told, *([Text("the run is complete")] if run.complete else []))

@@ -11,7 +11,7 @@ from weft.cli.graph_file import read_graph
 from weft.cli.plan.text import as_json, as_text, nothing_fits
 from weft.cli.plan.traced import plan_traced
 from weft.errors import ConfigError, PlacementError, UsageError
-from weft.foreign import read_file, shown_text, whole
+from weft.foreign import read_file, shown_path, shown_text, whole
 from weft.graph.hugging_face import sizes_from_config
 from weft.graph.sizes import Sizes
 from weft.machines.accelerator import DTYPES
@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "graph", nargs="?", metavar="GRAPH",
-        help="a traced model (weft trace); the batch then counts its microbatches, and the model's options say nothing",
+        help="a traced model (weft trace), in place of the model's options; the batch then counts its microbatches",
     )  # fmt: skip
     parser.add_argument(
         "--cluster", required=True, metavar="MACHINES",
@@ -118,6 +118,7 @@ def _count(text: str) -> int:
 
 def main(options: argparse.Namespace) -> int:
     if options.graph is not None:
+        _refuse_of_sizes(options)
         machines, memory = _machines(options), None if options.memory is None else parse_bytes(options.memory)
         print(plan_traced(read_graph(options.graph), machines, options.global_batch, memory, options.json))
         return 0
@@ -131,6 +132,21 @@ def main(options: argparse.Namespace) -> int:
     if not found.search.best:
         raise PlacementError(nothing_fits(found))
     return 0
+
+
+def _refuse_of_sizes(options: argparse.Namespace) -> None:
+    """A traced model has its sizes, times and states; options that say others are refused."""
+    own = {"command", "handler", "graph", "cluster", "global_batch", "memory", "json"}
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, value in vars(options).items()
+        if name not in own and value not in (None, False, "adam")
+    ]
+    if given:
+        raise UsageError(
+            f"{shown_path(options.graph)} is a traced model, of which {', '.join(given)} can say nothing: leave "
+            f"{'it' if len(given) == 1 else 'them'} out, or the file"
+        )
 
 
 def _machines(options: argparse.Namespace) -> Machines:
@@ -176,8 +192,7 @@ def _sizes(options: argparse.Namespace) -> Sizes:
     marks = {"gated": True} if options.gated else {}
     marks |= {"tied": False} if options.untied else {}
     if options.config is not None:
-        base = read_file(options.config, lambda text: sizes_from_config(text, options.seq))
-        return replace(base, **given, **marks)
+        return replace(read_file(options.config, lambda text: sizes_from_config(text, **given)), **marks)
     missing = [name for name in ("layers", "hidden", "heads", "vocab", "seq") if name not in given]
     if missing:
         raise ConfigError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from weft.plan.parallelism.answer import Answer, Asked
+from weft.machines.catalogue import not_fitted
+from weft.plan.parallelism.answer import Answer, Asked, divisible
 from weft.plan.parallelism.explain import memory_terms, step_terms
 from weft.plan.parallelism.search import Plan
 from weft.plan.parallelism.weft_today import cannot, command, settings
@@ -35,10 +36,15 @@ def _question(asked: Asked) -> str:
     job, machines = asked.job, asked.machines
     device = machines.host.accelerator
     hosts = "1 host" if machines.hosts == 1 else f"{machines.hosts} hosts"
+    why = not_fitted(device.name)
+    ratios = (
+        f"\nnot fitted to published steps ({why}): compare these times, do not rely on them" if why else ""
+    )
     return (
         f"{_many(job.sizes.parameters)} parameters, {job.batch} sequences of {job.sizes.seq} tokens a step, "
         f"{job.precision}, {job.optimizer}\n"
         f"{machines.size} x {device.name} with {format_bytes(device.memory_bytes)}, on {hosts} ({machines.host.name})"
+        f"{ratios}"
     )
 
 
@@ -59,7 +65,7 @@ def _sentence(found: Answer) -> str:
 
 
 def nothing_fits(found: Answer) -> str:
-    """Why nothing fits, what is lacking, and the nearest that would fit, in one sentence or two."""
+    """Why nothing fits, what is lacking, and how many hosts would do, in one sentence or two."""
     asked = found.asked
     assert found.search.nearest is not None
     division, memory = found.search.nearest
@@ -69,7 +75,9 @@ def nothing_fits(found: Answer) -> str:
         f"and a rank has {format_bytes(asked.limit_bytes)}: it lacks {format_bytes(memory.total - asked.limit_bytes)}."
     )
     if found.hosts_that_fit is not None:
-        words += f" The nearest that would fit: {found.hosts_that_fit} such hosts"
+        batch = divisible(asked.job.batch, found.hosts_that_fit * asked.machines.host.accelerators)
+        more = "" if batch == asked.job.batch else f", with a batch of {batch}"
+        words += f" {found.hosts_that_fit} such hosts would do{more}."
     return words
 
 
@@ -164,11 +172,12 @@ def _storage(found: Answer) -> str:
     need = need_bytes_per_s(asked.data_bytes, asked.epoch_s)
     hosts = asked.machines.hosts
     memory = asked.machines.host.memory_bytes * hosts
-    cached = (
-        "all of it fits into the hosts' memory: later epochs need not read it"
-        if memory > 2 * asked.data_bytes
-        else "it does not fit into half of the hosts' memory: later epochs read it again"
-    )
+    if not memory:
+        cached = "whether it fits into the hosts' memory is not known: name an instance type, or write a machine file"
+    elif memory > 2 * asked.data_bytes:
+        cached = "all of it fits into the hosts' memory: later epochs need not read it"
+    else:
+        cached = "it does not fit into half of the hosts' memory: later epochs read it again"
     rows = [
         (
             first.name,
@@ -191,6 +200,7 @@ def as_json(found: Answer) -> dict[str, Any]:
     return {
         "parameters": asked.job.sizes.parameters,
         "accelerators": asked.machines.size,
+        "not_fitted": not_fitted(asked.machines.host.accelerator.name),
         "best": [_plan_json(asked, plan) for plan in search.best],
         "of_kind": {kind: _plan_json(asked, plan) for kind, plan in search.of_kind.items()},
         "runs_today": None if found.runs_today is None else _plan_json(asked, found.runs_today),

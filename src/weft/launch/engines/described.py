@@ -31,6 +31,8 @@ FORMS = {
 PYTHON = "python"
 RESTARTING = ("torchrun", "slurm", "ray", "kubernetes")
 TIMED = ("slurm", "kubernetes")
+WITH_GPUS = ("slurm", "ray", "kubernetes", "skypilot")
+"""Engines that are asked for GPUs; ranks of the others take those that they see."""
 _NEEDS_NAMES = ("ssh", "torchrun")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -42,7 +44,7 @@ class Described:
     """See :class:`weft.launch.job.Job`."""
 
     script: str = field(kw_only=False)
-    arguments: Sequence[str] = field(default=(), kw_only=False)
+    arguments: Sequence[str] = field(default=(), kw_only=False, repr=False)
     module: bool = False
     hosts: int | Sequence[str] = 1
     ranks_per_host: int = 1
@@ -59,7 +61,7 @@ class Described:
     python: str = PYTHON
     image: str = ""
     gpus_per_host: int = 0
-    mpi_options: Sequence[str] = ()
+    mpi_options: Sequence[str] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if faults := [*_kind_faults(self)] or [*_faults(self)]:
@@ -143,6 +145,11 @@ def _number_faults(job: Described) -> Iterator[str]:
         yield f"time_limit is {job.time_limit}: the engine {job.engine} has none; leave it out"
     if job.max_restarts and job.engine in FORMS and job.engine not in RESTARTING:
         yield f"max_restarts is {shown(job.max_restarts)}: the engine {job.engine} starts nothing again; leave it out"
+    if job.gpus_per_host and job.engine in FORMS and job.engine not in WITH_GPUS:
+        yield (
+            f"gpus_per_host is {shown(job.gpus_per_host)}: ranks of the engine {job.engine} take the GPUs that they "
+            "see; leave it out"
+        )
 
 
 def _host_faults(job: Described) -> Iterator[str]:

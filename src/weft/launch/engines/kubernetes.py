@@ -34,7 +34,7 @@ def trainjob(job: Described, environ: Mapping[str, str]) -> Manifest:
     trainer = {
         "image": job.image,
         "numNodes": job.host_count,
-        "command": _literal(torchrun.command(job, [])),
+        "command": [*map(_literal, torchrun.command(job, []))],
         "env": _variables(job, environ),
         **_resources(job, "resourcesPerNode"),
     }
@@ -53,7 +53,7 @@ def jobset(job: Described, environ: Mapping[str, str]) -> Manifest:
     container = {
         "name": "train",
         "image": job.image,
-        "command": _literal(command),
+        "command": [*map(_literal, command)],
         "env": [*_variables(job, environ), node],
         **_resources(job, "resources"),
     }
@@ -86,14 +86,14 @@ def _variables(job: Described, environ: Mapping[str, str]) -> list[Manifest]:
     def one(name: str, value: str) -> Manifest:
         if is_secret(name):
             return {"name": name, "valueFrom": {"secretKeyRef": {"name": _secret_name(job), "key": name}}}
-        return {"name": name, "value": value.replace("$(", "$$(")}
+        return {"name": name, "value": _literal(value)}
 
     return [one(name, value) for name, value in sorted(environ.items())]
 
 
-def _literal(arguments: list[str]) -> list[str]:
-    """Arguments in which Kubernetes puts no variables: it would read ``$(NAME)``."""
-    return [text.replace("$(", "$$(") for text in arguments]
+def _literal(text: str) -> str:
+    """A text in which Kubernetes puts no variables: it reads ``$(NAME)`` as its value, and ``$$`` as ``$``."""
+    return text.replace("$", "$$")
 
 
 def _resources(job: Described, name: str) -> Manifest:

@@ -12,7 +12,7 @@ MASK = "***"
 _SECRET = ("TOKEN", "SECRET", "KEY", "PASSWORD", "PASSWD", "CREDENTIAL")
 _HARMLESS = ("TOKENIZER", "KEYBOARD")
 _SHORTEST = 4
-"""Shorter values are masked where their variable stands, and not all over the text."""
+"""Shorter secrets are masked where they are given, and not all over a text."""
 
 
 def is_secret(name: str) -> bool:
@@ -62,15 +62,15 @@ class Plan:
         files: What is written before.
         environ: The variables that ranks find, whichever way they travel.
         notes: What one should know besides.
-        hidden: Further texts that are masked.
+        shown: The same plan of a job whose secrets are masked, for reading; itself if there is none.
     """
 
     engine: str
-    commands: Sequence[Command]
-    files: Sequence[File] = ()
+    commands: Sequence[Command] = field(repr=False)
+    files: Sequence[File] = field(default=(), repr=False)
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     notes: Sequence[str] = ()
-    hidden: Sequence[str] = field(default=(), repr=False)
+    shown: Plan | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         """
@@ -83,8 +83,7 @@ class Plan:
         on this host, 2 times:
           python 'a b.py'
         """
-        variables = (value for name, value in self.environ.items() if is_secret(name))
-        return _masked("\n".join(self._lines()), [*variables, *self.hidden])
+        return "\n".join((self.shown or self)._lines())
 
     def _lines(self) -> Iterator[str]:
         yield f"engine: {self.engine}"
@@ -105,27 +104,44 @@ class Plan:
             yield from (f"note: {note}" for note in self.notes)
 
 
-def secret_arguments(arguments: Sequence[str]) -> dict[str, str]:
-    """The options among the arguments of a script that hold a secret, by their names, with the secrets.
+def secret_arguments(arguments: Sequence[str]) -> dict[int, tuple[str, str]]:
+    """Which arguments hold a secret: by their places the names of their options or variables, and the secrets.
 
-    >>> secret_arguments(["--api-key=abc", "--hf_token", "abc", "--max-tokens", "7"])
-    {'--api-key': 'abc', '--hf_token': 'abc'}
+    >>> secret_arguments(["--api-key=abc", "--hf_token", "def", "--max-tokens", "7", "-x", "WANDB_API_KEY=ghi"])
+    {0: ('--api-key', 'abc'), 2: ('--hf_token', 'def'), 6: ('WANDB_API_KEY', 'ghi')}
     """
     found = {}
-    for text, following in itertools.pairwise([*arguments, ""]):
+    for place, (before, text) in enumerate(itertools.pairwise(["", *arguments])):
         name, equals, value = text.partition("=")
-        if name.startswith("-") and name.upper().endswith(_SECRET):
-            found[name] = value if equals else following
+        if equals and value and name.upper().endswith(_SECRET):
+            found[place] = name, value
+        elif before.startswith("-") and before.upper().endswith(_SECRET) and text and text[0] != "-":
+            found[place] = before, text
     return found
+
+
+def masked_arguments(arguments: Sequence[str], secrets: Iterable[str]) -> list[str]:
+    """The arguments for reading: without those that hold a secret, and without these secrets."""
+    told, secrets = secret_arguments(arguments), [*secrets]
+    return [
+        text.removesuffix(told[place][1]) + MASK if place in told else masked(text, secrets)
+        for place, text in enumerate(arguments)
+    ]
+
+
+def masked(text: str, secrets: Iterable[str]) -> str:
+    """The text without these secrets, as they are and as JSON has them.
+
+    >>> masked("--api-key=abcd-efgh", ["abcd", "abcd-efgh"])
+    '--api-key=***'
+    """
+    known = {
+        form for value in secrets if len(value) >= _SHORTEST for form in (value, json.dumps(value)[1:-1])
+    }
+    for form in sorted(known, key=len, reverse=True):
+        text = text.replace(form, MASK)
+    return text
 
 
 def _assignment(name: str, value: str) -> str:
     return f"{name}={MASK if is_secret(name) else shlex.quote(value)}"
-
-
-def _masked(text: str, secrets: Iterable[str]) -> str:
-    values = {value for value in secrets if len(value) >= _SHORTEST}
-    for value in sorted(values, key=len, reverse=True):
-        for form in (value, shlex.quote(value), json.dumps(value)[1:-1]):
-            text = text.replace(form, MASK)
-    return text

@@ -94,8 +94,8 @@ def answer(asked: Asked) -> Answer:
     if not found.tried:
         why = "; ".join(found.refused)
         raise ConfigError(
-            f"{machines.size} accelerators cannot divide this job ({why}): give a batch that more numbers divide, such "
-            f"as {_divisible(job.batch, machines.size)}"
+            f"{machines.size} accelerators cannot divide this job ({why}): give a batch that they divide, for example "
+            f"{divisible(job.batch, machines.size)}"
         )
     storage = []
     if asked.data_bytes is not None and asked.epoch_s is not None:
@@ -114,18 +114,33 @@ def answer(asked: Asked) -> Answer:
     )
 
 
-def _divisible(batch: int, ranks: int) -> int:
-    """The next batch that all ranks divide."""
+def divisible(batch: int, ranks: int) -> int:
+    """The next batch that all ranks divide.
+
+    >>> divisible(100, 8), divisible(64, 8)
+    (104, 64)
+    """
     return -(-batch // ranks) * ranks
 
 
 def _hosts_that_fit(asked: Asked) -> int | None:
-    """The next number of hosts, doubled each time, on which something fits; the batch grows where it has to."""
-    hosts = 2 * asked.machines.hosts
-    while hosts * asked.machines.host.accelerators <= MOST_RANKS:
-        machines = Machines(asked.machines.host, hosts)
-        job = replace(asked.job, batch=_divisible(asked.job.batch, machines.size))
-        if search(job, machines, memory_bytes=asked.memory_bytes).best:
-            return hosts
-        hosts *= 2
-    return None
+    """The fewest hosts on which something fits; the batch grows where it has to.
+
+    Their number is doubled until something fits, and then halved between that and what did not.
+    """
+    host = asked.machines.host
+
+    def fits(hosts: int) -> bool:
+        machines = Machines(host, hosts)
+        job = replace(asked.job, batch=divisible(asked.job.batch, machines.size))
+        return bool(search(job, machines, memory_bytes=asked.memory_bytes).best)
+
+    below, above = asked.machines.hosts, 2 * asked.machines.hosts
+    while above * host.accelerators <= MOST_RANKS and not fits(above):
+        below, above = above, 2 * above
+    if above * host.accelerators > MOST_RANKS:
+        return None
+    while above - below > 1:
+        middle = (below + above) // 2
+        below, above = (below, middle) if fits(middle) else (middle, above)
+    return above

@@ -69,7 +69,7 @@ def _with_replicas(job: Job, machines: Machines) -> list[Advice]:
     own = job.batch // replicas
     division = Division(data=replicas, microbatch=own)
     steps: list[tuple[str, Job, Division]] = [
-        (f"{replicas} replicas, {own} sequences each at once", job, division)
+        (f"{_many(replicas, 'replica')}, {_many(own, 'sequence')} each at once", job, division)
     ]
     division = replace(division, microbatch=1)
     if own > 1:
@@ -92,6 +92,10 @@ def _with_replicas(job: Job, machines: Machines) -> list[Advice]:
         if lines[-1].fits:
             break
     return lines
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _advice(what: str, job: Job, division: Division, machines: Machines) -> Advice:

@@ -14,12 +14,11 @@ has 16: gradients in 16 bits).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.layer import rank_tokens
-from weft.plan.parallelism.step import rank_parameters
+from weft.plan.parallelism.step import equal_layers, rank_parameters
 
 RESERVED = 2 * 2**30
 """Bytes of a device that its driver, its libraries and the buffers of collectives take before training begins."""
@@ -53,9 +52,12 @@ def usable_bytes(memory_bytes: int) -> float:
     return memory_bytes * (1 - LOST)
 
 
-def memory_of(job: Job, division: Division) -> Memory:
-    """What the fullest rank needs: the first one of a pipeline, which holds most microbatches and the embedding."""
-    numbers = rank_parameters(job, division)
+def memory_of(job: Job, division: Division, layers: float | None = None) -> Memory:
+    """What the fullest rank needs: the first one of a pipeline, which holds most microbatches and the embedding.
+
+    `layers`: how many it has (`StepTimes.layers_of_first`); as many as all if not given.
+    """
+    numbers = rank_parameters(job, division, layers)
     sharing = division.data * division.context
     whole = sharing if division.sharded == "parameters" else 1
     states = sharing if division.sharded != "none" else 1
@@ -64,7 +66,7 @@ def memory_of(job: Job, division: Division) -> Memory:
         numbers * job.parameter_bytes / whole + gathered,
         numbers * job.gradient_bytes / whole,
         numbers * job.state_bytes / states,
-        activation_bytes(job, division),
+        activation_bytes(job, division, layers),
         moment_bytes(job, division),
     )
 
@@ -92,13 +94,13 @@ def held(division: Division, microbatches: int) -> float:
     return min(float(microbatches), most)
 
 
-def activation_bytes(job: Job, division: Division) -> float:
+def activation_bytes(job: Job, division: Division, layers: float | None = None) -> float:
     """What waits for its backward pass on the first rank, in bytes (arXiv 2205.05198, section 4).
 
-    L / p layers x microbatches held x bytes of a layer, + p embeddings' masks, + the head's if p = 1
+    its layers x microbatches held x bytes of a layer, + p embeddings' masks, + the head's if p = 1
     """
     sizes, tokens = job.sizes, rank_tokens(job, division)
-    layers = math.ceil(sizes.layers / division.stages) * division.chunks
+    layers = equal_layers(job, division) if layers is None else layers
     width = job.parameter_bytes / 2
     one = sizes.kept_bytes(
         tokens, division.recompute, division.tensor, division.along, scores=not job.fused_attention

@@ -70,6 +70,11 @@ class StepTimes:
             )
         return self._known[key]
 
+    def layers_of_first(self, division: Division) -> float:
+        """Layers on the ranks before the last one, which has the head: what a step and the memory reckon with."""
+        layer, head = self.of(division)
+        return layers_of_busiest(self.job.sizes.layers, division, head.total / layer.total.total)[0]
+
 
 def step_of(job: Job, division: Division, machines: Machines, times: StepTimes | None = None) -> Step:
     """The step of a job that is divided so; `times` are those that other divisions of the job have reckoned."""
@@ -185,10 +190,18 @@ def crossing_rounds(division: Division, microbatches: int) -> float:
     return 2 * (ranks - 1) + (visits - 1) * 2 * (ranks - 1) / ranks
 
 
-def rank_parameters(job: Job, division: Division) -> float:
-    """Parameters on the fullest rank, before data-parallel ranks share them: its layers and the embedding, over t."""
+def equal_layers(job: Job, division: Division) -> int:
+    """Layers of the fullest rank if all have as many as whole ones allow."""
+    return math.ceil(job.sizes.layers / division.stages) * division.chunks
+
+
+def rank_parameters(job: Job, division: Division, layers: float | None = None) -> float:
+    """Parameters on the fullest rank, before data-parallel ranks share them: its layers and the embedding, over t.
+
+    `layers`: how many it has; as many as all if not given.
+    """
     sizes = job.sizes
-    layers = math.ceil(sizes.layers / division.stages) * division.chunks
+    layers = equal_layers(job, division) if layers is None else layers
     ends = sizes.embedding_parameters
     if division.pipeline == 1 and not sizes.tied:
         ends += sizes.table_parameters

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from weft.analysis.measured import samples_of
 from weft.analysis.run import Sample
 from weft.analysis.series import quantile
+from weft.analysis.whatif import FAITHFUL
 from weft.report.run.report import Report
 from weft.report.run.words import MOST_RANKS, Table, duration, milliseconds, number, of_ranks, percent
 from weft.units import format_bytes
@@ -85,7 +86,7 @@ def quality(report: Report) -> Table:
 def _fidelity(fidelity: float | None) -> str:
     if fidelity is None or not math.isfinite(fidelity):
         return "not known, so no gains are shown"
-    return percent(fidelity) + (", so no gains are shown" if fidelity > 0.05 else "")
+    return percent(fidelity) + (", so no gains are shown" if fidelity > FAITHFUL else "")
 
 
 def steps(report: Report) -> Table:

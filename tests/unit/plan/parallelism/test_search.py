@@ -15,7 +15,7 @@ from weft.plan.parallelism.guide import fewest_microbatches, guide, learning_rat
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.memory import memory_of, usable_bytes
 from weft.plan.parallelism.search import Found, divisions, search
-from weft.plan.parallelism.step import step_of
+from weft.plan.parallelism.step import StepTimes, step_of
 from weft.plan.parallelism.weft_today import cannot, command
 from weft.topology.cluster import Link
 
@@ -27,7 +27,8 @@ MACHINES = parse_cluster("2x8xA100-40")
 def test_the_best_is_the_fastest_of_all_that_fit():
     limit = usable_bytes(MACHINES.host.accelerator.memory_bytes)
     every = list(divisions(JOB, MACHINES, Found()))
-    fit = [one for one in every if memory_of(JOB, one).total <= limit]
+    times = StepTimes(JOB, MACHINES)
+    fit = [one for one in every if memory_of(JOB, one, times.layers_of_first(one)).total <= limit]
     found = search(JOB, MACHINES)
     assert (found.tried, found.fits) == (len(every), len(fit))
     assert found.best[0].seconds == pytest.approx(
@@ -122,4 +123,24 @@ def test_commands():
     )
     assert "--engine mpirun --mpi-options '-H node1:8,node2:8,...'" in command(
         division, 16, parse_cluster("4x8xT4")
+    )
+
+
+def test_a_first_rank_with_more_layers_needs_their_memory():
+    """The head costs as much as two and a half layers, so the ranks before it have nine layers of 32, and not eight."""
+    sizes = Sizes(32, 4096, 32, 14336, 128256, 8192, kv_heads=8, gated=True, tied=False)
+    job, machines, division = Job(sizes, batch=64), parse_cluster("4xH100"), Division(pipeline=4)
+    times = StepTimes(job, machines)
+    assert times.layers_of_first(division) == 9
+    nine, eight = memory_of(job, division, 9), memory_of(job, division)
+    assert nine.parameters - eight.parameters == 2 * sizes.layer_parameters
+    assert nine.activations / eight.activations == 9 / 8
+    assert step_of(job, division, machines).busiest.total == pytest.approx(
+        9 * times.of(division)[0].total.total
+    )
+    plan = search(job, machines, memory_bytes=2**40).of_kind["pipeline"]
+    assert (
+        plan.memory
+        == memory_of(job, plan.division, times.layers_of_first(plan.division))
+        != memory_of(job, plan.division)
     )
