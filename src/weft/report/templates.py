@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import UsageError
 from weft.report.page import asset
+from weft.report.run.words import number, percent, sentence
 from weft.visible import LINES, visible
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def environment(of: str, instead: str) -> Environment:
-    """The templates in this room's `static`, with the filter `code`.
+    """The templates in this room's `static`, with filters for texts and figures.
 
     Args:
         of: Whose page is made, for the message of an error.
@@ -34,7 +35,7 @@ def environment(of: str, instead: str) -> Environment:
         loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined, finalize=_shown,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    found.filters["code"] = _code
+    found.filters |= {"code": _code, "figure": _figure, "percent": percent, "sentence": sentence}
     return found
 
 
@@ -55,3 +56,12 @@ def _code(text: str) -> Any:
         Markup("<code>{}</code>").format(piece) if place % 2 else escape(piece)
         for place, piece in enumerate(pieces)
     )
+
+
+def _figure(value: Any) -> str:
+    """A piece of evidence."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_figure, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_figure(each)}" for name, each in value.items())
+    return number(value)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from weft.cli.draw import wrote
 from weft.cli.graph_file import read_graph
+from weft.cli.plan.page import report_of
 from weft.cli.plan.text import as_json, as_text, nothing_fits
 from weft.cli.plan.traced import plan_traced
 from weft.errors import ConfigError, PlacementError, UsageError
@@ -20,6 +24,7 @@ from weft.machines.host import Machines
 from weft.machines.machine_file import host_from_json
 from weft.plan.parallelism.answer import Asked, answer
 from weft.plan.parallelism.job import STATES, Job
+from weft.report.plan.page import plan_page
 from weft.units import parse_bytes, parse_seconds
 
 _EXAMPLES = """\
@@ -57,6 +62,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--explain", action="store_true", help="each term of the best one's step and memory")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--html", metavar="FILE", help="write a page with everything, and with pictures")
     parser.set_defaults(handler=main)
 
 
@@ -128,6 +134,8 @@ def main(options: argparse.Namespace) -> int:
         else as_text(found, options.compare, options.explain)
     )
     print(as_asked)
+    if options.html is not None:
+        print(wrote(Path(options.html), plan_page(report_of(found))), file=sys.stderr)
     if not found.search.best:
         raise PlacementError(nothing_fits(found))
     return 0

@@ -13,7 +13,7 @@ from weft.report.page import asset, legend, policy, script
 from weft.report.run import beside, charts, run_tables, step_tables
 from weft.report.run.lanes import MOST_SPANS, Lanes, lanes
 from weft.report.run.report import Report
-from weft.report.run.words import LOOKS, Table, number, percent, sentence
+from weft.report.run.words import LOOKS, Table
 from weft.report.styles import TILE
 from weft.report.templates import environment
 
@@ -171,15 +171,5 @@ def _of_the_run(report: Report) -> list[Section]:
 
 def _environment() -> Environment:
     found = environment("a run", "the report")
-    found.filters |= {"percent": percent, "figure": _figure, "sentence": sentence}
     found.globals |= {"looks": LOOKS, "tile": TILE}
     return found
-
-
-def _figure(value: Any) -> str:
-    """A piece of evidence."""
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_figure, value))
-    if isinstance(value, dict):
-        return ", ".join(f"{name}: {_figure(each)}" for name, each in value.items())
-    return number(value)
