@@ -13,7 +13,7 @@ from weft.cli.draw import wrote
 from weft.cli.graph_file import read_graph
 from weft.cli.plan.page import report_of
 from weft.cli.plan.text import as_json, as_text, nothing_fits
-from weft.cli.plan.traced import plan_traced
+from weft.cli.plan.traced import limit_of, plans_of, traced_json, traced_report, traced_text
 from weft.errors import ConfigError, PlacementError, UsageError
 from weft.foreign import read_file, shown_text, whole
 from weft.graph.hugging_face import sizes_from_config
@@ -25,6 +25,7 @@ from weft.machines.machine_file import host_from_json
 from weft.plan.parallelism.answer import Asked, answer
 from weft.plan.parallelism.job import STATES, Job
 from weft.report.plan.page import plan_page
+from weft.report.plan.report import PlanReport
 from weft.units import parse_bytes, parse_seconds
 
 _EXAMPLES = """\
@@ -124,8 +125,7 @@ def _count(text: str) -> int:
 
 def main(options: argparse.Namespace) -> int:
     if options.graph is not None:
-        machines, memory = _machines(options), None if options.memory is None else parse_bytes(options.memory)
-        print(plan_traced(read_graph(options.graph), machines, options.global_batch, memory, options.json))
+        _plan_traced(options)
         return 0
     found = answer(_asked(options))
     as_asked = (
@@ -135,10 +135,24 @@ def main(options: argparse.Namespace) -> int:
     )
     print(as_asked)
     if options.html is not None:
-        print(wrote(Path(options.html), plan_page(report_of(found))), file=sys.stderr)
+        _write_page(options.html, report_of(found))
     if not found.search.best:
         raise PlacementError(nothing_fits(found))
     return 0
+
+
+def _plan_traced(options: argparse.Namespace) -> None:
+    graph, machines = read_graph(options.graph), _machines(options)
+    limit = limit_of(machines, None if options.memory is None else parse_bytes(options.memory))
+    found = plans_of(graph, machines, options.global_batch, limit)
+    print(json.dumps(traced_json(found), indent=2) if options.json else traced_text(found, machines, graph))
+    if options.html is not None:
+        _write_page(options.html, traced_report(found, machines, graph, limit))
+
+
+def _write_page(out: str, report: PlanReport) -> None:
+    """Write a page; that it was written is told where it stands in nobody's JSON."""
+    print(wrote(Path(out), plan_page(report)), file=sys.stderr)
 
 
 def _machines(options: argparse.Namespace) -> Machines:

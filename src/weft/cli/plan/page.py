@@ -63,9 +63,13 @@ def _to_write(found: Answer) -> ToWrite | None:
     if plan is None:
         return None
     one, microbatches = plan.division, plan.step.microbatches
-    own = one.microbatch * microbatches
-    head = f"{today(found)}\nEach of {one.data} replicas takes {own} sequences a step, in {microbatches} microbatches."
-    return ToWrite(head, command(one, microbatches, found.asked.machines), settings(one, microbatches))
+    return ToWrite(
+        today(found),
+        command(one, microbatches, found.asked.machines),
+        settings(one, microbatches),
+        f"A step of each replica: {microbatches} x {one.microbatch} of the {found.asked.job.batch} sequences "
+        "(microbatches x sequences of one).",
+    )
 
 
 def _assumptions(asked: Asked) -> list[str]:
@@ -83,7 +87,7 @@ def _assumptions(asked: Asked) -> list[str]:
     ]
     if asked.memory_bytes is None:
         lines.append(
-            f"Of a device's {format_bytes(device.memory_bytes)} {format_bytes(asked.limit_bytes)} can be used: "
+            f"{format_bytes(asked.limit_bytes)} of a device's {format_bytes(device.memory_bytes)} can be used: "
             f"{LOST:.0%} are lost between blocks of its allocator (`--memory` says otherwise)."
         )
     lines.append(f"{format_bytes(RESERVED)} of that count as taken by driver, libraries and collectives.")

@@ -34,14 +34,21 @@ def stage_costs(job: Job, machines: Machines, division: Division) -> list[StageC
     return [StageCost(each.forward, each.backward, each.inputs, each.weights) for each in times]
 
 
-def _layers(layers: int, division: Division, head: Times, one: Times) -> list[float]:
-    """How many each stage has: whole ones with one stage a rank, the first ranks one more where they do not divide."""
+def _layers(layers: int, division: Division, head: Times, one: Times) -> list[int]:
+    """How many each stage has: whole ones, the first stages one more where they do not divide.
+
+    With one stage a rank, the last one has fewer because of the head.
+    """
     stages = division.stages
     if division.chunks > 1 or stages == 1:
-        return [layers / stages] * stages
-    last = layers_of_busiest(layers, division, head.total / one.total)[1]
-    least, more = divmod(layers - round(last), stages - 1)
-    return [float(least + (place < more)) for place in range(stages - 1)] + [last]
+        return _shared(layers, stages)
+    last = round(layers_of_busiest(layers, division, head.total / one.total)[1])
+    return [*_shared(layers - last, stages - 1), last]
+
+
+def _shared(layers: int, stages: int) -> list[int]:
+    least, more = divmod(layers, stages)
+    return [least + (place < more) for place in range(stages)]
 
 
 def traced_stage_costs(graph: Graph, division: Division) -> list[StageCost]:

@@ -11,7 +11,7 @@ MEMORY = {
     "states": Style("optimizer states", "#b8507a", "#ffffff", GRID, "#dc9ab6", 1.0),
     "activations": Style("activations", "#3f8f5b", "#ffffff", FALLING, "#6fb387"),
     "moment": Style("for a moment", "#8a63b5", "#ffffff", DOTS, "#cdb8e2"),
-    "reserved": Style("taken by driver and libraries", "#5f7480", "#ffffff", LEVEL, "#93a4ae", 1.5),
+    "reserved": Style("driver, libraries", "#5f7480", "#ffffff", LEVEL, "#93a4ae", 1.5),
 }
 """By the fields of `Memory`, in their order."""
 LOOKS = MEMORY | {kind: STYLES[kind] for kind in ("F", "B", "I", "W", "reduce", "optimizer")}

@@ -14,14 +14,23 @@ from weft.report.run.words import Table
 from weft.units import format_bytes, format_seconds
 
 GIB = 2**30
-CLOSE = (9.0, 7.0)
+SIDES = ("after", "before", "above", "below")
+LETTER = (1.2, 5.5)
+"""Of a label, about, in per cent of the field."""
+CLOSE = (6.0, 4.0)
 """Points that are nearer than this to the first of them, across and down, share a label."""
 INTERVALS = 5
 """Of an axis, at most."""
 
+Named = tuple[float, float, str]
+Rectangle = tuple[float, float, float, float]
+
 
 class Point(NamedTuple):
-    """A plan in the field: `kind` is `best`, one of the ten fastest, or `of-kind`, the fastest of its kind."""
+    """A plan in the field.
+
+    `kind` is `best`, one of the fastest, `of-kind`, the fastest of its kind, or `today`, the fastest that weft runs.
+    """
 
     x: float
     y: float
@@ -30,12 +39,12 @@ class Point(NamedTuple):
 
 
 class Label(NamedTuple):
-    """What points are called; `after` says whether it stands at their right."""
+    """What points are called, and at which of `SIDES` of (x, y) it stands."""
 
     x: float
     y: float
     text: str
-    after: bool
+    side: str
 
 
 class Axis(NamedTuple):
@@ -76,16 +85,19 @@ def scatter(found: Found, limit_bytes: float) -> Scatter | None:
     named += [(plan, "of-kind", kind) for kind, plan in found.of_kind.items()]
     if not named:
         return None
+    if found.runs_today is not None:
+        known = any(plan == found.runs_today for plan, _, _ in named)
+        named.append((found.runs_today, "today", "" if known else "weft"))
     seconds = [plan.seconds for plan, _, _ in named]
     memory = [plan.memory.total / GIB for plan, _, _ in named]
-    across = axis(*wider(min(seconds), max(seconds)), format_seconds)
+    across = axis(*wider(min(seconds), max(seconds)), lambda at: format_seconds(at) if at else "0")
     up = axis(*wider(min(memory), max(limit_bytes / GIB, *memory)), lambda gib: f"{gib:g} GiB")
     points, names = [], []
     for plan, kind, name in named:
         x, y = across.place(plan.seconds), 100 - up.place(plan.memory.total / GIB)
         told = f"{plan.division}: {format_seconds(plan.seconds)}, {format_bytes(plan.memory.total)}"
-        points.append(Point(x, round(y, 2), kind, f"{name}: {told}"))
-        names.append((x, round(y, 2), name))
+        points.append(Point(x, round(y, 2), kind, f"{name or 'weft'}: {told}"))
+        names += [(x, round(y, 2), name)] if name else []
     return Scatter(
         points, labels(names), round(100 - up.place(limit_bytes / GIB), 2), f"limit {format_bytes(limit_bytes)}",
         across, up,
@@ -119,27 +131,59 @@ def axis(low: float, high: float, text: Callable[[float], str]) -> Axis:
     return Axis(tuple(text(step * tick) for tick in range(first, last + 1)), step * first, step * last)
 
 
-def labels(named: Sequence[tuple[float, float, str]]) -> list[Label]:
-    """One label for points that lie close together, so that none is written over another.
+def labels(named: Sequence[Named]) -> list[Label]:
+    """One label for points that lie close together, at a side where it hides no other point and no other label.
 
-    >>> [label.text for label in labels([(1.0, 50.0, "1"), (2.0, 51.0, "2"), (60.0, 50.0, "hybrid")])]
-    ['1, 2', 'hybrid']
+    >>> [(label.text, label.side) for label in labels([(1, 50, "1"), (2, 51, "2"), (60, 50, "hybrid"), (65, 51, "3")])]
+    [('1, 2', 'after'), ('hybrid, 3', 'after')]
     """
-    groups: list[list[tuple[float, float, str]]] = []
+    taken: list[Rectangle] = []
+    found = []
+    for group in _groups(named):
+        text = ", ".join(dict.fromkeys(name for _, _, name in group))
+        others = [(x - 0.5, y - 1.5, x + 0.5, y + 1.5) for x, y, name in named if (x, y, name) not in group]
+        places = [(side, *_place(side, group, text)) for side in SIDES]
+        side, x, y, around = next(
+            (place for place in places if not _hides(place[3], [*others, *taken])), places[0]
+        )
+        taken.append(around)
+        found.append(Label(round(x, 2), round(y, 2), text, side))
+    return found
+
+
+def _groups(named: Sequence[Named]) -> list[list[Named]]:
+    """Points that are close to the first one of their group."""
+    groups: list[list[Named]] = []
     for point in named:
         for group in groups:
-            if all(abs(point[way] - group[0][way]) <= CLOSE[way] for way in (0, 1)):
+            if abs(point[0] - group[0][0]) <= CLOSE[0] and abs(point[1] - group[0][1]) <= CLOSE[1]:
                 group.append(point)
                 break
         else:
             groups.append([point])
-    found = []
-    for group in groups:
-        after = max(x for x, _, _ in group) <= 60
-        x = (max if after else min)(x for x, _, _ in group)
-        names = ", ".join(dict.fromkeys(name for _, _, name in group))
-        found.append(Label(x, group[0][1], names, after))
-    return found
+    return groups
+
+
+def _place(side: str, group: Sequence[Named], text: str) -> tuple[float, float, Rectangle]:
+    """Where a label stands and what it covers, about: left, top, right, bottom."""
+    across, down = [x for x, _, _ in group], [y for _, y, _ in group]
+    wide, high = LETTER[0] * len(text), LETTER[1]
+    if side in ("above", "below"):
+        x = (min(across) + max(across)) / 2
+        y = min(down) - high if side == "above" else max(down) + high
+        return x, y, (x - wide / 2, y - high / 2, x + wide / 2, y + high / 2)
+    y = group[0][1]
+    x = max(across) if side == "after" else min(across)
+    start = x + LETTER[0] if side == "after" else x - LETTER[0] - wide
+    return x, y, (start, y - high / 2, start + wide, y + high / 2)
+
+
+def _hides(label: Rectangle, others: Sequence[Rectangle]) -> bool:
+    """Whether a label leaves the field or lies over something."""
+    left, top, right, bottom = label
+    if left < 0 or right > 100 or top < 0 or bottom > 100:
+        return True
+    return any(left < one[2] and one[0] < right and top < one[3] and one[1] < bottom for one in others)
 
 
 def memory_bars(rows: Sequence[tuple[str, Memory]], limit_bytes: float) -> MemoryBars:

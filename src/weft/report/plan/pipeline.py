@@ -143,13 +143,19 @@ def _note(plan: Plan, step: Simulation) -> str:
     """What is drawn, and what of the plan is not."""
     one, microbatches = plan.division, plan.step.microbatches
     ranks, drawn = drawn_size(plan)
-    many = f"{one.pipeline} ranks in a row, {one.chunks} stages each" if one.chunks > 1 else (
-        f"{one.pipeline} ranks in a row")  # fmt: skip
-    words = f"{one.schedule}, {many}, {microbatches} microbatches: "
-    words += f"the bubble is {plan.step.bubble / plan.seconds:.1%} of the step. "
-    if (ranks, drawn) == (one.pipeline, microbatches):
+    stages = f", {one.chunks} stages each" if one.chunks > 1 else ""
+    words = (
+        f"Schedule {one.schedule}, {one.pipeline} ranks in a row{stages}, {microbatches} microbatches: the bubble is "
+        f"{plan.step.bubble / plan.seconds:.1%} of the step. "
+    )
+    cut = [
+        f"{few} of {many} {what}"
+        for few, many, what in ((ranks, one.pipeline, "ranks"), (drawn, microbatches, "microbatches"))
+        if few < many
+    ]
+    if not cut:
         return words + f"Drawn is the whole step; simulated it takes {format_seconds(step.step_s)}."
     return words + (
-        f"Drawn are {ranks} of {one.pipeline} ranks and {drawn} of {microbatches} microbatches, as a pipeline of their "
-        f"own: the order is that of the plan, the shares of idle time are larger than the plan's."
+        f"Drawn are {' and '.join(cut)}, as a step of their own: its order is that of the plan, its shares of "
+        "idle time are larger."
     )

@@ -18,11 +18,13 @@ class ToWrite:
         head: What of it weft runs.
         command: For a shell.
         settings: Of `weft.init`.
+        batch: What a replica takes in a step.
     """
 
     head: str
     command: str
     settings: dict[str, object]
+    batch: str
 
 
 @dataclass(frozen=True)
