@@ -67,9 +67,16 @@ def _to_write(found: Answer) -> ToWrite | None:
         today(found),
         command(one, microbatches, found.asked.machines),
         settings(one, microbatches),
-        f"A step of each replica: {microbatches} x {one.microbatch} of the {found.asked.job.batch} sequences "
-        "(microbatches x sequences of one).",
+        f"In a step {_who(one.data)} {_many(microbatches, 'microbatch', 'es')} of {_many(one.microbatch, 'sequence')}.",
     )
+
+
+def _who(replicas: int) -> str:
+    return "weft runs" if replicas == 1 else f"each of {replicas} replicas runs"
+
+
+def _many(count: int, what: str, more: str = "s") -> str:
+    return f"{count} {what}{'' if count == 1 else more}"
 
 
 def _assumptions(asked: Asked) -> list[str]:

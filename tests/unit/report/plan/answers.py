@@ -15,16 +15,19 @@ LARGE = Sizes(40, 5120, 40, 13824, 32000, 4096, gated=True, tied=False)
 SMALL = Sizes(12, 768, 12, 3072, 32000, 1024)
 
 
-def answered(cluster: str, sizes: Sizes = LARGE, batch: int = 1024, **more: Any) -> Answer:
+def answered(
+    cluster: str, sizes: Sizes = LARGE, batch: int = 1024, price: float | None = None, **more: Any
+) -> Answer:
     """What `weft plan` finds."""
     machines = parse_cluster(cluster)
+    machines = replace(machines, host=replace(machines.host, price_per_hour=price))
     precision = "bf16" if "bf16" in machines.host.accelerator.peak else "fp16"
     return answer(Asked(Job(sizes, batch, precision), machines, **more))
 
 
 def usual() -> Answer:
     """13 billion parameters on four hosts, with everything that can be asked: its best has a pipeline."""
-    found = answered("4x8xA100-80", tokens=10**11, data_bytes=100e9, epoch_s=30.0)
+    found = answered("4x8xA100-80", price=20.0, tokens=10**11, data_bytes=100e9, epoch_s=30.0)
     assert found.search.best[0].division.pipeline > 1
     return found
 
