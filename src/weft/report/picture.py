@@ -131,7 +131,7 @@ class _Lanes:
         else:
             height = self._work_height(span) if span.kind in WORK else BOX / 2
             top = y + (LANE - height) / 2
-        yield Box(x, top, width, height, span.kind, "#ffffff", _told(span))
+        yield Box(x, top, width, height, span.kind, "#ffffff", told(span))
         number = str(span.microbatch)
         if span.kind in WORK and span.microbatch >= 0 and width >= 8 * len(number) + 4:
             yield Note(x + width / 2, y + LANE // 2 + 4, number, "number", STYLES[span.kind].ink)
@@ -141,7 +141,7 @@ class _Lanes:
         return max(BOX - LOWER * before, LOWEST)
 
 
-def _told(span: Span) -> str:
+def told(span: Span) -> str:
     """What a pointer that rests on the box is shown."""
     label = f" ({span.label})" if span.label else ""
     parts = [

@@ -156,6 +156,30 @@ def test_a_traced_model(tmp_path, capsys):
     assert "nothing fits: parameters, gradients and optimizer states alone take 2 GiB a rank" in refused
 
 
+def test_a_page(llama, tmp_path, capsys):
+    """Beside tables, beside JSON, and where nothing fits."""
+    out = tmp_path / "plan.html"
+    asked = ("--config", llama, "--global-batch", 512, "--html", out)
+    text = told(capsys, "--cluster", "8x8xH100", *asked)
+    assert "Best of" in text and f"wrote {out}: " in text
+    assert re.search("<h1>70.6 billion parameters.*Best of .*weft run -n 64", out.read_text(), re.DOTALL)
+    found = planned(capsys, "--cluster", "8xH100", *asked, code=2)
+    assert not found["best"] and "Nothing fits: parameters" in out.read_text()
+    refused = told(capsys, "--cluster", "8x8xH100", *asked[:-1], tmp_path / "none" / "plan.html", code=2)
+    assert "cannot be written: No such file or directory" in refused
+
+
+def test_a_page_of_a_traced_model(tmp_path, capsys):
+    path, out = tmp_path / "eight.graph.json", tmp_path / "plan.html"
+    path.write_text(Graph(Unit(f"u{i}", 10.0, 20.0, 2**28, 2**20, 2**20) for i in range(8)).to_json())
+    asked = (path, "--cluster", "4xT4", "--global-batch", 16, "--html", out)
+    (best, *_) = planned(capsys, *asked)
+    page = out.read_text()
+    assert "<h1>8 units, 2 GiB of parameters, on 4 x T4, 1 host</h1>" in page
+    assert page.count('class="bar lane"') == best["division"]["pipeline"] == 4
+    assert "16 microbatches like the one that was traced" in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from weft.cli.draw import wrote
 from weft.cli.graph_file import read_graph
+from weft.cli.plan.page import report_of
 from weft.cli.plan.text import as_json, as_text, nothing_fits
-from weft.cli.plan.traced import plan_traced
+from weft.cli.plan.traced import limit_of, plans_of, traced_json, traced_report, traced_text
 from weft.errors import ConfigError, PlacementError, UsageError
 from weft.foreign import read_file, shown_path, shown_text, whole
 from weft.graph.hugging_face import sizes_from_config
@@ -20,6 +24,8 @@ from weft.machines.host import Machines
 from weft.machines.machine_file import host_from_json
 from weft.plan.parallelism.answer import Asked, answer
 from weft.plan.parallelism.job import STATES, Job
+from weft.report.plan.page import plan_page
+from weft.report.plan.report import PlanReport
 from weft.units import parse_bytes, parse_seconds
 
 _EXAMPLES = """\
@@ -57,6 +63,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--explain", action="store_true", help="each term of the best one's step and memory")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--html", metavar="FILE", help="write a page with everything, and with pictures")
     parser.set_defaults(handler=main)
 
 
@@ -119,8 +126,7 @@ def _count(text: str) -> int:
 def main(options: argparse.Namespace) -> int:
     if options.graph is not None:
         _refuse_of_sizes(options)
-        machines, memory = _machines(options), None if options.memory is None else parse_bytes(options.memory)
-        print(plan_traced(read_graph(options.graph), machines, options.global_batch, memory, options.json))
+        _plan_traced(options)
         return 0
     found = answer(_asked(options))
     as_asked = (
@@ -129,6 +135,8 @@ def main(options: argparse.Namespace) -> int:
         else as_text(found, options.compare, options.explain)
     )
     print(as_asked)
+    if options.html is not None:
+        _write_page(options.html, report_of(found))
     if not found.search.best:
         raise PlacementError(nothing_fits(found))
     return 0
@@ -136,7 +144,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _refuse_of_sizes(options: argparse.Namespace) -> None:
     """A traced model has its sizes, times and states; options that say others are refused."""
-    own = {"command", "handler", "graph", "cluster", "global_batch", "memory", "json"}
+    own = {"command", "handler", "graph", "cluster", "global_batch", "memory", "json", "html"}
     given = [
         f"--{name.replace('_', '-')}"
         for name, value in vars(options).items()
@@ -147,6 +155,20 @@ def _refuse_of_sizes(options: argparse.Namespace) -> None:
             f"{shown_path(options.graph)} is a traced model, of which {', '.join(given)} can say nothing: leave "
             f"{'it' if len(given) == 1 else 'them'} out, or the file"
         )
+
+
+def _plan_traced(options: argparse.Namespace) -> None:
+    graph, machines = read_graph(options.graph), _machines(options)
+    limit = limit_of(machines, None if options.memory is None else parse_bytes(options.memory))
+    found = plans_of(graph, machines, options.global_batch, limit)
+    print(json.dumps(traced_json(found), indent=2) if options.json else traced_text(found, machines, graph))
+    if options.html is not None:
+        _write_page(options.html, traced_report(found, machines, graph, limit))
+
+
+def _write_page(out: str, report: PlanReport) -> None:
+    """Write a page; that it was written is told where it stands in nobody's JSON."""
+    print(wrote(Path(out), plan_page(report)), file=sys.stderr)
 
 
 def _machines(options: argparse.Namespace) -> Machines:

@@ -11,28 +11,36 @@ from weft.plan.parallelism.explain import memory_terms, step_terms
 from weft.plan.parallelism.search import Plan
 from weft.plan.parallelism.weft_today import cannot, command, settings
 from weft.plan.storage import need_bytes_per_s
+from weft.report.run.words import Table
 from weft.report.text import table
 from weft.units import format_bytes, format_seconds
 
 
 def as_text(found: Answer, compare: bool, explain: bool) -> str:
     """The answer for a terminal."""
-    parts = [_question(found.asked)]
+    parts = [question(found.asked)]
     if found.search.best:
-        parts += [_sentence(found), _table(found.asked, found.search.best)]
-    parts.append(_others(found))
+        parts += [sentence(found), _lines(plans_table(found.asked, found.search.best))]
+    parts.append("\n".join(others(found)))
     if found.runs_today is not None:
         parts.append(_today(found))
     if compare or not found.search.best:
         parts += _comparison(found)
     if explain and found.search.best:
-        parts += _explained(found)
+        parts += map(_lines, terms(found))
     if found.storage:
-        parts.append(_storage(found))
+        need, systems = storage(found)
+        parts += [need, _lines(systems)]
     return "\n\n".join(part for part in parts if part)
 
 
-def _question(asked: Asked) -> str:
+def _lines(one: Table) -> str:
+    """A table for a terminal."""
+    return table(one.headers, one.rows, one.align)
+
+
+def question(asked: Asked) -> str:
+    """What is trained, and where: lines."""
     job, machines = asked.job, asked.machines
     device = machines.host.accelerator
     hosts = "1 host" if machines.hosts == 1 else f"{machines.hosts} hosts"
@@ -53,7 +61,8 @@ def _many(number: int) -> str:
     return f"{number / 1e9:.3g} billion" if number >= 10**9 else f"{number / 1e6:.3g} million"
 
 
-def _sentence(found: Answer) -> str:
+def sentence(found: Answer) -> str:
+    """The best division, and what it gives."""
     asked, best, few = found.asked, found.search.best[0], found.microbatches
     words = (
         f"Best of {found.search.tried} divisions: {best.division}. A step takes {format_seconds(best.seconds)}, "
@@ -81,7 +90,8 @@ def nothing_fits(found: Answer) -> str:
     return words
 
 
-def _table(asked: Asked, plans: list[Plan]) -> str:
+def plans_table(asked: Asked, plans: list[Plan], caption: str = "") -> Table:
+    """What each of some plans takes; columns that say nothing are left out."""
     rows = []
     for plan in plans:
         hours, cost = asked.hours(plan), asked.cost(plan)
@@ -100,7 +110,8 @@ def _table(asked: Asked, plans: list[Plan]) -> str:
     headers = ("division", "step", "tokens/s", "of peak", "memory", "to the target", "cost", "weft today")
     kept = [at for at in range(len(headers)) if any(row[at] for row in rows)]
     aligned = "".join("<>>>>>><"[at] for at in kept)
-    return table([headers[at] for at in kept], [[row[at] for at in kept] for row in rows], aligned)
+    shown = [tuple(row[at] for at in kept) for row in rows]
+    return Table(caption, tuple(headers[at] for at in kept), shown, aligned)
 
 
 def _long(hours: float) -> str:
@@ -108,7 +119,8 @@ def _long(hours: float) -> str:
     return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:,.1f} days"
 
 
-def _others(found: Answer) -> str:
+def others(found: Answer) -> list[str]:
+    """Why other divisions fell out, a line each."""
     lines = []
     search = found.search
     if search.too_large and search.best:
@@ -122,10 +134,17 @@ def _others(found: Answer) -> str:
         f"cannot be: {why}" + (f" ({count} times)" if count > 1 else "")
         for why, count in search.refused.items()
     ]
-    return "\n".join(lines)
+    return lines
 
 
 def _today(found: Answer) -> str:
+    plan = found.runs_today
+    assert plan is not None
+    return f"{today(found)}\n  {command(plan.division, plan.step.microbatches, found.asked.machines)}"
+
+
+def today(found: Answer) -> str:
+    """What weft runs today of what was found."""
     plan, asked = found.runs_today, found.asked
     assert plan is not None
     best = found.search.best[0]
@@ -135,38 +154,48 @@ def _today(found: Answer) -> str:
         f"({plan.seconds / best.seconds:.2f} times as long), {format_bytes(plan.memory.total)}: {plan.division}"
     )  # fmt: skip
     more = "\nwith activation checkpoints around every layer" if plan.division.recompute == "full" else ""
-    return f"{head}{more}\n  {command(plan.division, plan.step.microbatches, asked.machines)}"
+    return f"{head}{more}"
 
 
 def _comparison(found: Answer) -> list[str]:
     """The best of each kind, and what to try in the guide's order."""
     parts = []
     if found.search.of_kind:
-        plans = sorted(found.search.of_kind.values(), key=lambda plan: plan.seconds)
-        parts.append("The best of each kind\n\n" + _table(found.asked, plans))
-    rows = [
-        (number, advice.what, format_bytes(advice.memory_bytes), "yes" if advice.fits else "no",
-         format_seconds(advice.step_s))
-        for number, advice in enumerate(found.guide, 1)
-    ]  # fmt: skip
-    parts.append(
-        "What to try, in this order\n\n" + table(("", "try", "memory", "fits", "step"), rows, "><><>")
-    )
+        parts.append("The best of each kind\n\n" + _lines(kinds_table(found)))
+    parts.append("What to try, in this order\n\n" + _lines(guide_table(found)))
     return parts
 
 
-def _explained(found: Answer) -> list[str]:
+def kinds_table(found: Answer) -> Table:
+    """The best of each kind, the fastest first."""
+    plans = sorted(found.search.of_kind.values(), key=lambda plan: plan.seconds)
+    return plans_table(found.asked, plans, "The best of each kind")
+
+
+def guide_table(found: Answer) -> Table:
+    """What to try, in order."""
+    rows = [
+        (str(number), advice.what, format_bytes(advice.memory_bytes), "yes" if advice.fits else "no",
+         format_seconds(advice.step_s))
+        for number, advice in enumerate(found.guide, 1)
+    ]  # fmt: skip
+    return Table("What to try, in this order", ("", "try", "memory", "fits", "step"), rows, "><><>")
+
+
+def terms(found: Answer) -> list[Table]:
+    """The terms of the best one's step and memory."""
     asked, plan = found.asked, found.search.best[0]
-    step = table(("term of the step", "", "formula"), [
+    step = Table("", ("term of the step", "", "formula"), [
         (name, format_seconds(seconds), formula) for name, seconds, formula in step_terms(asked.job, plan)
     ], "<>")  # fmt: skip
-    memory = table(("memory of the fullest rank", "", "formula"), [
+    memory = Table("", ("memory of the fullest rank", "", "formula"), [
         (name, format_bytes(size), formula) for name, size, formula in memory_terms(asked.job, plan)
     ], "<>")  # fmt: skip
     return [step, memory]
 
 
-def _storage(found: Answer) -> str:
+def storage(found: Answer) -> tuple[str, Table]:
+    """What the storage must give, and the file systems that do."""
     asked = found.asked
     assert asked.data_bytes is not None and asked.epoch_s is not None
     need = need_bytes_per_s(asked.data_bytes, asked.epoch_s)
@@ -188,8 +217,8 @@ def _storage(found: Answer) -> str:
         for first, later in found.storage
     ]
     return (
-        f"Storage: {need / 1e9:.3g} GB/s in all, {need / hosts / 1e9:.3g} GB/s for each host; {cached}\n\n"
-        + table(("FSx for Lustre", "first epoch, too", "later epochs", "of them in its cache"), rows, "<>>>")
+        f"Storage: {need / 1e9:.3g} GB/s in all, {need / hosts / 1e9:.3g} GB/s for each host; {cached}",
+        Table("", ("FSx for Lustre", "first epoch, too", "later epochs", "of them in its cache"), rows, "<>>>"),
     )  # fmt: skip
 
 

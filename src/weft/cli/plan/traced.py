@@ -2,73 +2,137 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
+from weft.cli.plan.page import machine_table
 from weft.errors import PlacementError
 from weft.graph.model import Graph
 from weft.machines.host import Machines
 from weft.plan.parallelism.memory import usable_bytes
 from weft.plan.parallelism.search import Found, Plan
-from weft.plan.parallelism.traced import traced_search
+from weft.plan.parallelism.stage_costs import traced_stage_costs
+from weft.plan.parallelism.traced import MOMENTS, traced_search
 from weft.plan.parallelism.weft_today import command, settings
+from weft.report.plan.pipeline import pipeline
+from weft.report.plan.report import PlanReport, ToWrite
+from weft.report.run.words import Table
 from weft.report.text import table
 from weft.units import format_bytes, format_seconds
 
 
-def plan_traced(
-    graph: Graph, machines: Machines, microbatches: int, memory_bytes: int | None, as_json: bool
-) -> str:
-    """The fastest ways to run a traced model on machines, as a table or JSON.
+def limit_of(machines: Machines, memory_bytes: int | None) -> float:
+    """What of a device may be used."""
+    return usable_bytes(machines.host.accelerator.memory_bytes) if memory_bytes is None else memory_bytes
+
+
+def plans_of(graph: Graph, machines: Machines, microbatches: int, limit_bytes: float) -> Found:
+    """The fastest ways to run a traced model on machines.
 
     Raises:
         PlacementError: Nothing fits.
     """
-    limit = usable_bytes(machines.host.accelerator.memory_bytes) if memory_bytes is None else memory_bytes
-    found = traced_search(graph, machines, microbatches, limit)
+    found = traced_search(graph, machines, microbatches, limit_bytes)
     if not found.best:
         assert found.nearest is not None
         division, memory = found.nearest
         raise PlacementError(
             f"nothing fits: parameters, gradients and optimizer states alone take {format_bytes(memory.lasting)} a "
             f"rank in the smallest of {found.tried} divisions ({division}), with activations "
-            f"{format_bytes(memory.total)}, and a rank has {format_bytes(limit)}: give more machines, or trace with a "
-            "smaller microbatch"
+            f"{format_bytes(memory.total)}, and a rank has {format_bytes(limit_bytes)}: give more machines, or trace "
+            "with a smaller microbatch"
         )
+    return found
+
+
+def traced_text(found: Found, machines: Machines, graph: Graph) -> str:
+    """The answer for a terminal."""
+    shown = plans_table(found.best)
+    parts = [
+        question(machines, graph),
+        sentence(found),
+        table(shown.headers, shown.rows, shown.align),
+        f"  {_to_write(found, machines).command}",
+    ]
+    parts[3:3] = _others(found)
+    return "\n\n".join(parts)
+
+
+def question(machines: Machines, graph: Graph) -> str:
+    """What is trained, and where."""
+    hosts = "1 host" if machines.hosts == 1 else f"{machines.hosts} hosts"
     return (
-        json.dumps([_json(plan) for plan in found.best], indent=2)
-        if as_json
-        else _text(found, machines, graph)
+        f"{len(graph)} units, {format_bytes(sum(unit.parameter_bytes for unit in graph))} of parameters, on "
+        f"{machines.size} x {machines.host.accelerator.name}, {hosts}; times are those of the device that traced it"
     )
 
 
-def _text(found: Found, machines: Machines, graph: Graph) -> str:
+def sentence(found: Found) -> str:
+    """The best division, and what it gives."""
     best = found.best[0]
+    return (
+        f"Best of {found.tried} divisions: {best.division}, {best.step.microbatches} microbatches a replica. A step "
+        f"takes {format_seconds(best.seconds)}."
+    )
+
+
+def plans_table(plans: list[Plan], caption: str = "") -> Table:
+    """What each of some plans takes."""
     rows = [
         (
             f"{plan.division}", format_seconds(plan.seconds), f"{plan.step.bubble / plan.seconds:.0%}",
             f"{plan.step.exposed / plan.seconds:.0%}", format_bytes(plan.memory.total),
         )
-        for plan in found.best
+        for plan in plans
     ]  # fmt: skip
-    hosts = "1 host" if machines.hosts == 1 else f"{machines.hosts} hosts"
-    parts = [
-        f"{len(graph)} units, {format_bytes(sum(unit.parameter_bytes for unit in graph))} of parameters, on "
-        f"{machines.size} x {machines.host.accelerator.name}, {hosts}; times are those of the device that traced it",
-        f"Best of {found.tried} divisions: {best.division}, {best.step.microbatches} microbatches a replica. A step "
-        f"takes {format_seconds(best.seconds)}.",
-        table(("division", "step", "bubble", "replicas", "memory"), rows, "<>>>>"),
-        f"  {command(best.division, best.step.microbatches, machines)}",
+    return Table(caption, ("division", "step", "bubble", "replicas", "memory"), rows, "<>>>>")
+
+
+def _others(found: Found) -> list[str]:
+    return [f"{found.too_large} of {found.tried} do not fit"] if found.too_large else []
+
+
+def _to_write(found: Found, machines: Machines) -> ToWrite:
+    best = found.best[0]
+    one, microbatches = best.division, best.step.microbatches
+    return ToWrite(
+        "weft runs the best one today:",
+        command(one, microbatches, machines),
+        settings(one, microbatches),
+        f"A step of each replica: {microbatches} microbatches like the one that was traced.",
+    )
+
+
+def traced_report(found: Found, machines: Machines, graph: Graph, limit_bytes: float) -> PlanReport:
+    """The page's value."""
+    best = found.best[0]
+    what, _, times = question(machines, graph).partition("; ")
+    kinds = sorted(found.of_kind.values(), key=lambda plan: plan.seconds)
+    return PlanReport(
+        f"{what}\n{times}",
+        sentence(found),
+        found,
+        limit_bytes,
+        _to_write(found, machines),
+        plans_table(found.best),
+        plans_table(kinds, "The best of each kind"),
+        others=[*_others(found), *found.refused],
+        pipeline=pipeline(best, traced_stage_costs(graph, best.division)),
+        assumptions=[
+            f"The optimizer keeps {MOMENTS} numbers for each parameter.",
+            "Replicas add up gradients, and stages pass tensors on, over the links of the machine below.",
+        ],
+        machine=machine_table(machines),
+    )
+
+
+def traced_json(found: Found) -> list[dict[str, object]]:
+    """The answer as JSON."""
+    return [
+        {
+            "division": asdict(plan.division),
+            "step_s": plan.seconds,
+            "memory_bytes": plan.memory.total,
+            "settings": settings(plan.division, plan.step.microbatches),
+        }
+        for plan in found.best
     ]
-    if found.too_large:
-        parts.insert(3, f"{found.too_large} of {found.tried} do not fit")
-    return "\n\n".join(parts)
-
-
-def _json(plan: Plan) -> dict[str, object]:
-    return {
-        "division": asdict(plan.division),
-        "step_s": plan.seconds,
-        "memory_bytes": plan.memory.total,
-        "settings": settings(plan.division, plan.step.microbatches),
-    }

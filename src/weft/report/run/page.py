@@ -1,7 +1,6 @@
 """A run as one page: a file that needs nothing else, and no network, readable without scripts.
 
-The templates are Jinja's with autoescape; whatever they show also goes through `visible`. Scripts, style and data come
-from `weft.report`, and the policy at the page's head names their hashes.
+Scripts, style and data come from `weft.report`, and the policy at the page's head names their hashes.
 """
 
 from __future__ import annotations
@@ -9,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weft.errors import UsageError
 from weft.report.embedded import embed
 from weft.report.page import asset, legend, policy, script
 from weft.report.run import beside, charts, run_tables, step_tables
 from weft.report.run.lanes import MOST_SPANS, Lanes, lanes
 from weft.report.run.report import Report
-from weft.report.run.words import LOOKS, Table, number, percent, sentence
+from weft.report.run.words import LOOKS, Table
 from weft.report.styles import TILE
-from weft.visible import LINES, visible
+from weft.report.templates import environment
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -50,19 +48,19 @@ def run_page(report: Report) -> str:
     Raises:
         UsageError: Jinja2 is not installed.
     """
-    environment, spans = _environment(), MOST_SPANS
+    made, spans = _environment(), MOST_SPANS
     values = _values(report)
     while True:
-        page = _render(environment, values, lanes(report, spans))
+        page = _render(made, values, lanes(report, spans))
         if len(page.encode()) <= MOST_BYTES or spans < FEWEST_SPANS:
             return page
         spans //= 2
 
 
-def _render(environment: Environment, values: dict[str, Any], shown: Lanes) -> str:
+def _render(made: Environment, values: dict[str, Any], shown: Lanes) -> str:
     from markupsafe import Markup  # comes with Jinja2
 
-    return environment.get_template("run/run.html").render(
+    return made.get_template("run/run.html").render(
         values, lanes=shown, data=Markup(embed(shown.data)), legend=Markup(legend(shown.kinds)),
         ideal=len(shown.data["timelines"]) > 1,
     )  # fmt: skip
@@ -172,46 +170,6 @@ def _of_the_run(report: Report) -> list[Section]:
 
 
 def _environment() -> Environment:
-    try:
-        from jinja2 import Environment, FunctionLoader, StrictUndefined
-    except ImportError:
-        raise UsageError(
-            "the page of a run is made with Jinja2, which is not installed: pip install 'weft[report]', or leave out "
-            "--html to read the report as text"
-        ) from None
-
-    environment = Environment(
-        loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined, finalize=_shown,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters |= {"percent": percent, "code": _code, "figure": _figure, "sentence": sentence}
-    environment.globals |= {"looks": LOOKS, "tile": TILE}
-    return environment
-
-
-def _shown(value: Any) -> Any:
-    """What a template writes: of a text from outside, what cannot be seen is written out."""
-    is_markup = hasattr(value, "__html__")
-    return visible(value, LINES) if isinstance(value, str) and not is_markup else value
-
-
-def _code(text: str) -> Any:
-    """A sentence in which what stands in backticks is code."""
-    from markupsafe import Markup, escape
-
-    pieces = visible(text).split("`")
-    if len(pieces) % 2 == 0:
-        return "`".join(pieces)
-    return Markup("").join(
-        Markup("<code>{}</code>").format(piece) if place % 2 else escape(piece)
-        for place, piece in enumerate(pieces)
-    )
-
-
-def _figure(value: Any) -> str:
-    """A piece of evidence."""
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_figure, value))
-    if isinstance(value, dict):
-        return ", ".join(f"{name}: {_figure(each)}" for name, each in value.items())
-    return number(value)
+    found = environment("a run", "the report")
+    found.globals |= {"looks": LOOKS, "tile": TILE}
+    return found
