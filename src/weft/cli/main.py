@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import weft
-from weft.cli import draw, partition, plan, report, run, simulate, trace, verify
+from weft.cli import check, draw, partition, plan, report, run, simulate, trace, verify
 from weft.cli.live import top
 from weft.errors import WeftError
 from weft.foreign import cut
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _Parser(prog="weft", description="Trains one model on many devices.")
     parser.add_argument("--version", action="version", version=f"weft {weft.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for command in (run, report, top, verify, plan, trace, partition, simulate, draw):
+    for command in (run, report, top, verify, check, plan, trace, partition, simulate, draw):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     try:
