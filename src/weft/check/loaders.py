@@ -6,13 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from weft.check.finding import Finding, Grade
-from weft.check.ranks import ranks_in, shards
+from weft.check.ranks import differs_in_pipeline, ranks_in, shards
 from weft.check.script import Script, argument, keyword, last_name, rewritten
 from weft.check.training import Loader, Training
 
 SAMPLERS = ("DistributedSampler", "shared_sampler")
-PER_PIPELINE = ("rank", "get_rank", "local_rank", "pp_rank", "mp_rank")
-"""Ranks that differ inside of a pipeline, whose ranks have to read the same."""
 
 
 def uneven_last_batch(script: Script, training: Training) -> Iterator[Finding]:
@@ -27,7 +25,8 @@ def uneven_last_batch(script: Script, training: Training) -> Iterator[Finding]:
         left = _left_over(script, loader)
         if left == 0 or (left is not None and cut is not None and left % cut == 0):
             continue
-        certain = left is not None and cut is not None and loader.sampler is None
+        ends = not any(isinstance(node, ast.Break) for node in ast.walk(loader.loop))
+        certain = left is not None and cut is not None and loader.sampler is None and ends
         yield Finding(
             "uneven_last_batch",
             Grade.WRONG if certain else Grade.HINT,
@@ -83,7 +82,7 @@ def sampler_by_rank(script: Script, training: Training) -> Iterator[Finding]:
         return
     for call in script.ending("DistributedSampler"):
         ranks = argument(call, 2, "rank")
-        if ranks is not None and not ranks_in(ranks, PER_PIPELINE):
+        if ranks is not None and not differs_in_pipeline(script, ranks):
             continue
         if any(each.arg is None for each in call.keywords):
             continue
@@ -114,13 +113,13 @@ def sampler_without_epoch(script: Script, training: Training) -> Iterator[Findin
             continue
         if made is loader.sampler or script.loop_of(made) is not None:
             continue
-        counter = ast.unparse(epochs.target)
+        counter = epochs.target.id if isinstance(epochs.target, ast.Name) else "epoch"
         yield Finding(
             "sampler_without_epoch",
             Grade.WRONG,
             epochs.lineno,
             "the sampler shuffles by its epoch, which nobody sets, so every epoch has the same order",
-            f"{ast.unparse(loader.sampler)}.set_epoch({counter})",
+            f"{ast.unparse(loader.sampler)}.set_epoch({'epoch' if counter == '_' else counter})",
         )
 
 

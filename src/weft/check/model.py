@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from weft.check.finding import Finding, Grade
-from weft.check.ranks import ranks_in
+from weft.check.ranks import differs_in_pipeline
 from weft.check.script import WEFT, Script, argument, dotted, keyword, last_name, rewritten
 from weft.check.training import Training
 from weft.rules.replicas.small_batch_norm import SmallBatchNorm
@@ -19,7 +19,6 @@ WRAPPERS = (
     "torch.nn.parallel.DataParallel",
 )
 SEEDS = ("manual_seed", "manual_seed_all", "set_seed", "seed_everything")
-PER_PIPELINE = ("rank", "get_rank", "pp_rank", "mp_rank", "local_rank")
 NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
 
 
@@ -29,9 +28,9 @@ def wrapped_twice(script: Script, training: Training) -> Iterator[Finding]:
     for call in script.named(weft, *WRAPPERS):
         inner = argument(call, 0, "module")
         outer = script.name(call.func)
-        makers = {script.name(made.func) for made in _made(script, inner, before=call)}
-        both = (outer == weft and makers & {*WRAPPERS}) or (outer != weft and weft in makers)
-        if both and inner is not None:
+        made = _made(script, inner, call)
+        maker = script.name(made.func) if made is not None else ""
+        if inner is not None and (maker in WRAPPERS if outer == weft else maker == weft):
             yield Finding(
                 "wrapped_twice",
                 Grade.WRONG,
@@ -46,11 +45,13 @@ def optimizer_before_wrap(script: Script, training: Training) -> Iterator[Findin
     degree = (script.settings or {}).get("sharded_data_parallel_degree")
     if not isinstance(degree, int) or degree < 2:
         return
-    wraps = [call.lineno for call in script.named(f"{WEFT}.DistributedModel")]
+    wrapping = script.named(f"{WEFT}.DistributedModel")
+    wraps = [call.lineno for call in wrapping]
     for call in script.calls:
         if script.name(call.func).startswith("torch.optim.") and "lr_scheduler" not in script.name(call.func):
             wrap = next((line for line in wraps if line > call.lineno), None)
-            if wrap is not None and len(wraps) == 1:
+            same = script.function_of(call) is script.function_of(wrapping[0]) if wrapping else False
+            if wrap is not None and len(wraps) == 1 and same:
                 yield Finding(
                     "optimizer_before_wrap",
                     Grade.WRONG,
@@ -70,7 +71,9 @@ def seed_by_rank(script: Script, training: Training) -> Iterator[Finding]:
         for loader in training.loaders
     )
     for call in script.ending(*SEEDS):
-        if not any(ranks_in(each, PER_PIPELINE) for each in call.args) or ".cuda." in script.name(call.func):
+        if not any(differs_in_pipeline(script, each) for each in call.args) or ".cuda." in script.name(
+            call.func
+        ):
             continue
         yield Finding(
             "seed_by_rank",
@@ -114,7 +117,7 @@ def rate_not_scaled(script: Script, training: Training) -> Iterator[Finding]:
     """The learning rate does not follow the batch, which grows with the copies."""
     if not script.copied or script.ending(*RATES) or not training.loops:
         return
-    if any(isinstance(node, ast.BinOp) and _names_size(script, node) for node in script.nodes):
+    if _reckons_with_size(script):
         return
     for call in script.named("torch.optim.SGD"):
         rate = argument(call, 1, "lr")
@@ -142,7 +145,7 @@ def spawned_without_guard(script: Script, training: Training) -> Iterator[Findin
     )
     for call in script.ending("spawn", "Process", "Pool", "ProcessPoolExecutor"):
         full = script.name(call.func)
-        always = full == "torch.multiprocessing.spawn"
+        always = full == "torch.multiprocessing.spawn" and keyword(call, "start_method") is None
         if not (always or (spawning and ("multiprocessing" in full or "concurrent" in full))):
             continue
         if any(
@@ -159,21 +162,27 @@ def spawned_without_guard(script: Script, training: Training) -> Iterator[Findin
         )
 
 
-def _made(script: Script, node: ast.expr | None, before: ast.Call) -> list[ast.Call]:
-    """The calls that may have made a model: the expression itself, or what its name was assigned before."""
+def _made(script: Script, node: ast.expr | None, user: ast.Call) -> ast.Call | None:
+    """The call that has certainly made a model: the expression itself, or what its name was assigned last before."""
     if isinstance(node, ast.Call):
-        return [node]
-    values = script.assigned.get(dotted(node) or "", [])
-    return [
+        return node
+    function = script.function_of(user)
+    earlier = [
         each
-        for each in values
-        if isinstance(each, ast.Call) and each is not before and each.lineno < before.lineno
+        for each in script.assigned.get(dotted(node) or "", [])
+        if each is not None and each.lineno < user.lineno and script.function_of(each) is function
     ]
+    last = max(earlier, key=lambda each: each.lineno, default=None)
+    return last if isinstance(last, ast.Call) and script.comes_after(user, last) else None
 
 
 def _innermost(script: Script, node: ast.expr, call: ast.Call) -> str:
     return ast.unparse(node.args[0]) if isinstance(node, ast.Call) and node.args else ast.unparse(node)
 
 
-def _names_size(script: Script, node: ast.AST) -> bool:
-    return any(last_name(each) in SIZES for each in ast.walk(node))
+def _reckons_with_size(script: Script) -> bool:
+    """Whether anything is computed from the number of copies."""
+    return any(
+        last_name(node) in SIZES and any(isinstance(each, ast.BinOp) for each in script.above(node))
+        for node in script.nodes
+    )

@@ -15,9 +15,14 @@ _RANK = re.compile(
 )
 _COPY = ("dp_rank", "rdp_rank")
 """Ranks of copies: those of one pipeline agree in them."""
+OWN = (
+    "weft.torch.rank", "weft.torch.local_rank", "weft.torch.pp_rank", "weft.torch.mp_rank",
+    "torch.distributed.get_rank",
+)  # fmt: skip
+"""What tells the ranks of one pipeline apart."""
 TELLS = (
     "print", "info", "warning", "debug", "set_device", "device", "to", "cuda", "DistributedDataParallel", "DDP",
-    "init_process_group", "format", "spawn",
+    "init_process_group", "spawn", "save", "write", "join",
 )  # fmt: skip
 """Calls that a rank is told to without reading data by it."""
 CALLERS = 20
@@ -41,10 +46,20 @@ def ranks_in(node: ast.AST, names: Sequence[str] = ()) -> list[str]:
     return [each for each in found if (each in names if names else _RANK.fullmatch(each))]
 
 
+def differs_in_pipeline(script: Script, node: ast.expr) -> bool:
+    """Whether the value is certainly another one on each rank of a pipeline."""
+    if isinstance(script.value(node), ast.Call):
+        node = script.value(node) or node
+    parts = [script.value(each) for each in ast.walk(node) if isinstance(each, ast.expr)]
+    return any(isinstance(each, ast.Call) and script.name(each.func) in OWN for each in parts)
+
+
 def shards(script: Script) -> bool:
     """Whether anything but one rank's work may be chosen by the rank: data are then, for all that is known."""
     for node in script.nodes:
         name = last_name(node)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith("RANK"):
+            name = "rank"
         if not _RANK.fullmatch(name) or name.startswith(("is_", "local_", "pp_", "mp_")):
             continue
         if isinstance(getattr(node, "ctx", None), ast.Store) or _is_told(script, node):
@@ -136,7 +151,7 @@ def _is_told(script: Script, node: ast.AST) -> bool:
     """Whether a rank is only told to somebody here, or compared for one rank's work."""
     child = node
     for each in script.above(node):
-        if isinstance(each, ast.JoinedStr) or (isinstance(each, ast.keyword) and each.arg == "device_ids"):
+        if isinstance(each, ast.keyword) and each.arg == "device_ids":
             return True
         if isinstance(each, ast.Call) and last_name(each.func) in TELLS and child is not each.func:
             return True

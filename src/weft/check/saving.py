@@ -19,7 +19,7 @@ def together_on_one_rank(script: Script, training: Training) -> Iterator[Finding
         guard = alone(script, call) if what else None
         if guard is None or what is None or _in_both(script, call, guard):
             continue
-        certain = what != "state" or bool(script.partitions)
+        certain = what == "collective" or (what == "state" and bool(script.partitions))
         yield Finding(
             "together_on_one_rank",
             Grade.WRONG if certain else Grade.HINT,
@@ -40,7 +40,7 @@ def saved_by_every_rank(script: Script, training: Training) -> Iterator[Finding]
             continue
         yield Finding(
             "saved_by_every_rank",
-            Grade.WRONG if script.splits or script.copied else Grade.HINT,
+            Grade.WRONG if script.copied or (script.partitions or 1) > 1 else Grade.HINT,
             call.lineno,
             f"every rank writes {ast.unparse(path)} at the same time, and what is in it then is chance",
             _saved(script, call, path),
@@ -57,10 +57,14 @@ def _saved(script: Script, call: ast.Call, path: ast.expr) -> str:
 
 
 def _together(script: Script, training: Training, call: ast.Call) -> str | None:
-    """What kind of call that needs all ranks this is: a collective, a step or the state of a split model."""
+    """Which call that needs all ranks this is: a collective, one of a split model, or maybe the latter."""
     full, last = script.name(call.func), last_name(call.func)
     owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
-    if full in {f"torch.distributed.{name}" for name in COLLECTIVES} and keyword(call, "group") is None:
+    if (
+        full in {f"torch.distributed.{name}" for name in COLLECTIVES}
+        and keyword(call, "group") is None
+        and len(call.args) < 3
+    ):
         return None if last in ("barrier", "broadcast") else "collective"  # one after the other is a habit
     step = training.steps.get(last) if isinstance(call.func, ast.Name) else None
     if step is not None and (step.trains or script.partitions != 1):
@@ -69,7 +73,9 @@ def _together(script: Script, training: Training, call: ast.Call) -> str | None:
         return None
     if full in {f"{WEFT}.{name}" for name in TOGETHER if name not in ("barrier", "allgather", "broadcast")}:
         return "state"
-    return "state" if last == "state_dict" and owner in training.models | training.optimizers else None
+    if last != "state_dict" or owner not in training.models | training.optimizers:
+        return None
+    return "state" if training.origin(call, owner) else "maybe"
 
 
 def _in_both(script: Script, call: ast.Call, guard: Alone) -> bool:

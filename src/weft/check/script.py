@@ -149,6 +149,15 @@ class Script:
             child = each
         return None
 
+    def comes_after(self, later: ast.AST, earlier: ast.AST) -> bool:
+        """Whether one node always runs before the other: its statement stands before one that holds the other."""
+        statement = next(each for each in (earlier, *self.above(earlier)) if isinstance(each, ast.stmt))
+        block, around = self.parent.get(statement), {later, *self.above(later)}
+        for _, statements in ast.iter_fields(block) if block is not None else ():
+            if isinstance(statements, list) and statement in statements:
+                return any(each in around for each in statements[statements.index(statement) + 1 :])
+        return False
+
     # --- values ---------------------------------------------------------------------------------------------
 
     @cached_property
@@ -246,7 +255,8 @@ class Script:
             return None
         if self.given.ranks is not None and self.partitions is not None:
             return self.given.ranks > self.partitions
-        return True if self.replicates or self.partitions == 1 else None
+        wanted = self.partitions == 1 and bool((self.settings or {}).get("ddp"))
+        return True if self.replicates or wanted else None
 
 
 def dotted(node: ast.AST | None) -> str | None:

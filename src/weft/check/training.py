@@ -144,7 +144,7 @@ class Training:
             for node in ast.walk(loop.iter):
                 if isinstance(node, ast.Call) and last_name(node.func) == "DataLoader":
                     yield Loader(node, loop, steps)
-                elif (key := dotted(node)) is not None and (found := self._origin(loop, key)) in made:
+                elif (key := dotted(node)) is not None and (found := self.origin(loop, key) or key) in made:
                     yield Loader(made[found], loop, steps)
 
     def _steps_in(self, loop: Loop) -> Iterator[Step]:
@@ -152,14 +152,17 @@ class Training:
             if isinstance(node, ast.Call) and last_name(node.func) in self.steps:
                 yield self.steps[last_name(node.func)]
 
-    def _origin(self, node: ast.AST, key: str) -> str:
-        """What a function's parameter is called where the function is called; all other names as they are."""
+    def origin(self, node: ast.AST, key: str) -> str | None:
+        """What a function's parameter is called where the function is called, all other names as they are.
+
+        None where it is called in several places, or in none.
+        """
         function = self.script.function_of(node)
         names = [] if function is None else [each.arg for each in function.args.args]
         if function is None or key not in names:
             return key
         given = [argument(call, names.index(key), key) for call in self.script.ending(function.name)]
-        return (dotted(given[0]) if len(given) == 1 else None) or key
+        return dotted(given[0]) if len(given) == 1 else None
 
     def _results(self) -> set[tuple[Function | None, str]]:
         """Names that hold tensors which a step has computed, with the function in which they do."""
@@ -171,7 +174,8 @@ class Training:
                     found |= {(self.script.function_of(node), key) for each in names if (key := dotted(each))}
         for call in self.script.ending("backward"):
             owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-            for each in (owner, *call.args[:1]):
+            scaled = owner.args[:1] if isinstance(owner, ast.Call) else []
+            for each in (owner, *call.args[:1], *scaled):
                 key = dotted(each)
                 if key and key not in self.models and (each is not owner or not call.args):
                     found.add((self.script.function_of(call), key))
