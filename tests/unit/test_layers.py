@@ -33,6 +33,7 @@ CORE = (
     ("analysis",),
     ("rules",),
     ("report",),
+    ("check",),
 )
 EFFECTS = (
     ("transport",), ("reduce",), ("watch",), ("runtime",), ("measure",), ("profiler",), ("launch",), ("tune",),
@@ -45,7 +46,7 @@ ROOMS = {
         ("pytorch",), ("tensors",), ("calls", "output"), ("session",),
         ("amp", "backward", "delayed_parameters", "watching"), ("replicas",), ("clip", "data_parallel"), ("optimizer",),
         ("execution",), ("activation_checkpointing", "placed", "trace"), ("model", "verify"),
-        ("checkpoint", "join", "split"), ("example_graph", "step"), ("graph_file",),
+        ("checkpoint", "join", "split"), ("example_graph", "step"), ("graph_file",), ("example_check",),
     ),
     "tensorflow": (
         ("private",), ("tensors", "output", "session", "trace"),

@@ -1,0 +1,111 @@
+"""A model that runs once: what does nobody use, and does it draw random numbers?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.check.finding import Finding, Grade
+from weft.foreign import listed, reason
+from weft.torch.delayed_parameters import has_delayed
+from weft.torch.example_graph import Example
+from weft.torch.tensors.nested import tensors_in
+
+
+def check_run(example: Example, line: int) -> Iterator[Finding]:
+    """What shows when the model runs once on its whole mini-batch; its buffers move on, its gradients stay as they are.
+
+    A model without data (on the meta device) is not run.
+    """
+    if has_delayed(example.model):
+        return
+    made: dict[str, list[Tensor]] = defaultdict(list)
+    handles = [
+        module.register_forward_hook(_note(made, name)) for name, module in example.model.named_modules()
+    ]
+    before = torch.get_rng_state()
+    try:
+        result = example.result(example.batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not torch.equal(before, torch.get_rng_state()):
+        yield _random(example.model, line)
+    start = example.start(result, example.batch)
+    if start is not None and start.requires_grad:
+        try:
+            yield from _unused(example, start, made, result, line)
+        except RuntimeError as error:
+            yield Finding(
+                "not_followed",
+                Grade.HINT,
+                line,
+                f"gradients cannot be followed here: {reason(error)}",
+                "nothing",
+            )
+
+
+def _note(made: dict[str, list[Tensor]], name: str) -> Any:
+    def note(module: nn.Module, arguments: Any, result: Any) -> None:
+        made[name] += [tensor for tensor in tensors_in(result) if tensor.requires_grad]
+
+    return note
+
+
+def _random(model: nn.Module, line: int) -> Finding:
+    drawing = [name for name, module in model.named_modules() if "Dropout" in type(module).__name__]
+    return Finding(
+        "random_numbers",
+        Grade.HINT,
+        line,
+        f"the model draws random numbers{f' ({listed(drawing, 3)})' if drawing else ''}: masks are not those of one "
+        "process, and another split draws others",
+        'weft.init({..., "deterministic": True})  # where two runs must agree',
+    )
+
+
+def _unused(
+    example: Example, start: Tensor, made: dict[str, list[Tensor]], result: Any, line: int
+) -> Iterator[Finding]:
+    """Parameters and results that the loss does not depend on."""
+    named = {name: p for name, p in example.model.named_parameters() if p.requires_grad}
+    results = [(name, tensor) for name, tensors in made.items() for tensor in tensors if name]
+    returned = [tensor for tensor in tensors_in(result) if tensor.requires_grad and tensor is not start]
+    wanted = [*named.values(), *(tensor for _, tensor in results), *returned]
+    gradients = torch.autograd.grad(start, wanted, allow_unused=True)
+    used = [gradient is not None for gradient in gradients]
+    reached = {name for (name, _), one in zip(results, used[len(named) :], strict=False) if one}
+    dead = {name for name, _ in results} - reached
+    wasted = sorted(name for name in dead if not any(name.startswith(f"{other}.") for other in dead))
+    if wasted:
+        yield Finding(
+            "result_unused",
+            Grade.HINT,
+            line,
+            f"the loss does not depend on what {listed(wasted, 4)} computes, and it runs in every microbatch",
+            f"leave out the call of {wasted[0]}",
+        )
+    without = [name for name, one in zip(named, used, strict=False) if not one]
+    if without:
+        yield Finding(
+            "parameter_unused",
+            Grade.HINT,
+            line,
+            f"no gradient comes to {listed(without, 4)}, {len(without)} of {len(named)} parameters: they take memory, "
+            "and their bucket of gradients waits for the end of the step",
+            f"model.get_parameter('{without[0]}').requires_grad_(False)  # or leave their modules out",
+        )
+    left = sum(not one for one in used[len(used) - len(returned) :]) if returned else 0
+    if left and example.loss is not None:
+        yield Finding(
+            "return_unused",
+            Grade.HINT,
+            line,
+            f"the loss does not use {left} of {len(returned)} tensors that the model returns: a step that returns them "
+            "sends them to all ranks",
+            "return loss  # of the step, and no more than is needed",
+        )
