@@ -11,6 +11,8 @@ from weft.analysis.measured import copies_of, partitions_of
 from weft.analysis.messages import Message, arrivals, match, waits
 from weft.analysis.parts import Parts, Period, parts
 from weft.analysis.pipeline.dependencies import replay_of
+from weft.analysis.pipeline.simulated import Simulated, simulated
+from weft.analysis.pipeline.work import stages_of
 from weft.analysis.replay import Replay
 from weft.analysis.run import Facts, Run, Step
 from weft.analysis.whatif import WhatIf, what_if
@@ -22,6 +24,8 @@ LEAVE_OUT = 1
 
 PREPARED = 0.02
 """A step of which a larger share went into tracing and arranging memory is not usual."""
+
+SIMPLEST = "interleaved"
 
 
 class Analysis:
@@ -120,14 +124,23 @@ class Analysis:
         return replay_of(self.timeline, self.parts, self.usual_steps, copies_of(self.partitions))
 
     @cached_property
+    def simulated(self) -> Simulated | None:
+        """The pipeline as it can be simulated; one that follows from measures, as 1F1B with as many stages."""
+        stages = stages_of(self.replay, self.partitions)
+        asked = str(self.setting("pipeline", SIMPLEST))
+        return simulated(self.replay, stages, self.partitions, asked) or simulated(
+            self.replay, stages, self.partitions, SIMPLEST
+        )
+
+    @cached_property
     def what_if(self) -> WhatIf:
         """What a usual step would take with one thing changed."""
-        return what_if(self)
+        return what_if(self, self.simulated, self.suggestion)
 
     @cached_property
     def suggestion(self) -> Suggestion | None:
         """The split that balances the partitions as they were measured; nothing if units are not known."""
-        return suggest(self)
+        return suggest(self, self.simulated)
 
     def facts(self, rank: int) -> Facts:
         """What a rank is; the least if it never said."""

@@ -82,13 +82,15 @@ def balance(report: Report) -> Table:
 
 
 def moves(report: Report) -> Table:
-    """The suggested split: which unit goes where, as lines to write."""
+    """The suggested split: which unit goes where, as all lines to write."""
     suggestion = report.analysis.suggestion
     if suggestion is None or not suggestion.moves:
         return Table("", (), [])
-    rows = [(move.unit, str(move.source), str(move.target), f"`{move.line}`") for move in suggestion.moves]
-    step_ms, less = milliseconds(suggestion.step_s), percent(suggestion.gain)
-    caption = f"Suggested split: a step would take {step_ms} ms, {less} less"
+    rows = [(move.unit, str(move.source), str(move.target), f"`{move.line}`") for move in suggestion.marks]
+    caption = 'Suggested split, with "auto_partition": False and all of these lines'
+    if suggestion.gain is not None:
+        step_ms, less = milliseconds(suggestion.step_s), percent(suggestion.gain)
+        caption += f": a step would take {step_ms} ms, {less} less"
     return Table(caption, ("unit", "from partition", "to", "the line to write"), rows, "<>><")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
 from weft.rules.measures import of_partition, partition_work, partitions, percent
-from weft.rules.pipeline.heavy import lighten
+from weft.rules.pipeline.heavy import gain_of_lightening, lighten
 from weft.rules.rule import Finding, Rule
 from weft.units import format_seconds
 
@@ -39,6 +39,6 @@ class LastPartitionHeavy(Rule):
                 *lighten(analysis, last),
                 "compute the loss in pieces, so that the head's output is never whole",
             ],
-            gain=analysis.what_if.gain("equal partitions"),
+            gain=gain_of_lightening(analysis),
             ranks=of_partition(analysis)[last],
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
 from weft.rules.measures import mean, of_partition, partition_work, partitions
-from weft.rules.pipeline.heavy import lighten
+from weft.rules.pipeline.heavy import gain_of_lightening, lighten
 from weft.rules.rule import Finding, Rule
 from weft.units import format_seconds
 
@@ -37,6 +37,6 @@ class PartitionImbalance(Rule):
             (ratio, self.warn, self.severe),
             evidence={f"partition {each}": format_seconds(seconds) for each, seconds in work.items()},
             advice=lighten(analysis, heavy),
-            gain=analysis.what_if.gain("equal partitions"),
+            gain=gain_of_lightening(analysis),
             ranks=of_partition(analysis)[heavy],
         )
