@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from weft.analysis.balance import Suggestion, suggest
-from weft.analysis.measured import copies_of, partitions_of
+from weft.analysis.measured import copies_of, partitions_of, pass_costs
 from weft.analysis.messages import Message, arrivals, match, waits
 from weft.analysis.parts import Parts, Period, parts
 from weft.analysis.pipeline.dependencies import replay_of
-from weft.analysis.pipeline.simulated import Simulated, simulated
+from weft.analysis.pipeline.simulated import MOST_TIMES, Simulated, simulated
 from weft.analysis.pipeline.work import stages_of
 from weft.analysis.replay import Replay
 from weft.analysis.run import Facts, Run, Step
@@ -126,7 +126,8 @@ class Analysis:
     @cached_property
     def simulated(self) -> Simulated | None:
         """The pipeline as it can be simulated; one that follows from measures, as 1F1B with as many stages."""
-        stages = stages_of(self.replay, self.partitions)
+        costs = pass_costs(self.run) if self.setting("measured_costs") is True else {}
+        stages = stages_of(self.replay, self.partitions, costs)
         asked = str(self.setting("pipeline", SIMPLEST))
         return simulated(self.replay, stages, self.partitions, asked) or simulated(
             self.replay, stages, self.partitions, SIMPLEST
@@ -141,6 +142,15 @@ class Analysis:
     def suggestion(self) -> Suggestion | None:
         """The split that balances the partitions as they were measured; nothing if units are not known."""
         return suggest(self, self.simulated)
+
+    def gain_of_microbatches(self, number: int) -> float | None:
+        """The share of a step that another number of microbatches saves, simulated; nothing where that is not known."""
+        present = self.simulated
+        if present is None or not present.explains or not self.replay.faithful:
+            return None
+        if number > MOST_TIMES * present.stages.microbatches:
+            return None
+        return present.share(present.now.step_s - present.step(number).step_s, self.replay.step_s)
 
     def facts(self, rank: int) -> Facts:
         """What a rank is; the least if it never said."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weft import graph
-from weft.analysis.measured import Measured
+from weft.analysis.measured import Measured, units_of
 from weft.analysis.pipeline.simulated import Simulated, saved_by_work
 from weft.analysis.pipeline.work import partition_work
 from weft.analysis.run import Unit
@@ -82,7 +82,7 @@ def suggest(analysis: Measured, present: Simulated | None) -> Suggestion | None:
         analysis: What was recorded.
         present: The same as it can be simulated, if it can.
     """
-    units = next((facts.units for facts in analysis.run.facts.values() if facts.units), ())
+    units = units_of(analysis.run)
     replay, partitions = analysis.replay, analysis.partitions
     work_s = partition_work(replay, partitions)
     number = len(work_s)

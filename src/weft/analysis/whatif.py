@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from weft.analysis.balance import Suggestion
-from weft.analysis.measured import Measured
+from weft.analysis.measured import Measured, pass_costs, units_of
 from weft.analysis.pipeline.simulated import Other, Simulated, best_number, best_schedule, saved_by_work
 from weft.analysis.pipeline.work import at_peers_speed, partition_work
 from weft.analysis.replay import HOST, SAME_S, Replay
@@ -29,6 +29,7 @@ class Change:
         step_s: What a step would take.
         gain: The share of a step that is saved; nothing where the replay is not faithful enough to say.
         ranks: Those that it is about, if not all.
+        microbatches: The number that it is about; 0 if it is about something else.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Change:
     step_s: float
     gain: float | None
     ranks: tuple[int, ...] = ()
+    microbatches: int = 0
 
 
 @dataclass(frozen=True)
@@ -149,11 +151,7 @@ class _Trial:
 
     def _expected(self) -> dict[int, float]:
         """For each partition what its units were measured to take."""
-        units = next((facts.units for facts in self.analysis.run.facts.values() if facts.units), ())
-        found: dict[int, float] = {}
-        for unit in units:
-            found[unit.partition] = found.get(unit.partition, 0.0) + unit.forward_s + unit.backward_s
-        return found
+        return {partition: sum(costs) for partition, costs in pass_costs(self.analysis.run).items()}
 
     def _otherwise(self) -> Iterator[Change]:
         """Other numbers of microbatches, and other schedules."""
@@ -164,13 +162,12 @@ class _Trial:
         found = best_number(present, round(statistics.median(samples)) if samples else 0)
         if found is not None:
             text = f"{found.microbatches} microbatches instead of {present.stages.microbatches}"
-            yield self._simulated(
-                "microbatches", text, _setting("microbatches", found.microbatches), present, found
-            )
+            line = _setting("microbatches", found.microbatches)
+            change = self._simulated("microbatches", text, line, present, found)
+            yield replace(change, microbatches=found.microbatches)
         if present.schedule != self.analysis.setting("pipeline", present.schedule):
             return  # what ran follows from measures
-        units = next((len(facts.units) for facts in self.analysis.run.facts.values()), 0)
-        found = best_schedule(present, units)
+        found = best_schedule(present, len(units_of(self.analysis.run)))
         if found is not None:
             text = f'the schedule "{found.schedule}" instead of "{present.schedule}"'
             yield self._simulated("schedule", text, _setting("pipeline", found.schedule), present, found)

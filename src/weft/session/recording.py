@@ -126,14 +126,25 @@ def tell(session: Session, process: Process, units: Iterable[Unit] = ()) -> None
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         versions=process.versions,
     )  # fmt: skip
-    recorder.facts = replace(facts, settings=asdict(session.settings), units=(*facts.units, *units))
+    recorder.facts = replace(
+        facts, settings={**facts.settings, **asdict(session.settings)}, units=(*facts.units, *units)
+    )  # fmt: skip
     write_facts(recorder.folder, recorder.facts, recorder.clock)
 
 
-def tell_units(session: Session, units: Iterable[Unit]) -> None:
-    """A model was split into these units."""
+def tell_units(session: Session, units: Iterable[Unit], measured: bool = False) -> None:
+    """A model was split into these units. ``measured``: here, with a microbatch of this job."""
     if session.recorder is not None:
         tell(session, session.process or Process(), units)
+        tell_facts(session, measured_costs=measured)
+
+
+def tell_facts(session: Session, **found: object) -> None:
+    """What a frontend found of the run, kept beside its settings: rules read it."""
+    recorder = session.recorder
+    if recorder is not None and recorder.facts is not None:
+        recorder.facts = replace(recorder.facts, settings={**recorder.facts.settings, **found})
+        write_facts(recorder.folder, recorder.facts, recorder.clock)
 
 
 def stop(session: Session, channel: Channel | None) -> None:

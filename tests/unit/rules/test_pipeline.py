@@ -50,6 +50,54 @@ def test_how_many_microbatches_are_enough():
     assert "larger mini-batch" in ask("MicrobatchesTooFew", few).advice[0]
 
 
+def test_a_number_of_microbatches_is_promised_what_it_gives_itself():
+    made = Recorded(microbatches=4, step_values=lambda rank, step: {"samples": 16})
+    found = ask("MicrobatchesTooFew", made)
+    assert '`"microbatches": 16`' in found.advice[0]
+    assert found.gain == Analysis(made.run()).gain_of_microbatches(16)
+    few = Recorded(microbatches=4, step_values=lambda rank, step: {"samples": 4})
+    assert ask("MicrobatchesTooFew", few).gain is None
+
+
+SMALL = Recorded(  # 0.4 s of each pass of 0.6 s are no unit's
+    partitions=2, microbatches=32, forward_s=0.6, backward_s=0.6, settings={"measured_costs": True},
+    units=(Unit("a", 0, 0.2, 0.2), Unit("b", 1, 0.2, 0.2)),
+)  # fmt: skip
+
+
+def test_python_in_passes_counts_as_that_between_them():
+    found = ask("MicrobatchesTooMany", SMALL)
+    assert (found.status, "66.7 % is Python" in found.text) == (Status.CRITICAL, True)
+    assert '`"microbatches": 16`' in found.advice[0]
+    assert found.gain == Analysis(SMALL.run()).gain_of_microbatches(16) and found.gain == pytest.approx(
+        0.313, abs=1e-3
+    )
+    assert ask("MicrobatchesTooMany", replace(SMALL, settings={})).status is Status.PASS
+
+
+def test_fewer_microbatches_that_save_nothing_are_no_fault():
+    """Python takes a sixth, but with half as many the pipeline of four stands still for as long."""
+    made = replace(
+        SMALL,
+        partitions=4,
+        forward_s=1.2,
+        backward_s=1.2,
+        units=tuple(Unit(str(n), n, 1.0, 1.0) for n in range(4)),
+    )
+    found = ask("MicrobatchesTooMany", made)
+    assert found.status is Status.INFO and found.gain is not None and found.gain < 0.01
+
+
+def test_a_rule_about_many_microbatches_promises_nothing_of_more():
+    """The best number by simulation is a larger one."""
+    many = Recorded(microbatches=32, step_values=lambda rank, step: {"samples": 128})
+    made = with_gaps(many.run(), 0.02)
+    analysis = Analysis(made)
+    change = analysis.what_if.change("microbatches")
+    assert change is not None and change.microbatches > 32
+    assert ask("MicrobatchesTooMany", made, "MicrobatchesTooMany_warn=0.01").gain == 0.0
+
+
 def test_many_microbatches_stay_where_fewer_would_stand_still():
     assert ask("MicrobatchesTooMany", with_gaps(Recorded(microbatches=8).run(), 0.2)).status is Status.PASS
 
