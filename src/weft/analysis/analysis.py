@@ -68,13 +68,18 @@ class Analysis:
 
     @cached_property
     def typical(self) -> Mapping[int, Parts]:
-        """For each rank the mean parts of its training steps; outliers are left out by `usual_steps`."""
-        found = {}
-        for rank, own in self.parts.items():
-            chosen = [value for period, value in own.items() if period.step in self.usual_steps]
-            chosen = chosen or list(own.values())
-            found[rank] = Parts(*(statistics.fmean(column) for column in zip(*chosen, strict=True)))
-        return found
+        """For each rank the mean parts of its usual steps; a rank that has none is left out.
+
+        A timeline without steps, as simulated ones are, is one usual step.
+        """
+        usual = self.usual_steps | {-1}
+        chosen = {
+            rank: [value for period, value in own.items() if period.step in usual]
+            for rank, own in self.parts.items()
+        }
+        return {
+            rank: Parts(*map(statistics.fmean, zip(*own, strict=True))) for rank, own in chosen.items() if own
+        }
 
     @cached_property
     def usual_steps(self) -> frozenset[int]:

@@ -15,6 +15,7 @@ from weft.units import format_bytes
 
 SETTINGS = ("partitions", "microbatches", "pipeline", "optimize", "active_microbatches", "prescaled_batch")
 """Of the job, first in the facts."""
+NO_USUAL_STEP = "there is none: only first steps, which trace and split the model, are recorded as a whole"
 
 
 def facts(report: Report) -> Table:
@@ -36,7 +37,10 @@ def facts(report: Report) -> Table:
     rows += [
         ("training steps", f"{len(report.step_times)}"),
         ("median step, begin to end", duration(report.median_step_s)),
-        ("usual step, with what lies between", duration(analysis.step_s)),
+        (
+            "usual step, with what lies between",
+            duration(analysis.step_s) if analysis.step_s else NO_USUAL_STEP,
+        ),
     ]
     samples = samples_of(analysis)
     if samples and analysis.step_s:
@@ -76,6 +80,8 @@ def quality(report: Report) -> Table:
         ("the run has ended", "yes" if run.complete else "no, or it was ended from outside"),
         ("the unchanged step, replayed, differs by", _fidelity(fidelity)),
     ]  # fmt: skip
+    if unusual := [str(rank) for rank in run.ranks if rank not in analysis.typical]:
+        rows.append(("ranks without a usual step, in no figure of one", ", ".join(unusual)))
     missing = sorted({rank for facts in run.facts.values() for rank in range(facts.ranks)} - set(run.ranks))
     if missing:
         rows.append(("ranks without a recording", ", ".join(map(str, missing))))
