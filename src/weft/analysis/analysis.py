@@ -9,7 +9,7 @@ from functools import cached_property
 from weft.analysis.balance import Suggestion, suggest
 from weft.analysis.measured import copies_of, partitions_of, pass_costs
 from weft.analysis.messages import Message, arrivals, match, waits
-from weft.analysis.parts import Parts, Period, parts
+from weft.analysis.parts import Parts, Period, inside, parts
 from weft.analysis.pipeline.dependencies import replay_of
 from weft.analysis.pipeline.simulated import MOST_TIMES, Simulated, simulated
 from weft.analysis.pipeline.work import stages_of
@@ -58,6 +58,11 @@ class Analysis:
         """For each rank, for each of its recorded steps, where the time went."""
         arrived = arrivals(self.messages)
         return {rank: parts(self.timeline, rank, arrived.get(rank, {})) for rank in self.timeline.ranks}
+
+    @cached_property
+    def inside(self) -> Mapping[int, Mapping[int, Mapping[str, float]]]:
+        """For each rank and usual step the seconds of each kind of span, up to the end of the step's function."""
+        return {rank: inside(self.timeline, rank, self.usual_steps) for rank in self.timeline.ranks}
 
     @cached_property
     def training_steps(self) -> frozenset[int]:

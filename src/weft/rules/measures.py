@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from weft.analysis.analysis import Analysis
-from weft.analysis.parts import Parts, Period, pieces
+from weft.analysis.parts import Parts
 from weft.analysis.run import Device, Sample
 from weft.schedule import CHUNKS, make
 from weft.simulate import StageCost, simulate
+from weft.timeline import WORK
 
+BUSY = (*WORK, "optimizer", "collector", "prepare", "step")
+"""Kinds of spans in which the thread of a step wants its core; in "step" nothing else is recorded, that is Python."""
 MOST_SIMULATED = 4096
 """Partitions times microbatches up to which the ideal of a schedule is simulated."""
 
@@ -127,33 +130,32 @@ def least_samples(analysis: Analysis) -> int:
 
 def host_inside_s(analysis: Analysis) -> dict[int, float]:
     """For each rank the seconds of a usual step, up to the end of the step's function, that no other span covers."""
-    found = {}
-    for rank in analysis.timeline.ranks:
-        inside = []
-        own = [span for span in analysis.timeline.of_rank(rank) if span.kind not in ("send", "recv")]
-        by_step = defaultdict(list)
-        for span in own:
-            by_step[span.step].append(span)
-        for step in analysis.usual_steps & by_step.keys():
-            for span in by_step[step]:
-                if span.kind == "step":
-                    whole = Period(step, span.start_s, span.end_s)
-                    inside.append(
-                        sum(end - start for start, end, top in pieces(whole, by_step[step]) if top is span)
-                    )
-        found[rank] = statistics.fmean(inside) if inside else 0.0
-    return found
+    return {
+        rank: mean(each.get("step", 0.0) for each in own.values()) for rank, own in analysis.inside.items()
+    }
 
 
 def core_time(analysis: Analysis, rank: int) -> float | None:
-    """What share of its work's time a rank had its core, the median of its steps; None if that is not known.
+    """What share of the time in which it did not wait a rank had its core, the median of its steps; None if not known.
 
-    Known on a CPU only: a GPU works while the thread waits.
+    It is compared with all that the processor time covers: work, and Python between. Not known on a GPU, which works
+    while the thread waits, and with TensorFlow, of which the time of all threads together is measured.
     """
-    if not analysis.facts(rank).device.startswith("cpu"):
+    facts = analysis.facts(rank)
+    if not facts.device.startswith("cpu") or "TensorFlow" in facts.versions:
         return None
-    found = [step.cpu_s / step.work_s for step in analysis.steps(rank) if step.cpu_s > 0 and step.work_s > 0]
+    found = [cpu_s / busy_s for cpu_s, busy_s in core_times(analysis, rank) if cpu_s > 0 and busy_s > 0]
     return min(1.0, statistics.median(found)) if found else None
+
+
+def core_times(analysis: Analysis, rank: int) -> list[tuple[float, float]]:
+    """For each usual step of a rank its processor time, and how long it did not wait, in seconds."""
+    inside = analysis.inside.get(rank, {})
+    return [
+        (step.cpu_s, sum(seconds for kind, seconds in inside[step.step].items() if kind in BUSY))
+        for step in analysis.steps(rank)
+        if step.step in inside
+    ]
 
 
 def samples(analysis: Analysis) -> list[Sample]:

@@ -14,7 +14,7 @@ BUSY = sample(cores=(1.0, 1.0), running=4, loaders=2, loaders_share=0.5, ours=1.
 
 def half(rank: int, step: int) -> dict[str, object]:
     """The rank has its core for half of its work."""
-    return {"work_s": 48.0, "cpu_s": 24.0, "preempted": 200}
+    return {"work_s": 24.0, "cpu_s": 12.0, "preempted": 200}
 
 
 CASES = {

@@ -15,7 +15,7 @@ class PreprocessingCompetes(Rule):
     """Do the processes that load and prepare data take the cores that training and sums of gradients need?
 
     Three things together tell it: processes that the ranks started take at least `loaders` of all cores' time, more
-    threads want to run than there are cores, and the ranks' work takes longer than the processor time it got.
+    threads want to run than there are cores, and the ranks are busy for longer than the processor time they got.
     """
 
     explains = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.measures import core_time, mean, percent, queue, samples
+from weft.rules.measures import core_time, core_times, mean, percent, queue, samples
 from weft.rules.rule import Finding, Rule
 
 
@@ -14,9 +14,10 @@ class OtherProcesses(Rule):
     """Do processes outside of the job take cores that it needs?
 
     Four things together tell it: they take at least `others` of all cores' time, more threads want to run than there
-    are cores, the ranks' work takes longer than the processor time it got, and for each second of that they lost their
-    cores at least `losses` times: work that waits by itself, for a GPU say, does not lose them. What the share is, is
-    the measure. It is a warning at most: it explains what Python and messages seem to take, and hides no other fault.
+    are cores, the ranks are busy for longer than the processor time they got, and for each second of that they lost
+    their cores at least `losses` times: work that waits by itself, for a GPU say, does not lose them. What the share
+    is, is the measure. It is a warning at most: it explains what Python and messages seem to take, and hides no other
+    fault.
     """
 
     explains = (
@@ -57,6 +58,13 @@ class OtherProcesses(Rule):
 
 def _losses(analysis: Analysis) -> float:
     """How often ranks lost their cores for each second in which they worked without one."""
-    steps = [step for rank in analysis.ranks for step in analysis.steps(rank)]
-    without_s = sum(max(0.0, step.work_s - step.cpu_s) for step in steps)
-    return sum(step.preempted for step in steps) / without_s if without_s else 0.0
+    without_s = sum(
+        max(0.0, busy_s - cpu_s) for rank in analysis.ranks for cpu_s, busy_s in core_times(analysis, rank)
+    )
+    lost = sum(
+        step.preempted
+        for rank in analysis.ranks
+        for step in analysis.steps(rank)
+        if step.step in analysis.inside.get(rank, {})
+    )
+    return lost / without_s if without_s else 0.0
