@@ -158,23 +158,29 @@ def core_times(analysis: Analysis, rank: int) -> list[tuple[float, float]]:
     ]
 
 
-def samples(analysis: Analysis) -> list[Sample]:
-    """The hosts' measures from the begin of the second step to the end of the last one, on all hosts."""
+def while_training(analysis: Analysis) -> dict[str, list[Sample]]:
+    """For each host its measures from the begin of the second step to the end of the last one."""
     starts = [steps[0].start_s for rank in analysis.ranks if (steps := analysis.steps(rank))]
     ends = [step.start_s + step.step_s for rank in analysis.ranks for step in analysis.steps(rank)[-1:]]
     low, high = min(starts, default=float("-inf")), max(ends, default=float("inf"))
-    return [sample for own in analysis.run.samples.values() for sample in own if low <= sample.at_s <= high]
+    return {
+        host: [sample for sample in own if low <= sample.at_s <= high]
+        for host, own in sorted(analysis.run.samples.items())
+    }
+
+
+def samples(analysis: Analysis) -> list[Sample]:
+    """The measures of all hosts while the job trained."""
+    return [sample for own in while_training(analysis).values() for sample in own]
 
 
 def devices(analysis: Analysis) -> dict[str, list[Device]]:
     """For each GPU, as "host gpu 0", its measures while the job trained, by time."""
     found: dict[str, list[Device]] = defaultdict(list)
-    inside = {id(sample) for sample in samples(analysis)}
-    for host, own in sorted(analysis.run.samples.items()):
+    for host, own in while_training(analysis).items():
         for sample in own:
-            if id(sample) in inside:
-                for number, device in enumerate(sample.devices):
-                    found[f"{host} gpu {number}"].append(device)
+            for number, device in enumerate(sample.devices):
+                found[f"{host} gpu {number}"].append(device)
     return dict(found)
 
 

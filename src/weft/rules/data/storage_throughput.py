@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
 from weft.rules.data.waiting import data_wait, own_core
-from weft.rules.measures import mean, percent, samples
+from weft.rules.hosts import Host, worst
+from weft.rules.measures import mean, percent
 from weft.rules.rule import Finding, Rule
 from weft.units import format_bytes
 
@@ -17,7 +18,7 @@ class StorageThroughput(Rule):
 
     Where training waits for data, bytes come from a disk (at least `least_rate` a second, or cores wait for it for
     `io_wait` of the time), and neither loaders nor the ranks' own threads are busy, the storage is what is slow. The
-    rate that is needed is the rate that came, as if the step had no waiting.
+    rate that is needed is the rate that came, as if the step had no waiting. Each host is judged by itself.
     """
 
     explains = (
@@ -37,10 +38,14 @@ class StorageThroughput(Rule):
     least_samples: int = 4
 
     def evaluate(self, analysis: Analysis) -> Finding:
-        found = samples(analysis)
+        return worst(self, analysis, lambda host: self._on(host, analysis))
+
+    def _on(self, host: Host, analysis: Analysis) -> Finding:
+        """What one host says."""
+        found = host.samples
         if len(found) < self.least_samples:
-            return self.abstain(f"{len(found)} measures of the hosts, it needs {self.least_samples}")
-        share, _, rank = data_wait(analysis)
+            return self.abstain(f"{len(found)} measures of the host, it needs {self.least_samples}")
+        share, _, rank = data_wait(analysis, host.ranks)
         rate, waiting = mean(each.read_rate for each in found), mean(each.io_wait for each in found)
         cores = mean(len(each.cores) for each in found)
         started = max(1.0, mean(each.loaders for each in found))
