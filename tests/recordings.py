@@ -186,5 +186,6 @@ class Recorded:
                 "step_s": end + self.reduce_s - now, "data_s": self.data_s if stage == 0 else 0.0,
                 "optimizer_s": self.optimizer_s, "work_s": work_s, "wait_s": wait_s, "cpu_s": work_s,
                 "samples": 32, "memory_bytes": 100 << 20,
+                **({f"{self.pauses[step][0]}_s": self.pauses[step][1]} if step in self.pauses else {}),
             }  # fmt: skip
             steps[rank].append(Step(step, now, **{**values, **self.step_values(rank, step)}))  # type: ignore[arg-type]

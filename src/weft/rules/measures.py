@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
-from weft.analysis.analysis import Analysis
+from weft.analysis.analysis import LEAVE_OUT, Analysis
 from weft.analysis.parts import Parts
-from weft.analysis.run import Device, Sample
+from weft.analysis.run import Device, Sample, Step
 from weft.schedule import CHUNKS, make
 from weft.simulate import StageCost, simulate
 from weft.timeline import WORK
@@ -71,25 +72,33 @@ def share(analysis: Analysis, part: Callable[[Parts], float]) -> float:
     return statistics.fmean(found) if found else 0.0
 
 
-def share_of_all(analysis: Analysis, part: Callable[[Parts], float]) -> tuple[float, list[int]]:
-    """The share of all training steps, outliers as well, that a part takes on the rank with most of it; and in which
-    recorded steps the part is there.
+def share_of_all(
+    analysis: Analysis, seconds: Callable[[Step], float], least: float = 0.0
+) -> tuple[float, list[int]]:
+    """The share of a run, without its first step, that something takes on the rank with most of it; and in which steps
+    it takes more than the least share.
 
-    Of long runs the spans of some steps are kept only, and of all outliers: the usual ones stand for those that are
-    not kept.
+    Every step counts, whether its spans were kept or not.
     """
     worst, steps = 0.0, set()
-    for rank, own in analysis.parts.items():
-        chosen = {period: each for period, each in own.items() if period.step in analysis.training_steps}
-        steps |= {period.step for period, each in chosen.items() if part(each) > 0}
-        usual = [each for period, each in chosen.items() if period.step in analysis.usual_steps]
-        rest = [each for period, each in chosen.items() if period.step not in analysis.usual_steps]
-        if usual:
-            weight = max(1.0, (len(analysis.steps(rank)) - len(rest)) / len(usual))
-            total = weight * sum(each.total for each in usual) + sum(each.total for each in rest)
-            taken = weight * sum(map(part, usual)) + sum(map(part, rest))
-            worst = max(worst, taken / total if total > 0 else 0.0)
-    return worst, sorted(steps)
+    for rank in analysis.ranks:
+        own = analysis.run.steps.get(rank, ())[LEAVE_OUT:]
+        taken = [
+            (step.step, seconds(step), period_s) for step, period_s in zip(own, _periods(own), strict=True)
+        ]
+        steps |= {number for number, took_s, period_s in taken if took_s > least * period_s}
+        total_s = sum(period_s for _, _, period_s in taken)
+        worst = max(worst, sum(took_s for _, took_s, _ in taken) / total_s if total_s > 0 else 0.0)
+    return min(1.0, worst), sorted(steps)
+
+
+def _periods(steps: Sequence[Step]) -> list[float]:
+    """Each step's time to the begin of the next one; of the last, and where some are missing, what is known of it."""
+    found = [step.step_s + step.optimizer_s + step.checkpoint_s for step in steps]
+    for at, (step, after) in enumerate(pairwise(steps)):
+        if after.step == step.step + 1:
+            found[at] = after.start_s - step.start_s
+    return found
 
 
 def ideal_bubble(analysis: Analysis, microbatches: int) -> float:

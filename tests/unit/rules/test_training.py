@@ -98,6 +98,18 @@ def test_steps_without_spans_count_as_usual_ones():
     kept = replace(run, timeline=Timeline(span for span in run.timeline.spans if span.step < 10))
     assert ask("CheckpointStall", run).evidence["share"] == "9.1 %"
     assert ask("CheckpointStall", kept).evidence["share"] == "9.1 %"
+    thinned = replace(run, timeline=Timeline(span for span in run.timeline.spans if span.step not in pauses))
+    assert ask("CheckpointStall", thinned).evidence == {"share": "9.1 %", "saves": 2}
+
+
+def test_a_save_after_an_evaluation_counts():
+    made = Recorded(
+        partitions=2,
+        microbatches=16,
+        pauses={3: ("checkpoint", 100)},
+        step_values=lambda _, s: {"evaluates": s == 3},
+    )
+    assert ask("CheckpointStall", made).status is Status.CRITICAL
 
 
 def test_a_rank_may_come_later_while_the_job_runs():

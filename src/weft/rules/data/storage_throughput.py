@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.data.waiting import data_wait, own_core
+from weft.rules.data.waiting import data_wait, own_work
 from weft.rules.hosts import Host, worst
 from weft.rules.measures import mean, percent
 from weft.rules.rule import Finding, Rule
@@ -50,17 +50,19 @@ class StorageThroughput(Rule):
         cores = mean(len(each.cores) for each in found)
         started = max(1.0, mean(each.loaders for each in found))
         busy = mean(each.loaders_share for each in found) * cores / started
+        own = own_work(analysis, rank)
         needed = rate / (1 - share) if share < 1 else rate
         evidence = {
             "read": f"{format_bytes(rate)}/s",
             "needed": f"{format_bytes(needed)}/s",
             "cores waiting for disks": percent(waiting),
             "a loader is busy": percent(busy),
+            "the rank's own thread is busy in the wait": percent(own),
             "waiting for data": percent(share),
         }
         if rate < self.least_rate and waiting < self.io_wait:
             return self.passed("little is read from disks", **evidence)
-        if busy > self.most_loader or own_core(analysis, rank) > 1 - share / 2:
+        if busy > self.most_loader or own > self.most_loader:
             return self.passed("loaders are busy with more than reading", **evidence)
         return self.graded(
             f"disks give {format_bytes(rate)}/s, training needs {format_bytes(needed)}/s and waits {percent(share)} of "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.analysis.analysis import Analysis
-from weft.rules.measures import mean
 
 
 def data_wait(analysis: Analysis, ranks: Sequence[int]) -> tuple[float, float, int]:
@@ -18,6 +17,12 @@ def data_wait(analysis: Analysis, ranks: Sequence[int]) -> tuple[float, float, i
     return max(found, key=lambda each: each[:2], default=(0.0, 0.0, ranks[0] if ranks else 0))
 
 
-def own_core(analysis: Analysis, rank: int) -> float:
-    """The share of a step in which the rank's own thread ran on its core, as far as that is known."""
-    return mean(step.cpu_s for step in analysis.steps(rank)) / analysis.step_s if analysis.step_s else 0.0
+def own_work(analysis: Analysis, rank: int) -> float:
+    """The share of the wait for data in which the rank's own thread worked: it prepared the data itself.
+
+    What it did between steps counts, but for the optimizer.
+    """
+    steps = analysis.steps(rank)
+    waited_s = sum(step.data_s for step in steps)
+    worked_s = sum(step.between_cpu_s - step.optimizer_s for step in steps)
+    return max(0.0, worked_s) / waited_s if waited_s else 0.0
