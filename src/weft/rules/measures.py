@@ -17,6 +17,8 @@ from weft.timeline import WORK
 
 BUSY = (*WORK, "optimizer", "collector", "prepare", "step")
 """Kinds of spans in which the thread of a step wants its core; in "step" nothing else is recorded, that is Python."""
+CLOCKS = 0.1
+"""The share of a forward pass by which clocks may differ where waits are judged."""
 MOST_SIMULATED = 4096
 """Partitions times microbatches up to which the ideal of a schedule is simulated."""
 
@@ -64,6 +66,13 @@ def partition_work(analysis: Analysis) -> dict[int, float]:
         partition: min(analysis.typical[rank].work for rank in ranks)
         for partition, ranks in of_partition(analysis).items()
     }
+
+
+def clocks_differ(analysis: Analysis) -> float:
+    """By how many seconds the ranks' clocks may differ, where waits cannot be told from that; 0 if they can."""
+    cut, error_s = microbatches(analysis), analysis.run.clock_error_s
+    forward_s = mean(each.forward / cut for each in analysis.typical.values())
+    return error_s if error_s > CLOCKS * forward_s else 0.0
 
 
 def share(analysis: Analysis, part: Callable[[Parts], float]) -> float:

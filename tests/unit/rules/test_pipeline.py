@@ -116,9 +116,12 @@ def test_a_schedule_that_splits_backward_passes_stands_still_less():
     assert ideal_bubble(analysis, 8) < 0.2
 
 
-def test_clocks_that_differ_tell_nothing_of_bubbles():
-    found = ask("PipelineBubble", replace(Recorded().run(), clock_error_s=0.2))
+@pytest.mark.parametrize("name", ["PipelineBubble", "TransferExposed"])
+def test_clocks_that_differ_tell_nothing_of_waits(name: str):
+    run = Recorded(transfer_s=0.5).run()
+    found = ask(name, replace(run, clock_error_s=0.2))
     assert (found.status, "may differ by 200 ms" in found.text) == (Status.NOT_ENOUGH_DATA, True)
+    assert ask(name, replace(run, clock_error_s=0.05)).status is not Status.NOT_ENOUGH_DATA
 
 
 def test_the_units_to_move_are_named():
