@@ -169,3 +169,10 @@ def test_a_loss_that_stays_is_told():
 def test_norms_that_are_often_not_finite():
     found = ask("ExplodingGradient", logging(lambda step: {"gradient_norm": INF if step % 4 == 0 else 1.0}))
     assert found.text == "the gradients' norm was not finite in 10 of 40 steps"
+
+
+def test_the_step_with_the_lowest_loss_is_that_of_its_window():
+    """35 values are three windows of ten, which begin with the sixth one; the second of them is the lowest."""
+    made = replace(logging(lambda step: {"loss": 1.0 if 16 <= step <= 25 else 2.0}), steps=35)
+    found = ask("LossNotDecreasing", made)
+    assert (found.status, found.steps) == (Status.WARNING, (16, 35))
