@@ -129,6 +129,17 @@ class Analysis:
         return partitions_of(self.timeline.ranks, self.run.facts)
 
     @cached_property
+    def partition_work(self) -> Mapping[int, float]:
+        """For each partition the seconds of F, B, I and W in a usual step; of copies the middle one, of two the faster.
+
+        The others may be slow for reasons of their own.
+        """
+        found: dict[int, list[float]] = {}
+        for rank, each in self.typical.items():
+            found.setdefault(self.partitions[rank], []).append(each.work)
+        return {partition: statistics.median_low(own) for partition, own in sorted(found.items())}
+
+    @cached_property
     def replay(self) -> Replay:
         """Usual steps that can be run again with other durations: all of them, or a sample."""
         return replay_of(self.timeline, self.parts, self.usual_steps, copies_of(self.partitions))

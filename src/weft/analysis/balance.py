@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from weft import graph
 from weft.analysis.measured import Measured, units_of
 from weft.analysis.pipeline.simulated import Simulated, saved_by_work
-from weft.analysis.pipeline.work import partition_work
 from weft.analysis.run import Unit
 from weft.errors import FormatError, PlacementError
 from weft.partition import Problem, place
@@ -84,7 +83,7 @@ def suggest(analysis: Measured, present: Simulated | None) -> Suggestion | None:
     """
     units = units_of(analysis.run)
     replay, partitions = analysis.replay, analysis.partitions
-    work_s = partition_work(replay, partitions)
+    work_s = analysis.partition_work
     number = len(work_s)
     if (
         number < 2

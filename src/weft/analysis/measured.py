@@ -32,6 +32,10 @@ class Measured(Protocol):
     def partitions(self) -> Mapping[int, int]:
         """For each rank its partition."""
 
+    @property
+    def partition_work(self) -> Mapping[int, float]:
+        """For each partition the seconds of a usual step."""
+
     def steps(self, rank: int) -> tuple[Step, ...]:
         """The steps of a rank that trained."""
 

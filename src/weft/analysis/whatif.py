@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from weft.analysis.balance import Suggestion
 from weft.analysis.measured import Measured, pass_costs, units_of
 from weft.analysis.pipeline.simulated import Other, Simulated, best_number, best_schedule, saved_by_work
-from weft.analysis.pipeline.work import at_peers_speed, partition_work
+from weft.analysis.pipeline.work import at_peers_speed
 from weft.analysis.replay import HOST, SAME_S, Replay
 from weft.timeline import WORK
 
@@ -108,13 +108,12 @@ class _Trial:
         return self._change(name, text, line, 1.0 - replay.step_s / self.replay.step_s, ranks)
 
     def _equal_partitions(self) -> Iterator[Change]:
-        partitions = self.analysis.partitions
-        work_s = partition_work(self.replay, partitions)
+        work_s = self.analysis.partition_work
         if len(work_s) < 2 or not min(work_s.values()):
             return
         mean_s = statistics.fmean(work_s.values())
         factors = {partition: mean_s / own for partition, own in work_s.items()}
-        saved = saved_by_work(self.replay, partitions, factors, self.present)
+        saved = saved_by_work(self.replay, self.analysis.partitions, factors, self.present)
         yield self._change("equal partitions", "every partition has the mean of their work", "", saved)
 
     def _split(self) -> Iterator[Change]:
@@ -146,8 +145,15 @@ class _Trial:
             lambda node: factors[node.rank, node.step] if node.kind in WORK and node.rank in ranks else 1.0
         )
         who = f"rank {ranks[0]} works" if len(ranks) == 1 else f"the ranks {', '.join(map(str, ranks))} work"
-        peers = "the other copies" if len(set(partitions.values())) < len(partitions) else "most steps"
-        yield self._replayed("straggler", f"{who} at the speed of {peers}", "", changed, ranks)
+        if len(set(partitions.values())) < len(partitions):
+            speed = "at the speed of the other copies"
+        elif any(
+            statistics.median_high(slow[rank]) < 1.0 for rank in ranks
+        ):  # slower than itself in few steps only
+            speed = "as fast as other ranks run their units"
+        else:
+            speed = "in all steps as fast as in most"
+        yield self._replayed("straggler", f"{who} {speed}", "", changed, ranks)
 
     def _expected(self) -> dict[int, float]:
         """For each partition what its units were measured to take."""

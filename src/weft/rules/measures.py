@@ -57,17 +57,6 @@ def of_partition(analysis: Analysis) -> dict[int, list[int]]:
     return dict(sorted(found.items()))
 
 
-def partition_work(analysis: Analysis) -> dict[int, float]:
-    """For each partition the seconds of F, B, I and W in a usual step, on that replica which is fastest.
-
-    The fastest shows what the partition costs: the others may be slow for reasons of their own.
-    """
-    return {
-        partition: min(analysis.typical[rank].work for rank in ranks)
-        for partition, ranks in of_partition(analysis).items()
-    }
-
-
 def clocks_differ(analysis: Analysis) -> float:
     """By how many seconds the ranks' clocks may differ, where waits cannot be told from that; 0 if they can."""
     cut, error_s = microbatches(analysis), analysis.run.clock_error_s

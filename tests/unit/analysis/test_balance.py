@@ -10,8 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.recordings import Recorded
+from tests.unit.report.run.reports import report
 from weft.analysis.analysis import Analysis
 from weft.analysis.run import Unit
+from weft.report.run import step_tables
+from weft.rules.pipeline.last_partition_heavy import LastPartitionHeavy
+from weft.rules.rule import judge
 from weft.timeline import WORK
 
 
@@ -82,6 +86,28 @@ def test_ranks_find_another_order_for_another_split():
     equal = analysis.what_if.change("equal partitions")
     other = replace(made, forward_s=11.4 / 4, backward_s=22.8 / 4)
     assert equal is not None and equal.step_s == pytest.approx(Analysis(other.run()).step_s)
+
+
+def test_the_work_of_a_partition_is_one_figure_everywhere():
+    """Of three copies one is fast and one is slow."""
+    split = units([1.0] * 6, [0, 0, 1, 1, 1, 1])
+    made = Recorded(
+        2,
+        4,
+        3,
+        forward_s=[1, 2],
+        backward_s=[2, 4],
+        units=split,
+        slow={1: 0.9, 3: 1.0, 5: 1.2},
+        optimizer_s=0.5,
+    )
+    analysis = Analysis(made.run())
+    assert analysis.partition_work == pytest.approx({0: 12.0, 1: 24.0})
+    assert analysis.suggestion is not None and analysis.suggestion.before_s == pytest.approx((12.0, 24.0))
+    (finding,) = judge([LastPartitionHeavy()], analysis)
+    assert finding.text == "the last partition works 100.0 % longer than every other one"
+    shown = {row[0]: row[3] for row in step_tables.balance(report(made.run())).rows}
+    assert shown == {"partition 0": "12000", "partition 1": "24000"}
 
 
 def test_no_gain_is_told_where_the_replay_is_not_faithful():

@@ -149,7 +149,7 @@ def test_what_is_not_there_is_no_change():
 def test_a_slow_copy_at_the_speed_of_the_others():
     made = Recorded(2, 4, 2, slow={2: 2.0}, reduce_s=1.0, optimizer_s=1.0)
     found = change(made, "straggler")
-    assert found.ranks == (2,)
+    assert (found.ranks, found.text) == ((2,), "rank 2 works at the speed of the other copies")
     assert found.step_s == pytest.approx(change_free(made).step_s)
     assert found.step_s == pytest.approx(5 * 3 + 2)
     assert change(made, "equal partitions").gain == pytest.approx(0.0)  # the copy is slow, not the partition
@@ -164,12 +164,14 @@ def test_a_rank_without_copies_is_compared_by_its_units():
     made = Recorded(4, 8, slow={1: 1.5}, units=units)
     found = change(made, "straggler")
     assert (found.ranks, found.step_s) == ((1,), pytest.approx(33.0))
+    assert found.text == "rank 1 works as fast as other ranks run their units"
 
 
 def test_a_step_that_was_slow_once_is_no_straggler_but_often_is():
     assert Analysis(Recorded(late={(4, 2): 1.3}).run()).what_if.change("straggler") is None
     often = Recorded(steps=9, late={(step, 2): 1.4 for step in (2, 4, 6)})
-    assert change(often, "straggler").step_s == pytest.approx(33.0)
+    found = change(often, "straggler")
+    assert (found.step_s, found.text) == (pytest.approx(33.0), "rank 2 works in all steps as fast as in most")
 
 
 def test_where_all_ranks_are_slow_at_times_none_is_a_straggler():

@@ -27,14 +27,6 @@ def step_work(replay: Replay) -> dict[int, dict[int, float]]:
     return found
 
 
-def partition_work(replay: Replay, partitions: Mapping[int, int]) -> dict[int, float]:
-    """For each partition the seconds of a step; with several copies the middle one, of two the faster."""
-    found: dict[int, list[float]] = defaultdict(list)
-    for rank, own in step_work(replay).items():
-        found[partitions[rank]].append(statistics.fmean(own.values()) if own else 0.0)
-    return {partition: statistics.median_low(each) for partition, each in sorted(found.items())}
-
-
 def by_partition(factors: Mapping[int, float], partitions: Mapping[int, int]) -> Factor:
     """The factor of a piece of work is that of its partition; other pieces stay as they are."""
     return lambda node: factors[partitions[node.rank]] if node.kind in WORK else 1.0

@@ -54,19 +54,11 @@ def what_if(report: Report) -> Table:
     return Table("What would be gained", ("if", "step ms", "gain", "the line to write"), rows, "<>><")
 
 
-def partition_work(report: Report) -> dict[int, float]:
-    """For each partition its work in a usual step, the mean over copies of the model."""
-    found: dict[int, list[float]] = {}
-    for rank, each in report.analysis.typical.items():
-        found.setdefault(report.analysis.facts(rank).pp_rank, []).append(each.work)
-    return {partition: statistics.fmean(own) for partition, own in sorted(found.items())}
-
-
 def balance(report: Report) -> Table:
     """What each partition has and works, and would work with the suggested split."""
     suggestion = report.analysis.suggestion
     units = next((facts.units for facts in report.analysis.run.facts.values() if facts.units), ())
-    work = partition_work(report)
+    work = report.analysis.partition_work
     mean_s = statistics.fmean(work.values()) if work else 0.0
     rows = []
     for partition, now_s in work.items():
