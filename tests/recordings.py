@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from weft.analysis.run import Facts, Run, Sample, Step, Unit
 from weft.schedule import make
-from weft.simulate import Links, Simulation, StageCost, simulate
+from weft.simulate import Links, Simulation, StageCost, as_run, simulate
 from weft.timeline import WORK, Span, Timeline
 from weft.topology.cluster import Link
 
@@ -27,6 +27,7 @@ class Recorded:
         transfer_s: What a message takes.
         first_s: What the first step takes besides, for tracing.
         schedule: `interleaved` is 1F1B.
+        ready_first: Ranks run what is ready, as weft's do, instead of waiting for what comes first in the schedule.
     """
 
     partitions: int = 4
@@ -44,6 +45,7 @@ class Recorded:
     slow: Mapping[int, float] = field(default_factory=dict)
     late: Mapping[tuple[int, int], float] = field(default_factory=dict)
     schedule: str = "interleaved"
+    ready_first: bool = False
     step_values: Callable[[int, int], dict[str, object]] = lambda rank, step: {}
     """Fields of `Step` for a rank and a step, instead of those made here."""
     settings: Mapping[str, object] = field(default_factory=dict)
@@ -102,7 +104,9 @@ class Recorded:
     def _step(self, replica: int, step: int) -> Simulation:
         made = make(self.schedule, ranks=self.partitions, microbatches=self.microbatches)
         links = Links.uniform(Link(name="wire", latency_s=self.transfer_s))
-        return simulate(made.ranks, made.rank_of_stage, self._costs(replica, step), links)
+        costs = self._costs(replica, step)
+        order = as_run(made.ranks, made.rank_of_stage, costs, links) if self.ready_first else made.ranks
+        return simulate(order, made.rank_of_stage, costs, links)
 
     def _add(
         self, spans: list[Span], steps: dict[int, list[Step]], replica: int, step: int, now: float, length: float
@@ -182,5 +186,6 @@ class Recorded:
                 "step_s": end + self.reduce_s - now, "data_s": self.data_s if stage == 0 else 0.0,
                 "optimizer_s": self.optimizer_s, "work_s": work_s, "wait_s": wait_s, "cpu_s": work_s,
                 "samples": 32, "memory_bytes": 100 << 20,
+                **({f"{self.pauses[step][0]}_s": self.pauses[step][1]} if step in self.pauses else {}),
             }  # fmt: skip
             steps[rank].append(Step(step, now, **{**values, **self.step_values(rank, step)}))  # type: ignore[arg-type]

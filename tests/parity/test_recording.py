@@ -120,6 +120,7 @@ def test_what_was_planted_is_seen(tmp_path: Path, workers: int):
         facts = run.facts[rank]
         assert facts.ranks == 2 and facts.pp_rank == rank and facts.limit_bytes > 0 and facts.pid > 0
         assert {unit.partition for unit in facts.units} == {0, 1} and facts.settings["microbatches"] == 2
+        assert facts.settings["measured_costs"] is True
         assert facts.start_s < facts.joined_s <= run.steps[rank][0].start_s and "torch" in facts.versions
     assert run.facts[0].units == run.facts[1].units
     (samples,) = run.samples.values()

@@ -19,7 +19,7 @@ class Mended:
     """A job with a fault, and the same one after doing what the finding says.
 
     Attributes:
-        change: The change of `weft.analysis.whatif` that is promised; `split` is the suggested one.
+        change: The change of `weft.analysis.whatif` that is promised.
     """
 
     before: Planted
@@ -60,10 +60,7 @@ def main() -> None:
     print("| mended | promised | measured | replay off by |\n| --- | ---: | ---: | ---: |")
     for name, case in CASES.items():
         before, after = analysed(case.before), analysed(case.after)
-        if case.change == "split":
-            promised = None if before.suggestion is None else before.suggestion.gain
-        else:
-            promised = before.what_if.gain(case.change)
+        promised = before.what_if.gain(case.change)
         measured = 1 - after.step_s / before.step_s
         told = "not shown" if promised is None else f"{promised:.1%}"
         lines = [change.line for change in before.what_if.changes if change.name == case.change]

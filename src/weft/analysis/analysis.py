@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from weft.analysis.balance import Suggestion, suggest
-from weft.analysis.measured import copies_of, partitions_of
+from weft.analysis.measured import copies_of, partitions_of, pass_costs
 from weft.analysis.messages import Message, arrivals, match, waits
-from weft.analysis.parts import Parts, Period, parts
+from weft.analysis.parts import Parts, Period, inside, parts
 from weft.analysis.pipeline.dependencies import replay_of
+from weft.analysis.pipeline.simulated import MOST_TIMES, Simulated, simulated
+from weft.analysis.pipeline.work import stages_of
 from weft.analysis.replay import Replay
 from weft.analysis.run import Facts, Run, Step
 from weft.analysis.whatif import WhatIf, what_if
@@ -22,6 +24,8 @@ LEAVE_OUT = 1
 
 PREPARED = 0.02
 """A step of which a larger share went into tracing and arranging memory is not usual."""
+
+SIMPLEST = "interleaved"
 
 
 class Analysis:
@@ -56,6 +60,11 @@ class Analysis:
         return {rank: parts(self.timeline, rank, arrived.get(rank, {})) for rank in self.timeline.ranks}
 
     @cached_property
+    def inside(self) -> Mapping[int, Mapping[int, Mapping[str, float]]]:
+        """For each rank and usual step the seconds of each kind of span, up to the end of the step's function."""
+        return {rank: inside(self.timeline, rank, self.usual_steps) for rank in self.timeline.ranks}
+
+    @cached_property
     def training_steps(self) -> frozenset[int]:
         """The recorded steps with a backward pass, without the first ones."""
         evaluated = {step.step for steps in self.run.steps.values() for step in steps if step.evaluates}
@@ -64,13 +73,18 @@ class Analysis:
 
     @cached_property
     def typical(self) -> Mapping[int, Parts]:
-        """For each rank the mean parts of its training steps; outliers are left out by `usual_steps`."""
-        found = {}
-        for rank, own in self.parts.items():
-            chosen = [value for period, value in own.items() if period.step in self.usual_steps]
-            chosen = chosen or list(own.values())
-            found[rank] = Parts(*(statistics.fmean(column) for column in zip(*chosen, strict=True)))
-        return found
+        """For each rank the mean parts of its usual steps; a rank that has none is left out.
+
+        A timeline without steps, as simulated ones are, is one usual step.
+        """
+        usual = self.usual_steps | {-1}
+        chosen = {
+            rank: [value for period, value in own.items() if period.step in usual]
+            for rank, own in self.parts.items()
+        }
+        return {
+            rank: Parts(*map(statistics.fmean, zip(*own, strict=True))) for rank, own in chosen.items() if own
+        }
 
     @cached_property
     def usual_steps(self) -> frozenset[int]:
@@ -115,19 +129,49 @@ class Analysis:
         return partitions_of(self.timeline.ranks, self.run.facts)
 
     @cached_property
+    def partition_work(self) -> Mapping[int, float]:
+        """For each partition the seconds of F, B, I and W in a usual step; of copies the middle one, of two the faster.
+
+        The others may be slow for reasons of their own.
+        """
+        found: dict[int, list[float]] = {}
+        for rank, each in self.typical.items():
+            found.setdefault(self.partitions[rank], []).append(each.work)
+        return {partition: statistics.median_low(own) for partition, own in sorted(found.items())}
+
+    @cached_property
     def replay(self) -> Replay:
         """Usual steps that can be run again with other durations: all of them, or a sample."""
         return replay_of(self.timeline, self.parts, self.usual_steps, copies_of(self.partitions))
 
     @cached_property
+    def simulated(self) -> Simulated | None:
+        """The pipeline as it can be simulated; one that follows from measures, as 1F1B with as many stages."""
+        costs = pass_costs(self.run) if self.setting("measured_costs") is True else {}
+        stages = stages_of(self.replay, self.partitions, costs)
+        asked = str(self.setting("pipeline", SIMPLEST))
+        return simulated(self.replay, stages, self.partitions, asked) or simulated(
+            self.replay, stages, self.partitions, SIMPLEST
+        )
+
+    @cached_property
     def what_if(self) -> WhatIf:
         """What a usual step would take with one thing changed."""
-        return what_if(self)
+        return what_if(self, self.simulated, self.suggestion)
 
     @cached_property
     def suggestion(self) -> Suggestion | None:
         """The split that balances the partitions as they were measured; nothing if units are not known."""
-        return suggest(self)
+        return suggest(self, self.simulated)
+
+    def gain_of_microbatches(self, number: int) -> float | None:
+        """The share of a step that another number of microbatches saves, simulated; nothing where that is not known."""
+        present = self.simulated
+        if present is None or not present.explains or not self.replay.faithful:
+            return None
+        if number > MOST_TIMES * present.stages.microbatches:
+            return None
+        return present.share(present.now.step_s - present.step(number).step_s, self.replay.step_s)
 
     def facts(self, rank: int) -> Facts:
         """What a rank is; the least if it never said."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weft import graph
-from weft.analysis.measured import Measured
-from weft.analysis.pipeline.work import by_partition, partition_work
+from weft.analysis.measured import Measured, units_of
+from weft.analysis.pipeline.simulated import Simulated, saved_by_work
 from weft.analysis.run import Unit
 from weft.errors import FormatError, PlacementError
 from weft.partition import Problem, place
@@ -34,20 +34,28 @@ class Suggestion:
     Attributes:
         partitions: For each unit its partition.
         moves: The units that lie elsewhere now, in program order.
+        marks: What has to be written: the moves where the script places modules by hand, else every unit, since weft
+            splits by itself or not at all.
         before_s: For each partition its work of a step, in seconds, as it was measured.
         after_s: The same after the moves.
         step_s: What a step would take then.
-        gain: The share of a step that this saves.
+        gain: The share of a step that this saves; nothing where the replay is not faithful enough to say.
         text: The same in words.
     """
 
     partitions: Mapping[str, int]
     moves: tuple[Move, ...]
+    marks: tuple[Move, ...]
     before_s: tuple[float, ...]
     after_s: tuple[float, ...]
     step_s: float
-    gain: float
+    gain: float | None
     text: str
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """All that has to be written for it."""
+        return ('"auto_partition": False', *(mark.line for mark in self.marks))
 
 
 def measured_units(units: Sequence[Unit], work_s: Mapping[int, float]) -> list[float]:
@@ -66,11 +74,16 @@ def measured_units(units: Sequence[Unit], work_s: Mapping[int, float]) -> list[f
     return found
 
 
-def suggest(analysis: Measured) -> Suggestion | None:
-    """The best split of the recorded units, which may be the present one; nothing if units or steps are not known."""
-    units = next((facts.units for facts in analysis.run.facts.values() if facts.units), ())
+def suggest(analysis: Measured, present: Simulated | None) -> Suggestion | None:
+    """The best split of the recorded units, which may be the present one; nothing if units or steps are not known.
+
+    Args:
+        analysis: What was recorded.
+        present: The same as it can be simulated, if it can.
+    """
+    units = units_of(analysis.run)
     replay, partitions = analysis.replay, analysis.partitions
-    work_s = partition_work(replay, partitions)
+    work_s = analysis.partition_work
     number = len(work_s)
     if (
         number < 2
@@ -87,16 +100,14 @@ def suggest(analysis: Measured) -> Suggestion | None:
     for place_, cost in zip(places, costs, strict=True):
         after[place_] += cost
     factors = {each: after[each] / work_s[each] if work_s[each] else 1.0 for each in range(number)}
-    moved = replay.scaled(by_partition(factors, partitions)).step_s
-    moves = tuple(
-        Move(unit.name, unit.partition, there)
-        for unit, there in zip(units, places, strict=True)
-        if unit.partition != there
-    )
+    saved = saved_by_work(replay, partitions, factors, present)
+    every = tuple(Move(unit.name, unit.partition, there) for unit, there in zip(units, places, strict=True))
+    moves = tuple(move for move in every if move.source != move.target)
+    by_hand = analysis.setting("auto_partition", True) is False
     return Suggestion(
-        {unit.name: there for unit, there in zip(units, places, strict=True)}, moves,
-        tuple(work_s[each] for each in range(number)), tuple(after), analysis.step_s * moved / replay.step_s,
-        1.0 - moved / replay.step_s, _text(moves),
+        {move.unit: move.target for move in every}, moves, moves if by_hand or not moves else every,
+        tuple(work_s[each] for each in range(number)), tuple(after), analysis.step_s * (1.0 - saved),
+        saved if replay.faithful else None, _text(moves),
     )  # fmt: skip
 
 

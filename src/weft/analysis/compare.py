@@ -93,12 +93,13 @@ def compare(old: Analysis, new: Analysis) -> Comparison:
     """What became faster or slower from one run to the other.
 
     Raises:
-        UsageError: If one of them has no recorded steps.
+        UsageError: If one of them has no usual step.
     """
     for analysis in (old, new):
         if not analysis.step_s:
             raise UsageError(
-                f'the run "{analysis.run.name}" has no recorded steps that could be compared: record some'
+                f'the run "{analysis.run.name}" has no usual step that could be compared: record more than the first '
+                "steps, which trace and split the model"
             )
     step = Difference("step", old.step_s, new.step_s)
     parts = _differences(_mean(old), _mean(new))

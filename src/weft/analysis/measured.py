@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from weft.analysis.replay import Replay
-from weft.analysis.run import Facts, Run, Step
+from weft.analysis.run import Facts, Run, Step, Unit
 from weft.timeline import Timeline
 
 
@@ -32,6 +32,10 @@ class Measured(Protocol):
     def partitions(self) -> Mapping[int, int]:
         """For each rank its partition."""
 
+    @property
+    def partition_work(self) -> Mapping[int, float]:
+        """For each partition the seconds of a usual step."""
+
     def steps(self, rank: int) -> tuple[Step, ...]:
         """The steps of a rank that trained."""
 
@@ -53,6 +57,20 @@ def copies_of(partitions: Mapping[int, int]) -> dict[int, list[int]]:
         rank: [other for other, there in partitions.items() if there == partition and other != rank]
         for rank, partition in partitions.items()
     }
+
+
+def units_of(run: Run) -> tuple[Unit, ...]:
+    """Those of the models, if they were split."""
+    return next((facts.units for facts in run.facts.values() if facts.units), ())
+
+
+def pass_costs(run: Run) -> dict[int, tuple[float, float]]:
+    """For each partition what its units were measured to take for one microbatch: forward and backward, in seconds."""
+    found: dict[int, tuple[float, float]] = {}
+    for unit in units_of(run):
+        forward_s, backward_s = found.get(unit.partition, (0.0, 0.0))
+        found[unit.partition] = forward_s + unit.forward_s, backward_s + unit.backward_s
+    return found
 
 
 def samples_of(analysis: Measured) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from weft.analysis.messages import Message, arrivals, match
@@ -172,6 +172,24 @@ def pieces(period: Period, spans: Iterable[Span]) -> list[tuple[float, float, Sp
             open_.remove(span)
     if now < period.end_s:
         found.append((now, period.end_s, None))
+    return found
+
+
+def inside(timeline: Timeline, rank: int, steps: Container[int]) -> dict[int, dict[str, float]]:
+    """For these steps of a rank, from the begin to the end of the step's function, the seconds of each kind of span.
+
+    The kind "step" is what no other span covers: Python.
+    """
+    own: dict[int, list[Span]] = defaultdict(list)
+    for span in timeline.of_rank(rank):
+        if span.kind not in MESSAGES and span.step in steps:
+            own[span.step].append(span)
+    found: dict[int, dict[str, float]] = {}
+    for step, spans in own.items():
+        for whole in (span for span in spans if span.kind == "step"):
+            seconds = found.setdefault(step, defaultdict(float))
+            for start_s, end_s, top in pieces(Period(step, whole.start_s, whole.end_s), spans):
+                seconds[top.kind if top is not None else "step"] += end_s - start_s
     return found
 
 

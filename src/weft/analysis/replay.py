@@ -34,6 +34,8 @@ gradients, which take no time; what no span covers, outside and inside of steps.
 HOST = (BETWEEN, INSIDE)
 SAME_S = 1e-9
 """Moments that are closer are one."""
+FAITHFUL = 0.05
+"""Gains are told only where a replay without a change differs from the recording by no more than this share."""
 SETTLED = 3
 """So many steps run before the round that is measured."""
 
@@ -112,6 +114,16 @@ class Replay:
             if node.kind in (BEGIN, END):
                 took[node.rank] += node.end_s if node.kind == END else -node.start_s
         return sum(took.values()) / len(took) / self.steps if took else 0.0
+
+    @property
+    def fidelity(self) -> float:
+        """By which share of a step the replay without a change differs from the recording; nan if there is none."""
+        return abs(self.step_s - self.measured_s) / self.measured_s if self.measured_s else math.nan
+
+    @property
+    def faithful(self) -> bool:
+        """What a change gives can be told."""
+        return self.fidelity <= FAITHFUL
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -30,7 +30,8 @@ class Facts:
         joined_s: When `weft.init` had ended, on the same clock.
         limit_bytes: The most memory that it may have; 0 if that is not known.
         cores: Those it may use.
-        settings: Those of weft that matter here: partitions, microbatches, pipeline, optimize, ...
+        settings: Those of weft that matter here: partitions, microbatches, pipeline, optimize, ... Beside them what a
+            frontend found: `measured_costs`, that units were measured with a microbatch of this job.
         units: Those of the models, if they were split; the same on all ranks.
         versions: Of weft, the framework, Python, the driver: name to text.
     """
@@ -68,6 +69,9 @@ class Step:
         memory_bytes: The most that was in use: of the process on a CPU, of the device on a GPU.
         evaluates: The step had no backward pass.
         values: What the script logged with this step, and `gradient_norm` where weft computed one.
+        checkpoint_s: Saving checkpoints, up to the begin of the next step.
+        collector_s: Python's garbage collector, up to the begin of the next step.
+        between_cpu_s: Processor time of the same thread from the step's end to the begin of the next one.
     """
 
     step: int
@@ -83,6 +87,9 @@ class Step:
     memory_bytes: int = 0
     evaluates: bool = False
     values: Mapping[str, float] = field(default_factory=dict)
+    checkpoint_s: float = 0.0
+    collector_s: float = 0.0
+    between_cpu_s: float = 0.0
 
 
 @dataclass(frozen=True)

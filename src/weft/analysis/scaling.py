@@ -93,7 +93,7 @@ def scale(analyses: Sequence[Analysis]) -> Scaling:
         n = (sqrt(2 a (a + b first)) - a) / b
 
     Raises:
-        UsageError: If there are less than two numbers of ranks, or a run has no steps or does not say its samples.
+        UsageError: If there are less than two numbers of ranks, or a run has no usual step or does not say its samples.
     """
     _check(analyses)
     ordered = sorted(analyses, key=lambda each: len(each.ranks))
@@ -135,7 +135,10 @@ def _check(analyses: Sequence[Analysis]) -> None:
         )
     for each in analyses:
         if not each.step_s:
-            raise UsageError(f'the run "{each.run.name}" has no recorded steps: record some')
+            raise UsageError(
+                f'the run "{each.run.name}" has no usual step: record more than the first steps, which trace and split '
+                "the model"
+            )
         if not samples_of(each):
             raise UsageError(
                 f'the run "{each.run.name}" does not say how many samples a step has: record it with weft run --report'

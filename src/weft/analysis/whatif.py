@@ -7,18 +7,13 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from weft.analysis.balance import suggest
-from weft.analysis.measured import Measured
-from weft.analysis.pipeline.simulated import Other, Simulated, best_number, best_schedule, simulated
-from weft.analysis.pipeline.work import at_peers_speed, by_partition, partition_work, stages_of
+from weft.analysis.balance import Suggestion
+from weft.analysis.measured import Measured, pass_costs, units_of
+from weft.analysis.pipeline.simulated import Other, Simulated, best_number, best_schedule, saved_by_work
+from weft.analysis.pipeline.work import at_peers_speed
 from weft.analysis.replay import HOST, SAME_S, Replay
 from weft.timeline import WORK
 
-FAITHFUL = 0.05
-"""Gains are told only where a replay without a change differs from the recording by no more than this share."""
-EXPLAINED = 0.10
-"""Gains of simulated changes are told only where the simulation of what ran differs from it by no more than this share;
-they are shares of the simulation, so that an error of it is one of the gain, not of the step."""
 SLOW = 0.95
 """A rank counts as a straggler where its work would take less than this share of its time at its peers' speed."""
 
@@ -34,6 +29,7 @@ class Change:
         step_s: What a step would take.
         gain: The share of a step that is saved; nothing where the replay is not faithful enough to say.
         ranks: Those that it is about, if not all.
+        microbatches: The number that it is about; 0 if it is about something else.
     """
 
     name: str
@@ -42,6 +38,7 @@ class Change:
     step_s: float
     gain: float | None
     ranks: tuple[int, ...] = ()
+    microbatches: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,24 +65,31 @@ class WhatIf:
         return None if found is None else found.gain
 
 
-def what_if(analysis: Measured) -> WhatIf:
-    """All changes that apply to a run, replayed or simulated."""
+def what_if(analysis: Measured, present: Simulated | None, suggestion: Suggestion | None) -> WhatIf:
+    """All changes that apply to a run, replayed or simulated.
+
+    Args:
+        analysis: What was recorded.
+        present: The same as it can be simulated, if it can.
+        suggestion: The best split, if units are known.
+    """
     replay = analysis.replay
     if not replay.nodes or not replay.measured_s:
         return WhatIf(math.nan, analysis.step_s)
-    fidelity = abs(replay.step_s - replay.measured_s) / replay.measured_s
-    trial = _Trial(analysis, replay, fidelity <= FAITHFUL)
-    return WhatIf(fidelity, analysis.step_s, tuple(trial.changes()))
+    trial = _Trial(analysis, replay, present, suggestion)
+    return WhatIf(replay.fidelity, analysis.step_s, tuple(trial.changes()))
 
 
 @dataclass(frozen=True)
 class _Trial:
     analysis: Measured
     replay: Replay
-    faithful: bool
+    present: Simulated | None
+    suggestion: Suggestion | None
 
     def changes(self) -> Iterator[Change]:
         yield from self._equal_partitions()
+        yield from self._split()
         yield from self._transfers()
         yield from self._otherwise()
         yield from self._straggler()
@@ -96,7 +100,7 @@ class _Trial:
     def _change(self, name: str, text: str, line: str, gain: float, ranks: tuple[int, ...] = ()) -> Change:
         """A step that takes so much less."""
         step_s = self.analysis.step_s * (1.0 - gain)
-        return Change(name, text, line, step_s, gain if self.faithful else None, ranks)
+        return Change(name, text, line, step_s, gain if self.replay.faithful else None, ranks)
 
     def _replayed(
         self, name: str, text: str, line: str, replay: Replay, ranks: tuple[int, ...] = ()
@@ -104,25 +108,25 @@ class _Trial:
         return self._change(name, text, line, 1.0 - replay.step_s / self.replay.step_s, ranks)
 
     def _equal_partitions(self) -> Iterator[Change]:
-        partitions = self.analysis.partitions
-        work_s = partition_work(self.replay, partitions)
+        work_s = self.analysis.partition_work
         if len(work_s) < 2 or not min(work_s.values()):
             return
         mean_s = statistics.fmean(work_s.values())
         factors = {partition: mean_s / own for partition, own in work_s.items()}
-        changed = self.replay.scaled(by_partition(factors, partitions))
-        yield self._replayed(
-            "equal partitions", "every partition has the mean of their work", self._split(), changed
-        )
+        saved = saved_by_work(self.replay, self.analysis.partitions, factors, self.present)
+        yield self._change("equal partitions", "every partition has the mean of their work", "", saved)
 
-    def _split(self) -> str:
-        """What makes the partitions more equal."""
+    def _split(self) -> Iterator[Change]:
+        """The best split that there is: what equal partitions promise only units of any size can keep."""
+        if self.suggestion is None or not self.suggestion.moves:
+            return
+        line = ""
         if self.analysis.setting("auto_partition", True) is False:
-            return '"auto_partition": True'
-        if self.analysis.setting("optimize") == "memory":
-            return '"optimize": "speed"'
-        suggestion = suggest(self.analysis)
-        return suggestion.moves[0].line if suggestion is not None and suggestion.moves else ""
+            line = '"auto_partition": True'
+        elif self.analysis.setting("optimize") == "memory":
+            line = '"optimize": "speed"'
+        text = f"moved: {self.suggestion.text}"
+        yield Change("split", text, line, self.suggestion.step_s, self.suggestion.gain)
 
     def _transfers(self) -> Iterator[Change]:
         if any(need.transfer_s for needs in self.replay.needs for need in needs):
@@ -141,43 +145,44 @@ class _Trial:
             lambda node: factors[node.rank, node.step] if node.kind in WORK and node.rank in ranks else 1.0
         )
         who = f"rank {ranks[0]} works" if len(ranks) == 1 else f"the ranks {', '.join(map(str, ranks))} work"
-        peers = "the other copies" if len(set(partitions.values())) < len(partitions) else "most steps"
-        yield self._replayed("straggler", f"{who} at the speed of {peers}", "", changed, ranks)
+        if len(set(partitions.values())) < len(partitions):
+            speed = "at the speed of the other copies"
+        elif any(
+            statistics.median_high(slow[rank]) < 1.0 for rank in ranks
+        ):  # slower than itself in few steps only
+            speed = "as fast as other ranks run their units"
+        else:
+            speed = "in all steps as fast as in most"
+        yield self._replayed("straggler", f"{who} {speed}", "", changed, ranks)
 
     def _expected(self) -> dict[int, float]:
         """For each partition what its units were measured to take."""
-        units = next((facts.units for facts in self.analysis.run.facts.values() if facts.units), ())
-        found: dict[int, float] = {}
-        for unit in units:
-            found[unit.partition] = found.get(unit.partition, 0.0) + unit.forward_s + unit.backward_s
-        return found
+        return {partition: sum(costs) for partition, costs in pass_costs(self.analysis.run).items()}
 
     def _otherwise(self) -> Iterator[Change]:
         """Other numbers of microbatches, and other schedules."""
-        partitions = self.analysis.partitions
-        stages, asked = stages_of(self.replay, partitions), self.analysis.setting("pipeline", "interleaved")
-        present = simulated(self.replay, stages, partitions, str(asked))
-        any_number = present or simulated(self.replay, stages, partitions, "interleaved")
-        if any_number is not None:
-            samples = [step.samples for step in self.analysis.steps(self.analysis.timeline.ranks[0])]
-            found = best_number(any_number, round(statistics.median(samples)) if samples else 0)
-            if found is not None:
-                text = f"{found.microbatches} microbatches instead of {any_number.stages.microbatches}"
-                yield self._simulated(
-                    "microbatches", text, _setting("microbatches", found.microbatches), any_number, found
-                )
-        units = next((len(facts.units) for facts in self.analysis.run.facts.values()), 0)
-        found = best_schedule(present, units) if present is not None else None
-        if present is not None and found is not None:
+        present = self.present
+        if present is None:
+            return
+        samples = [step.samples for step in self.analysis.steps(self.analysis.timeline.ranks[0])]
+        found = best_number(present, round(statistics.median(samples)) if samples else 0)
+        if found is not None:
+            text = f"{found.microbatches} microbatches instead of {present.stages.microbatches}"
+            line = _setting("microbatches", found.microbatches)
+            change = self._simulated("microbatches", text, line, present, found)
+            yield replace(change, microbatches=found.microbatches)
+        if present.schedule != self.analysis.setting("pipeline", present.schedule):
+            return  # what ran follows from measures
+        found = best_schedule(present, len(units_of(self.analysis.run)))
+        if found is not None:
             text = f'the schedule "{found.schedule}" instead of "{present.schedule}"'
             yield self._simulated("schedule", text, _setting("pipeline", found.schedule), present, found)
 
     def _simulated(self, name: str, text: str, line: str, present: Simulated, other: Other) -> Change:
         if other.held > other.held_now:
             text += f", which keeps up to {other.held} microbatches on a rank instead of {other.held_now}"
-        saved = other.saved_s / present.now.step_s * present.replayed_s / self.replay.step_s
-        found = self._change(name, text, line, saved)
-        return found if present.unexplained <= EXPLAINED else replace(found, gain=None)
+        found = self._change(name, text, line, present.share(other.saved_s, self.replay.step_s))
+        return found if present.explains else replace(found, gain=None)
 
 
 def _setting(name: str, value: int | str) -> str:

@@ -4,7 +4,8 @@
     first 20, every 10, 100-200, outliers   the first 20, one in 10 later, those from 100 to 200, and those that took
                                             more than 1.5 times the median of the steps before
 
-All ranks follow the same steps, but for outliers, which each finds for itself.
+All ranks follow the same steps, but for outliers, which each finds for itself. One in 10 is one of each ten, at another
+place each time: the multiples of 10 would have all that a script does every 50 steps, or nothing of it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MEDIAN_OF = 64
 """So many steps give the running median."""
 LEAST = 8
 """With fewer no step is an outlier."""
-SPANS_LIMIT_BYTES = 32 << 20
+SPANS_LIMIT_BYTES = 28 << 20
 """A file of spans grows so far by one in K and by outliers: with the lines of 100,000 steps that is below 50 MB."""
 REPORT = "first 20, every 10, outliers"
 """What a report needs."""
@@ -36,7 +37,7 @@ class Detail:
 
     Attributes:
         first: So many at the begin.
-        every: One in so many; 0 is none.
+        every: One of each so many, at another place each time; 0 is none.
         ranges: From and to, both of them too.
         outliers: Those that took much longer than others.
         everything: All of them.
@@ -62,7 +63,9 @@ class Detail:
                     "steps that are asked for by their numbers", SPANS_LIMIT_BYTES >> 20, step,
                 )  # fmt: skip
             return False
-        return step <= self.first or (self.every > 0 and step % self.every == 0)
+        return step <= self.first or (
+            self.every > 0 and step % self.every == _place(step // self.every, self.every)
+        )
 
     def note(self, took_s: float) -> bool:
         """A step took so long, with what lay behind it; whether its spans may be left out."""
@@ -70,6 +73,15 @@ class Detail:
         slow = len(taken) >= LEAST and took_s > OUTLIER * statistics.median(taken)
         taken.append(took_s)
         return self._full or not (self.outliers and slow)
+
+
+def _place(block: int, every: int) -> int:
+    """Which step of a block is kept, from 0: multiples of the golden section are spread evenly and meet no period.
+
+    >>> [_place(block, 10) for block in range(1, 9)]
+    [6, 2, 8, 4, 0, 7, 3, 9]
+    """
+    return (block * 2654435769 % 2**32) * every >> 32
 
 
 EVERYTHING = Detail(everything=True)

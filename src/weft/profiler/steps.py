@@ -25,6 +25,8 @@ SUFFIX = ".steps.jsonl"
 FIELDS = tuple(each.name for each in fields(Step))
 END = '"end"'
 """The last line of a rank that came to its end."""
+_VALUES = FIELDS.index("values")
+"""Lines of earlier versions end there."""
 _WHOLE = [FIELDS.index(name) for name in ("step", "preempted", "samples", "memory_bytes")]
 
 
@@ -59,7 +61,7 @@ class Book:
 
     def __post_init__(self) -> None:
         self._now: dict[str, Any] | None = None
-        self._before = NOTHING
+        self._before = self._ended = NOTHING
 
     @classmethod
     def open(cls, folder: Path, rank: int, ranks: int, clock: Clock) -> Book:
@@ -73,7 +75,7 @@ class Book:
 
     def begin(self, step: int, start_s: float, evaluates: bool, spent: Spent = NOTHING) -> None:
         """A step begins: the line of the one before is complete. ``spent``: as it began."""
-        self._write()
+        self._write(max(0.0, spent.cpu_s - self._ended.cpu_s))
         taken = self.taken
         self._now = {
             "step": step,
@@ -91,6 +93,7 @@ class Book:
         now, before = self._now, self._before
         if now is None:
             return
+        self._ended = spent
         now |= {
             "step_s": end_s - now["start_s"], "cpu_s": max(0.0, spent.cpu_s - before.cpu_s),
             "preempted": max(0, spent.preempted - before.preempted), "samples": samples, "memory_bytes": memory_bytes,
@@ -110,7 +113,7 @@ class Book:
             self.file.write(END)
         self.file.close()
 
-    def _write(self) -> None:
+    def _write(self, between_cpu_s: float = 0.0) -> None:
         now, self._now = self._now, None
         if now is None or "step_s" not in now:
             return
@@ -119,6 +122,7 @@ class Book:
             line_of(
                 Step(
                     optimizer_s=taken["optimizer"], work_s=sum(taken[kind] for kind in WORK), wait_s=taken["wait"],
+                    checkpoint_s=taken["checkpoint"], collector_s=taken["collector"], between_cpu_s=between_cpu_s,
                     **now,
                 )
             )
@@ -135,7 +139,8 @@ def line_of(step: Step) -> str:
         [
             step.step, round(step.start_s, 7), round(step.step_s, 7), round(step.data_s, 7), round(step.optimizer_s, 7),
             round(step.work_s, 7), round(step.wait_s, 7), round(step.cpu_s, 7), step.preempted, step.samples,
-            step.memory_bytes, int(step.evaluates), values,
+            step.memory_bytes, int(step.evaluates), values, round(step.checkpoint_s, 7), round(step.collector_s, 7),
+            round(step.between_cpu_s, 7),
         ],
         separators=(",", ":"),
     )  # fmt: skip
@@ -173,20 +178,20 @@ def read_steps(path: Path) -> StepsFile:
 
 def step_of(line: Any) -> Step | None:
     """The step that a line tells of; nothing if it cannot be one."""
-    if not isinstance(line, list) or len(line) != len(FIELDS):
+    if not isinstance(line, list) or len(line) not in (_VALUES + 1, len(FIELDS)):
         return None
-    *numbers, values = line
-    if not all(type(number) in (int, float) and abs(number) <= LARGEST for number in numbers):
+    numbers, values, later = line[:_VALUES], line[_VALUES], line[_VALUES + 1 :]
+    if not all(type(number) in (int, float) and abs(number) <= LARGEST for number in (*numbers, *later)):
         return None
     if not isinstance(values, dict) or not all(
         type(numbers[at]) is int and numbers[at] >= 0 for at in _WHOLE
     ):
         return None
-    if not abs(numbers[1]) <= LATEST_S or not all(0 <= number <= LATEST_S for number in numbers[2:8]):
+    if not abs(numbers[1]) <= LATEST_S or not all(0 <= each <= LATEST_S for each in (*numbers[2:8], *later)):
         return None
     kept = {name: number for name, value in values.items() if (number := _value(value)) is not None}
-    given: dict[str, Any] = dict(zip(FIELDS, numbers, strict=False))
-    return Step(**given | {"evaluates": bool(given["evaluates"]), "values": kept})
+    given: dict[str, Any] = dict(zip(FIELDS, (*numbers, kept, *later), strict=False))
+    return Step(**given | {"evaluates": bool(given["evaluates"])})
 
 
 def _value(value: Any) -> float | None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
-from weft.analysis.analysis import Analysis
-from weft.analysis.parts import Parts, Period, pieces
-from weft.analysis.run import Device, Sample
+from weft.analysis.analysis import LEAVE_OUT, Analysis
+from weft.analysis.parts import Parts
+from weft.analysis.run import Device, Sample, Step
 from weft.schedule import CHUNKS, make
 from weft.simulate import StageCost, simulate
+from weft.timeline import WORK
 
+BUSY = (*WORK, "optimizer", "collector", "prepare", "step")
+"""Kinds of spans in which the thread of a step wants its core; in "step" nothing else is recorded, that is Python."""
+CLOCKS = 0.1
+"""The share of a forward pass by which clocks may differ where waits are judged."""
 MOST_SIMULATED = 4096
 """Partitions times microbatches up to which the ideal of a schedule is simulated."""
 
@@ -51,15 +57,11 @@ def of_partition(analysis: Analysis) -> dict[int, list[int]]:
     return dict(sorted(found.items()))
 
 
-def partition_work(analysis: Analysis) -> dict[int, float]:
-    """For each partition the seconds of F, B, I and W in a usual step, on that replica which is fastest.
-
-    The fastest shows what the partition costs: the others may be slow for reasons of their own.
-    """
-    return {
-        partition: min(analysis.typical[rank].work for rank in ranks)
-        for partition, ranks in of_partition(analysis).items()
-    }
+def clocks_differ(analysis: Analysis) -> float:
+    """By how many seconds the ranks' clocks may differ, where waits cannot be told from that; 0 if they can."""
+    cut, error_s = microbatches(analysis), analysis.run.clock_error_s
+    forward_s = mean(each.forward / cut for each in analysis.typical.values())
+    return error_s if error_s > CLOCKS * forward_s else 0.0
 
 
 def share(analysis: Analysis, part: Callable[[Parts], float]) -> float:
@@ -68,25 +70,33 @@ def share(analysis: Analysis, part: Callable[[Parts], float]) -> float:
     return statistics.fmean(found) if found else 0.0
 
 
-def share_of_all(analysis: Analysis, part: Callable[[Parts], float]) -> tuple[float, list[int]]:
-    """The share of all training steps, outliers as well, that a part takes on the rank with most of it; and in which
-    recorded steps the part is there.
+def share_of_all(
+    analysis: Analysis, seconds: Callable[[Step], float], least: float = 0.0
+) -> tuple[float, list[int]]:
+    """The share of a run, without its first step, that something takes on the rank with most of it; and in which steps
+    it takes more than the least share.
 
-    Of long runs the spans of some steps are kept only, and of all outliers: the usual ones stand for those that are
-    not kept.
+    Every step counts, whether its spans were kept or not.
     """
     worst, steps = 0.0, set()
-    for rank, own in analysis.parts.items():
-        chosen = {period: each for period, each in own.items() if period.step in analysis.training_steps}
-        steps |= {period.step for period, each in chosen.items() if part(each) > 0}
-        usual = [each for period, each in chosen.items() if period.step in analysis.usual_steps]
-        rest = [each for period, each in chosen.items() if period.step not in analysis.usual_steps]
-        if usual:
-            weight = max(1.0, (len(analysis.steps(rank)) - len(rest)) / len(usual))
-            total = weight * sum(each.total for each in usual) + sum(each.total for each in rest)
-            taken = weight * sum(map(part, usual)) + sum(map(part, rest))
-            worst = max(worst, taken / total if total > 0 else 0.0)
-    return worst, sorted(steps)
+    for rank in analysis.ranks:
+        own = analysis.run.steps.get(rank, ())[LEAVE_OUT:]
+        taken = [
+            (step.step, seconds(step), period_s) for step, period_s in zip(own, _periods(own), strict=True)
+        ]
+        steps |= {number for number, took_s, period_s in taken if took_s > least * period_s}
+        total_s = sum(period_s for _, _, period_s in taken)
+        worst = max(worst, sum(took_s for _, took_s, _ in taken) / total_s if total_s > 0 else 0.0)
+    return min(1.0, worst), sorted(steps)
+
+
+def _periods(steps: Sequence[Step]) -> list[float]:
+    """Each step's time to the begin of the next one; of the last, and where some are missing, what is known of it."""
+    found = [step.step_s + step.optimizer_s + step.checkpoint_s for step in steps]
+    for at, (step, after) in enumerate(pairwise(steps)):
+        if after.step == step.step + 1:
+            found[at] = after.start_s - step.start_s
+    return found
 
 
 def ideal_bubble(analysis: Analysis, microbatches: int) -> float:
@@ -127,52 +137,57 @@ def least_samples(analysis: Analysis) -> int:
 
 def host_inside_s(analysis: Analysis) -> dict[int, float]:
     """For each rank the seconds of a usual step, up to the end of the step's function, that no other span covers."""
-    found = {}
-    for rank in analysis.timeline.ranks:
-        inside = []
-        own = [span for span in analysis.timeline.of_rank(rank) if span.kind not in ("send", "recv")]
-        by_step = defaultdict(list)
-        for span in own:
-            by_step[span.step].append(span)
-        for step in analysis.usual_steps & by_step.keys():
-            for span in by_step[step]:
-                if span.kind == "step":
-                    whole = Period(step, span.start_s, span.end_s)
-                    inside.append(
-                        sum(end - start for start, end, top in pieces(whole, by_step[step]) if top is span)
-                    )
-        found[rank] = statistics.fmean(inside) if inside else 0.0
-    return found
+    return {
+        rank: mean(each.get("step", 0.0) for each in own.values()) for rank, own in analysis.inside.items()
+    }
 
 
 def core_time(analysis: Analysis, rank: int) -> float | None:
-    """What share of its work's time a rank had its core, the median of its steps; None if that is not known.
+    """What share of the time in which it did not wait a rank had its core, the median of its steps; None if not known.
 
-    Known on a CPU only: a GPU works while the thread waits.
+    It is compared with all that the processor time covers: work, and Python between. Not known on a GPU, which works
+    while the thread waits, and with TensorFlow, of which the time of all threads together is measured.
     """
-    if not analysis.facts(rank).device.startswith("cpu"):
+    facts = analysis.facts(rank)
+    if not facts.device.startswith("cpu") or "TensorFlow" in facts.versions:
         return None
-    found = [step.cpu_s / step.work_s for step in analysis.steps(rank) if step.cpu_s > 0 and step.work_s > 0]
+    found = [cpu_s / busy_s for cpu_s, busy_s in core_times(analysis, rank) if cpu_s > 0 and busy_s > 0]
     return min(1.0, statistics.median(found)) if found else None
 
 
-def samples(analysis: Analysis) -> list[Sample]:
-    """The hosts' measures from the begin of the second step to the end of the last one, on all hosts."""
+def core_times(analysis: Analysis, rank: int) -> list[tuple[float, float]]:
+    """For each usual step of a rank its processor time, and how long it did not wait, in seconds."""
+    inside = analysis.inside.get(rank, {})
+    return [
+        (step.cpu_s, sum(seconds for kind, seconds in inside[step.step].items() if kind in BUSY))
+        for step in analysis.steps(rank)
+        if step.step in inside
+    ]
+
+
+def while_training(analysis: Analysis) -> dict[str, list[Sample]]:
+    """For each host its measures from the begin of the second step to the end of the last one."""
     starts = [steps[0].start_s for rank in analysis.ranks if (steps := analysis.steps(rank))]
     ends = [step.start_s + step.step_s for rank in analysis.ranks for step in analysis.steps(rank)[-1:]]
     low, high = min(starts, default=float("-inf")), max(ends, default=float("inf"))
-    return [sample for own in analysis.run.samples.values() for sample in own if low <= sample.at_s <= high]
+    return {
+        host: [sample for sample in own if low <= sample.at_s <= high]
+        for host, own in sorted(analysis.run.samples.items())
+    }
+
+
+def samples(analysis: Analysis) -> list[Sample]:
+    """The measures of all hosts while the job trained."""
+    return [sample for own in while_training(analysis).values() for sample in own]
 
 
 def devices(analysis: Analysis) -> dict[str, list[Device]]:
     """For each GPU, as "host gpu 0", its measures while the job trained, by time."""
     found: dict[str, list[Device]] = defaultdict(list)
-    inside = {id(sample) for sample in samples(analysis)}
-    for host, own in sorted(analysis.run.samples.items()):
+    for host, own in while_training(analysis).items():
         for sample in own:
-            if id(sample) in inside:
-                for number, device in enumerate(sample.devices):
-                    found[f"{host} gpu {number}"].append(device)
+            for number, device in enumerate(sample.devices):
+                found[f"{host} gpu {number}"].append(device)
     return dict(found)
 
 

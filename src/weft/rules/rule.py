@@ -91,6 +91,8 @@ class Rule(ABC):
     """Other names, of older tools."""
     explains: ClassVar[tuple[str, ...]] = ()
     """Rules whose findings are consequences where this one finds something."""
+    loses_run: ClassVar[bool] = False
+    """What it finds costs not time but the run, or the recording: where it is critical it comes before all prices."""
     least_steps: ClassVar[int] = 5
     """With fewer usual steps the rule abstains."""
 

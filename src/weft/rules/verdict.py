@@ -6,13 +6,14 @@ own: it is at most a warning.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.rules.rule import Finding, Rule, Status
 from weft.rules.table import RULES
 
 FAULTS = (Status.WARNING, Status.CRITICAL)
+Weight = Callable[[Finding], tuple[bool, bool, float]]
 
 
 @dataclass(frozen=True)
@@ -40,25 +41,25 @@ class Verdict:
 def verdict(findings: Iterable[Finding], rules: Iterable[Rule] = RULES) -> Verdict:
     """What comes first of what rules found.
 
-    Causes are ordered by weight: first what is critical and has no price in time (a lost loss, a full memory), then
-    by status, then by gain, then as they come. Status comes before gain, since more microbatches often promise most
-    also where a partition is at fault.
+    Causes are ordered by weight: first what is critical and loses the run (`Rule.loses_run`: a lost loss, a full
+    memory), then by status, then by gain, where one that is not known counts as none, then as they come. Status comes
+    before gain, since more microbatches often promise most also where a partition is at fault.
 
     Args:
         findings: As `judge` gives them.
         rules: Those that were asked; they say what explains what.
     """
-    found = list(findings)
-    explained = explain(found, rules)
+    asked = list(rules)
+    explained, weight = explain(list(findings), asked), _weight_by(asked)
     causes = [each for each in explained if each.status in FAULTS and not each.explained_by]
-    causes.sort(key=_weight)
+    causes.sort(key=weight)
     if not causes:
         return _without_cause(explained)
     first = causes[0]
     under: list[Finding] = []
     for cause in causes:
         under += [] if cause is first else [cause]
-        under += sorted((each for each in explained if each.explained_by == cause.rule), key=_weight)
+        under += sorted((each for each in explained if each.explained_by == cause.rule), key=weight)
     under += _quiet(explained)
     gain = f" Mending it is expected to save {100 * first.gain:.0f} % of a step." if first.gain else ""
     return Verdict(f"{first.rule}: {first.text}.{gain}", first.status, first, tuple(under))
@@ -69,11 +70,13 @@ def explain(findings: Sequence[Finding], rules: Iterable[Rule] = RULES) -> list[
 
     Of several causes the first one by weight is named; of a chain the begin.
     """
-    explains = {rule.name: rule.explains for rule in rules}
+    asked = list(rules)
+    explains, weight = {rule.name: rule.explains for rule in asked}, _weight_by(asked)
     faults = {each.rule: each for each in findings if each.status in FAULTS}
     return [
         each
-        if (cause := _cause(each.rule, faults, explains)) is None or each.status not in (*FAULTS, Status.INFO)
+        if (cause := _cause(each.rule, faults, explains, weight)) is None
+        or each.status not in (*FAULTS, Status.INFO)
         else replace(
             each,
             explained_by=cause.rule,
@@ -84,7 +87,7 @@ def explain(findings: Sequence[Finding], rules: Iterable[Rule] = RULES) -> list[
 
 
 def _cause(
-    rule: str, faults: Mapping[str, Finding], explains: Mapping[str, tuple[str, ...]]
+    rule: str, faults: Mapping[str, Finding], explains: Mapping[str, tuple[str, ...]], weight: Weight
 ) -> Finding | None:
     """The weightiest of the faults that explain a rule and are explained by none."""
     reached: set[str] = set()
@@ -99,13 +102,18 @@ def _cause(
         for each in faults
         if each in reached and not any(each in explains.get(other, ()) for other in reached if other != each)
     ]
-    return min(roots, key=_weight, default=None)
+    return min(roots, key=weight, default=None)
 
 
-def _weight(finding: Finding) -> tuple[bool, bool, float]:
-    """The smaller, the earlier it is told."""
-    lost = finding.status is Status.CRITICAL and finding.gain is None
-    return not lost, finding.status is not Status.CRITICAL, -(finding.gain or 0.0)
+def _weight_by(rules: Iterable[Rule]) -> Weight:
+    """How findings of these rules compare: the smaller, the earlier it is told."""
+    losing = {rule.name for rule in rules if rule.loses_run}
+
+    def weight(finding: Finding) -> tuple[bool, bool, float]:
+        critical = finding.status is Status.CRITICAL
+        return not (critical and finding.rule in losing), not critical, -(finding.gain or 0.0)
+
+    return weight
 
 
 def _quiet(findings: Iterable[Finding]) -> list[Finding]:

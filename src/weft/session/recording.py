@@ -130,17 +130,27 @@ def tell(session: Session, process: Process) -> None:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         versions=process.versions,
     )  # fmt: skip
-    recorder.facts = replace(facts, settings=asdict(session.settings), units=tuple(session.units))
+    given = {**session.found, **asdict(session.settings)}
+    recorder.facts = replace(facts, settings=given, units=tuple(session.units))
     write_facts(recorder.folder, recorder.facts, recorder.clock)
 
 
-def tell_units(session: Session, units: Iterable[Unit]) -> None:
-    """A model was split into these units; recordings that begin later tell of them, too."""
+def tell_units(session: Session, units: Iterable[Unit], measured: bool = False) -> None:
+    """A model was split into these units; recordings that begin later tell of them, too.
+
+    ``measured``: their costs were, here, with a microbatch of this job.
+    """
     session.units += units
+    tell_facts(session, measured_costs=measured)
+
+
+def tell_facts(session: Session, **found: object) -> None:
+    """What a frontend found of the run, kept beside its settings: rules read it."""
+    session.found |= found
     try:
         tell(session, session.process or Process())
     except UsageError as error:  # the recording is the worse for it, the training is not
-        _log.warning("the recording does not tell how the model is split: %s", error)
+        _log.warning("the recording does not tell all of the run: %s", error)
 
 
 def stop(session: Session, channel: Channel | None) -> None:

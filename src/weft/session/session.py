@@ -64,6 +64,7 @@ class Session:
         joined_s: When this process had joined, by `time.perf_counter`.
         recordings: How many recordings have begun.
         units: What the models were split into, for recordings.
+        found: What else was found of the run, for recordings.
         forward: The microbatch of which a forward pass is recorded, and when that began; on ranks without a pipeline.
         steps: How many steps have begun.
         evaluations: How many of them had no backward pass.
@@ -95,6 +96,7 @@ class Session:
     joined_s: float = field(default_factory=time.perf_counter)
     recordings: int = 0
     units: list[Unit] = field(default_factory=list)
+    found: dict[str, object] = field(default_factory=dict)
     forward: tuple[int, float] | None = None
     growth: Growth = field(default_factory=Growth)
     huge_pages: HugePages = field(default_factory=HugePages)

@@ -73,5 +73,6 @@ def test_runs_that_say_too_little_are_refused():
     silent = copies(2, step_values=lambda rank, step: {"samples": 0})
     with pytest.raises(UsageError, match='"2 copies" does not say how many samples'):
         scale([copies(1), silent])
-    with pytest.raises(UsageError, match='the run "empty" has no recorded steps'):
-        scale([copies(1), Analysis(Run("empty", Timeline()))])
+    for run in (Run("made", Timeline()), Recorded(steps=1).run()):
+        with pytest.raises(UsageError, match='the run "made" has no usual step.*record more'):
+            scale([copies(1), Analysis(run)])

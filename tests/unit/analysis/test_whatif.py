@@ -55,7 +55,10 @@ def test_more_microbatches_leave_the_bubble_of_that_number():
     assert (found.line, found.step_s) == ('"microbatches": 32', pytest.approx(26.25))
     analysis = Analysis(made.run())
     present = simulated(
-        analysis.replay, stages_of(analysis.replay, analysis.partitions), analysis.partitions, "interleaved"
+        analysis.replay,
+        stages_of(analysis.replay, analysis.partitions, {}),
+        analysis.partitions,
+        "interleaved",
     )
     assert present is not None
     assert present.step(32).bubble == pytest.approx(3 / 35)
@@ -71,10 +74,49 @@ def test_python_between_actions_is_no_shorter_for_smaller_microbatches():
             at = begin + 10 * number
             spans.append(Span(0, kind, number % 4, at, at + 4, 0, step=step))
     analysis = Analysis(Run("made", Timeline(spans)))
-    stages = stages_of(analysis.replay, analysis.partitions)
+    stages = stages_of(analysis.replay, analysis.partitions, {})
     assert stages is not None
     assert stages.overhead_s[0] == pytest.approx(6 * 7 / 8)
     assert stages.costs(8)[0].forward_s == pytest.approx(2 + 6 * 7 / 8)
+
+
+OVERHEAD = Recorded(  # 0.5 s of each pass are no unit's; rank 1 has a neighbour that makes all twice as long
+    2, 16, forward_s=[1.5, 3], backward_s=[2.5, 5], settings={"measured_costs": True},
+    units=(Unit("a", 0, 1.0, 2.0), Unit("b", 1, 1.0, 2.0)),
+)  # fmt: skip
+
+
+def test_what_passes_take_beyond_their_units_is_no_shorter_for_smaller_microbatches():
+    present = Analysis(OVERHEAD.run()).simulated
+    assert present is not None
+    assert present.stages.inside_s == pytest.approx((0.5, 0.5))
+    assert present.stages.costs(16)[0].forward_s == pytest.approx(1.5)
+    assert present.stages.costs(32)[0].forward_s == pytest.approx(0.5 + 0.5)
+    assert present.stages.costs(32)[0].weight_s == pytest.approx(0.5 + 0.25)
+    assert present.stages.costs(8)[1].backward_s == pytest.approx(9.0 + 0.5)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        replace(OVERHEAD, settings={}),
+        replace(OVERHEAD, units=OVERHEAD.units[:1]),
+        replace(OVERHEAD, units=()),
+    ],
+)
+def test_units_that_were_not_measured_say_nothing_of_passes(made: Recorded):
+    present = Analysis(made.run()).simulated
+    assert present is not None and present.stages.inside_s == (0.0, 0.0)
+
+
+def test_the_gain_of_any_number_of_microbatches():
+    made = Recorded(microbatches=8)
+    analysis = Analysis(made.run())
+    found = change(made, "microbatches")
+    assert analysis.gain_of_microbatches(found.microbatches) == found.gain
+    assert analysis.gain_of_microbatches(4) == pytest.approx(1 - 42 / 33)
+    assert analysis.gain_of_microbatches(128) is None  # nobody knows what so small passes take
+    assert Analysis(Recorded(1, 4).run()).gain_of_microbatches(2) is None
 
 
 def test_numbers_of_microbatches_divide_the_mini_batch():
@@ -107,7 +149,7 @@ def test_what_is_not_there_is_no_change():
 def test_a_slow_copy_at_the_speed_of_the_others():
     made = Recorded(2, 4, 2, slow={2: 2.0}, reduce_s=1.0, optimizer_s=1.0)
     found = change(made, "straggler")
-    assert found.ranks == (2,)
+    assert (found.ranks, found.text) == ((2,), "rank 2 works at the speed of the other copies")
     assert found.step_s == pytest.approx(change_free(made).step_s)
     assert found.step_s == pytest.approx(5 * 3 + 2)
     assert change(made, "equal partitions").gain == pytest.approx(0.0)  # the copy is slow, not the partition
@@ -122,12 +164,14 @@ def test_a_rank_without_copies_is_compared_by_its_units():
     made = Recorded(4, 8, slow={1: 1.5}, units=units)
     found = change(made, "straggler")
     assert (found.ranks, found.step_s) == ((1,), pytest.approx(33.0))
+    assert found.text == "rank 1 works as fast as other ranks run their units"
 
 
 def test_a_step_that_was_slow_once_is_no_straggler_but_often_is():
     assert Analysis(Recorded(late={(4, 2): 1.3}).run()).what_if.change("straggler") is None
     often = Recorded(steps=9, late={(step, 2): 1.4 for step in (2, 4, 6)})
-    assert change(often, "straggler").step_s == pytest.approx(33.0)
+    found = change(often, "straggler")
+    assert (found.step_s, found.text) == (pytest.approx(33.0), "rank 2 works in all steps as fast as in most")
 
 
 def test_where_all_ranks_are_slow_at_times_none_is_a_straggler():

@@ -23,7 +23,7 @@ from weft.profiler.facts import write_facts
 from weft.profiler.live.judged import Judged
 from weft.profiler.recorder import Recorder
 from weft.profiler.steps import END, line_of
-from weft.rules.rule import Finding, Rule, Status
+from weft.rules.rule import Rule, Status
 
 MADE = Recorded(partitions=2, microbatches=4, steps=12, slow={0: 2.0}, host_s=1.0)
 
@@ -123,19 +123,34 @@ def test_rules_are_asked_every_five_seconds():
 
 
 def test_causes_stand_before_consequences():
-    cause = Finding("Cause", Status.WARNING, "x")
-    consequence = Finding("Consequence", Status.CRITICAL, "y", explained_by="Cause")
-
     @dataclass(frozen=True)
-    class Says(Rule):
-        """Says what it was told."""
+    class Cause(Rule):
+        """It is slow."""
 
-        said: Finding = cause
+        explains = ("Consequence",)
 
         def evaluate(self, analysis):
-            return self.said
+            return self.warning("x")
 
-    assert Judged([Says(consequence), Says(cause)]).of(MADE.run()) == [cause, consequence]
+    @dataclass(frozen=True)
+    class Consequence(Rule):
+        """Others wait."""
+
+        def evaluate(self, analysis):
+            return self.critical("y")
+
+    @dataclass(frozen=True)
+    class Other(Consequence):
+        """Besides."""
+
+        def evaluate(self, analysis):
+            return self.info("z")
+
+    found = Judged([Other(), Consequence(), Cause()]).of(MADE.run())
+    assert [(each.rule, each.explained_by) for each in found] == [
+        ("Cause", ""), ("Other", ""), ("Consequence", "Cause"),
+    ]  # fmt: skip
+    assert found[2].status is Status.WARNING
 
 
 def test_columns_that_are_empty_are_left_out():

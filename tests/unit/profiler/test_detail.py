@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +54,8 @@ def test_first_ones_some_later_and_outliers_are_kept(tmp_path: Path, clock: Simp
     recorder = Recorder.open(tmp_path, 0, 1)
     recorder.detail = parse_detail("first 20, every 10, 33-35, outliers")
     run_steps(recorder, clock, 200, 3, {2: 1.0, 57: 0.05, 101: 0.0151, 102: 0.014})
-    expected = [*range(1, 21), 30, 33, 34, 35, 40, 50, 57, 60, 70, 80, 90, 100, 110, *range(120, 201, 10)]
+    spread = [22, 38, 44, 50, 67, 73, 89, 95, 101, 117, 124, 130, 146, 152, 168, 175, 181, 197]
+    expected = sorted({*range(1, 21), *range(33, 36), 57, *spread})
     assert kept(tmp_path, "step") == kept(tmp_path, "optimizer") == expected
     assert len(kept(tmp_path, "F")) == 3 * len(expected)
 
@@ -62,7 +64,19 @@ def test_without_outliers_slow_steps_are_forgotten(tmp_path: Path, clock: Simple
     recorder = Recorder.open(tmp_path, 0, 1)
     recorder.detail = parse_detail("every 10")
     run_steps(recorder, clock, 60, 3, {57: 0.05})
-    assert kept(tmp_path, "step") == [10, 20, 30, 40, 50, 60]
+    assert kept(tmp_path, "step") == [16, 22, 38, 44, 50]
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7, 10, 64, 100])
+@pytest.mark.parametrize("period", [1, 2, 5, 10, 50, 100, 128])
+def test_what_is_kept_meets_no_period_of_a_script(every: int, period: int):
+    """Of the steps on which a script saves as large a share is kept as of all."""
+    detail = Detail(every=every)
+    steps = range(1, 400 * every * period // math.gcd(every, period) + 1)
+    kept_ones = [step for step in steps if detail.keeps(step, 0)]
+    assert len(kept_ones) == pytest.approx(len(steps) / every, abs=2)
+    met = sum(step % period == 0 for step in kept_ones)
+    assert met == pytest.approx(len(kept_ones) / period, rel=0.25)
 
 
 def test_what_waits_in_memory_is_limited(tmp_path: Path, clock: SimpleNamespace, monkeypatch):
@@ -85,7 +99,9 @@ def test_a_hundred_thousand_steps_stay_below_50_mb(spans: int):
         usual = detail.note(5.0 if step % 40 == 0 else 1.0)
         written += spans * RECORD.size if keeps or not usual else 0
     values = {"loss": 0.123456789, "gradient_norm": 12.3456789, "lr": 1e-4}
-    longest = Step(99_999, 123456.7891234, *[0.1234567] * 6, 12, 4096, 123456789012, False, values)
+    longest = Step(
+        99_999, 123456.7891234, *[0.1234567] * 6, 12, 4096, 123456789012, False, values, *[0.1234567] * 3
+    )
     lines = 100_000 * (len(line_of(longest)) + 1)
     assert 0 < written <= SPANS_LIMIT_BYTES + spans * RECORD.size
     assert written + lines < 50e6
@@ -97,7 +113,7 @@ def test_a_full_recording_says_so_once_and_keeps_what_is_asked_for(caplog):
         found = [step for step in range(40, 70) if detail.keeps(step, SPANS_LIMIT_BYTES)]
     assert found == list(range(50, 61))
     assert [record.getMessage() for record in caplog.records] == [
-        "the recording has 32 MiB of spans: from step 40 on it keeps only what each step took, and the steps that are "
+        "the recording has 28 MiB of spans: from step 40 on it keeps only what each step took, and the steps that are "
         "asked for by their numbers"
     ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,8 @@ from weft.profiler.facts import facts_path, process_start_s, write_facts
 from weft.profiler.reading import read_run
 from weft.profiler.recorder import Recorder
 from weft.profiler.samples import line_of, open_samples, samples_path
-from weft.profiler.steps import Book, steps_path
+from weft.profiler.steps import Book, step_of, steps_path
+from weft.profiler.steps import line_of as step_line
 
 HERE, THERE = Clock(b"h" * 16, 5000.0), Clock(b"t" * 16, 5091.0)
 FACTS = Facts(
@@ -30,6 +33,8 @@ def record(folder: Path, rank: int, clock: Clock = HERE, steps: int = 3, at_s: f
     """A rank's files: steps of a second each, of which it works for a half."""
     recorder = Recorder.open(folder, rank, 2, clock)
     recorder.book = Book.open(folder, rank, 2, clock)
+    used = itertools.count()
+    recorder.book.cpu_s = lambda: 0.125 * next(used)  # an eighth of a second in each step, and after it
     write_facts(folder, replace(FACTS, rank=rank, start_s=at_s - 1, joined_s=at_s), clock)
     for step in range(1, steps + 1):
         start_s = at_s + step
@@ -39,6 +44,8 @@ def record(folder: Path, rank: int, clock: Clock = HERE, steps: int = 3, at_s: f
         recorder.book.end(start_s + 0.5, 32, 1000)
         recorder.add("step", step, -1, start_s, start_s + 0.5)
         recorder.add("optimizer", step, -1, start_s + 0.5, start_s + 0.625)
+        recorder.add("collector", step, -1, start_s + 0.25, start_s + 0.3125)
+        recorder.add("checkpoint", step, -1, start_s + 0.625, start_s + 0.6875)
         recorder.note({"loss": 1.0 / step, "name": "text", "bad": math.nan})
     recorder.close()
 
@@ -55,14 +62,32 @@ def test_what_was_recorded_is_read_back(tmp_path: Path):
     assert run.warnings == () and run.complete and run.ranks == (0, 1) and run.name == tmp_path.name
     first = run.steps[0][0]
     assert first.values["loss"] == 1.0 and math.isnan(first.values["bad"]) and "name" not in first.values
-    assert replace(first, cpu_s=0, preempted=0, values={}) == Step(
-        1, 0.25, 0.5, data_s=0.25, optimizer_s=0.125, work_s=0.5, samples=32, memory_bytes=1000
-    )
+    assert replace(first, preempted=0, values={}) == Step(
+        1, 0.25, 0.5, data_s=0.25, optimizer_s=0.125, work_s=0.5, cpu_s=0.125, samples=32, memory_bytes=1000,
+        checkpoint_s=0.0625, collector_s=0.0625, between_cpu_s=0.125,
+    )  # fmt: skip
+    assert run.steps[0][-1].between_cpu_s == 0.0, "nothing came after it"
     assert [step.step for step in run.steps[1]] == [1, 2, 3]
     assert run.facts[0] == replace(FACTS, start_s=99.0 - 100.75, joined_s=100.0 - 100.75)
     (found,) = run.samples["node/1"]
     assert repr(found) == repr(replace(sample, at_s=101.0 - 100.75))
     assert run.timeline.start_s == 0.0 and run.timeline.steps == (1, 2, 3)
+
+
+def test_lines_of_earlier_versions_end_with_the_values():
+    made = Step(3, 1.0, 0.5, values={"loss": 2.0}, checkpoint_s=0.25, collector_s=0.5, between_cpu_s=0.75)
+    line = json.loads(step_line(made))
+    assert step_of(line) == made
+    assert step_of(line[:13]) == replace(made, checkpoint_s=0.0, collector_s=0.0, between_cpu_s=0.0)
+    for wrong in (
+        line[:12],
+        line[:14],
+        [*line, 0],
+        [*line[:13], -1, 0, 0],
+        [*line[:13], 0, "0", 0],
+        [*line[:13], 0, 0, 1e300],
+    ):
+        assert step_of(wrong) is None
 
 
 def test_hosts_meet_on_the_wall_clock(tmp_path: Path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.recordings import Recorded
@@ -14,7 +16,7 @@ BUSY = sample(cores=(1.0, 1.0), running=4, loaders=2, loaders_share=0.5, ours=1.
 
 def half(rank: int, step: int) -> dict[str, object]:
     """The rank has its core for half of its work."""
-    return {"work_s": 48.0, "cpu_s": 24.0, "preempted": 200}
+    return {"work_s": 24.0, "cpu_s": 12.0, "preempted": 200}
 
 
 CASES = {
@@ -45,6 +47,15 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_battery(name: str):
     check(name, CASES[name])
+
+
+def test_a_thread_that_prepares_the_data_itself_is_no_slow_disk():
+    """No loader beside it (`num_workers=0`): it reads, too, but is busy for most of the wait."""
+    reads = replace(CASES["StorageThroughput"].fires, optimizer_s=4.0)
+    assert ask("StorageThroughput", reads).status is Status.CRITICAL
+    for cpu_s, status in ((4.0 + 15.0, Status.PASS), (4.0 + 5.0, Status.CRITICAL)):
+        found = ask("StorageThroughput", replace(reads, step_values=lambda *_, s=cpu_s: {"between_cpu_s": s}))
+        assert found.status is status, found
 
 
 def test_a_loader_that_sleeps_is_no_slow_disk():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.recordings import Recorded
 from tests.unit.rules.cases import Case, Values, ask, check, gpu, sample, with_samples
+from weft.analysis.run import Device
 from weft.rules.rule import Status
 
 MB = 1_000_000
@@ -94,3 +97,12 @@ def test_the_table_of_usage():
     found = ask("OverallSystemUsage", Recorded(sample=sample(read_rate=1 << 20)))
     assert found.evidence["node: cores"] == "max 50.0 %, p99 50.0 %, p95 50.0 %, p50 50.0 %"
     assert found.evidence["node: read"] == "max 1 MiB/s, p99 1 MiB/s, p95 1 MiB/s, p50 1 MiB/s"
+
+
+def test_gpus_whose_memory_is_not_known_have_no_share_of_it():
+    unknown = Device(0.3, 1 << 30, 0)
+    assert ask("BatchSize", Recorded(sample=sample(devices=(unknown,)))).status is Status.NOT_ENOUGH_DATA
+    usage = ask("OverallSystemUsage", Recorded(sample=sample(devices=(unknown,)))).evidence
+    assert "node: GPU memory" not in usage and usage["node: GPUs"].startswith("max 30.0 %")
+    both = ask("OverallSystemUsage", Recorded(sample=sample(devices=(unknown, gpu(math.nan, 0.4))))).evidence
+    assert both["node: GPU memory"].startswith("max 40.0 %") and both["node: GPUs"].startswith("max 30.0 %")

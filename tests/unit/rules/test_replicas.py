@@ -50,7 +50,7 @@ def slowed(preempted: int, share: float) -> Recorded:
     """Rank 1 has its core for a share of its work, and loses the core so often."""
 
     def values(rank: int, step: int) -> dict[str, object]:
-        return {"work_s": 48.0, "cpu_s": 48.0 * (share if rank == 1 else 1.0), "preempted": preempted * rank}
+        return {"work_s": 48.0 / (share if rank == 1 else 1.0), "cpu_s": 48.0, "preempted": preempted * rank}
 
     return Recorded(partitions=2, microbatches=16, slow={1: 1 / share}, step_values=values)
 

@@ -98,6 +98,18 @@ def test_steps_without_spans_count_as_usual_ones():
     kept = replace(run, timeline=Timeline(span for span in run.timeline.spans if span.step < 10))
     assert ask("CheckpointStall", run).evidence["share"] == "9.1 %"
     assert ask("CheckpointStall", kept).evidence["share"] == "9.1 %"
+    thinned = replace(run, timeline=Timeline(span for span in run.timeline.spans if span.step not in pauses))
+    assert ask("CheckpointStall", thinned).evidence == {"share": "9.1 %", "saves": 2}
+
+
+def test_a_save_after_an_evaluation_counts():
+    made = Recorded(
+        partitions=2,
+        microbatches=16,
+        pauses={3: ("checkpoint", 100)},
+        step_values=lambda _, s: {"evaluates": s == 3},
+    )
+    assert ask("CheckpointStall", made).status is Status.CRITICAL
 
 
 def test_a_rank_may_come_later_while_the_job_runs():
@@ -157,3 +169,10 @@ def test_a_loss_that_stays_is_told():
 def test_norms_that_are_often_not_finite():
     found = ask("ExplodingGradient", logging(lambda step: {"gradient_norm": INF if step % 4 == 0 else 1.0}))
     assert found.text == "the gradients' norm was not finite in 10 of 40 steps"
+
+
+def test_the_step_with_the_lowest_loss_is_that_of_its_window():
+    """35 values are three windows of ten, which begin with the sixth one; the second of them is the lowest."""
+    made = replace(logging(lambda step: {"loss": 1.0 if 16 <= step <= 25 else 2.0}), steps=35)
+    found = ask("LossNotDecreasing", made)
+    assert (found.status, found.steps) == (Status.WARNING, (16, 35))

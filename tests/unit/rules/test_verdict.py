@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.recordings import Recorded
 from weft.analysis.analysis import Analysis
@@ -73,18 +73,39 @@ def test_the_first_cause_of_a_chain_is_named():
 
 
 def test_the_order_is_what_is_lost_then_status_then_gain():
-    found = verdict(
-        [
-            Finding("Small", CRITICAL, gain=0.1),
-            Finding("Unknown", WARNING),
-            Finding("Large", WARNING, gain=0.3),
-            Finding("Lost", CRITICAL),
-            Finding("AsSmall", WARNING, gain=0.1),
-        ],
-        (),
-    )
-    order = [found.finding, *found.under]
-    assert [each.rule for each in order if each] == ["Lost", "Small", "Large", "AsSmall", "Unknown"]
+    @dataclass(frozen=True)
+    class Lost(Rule):
+        loses_run = True
+
+        def evaluate(self, analysis: Analysis) -> Finding:
+            return self.passed()
+
+    findings = [
+        Finding("Priceless", CRITICAL),
+        Finding("Small", CRITICAL, gain=0.1),
+        Finding("Unknown", WARNING),
+        Finding("Large", WARNING, gain=0.3),
+        Finding("Lost", CRITICAL),
+        Finding("AsSmall", WARNING, gain=0.1),
+    ]
+    found = verdict(findings, [Lost()])
+    order = [each.rule for each in (found.finding, *found.under) if each]
+    assert order == ["Lost", "Small", "Priceless", "Large", "AsSmall", "Unknown"]
+    warned = verdict([replace(findings[4], status=WARNING), findings[1]], [Lost()])
+    assert warned.finding == findings[1]  # it may be lost later
+
+
+def test_what_loses_a_run():
+    losing = {rule.name for rule in RULES if rule.loses_run}
+    assert losing == {"LossNotFinite", "MemoryLeak", "MemoryHeadroom", "RecordingIncomplete"}
+
+
+def test_a_gain_that_is_not_known_is_no_lost_run():
+    """Nobody knows what the rank that is slow costs; the pipeline is worth mending first."""
+    slow = Finding("StragglerRank", CRITICAL, "slow")
+    few = Finding("MicrobatchesTooFew", CRITICAL, "few", gain=0.3)
+    assert verdict([slow, few]).finding == few
+    assert verdict([few, Finding("MemoryHeadroom", CRITICAL, "full")]).finding.rule == "MemoryHeadroom"  # type: ignore[union-attr]
 
 
 def test_the_gain_is_told():

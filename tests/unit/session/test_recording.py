@@ -40,13 +40,11 @@ def test_units_that_cannot_be_told_do_not_end_the_training(monkeypatch, caplog):
         raise UsageError("rank0.facts.json cannot be written: No space left on device")
 
     monkeypatch.setattr(recording, "tell", fails)
-    session = SimpleNamespace(units=[], process=recording.Process())
+    session = SimpleNamespace(units=[], found={}, process=recording.Process())
     recording.tell_units(session, ["a unit"])
     assert session.units == ["a unit"]
     (line,) = caplog.messages
-    assert line.startswith(
-        "the recording does not tell how the model is split: rank0.facts.json cannot be written"
-    )
+    assert line.startswith("the recording does not tell all of the run: rank0.facts.json cannot be written")
 
 
 CHANGED = """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from weft.analysis.pipeline.work import Stages
+from weft.analysis.pipeline.work import Stages, by_partition
 from weft.analysis.replay import Replay
 from weft.errors import ScheduleError
 from weft.plan.option import Option, Placed
@@ -20,6 +20,8 @@ from weft.topology.cluster import Link
 
 MOST_TIMES = 8
 """No more times the microbatches are tried, for nothing says then how long work on so little takes."""
+EXPLAINED = 0.10
+"""What is simulated counts only where the simulation of what ran differs from it by no more than this share."""
 ALIKE = 0.01
 """Of numbers of microbatches whose steps differ by less than this share, the one nearest to the present is taken."""
 
@@ -77,6 +79,23 @@ class Simulated:
         """By which share the simulation of what ran differs from it."""
         return abs(self.now.step_s / self.replayed_s - 1.0) if self.replayed_s else math.inf
 
+    @property
+    def explains(self) -> bool:
+        """The simulation can be believed."""
+        return self.unexplained <= EXPLAINED
+
+    def with_work(self, factors: Mapping[int, float]) -> Simulation:
+        """The step, as weft's ranks run it, if the work of each partition takes so many times as long."""
+        times = {
+            (stage, kind): seconds * factors[self.stages.rank_of_stage[stage]]
+            for (stage, kind), seconds in self.stages.times.items()
+        }
+        return replace(self, stages=replace(self.stages, times=times)).now
+
+    def share(self, saved_s: float, step_s: float) -> float:
+        """What the simulation saves, as a share of the whole step; so an error of it is one of the gain only."""
+        return saved_s / self.now.step_s * self.replayed_s / step_s
+
 
 def simulated(
     replay: Replay, stages: Stages | None, partitions: Mapping[int, int], schedule: str
@@ -96,6 +115,19 @@ def simulated(
         return None
     only = replay.scaled(lambda node: 1.0 if node in stages.inner else 0.0)
     return Simulated(stages, schedule, _links(replay, partitions), only.step_s)
+
+
+def saved_by_work(
+    replay: Replay, partitions: Mapping[int, int], factors: Mapping[int, float], present: Simulated | None
+) -> float:
+    """The share of a step that is saved if the work of each partition takes so many times as long; below 0 if it grows.
+
+    Ranks run what is ready, so that with other work they have another order, in which a slow partition's neighbours no
+    longer wait: it is simulated. Only where that does not explain what ran are the steps replayed in their own order.
+    """
+    if present is not None and present.explains:
+        return present.share(present.now.step_s - present.with_work(factors).step_s, replay.step_s)
+    return 1.0 - replay.scaled(by_partition(factors, partitions)).step_s / replay.step_s
 
 
 def _links(replay: Replay, partitions: Mapping[int, int]) -> Links:

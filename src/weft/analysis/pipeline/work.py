@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.analysis.measured import copies_of
@@ -25,14 +25,6 @@ def step_work(replay: Replay) -> dict[int, dict[int, float]]:
         own = found[node.rank]
         own[node.step] += node.end_s - node.start_s if node.kind in WORK else 0.0
     return found
-
-
-def partition_work(replay: Replay, partitions: Mapping[int, int]) -> dict[int, float]:
-    """For each partition the seconds of a step; with several copies the middle one, of two the faster."""
-    found: dict[int, list[float]] = defaultdict(list)
-    for rank, own in step_work(replay).items():
-        found[partitions[rank]].append(statistics.fmean(own.values()) if own else 0.0)
-    return {partition: statistics.median_low(each) for partition, each in sorted(found.items())}
 
 
 def by_partition(factors: Mapping[int, float], partitions: Mapping[int, int]) -> Factor:
@@ -89,6 +81,7 @@ class Stages:
         microbatches: Of a step.
         times: For each stage and kind the seconds of one microbatch.
         overhead_s: For each partition what Python takes between two actions.
+        inside_s: What a forward and a backward pass of any stage take beyond what their units do.
         inner: The pieces that are part of it: work, and Python between.
     """
 
@@ -97,14 +90,17 @@ class Stages:
     times: Mapping[tuple[int, str], float]
     overhead_s: Mapping[int, float]
     inner: frozenset[Node]
+    inside_s: tuple[float, float] = (0.0, 0.0)
 
     def costs(self, microbatches: int) -> list[StageCost]:
-        """What each stage costs with so many microbatches: work by their size, Python as it is."""
+        """What each stage costs with so many microbatches: units by their size, Python as it is."""
         share = self.microbatches / microbatches
+        ahead_s, back_s = self.inside_s
+        same_s = {"F": ahead_s, "B": back_s, "I": back_s / 2, "W": back_s / 2}
         found = []
         for stage, rank in enumerate(self.rank_of_stage):
             forward, backward, inputs, weights = (
-                share * self.times.get((stage, kind), 0.0) for kind in "FBIW"
+                _resized(self.times.get((stage, kind), 0.0), share, same_s[kind]) for kind in "FBIW"
             )
             if not backward:
                 backward = inputs + weights
@@ -115,8 +111,23 @@ class Stages:
         return found
 
 
-def stages_of(replay: Replay, partitions: Mapping[int, int]) -> Stages | None:
-    """The stages; nothing where they are not known, or one lies on several partitions."""
+def _resized(took_s: float, share: float, same_s: float) -> float:
+    """What a pass takes if its units do so many times of what they did, and the rest stays the same."""
+    same_s = min(took_s, same_s)
+    return share * (took_s - same_s) + same_s
+
+
+def stages_of(
+    replay: Replay, partitions: Mapping[int, int], unit_costs: Mapping[int, tuple[float, float]]
+) -> Stages | None:
+    """The stages; nothing where they are not known, or one lies on several partitions.
+
+    Args:
+        replay: The steps.
+        partitions: For each rank its partition.
+        unit_costs: For each partition what its units were measured to take for one microbatch, forward and backward;
+            empty if that is not known.
+    """
     times: dict[tuple[int, str], float] = defaultdict(float)
     actions: dict[tuple[int, str], set[tuple[int, int, int]]] = defaultdict(set)
     homes: dict[int, set[int]] = defaultdict(set)
@@ -134,7 +145,34 @@ def stages_of(replay: Replay, partitions: Mapping[int, int]) -> Stages | None:
     overhead_s, inner = _between_actions(replay, partitions)
     microbatches = len({microbatch for each in actions.values() for _, _, microbatch in each})
     means = {what: seconds / len(actions[what]) for what, seconds in times.items()}
-    return Stages(rank_of_stage, microbatches, means, overhead_s, inner)
+    return Stages(
+        rank_of_stage,
+        microbatches,
+        means,
+        overhead_s,
+        inner,
+        _inside_passes(rank_of_stage, means, unit_costs),
+    )
+
+
+def _inside_passes(
+    rank_of_stage: Sequence[int],
+    times: Mapping[tuple[int, str], float],
+    costs: Mapping[int, tuple[float, float]],
+) -> tuple[float, float]:
+    """What a pass takes beyond what its units were measured to take, forward and backward: Python, the way to a kernel.
+
+    Each microbatch costs that on every partition. So the least of all counts: others are slow for reasons of their own.
+    """
+    if set(costs) != set(rank_of_stage):
+        return 0.0, 0.0
+    least = []
+    for at, kinds in enumerate(("F", "BIW")):
+        took_s = dict.fromkeys(costs, 0.0)
+        for stage, partition in enumerate(rank_of_stage):
+            took_s[partition] += sum(times.get((stage, kind), 0.0) for kind in kinds)
+        least.append(min((took_s[each] - costs[each][at]) / rank_of_stage.count(each) for each in costs))
+    return max(0.0, least[0]), max(0.0, least[1])
 
 
 def _between_actions(

@@ -9,9 +9,9 @@ from weft.analysis.analysis import Analysis
 from weft.analysis.run import Run
 from weft.rules.rule import FOUND, Finding, Rule, judge
 from weft.rules.table import RULES
+from weft.rules.verdict import verdict
 
 JUDGE_S = 5.0
-_WORST_FIRST = tuple(reversed(FOUND))
 
 
 class Judged:
@@ -34,11 +34,10 @@ class Judged:
         self._found: list[Finding] = []
 
     def of(self, run: Run) -> list[Finding]:
-        """The findings on the last steps, the worst first."""
+        """The findings on the last steps: causes in the order of the verdict, then their consequences."""
         if self._clock() >= self._next and run.timeline.spans:
-            found = [each for each in judge(self._rules, Analysis(run)) if each.status in FOUND]
-            self._found = sorted(
-                found, key=lambda each: (bool(each.explained_by), _WORST_FIRST.index(each.status), each.rule)
-            )
+            told = verdict(judge(self._rules, Analysis(run)), self._rules).findings
+            found = [each for each in told if each.status in FOUND]
+            self._found = sorted(found, key=lambda each: bool(each.explained_by))
             self._next = self._clock() + self._every_s
         return self._found

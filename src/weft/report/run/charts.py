@@ -15,7 +15,6 @@ from weft.analysis.run import Sample
 from weft.analysis.scaling import Scaling
 from weft.report.run.report import Report
 from weft.report.run.run_tables import logged
-from weft.report.run.step_tables import partition_work
 from weft.report.run.words import LINES, LOOKS, duration, milliseconds, number, percent
 from weft.units import format_bytes
 
@@ -301,7 +300,7 @@ def balance(report: Report) -> Bars:
     """Each partition's work in a step, now and with the suggested split."""
     rows: list[tuple[str, dict[str, float]]] = []
     suggestion = report.analysis.suggestion
-    for partition, now_s in partition_work(report).items():
+    for partition, now_s in report.analysis.partition_work.items():
         rows.append((f"partition {partition}", {"now": now_s}))
         if suggestion is not None and suggestion.moves:
             rows.append(("", {"suggested": suggestion.after_s[partition]}))

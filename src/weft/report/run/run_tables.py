@@ -7,15 +7,16 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from weft.analysis.measured import samples_of
+from weft.analysis.replay import FAITHFUL
 from weft.analysis.run import Sample
 from weft.analysis.series import quantile
-from weft.analysis.whatif import FAITHFUL
 from weft.report.run.report import Report
 from weft.report.run.words import MOST_RANKS, Table, duration, milliseconds, number, of_ranks, percent
 from weft.units import format_bytes
 
 SETTINGS = ("partitions", "microbatches", "pipeline", "optimize", "active_microbatches", "prescaled_batch")
 """Of the job, first in the facts."""
+NO_USUAL_STEP = "there is none: only first steps, which trace and split the model, are recorded as a whole"
 
 
 def facts(report: Report) -> Table:
@@ -37,7 +38,10 @@ def facts(report: Report) -> Table:
     rows += [
         ("training steps", f"{len(report.step_times)}"),
         ("median step, begin to end", duration(report.median_step_s)),
-        ("usual step, with what lies between", duration(analysis.step_s)),
+        (
+            "usual step, with what lies between",
+            duration(analysis.step_s) if analysis.step_s else NO_USUAL_STEP,
+        ),
     ]
     samples = samples_of(analysis)
     if samples and analysis.step_s:
@@ -77,6 +81,8 @@ def quality(report: Report) -> Table:
         ("the run has ended", "yes" if run.complete else "no, or it was ended from outside"),
         ("the unchanged step, replayed, differs by", _fidelity(fidelity)),
     ]  # fmt: skip
+    if unusual := [str(rank) for rank in run.ranks if rank not in analysis.typical]:
+        rows.append(("ranks without a usual step, in no figure of one", ", ".join(unusual)))
     missing = sorted({rank for facts in run.facts.values() for rank in range(facts.ranks)} - set(run.ranks))
     if missing:
         rows.append(("ranks without a recording", ", ".join(map(str, missing))))

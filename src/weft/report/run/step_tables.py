@@ -54,19 +54,11 @@ def what_if(report: Report) -> Table:
     return Table("What would be gained", ("if", "step ms", "gain", "the line to write"), rows, "<>><")
 
 
-def partition_work(report: Report) -> dict[int, float]:
-    """For each partition its work in a usual step, the mean over copies of the model."""
-    found: dict[int, list[float]] = {}
-    for rank, each in report.analysis.typical.items():
-        found.setdefault(report.analysis.facts(rank).pp_rank, []).append(each.work)
-    return {partition: statistics.fmean(own) for partition, own in sorted(found.items())}
-
-
 def balance(report: Report) -> Table:
     """What each partition has and works, and would work with the suggested split."""
     suggestion = report.analysis.suggestion
     units = next((facts.units for facts in report.analysis.run.facts.values() if facts.units), ())
-    work = partition_work(report)
+    work = report.analysis.partition_work
     mean_s = statistics.fmean(work.values()) if work else 0.0
     rows = []
     for partition, now_s in work.items():
@@ -82,13 +74,15 @@ def balance(report: Report) -> Table:
 
 
 def moves(report: Report) -> Table:
-    """The suggested split: which unit goes where, as lines to write."""
+    """The suggested split: which unit goes where, as all lines to write."""
     suggestion = report.analysis.suggestion
     if suggestion is None or not suggestion.moves:
         return Table("", (), [])
-    rows = [(move.unit, str(move.source), str(move.target), f"`{move.line}`") for move in suggestion.moves]
-    step_ms, less = milliseconds(suggestion.step_s), percent(suggestion.gain)
-    caption = f"Suggested split: a step would take {step_ms} ms, {less} less"
+    rows = [(move.unit, str(move.source), str(move.target), f"`{move.line}`") for move in suggestion.marks]
+    caption = 'Suggested split, with "auto_partition": False and all of these lines'
+    if suggestion.gain is not None:
+        step_ms, less = milliseconds(suggestion.step_s), percent(suggestion.gain)
+        caption += f": a step would take {step_ms} ms, {less} less"
     return Table(caption, ("unit", "from partition", "to", "the line to write"), rows, "<>><")
 
 

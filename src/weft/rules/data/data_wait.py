@@ -24,7 +24,7 @@ class DataWait(Rule):
     severe: float = 0.20
 
     def evaluate(self, analysis: Analysis) -> Finding:
-        share, seconds, rank = data_wait(analysis)
+        share, seconds, rank = data_wait(analysis, analysis.ranks)
         workers = max(2, min(8, analysis.facts(rank).cores))
         advice = [
             f"load in processes beside the training: `DataLoader(..., num_workers={workers}, prefetch_factor=4)`"

@@ -7,7 +7,8 @@ from statistics import median
 
 from weft.analysis.analysis import Analysis
 from weft.rules.data.waiting import data_wait
-from weft.rules.measures import percent, samples
+from weft.rules.hosts import Host, worst
+from weft.rules.measures import percent
 from weft.rules.rule import Finding, Rule
 
 
@@ -16,7 +17,7 @@ class Dataloader(Rule):
     """Are there too few or too many processes that load data, for the cores that there are?
 
     Processes that the ranks started, in per cent of the host's cores. Few of them count only where training waits for
-    data for `least_wait` of a step.
+    data for `least_wait` of a step. Each host is judged by itself.
     """
 
     min_threshold: float = 70.0
@@ -25,18 +26,22 @@ class Dataloader(Rule):
     least_samples: int = 4
 
     def evaluate(self, analysis: Analysis) -> Finding:
-        found = [sample for sample in samples(analysis) if sample.cores]
+        return worst(self, analysis, lambda host: self._on(host, analysis))
+
+    def _on(self, host: Host, analysis: Analysis) -> Finding:
+        """What one host says."""
+        found = [sample for sample in host.samples if sample.cores]
         if len(found) < self.least_samples:
-            return self.abstain(f"{len(found)} measures of the hosts, it needs {self.least_samples}")
+            return self.abstain(f"{len(found)} measures of the host, it needs {self.least_samples}")
         loaders, cores = median(sample.loaders for sample in found), len(found[-1].cores)
-        wait, _, rank = data_wait(analysis)
+        wait, _, rank = data_wait(analysis, host.ranks)
         evidence = {"loaders": round(loaders), "cores": cores, "waiting for data": percent(wait)}
-        ranks = max(1, sum(analysis.facts(each).host == analysis.facts(rank).host for each in analysis.ranks))
-        advice = [f"`DataLoader(..., num_workers={max(1, cores // ranks)})`"]
+        advice = [f"`DataLoader(..., num_workers={max(1, cores // len(host.ranks))})`"]
         if 100 * loaders > self.max_threshold * cores:
             return self.warning(
-                f"{loaders:.0f} processes load data on {cores} cores", evidence=evidence, advice=advice
-            )
+                f"{loaders:.0f} processes load data on {cores} cores", evidence=evidence, advice=advice,
+                ranks=host.ranks,
+            )  # fmt: skip
         if 100 * loaders < self.min_threshold * cores and wait > self.least_wait:
             return self.warning(
                 f"training waits for data, and {loaders:.0f} processes load it on {cores} cores",

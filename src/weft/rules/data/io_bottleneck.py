@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.measures import mean, percent, samples
+from weft.rules.hosts import Host, worst
+from weft.rules.measures import mean, percent
 from weft.rules.rule import Finding, Rule
 
 
@@ -15,6 +16,7 @@ class IOBottleneck(Rule):
 
     The share of moments, in per cent, in which all cores together wait for disks for more than `io_threshold` per cent
     of the time and the mean of all GPUs is busy below `gpu_threshold` per cent. Without GPUs the first alone counts.
+    Each host is judged by itself.
     """
 
     explains = ("DataWait", "PipelineBubble", "LowGPUUtilization")
@@ -25,9 +27,13 @@ class IOBottleneck(Rule):
     patience: int = 10
 
     def evaluate(self, analysis: Analysis) -> Finding:
-        found = samples(analysis)
+        return worst(self, analysis, self._on)
+
+    def _on(self, host: Host) -> Finding:
+        """What one host says."""
+        found = host.samples
         if len(found) < self.patience:
-            return self.abstain(f"{len(found)} measures of the hosts, it needs {self.patience}")
+            return self.abstain(f"{len(found)} measures of the host, it needs {self.patience}")
         slow = [
             each
             for each in found
@@ -45,4 +51,5 @@ class IOBottleneck(Rule):
                 "read ahead: `DataLoader(..., num_workers=4, prefetch_factor=8)`",
                 "store data in larger files",
             ],
+            ranks=host.ranks,
         )

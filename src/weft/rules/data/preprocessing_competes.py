@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.analysis.run import Sample
-from weft.rules.measures import core_time, mean, percent, queue, samples
+from weft.rules.hosts import Host, worst
+from weft.rules.measures import core_time, mean, percent, queue
 from weft.rules.rule import Finding, Rule
 
 
@@ -15,7 +16,8 @@ class PreprocessingCompetes(Rule):
     """Do the processes that load and prepare data take the cores that training and sums of gradients need?
 
     Three things together tell it: processes that the ranks started take at least `loaders` of all cores' time, more
-    threads want to run than there are cores, and the ranks' work takes longer than the processor time it got.
+    threads want to run than there are cores, and the ranks are busy for longer than the processor time they got. Each
+    host is judged by itself.
     """
 
     explains = (
@@ -30,10 +32,14 @@ class PreprocessingCompetes(Rule):
     least_samples: int = 4
 
     def evaluate(self, analysis: Analysis) -> Finding:
-        found = samples(analysis)
-        had = {rank: share for rank in analysis.ranks if (share := core_time(analysis, rank)) is not None}
+        return worst(self, analysis, lambda host: self._on(host, analysis))
+
+    def _on(self, host: Host, analysis: Analysis) -> Finding:
+        """What one host says."""
+        found = host.samples
+        had = {rank: share for rank in host.ranks if (share := core_time(analysis, rank)) is not None}
         if len(found) < self.least_samples:
-            return self.abstain(f"{len(found)} measures of the hosts, it needs {self.least_samples}")
+            return self.abstain(f"{len(found)} measures of the host, it needs {self.least_samples}")
         if not any(sample.loaders for sample in found):
             return self.not_applicable("the ranks have no processes beside them")
         if not had:
@@ -54,27 +60,23 @@ class PreprocessingCompetes(Rule):
             (lost, self.warn, self.severe),
             evidence=evidence,
             advice=[
-                f"start fewer of them: `DataLoader(..., num_workers={self._fewer(analysis, found)})`",
+                f"start fewer of them: `DataLoader(..., num_workers={_fewer(host)})`",
                 "prepare the data once and store it, or prepare it on other machines",
                 "give ranks and loaders cores of their own (`taskset`), or let loaders be polite: `os.nice(10)` in "
                 "`worker_init_fn`",
             ],
-            gain=self._gain(analysis),
+            gain=_gain(analysis, had),
             ranks=sorted(had),
         )
 
-    def _fewer(self, analysis: Analysis, found: list[Sample]) -> int:
-        """Loaders of a rank for which cores are left besides one for each rank of a host."""
-        hosts = max(1, len(analysis.run.samples))
-        ranks = max(1, len(analysis.ranks) // hosts)
-        cores = max(len(sample.cores) for sample in found)
-        return max(1, (cores - ranks) // ranks)
 
-    def _gain(self, analysis: Analysis) -> float | None:
-        """What is saved if the slowest rank's work takes no longer than the processor time that it got."""
-        saved = [
-            (1 - share) * parts.work
-            for rank, parts in analysis.typical.items()
-            if (share := core_time(analysis, rank)) is not None
-        ]
-        return min(1.0, max(saved) / analysis.step_s) if saved and analysis.step_s else None
+def _fewer(host: Host) -> int:
+    """Loaders of a rank for which cores are left besides one for each rank of the host."""
+    cores = max(len(sample.cores) for sample in host.samples)
+    return max(1, (cores - len(host.ranks)) // len(host.ranks))
+
+
+def _gain(analysis: Analysis, had: Mapping[int, float]) -> float | None:
+    """What is saved if the slowest rank's work takes no longer than the processor time that it got."""
+    saved = [(1 - had[rank]) * parts.work for rank, parts in analysis.typical.items() if rank in had]
+    return min(1.0, max(saved) / analysis.step_s) if saved and analysis.step_s else None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.data.waiting import data_wait, own_core
-from weft.rules.measures import mean, percent, samples
+from weft.rules.data.waiting import data_wait, own_work
+from weft.rules.hosts import Host, worst
+from weft.rules.measures import mean, percent
 from weft.rules.rule import Finding, Rule
 from weft.units import format_bytes
 
@@ -17,7 +18,7 @@ class StorageThroughput(Rule):
 
     Where training waits for data, bytes come from a disk (at least `least_rate` a second, or cores wait for it for
     `io_wait` of the time), and neither loaders nor the ranks' own threads are busy, the storage is what is slow. The
-    rate that is needed is the rate that came, as if the step had no waiting.
+    rate that is needed is the rate that came, as if the step had no waiting. Each host is judged by itself.
     """
 
     explains = (
@@ -37,25 +38,31 @@ class StorageThroughput(Rule):
     least_samples: int = 4
 
     def evaluate(self, analysis: Analysis) -> Finding:
-        found = samples(analysis)
+        return worst(self, analysis, lambda host: self._on(host, analysis))
+
+    def _on(self, host: Host, analysis: Analysis) -> Finding:
+        """What one host says."""
+        found = host.samples
         if len(found) < self.least_samples:
-            return self.abstain(f"{len(found)} measures of the hosts, it needs {self.least_samples}")
-        share, _, rank = data_wait(analysis)
+            return self.abstain(f"{len(found)} measures of the host, it needs {self.least_samples}")
+        share, _, rank = data_wait(analysis, host.ranks)
         rate, waiting = mean(each.read_rate for each in found), mean(each.io_wait for each in found)
         cores = mean(len(each.cores) for each in found)
         started = max(1.0, mean(each.loaders for each in found))
         busy = mean(each.loaders_share for each in found) * cores / started
+        own = own_work(analysis, rank)
         needed = rate / (1 - share) if share < 1 else rate
         evidence = {
             "read": f"{format_bytes(rate)}/s",
             "needed": f"{format_bytes(needed)}/s",
             "cores waiting for disks": percent(waiting),
             "a loader is busy": percent(busy),
+            "the rank's own thread is busy in the wait": percent(own),
             "waiting for data": percent(share),
         }
         if rate < self.least_rate and waiting < self.io_wait:
             return self.passed("little is read from disks", **evidence)
-        if busy > self.most_loader or own_core(analysis, rank) > 1 - share / 2:
+        if busy > self.most_loader or own > self.most_loader:
             return self.passed("loaders are busy with more than reading", **evidence)
         return self.graded(
             f"disks give {format_bytes(rate)}/s, training needs {format_bytes(needed)}/s and waits {percent(share)} of "

@@ -38,10 +38,13 @@ class BatchSize(Rule):
         gpu = max(
             quantile([each.busy for each in gpus if each.busy == each.busy] or [1.0], 0.95) for gpus in own
         )
-        memory = max(
-            quantile([each.memory_bytes / (each.memory_limit_bytes or 1) for each in gpus], 0.95)
+        held = [
+            [each.memory_bytes / each.memory_limit_bytes for each in gpus if each.memory_limit_bytes]
             for gpus in own
-        )
+        ]
+        if not all(held):
+            return self.abstain("it is not known how much memory each GPU has")
+        memory = max(quantile(shares, 0.95) for shares in held)
         evidence = {"cores": percent(cpu), "GPUs": percent(gpu), "GPU memory": percent(memory)}
         limits = (self.cpu_threshold_p95, self.gpu_threshold_p95, self.gpu_memory_threshold_p95)
         if any(100 * share >= limit for share, limit in zip((cpu, gpu, memory), limits, strict=True)):

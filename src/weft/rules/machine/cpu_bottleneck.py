@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
 from weft.analysis.run import Sample
-from weft.rules.measures import mean, percent, samples, share
+from weft.rules.measures import mean, percent, share, while_training
 from weft.rules.rule import Finding, Rule
 
 
@@ -16,7 +16,7 @@ class CPUBottleneck(Rule):
 
     Two measures: the share of a step that is the host's own (`host_warn`, `host_severe`); and, with GPUs, the share
     of moments in per cent (`threshold`) in which the busiest core is above `cpu_threshold` while the GPUs' mean is
-    below `gpu_threshold` per cent.
+    below `gpu_threshold` per cent, on the host with most of them.
     """
 
     explains = ("LowGPUUtilization",)
@@ -30,8 +30,12 @@ class CPUBottleneck(Rule):
 
     def evaluate(self, analysis: Analysis) -> Finding:
         host = share(analysis, lambda parts: parts.host)
-        found = [each for each in samples(analysis) if each.devices and each.cores]
-        stuck = mean(map(self._stuck, found)) if len(found) >= self.patience else 0.0
+        measured = [
+            [each for each in own if each.devices and each.cores] for own in while_training(analysis).values()
+        ]
+        stuck = max(
+            (mean(map(self._stuck, own)) for own in measured if len(own) >= self.patience), default=0.0
+        )
         evidence = {"host": f"{percent(host)} of a step"}
         text = f"Python and the script take {percent(host)} of a step"
         if 100 * stuck > self.threshold:

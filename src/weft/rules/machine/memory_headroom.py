@@ -18,6 +18,7 @@ class MemoryHeadroom(Rule):
     """
 
     least_steps = 0
+    loses_run = True
 
     warn: float = 0.90
     severe: float = 0.97

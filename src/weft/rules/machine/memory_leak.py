@@ -20,6 +20,7 @@ class MemoryLeak(Rule):
     """
 
     least_steps = 0
+    loses_run = True
     explains = ("GPUMemoryIncrease", "MemoryHeadroom")
 
     least_bytes: int = 64 << 10

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.measures import core_time, mean, percent, queue, samples
+from weft.rules.hosts import Host, worst
+from weft.rules.measures import core_time, core_times, mean, percent, queue
 from weft.rules.rule import Finding, Rule
 
 
@@ -14,9 +16,10 @@ class OtherProcesses(Rule):
     """Do processes outside of the job take cores that it needs?
 
     Four things together tell it: they take at least `others` of all cores' time, more threads want to run than there
-    are cores, the ranks' work takes longer than the processor time it got, and for each second of that they lost their
-    cores at least `losses` times: work that waits by itself, for a GPU say, does not lose them. What the share is, is
-    the measure. It is a warning at most: it explains what Python and messages seem to take, and hides no other fault.
+    are cores, the ranks are busy for longer than the processor time they got, and for each second of that they lost
+    their cores at least `losses` times: work that waits by itself, for a GPU say, does not lose them. What the share
+    is, is the measure. It is a warning at most: it explains what Python and messages seem to take, and hides no other
+    fault. Each host is judged by itself.
     """
 
     explains = (
@@ -30,16 +33,20 @@ class OtherProcesses(Rule):
     least_samples: int = 4
 
     def evaluate(self, analysis: Analysis) -> Finding:
-        found = samples(analysis)
-        had = [share for rank in analysis.ranks if (share := core_time(analysis, rank)) is not None]
+        return worst(self, analysis, lambda host: self._on(host, analysis))
+
+    def _on(self, host: Host, analysis: Analysis) -> Finding:
+        """What one host says."""
+        found = host.samples
+        had = [share for rank in host.ranks if (share := core_time(analysis, rank)) is not None]
         if len(found) < self.least_samples or not had:
-            return self.abstain(f"{len(found)} measures of the hosts, and {len(had)} ranks' processor times")
+            return self.abstain(f"{len(found)} measures of the host, and {len(had)} ranks' processor times")
         taken, waiting, lost = mean(each.others for each in found), mean(map(queue, found)), 1 - mean(had)
         evidence = {
             "other processes take": f"{percent(taken)} of all cores",
             "threads that want to run": f"{waiting:.1f} a core",
             "work without its core": percent(lost),
-            "cores lost for a second of that": f"{(times := _losses(analysis)):.0f} times",
+            "cores lost for a second of that": f"{(times := _losses(analysis, host.ranks)):.0f} times",
         }
         if taken < self.others or waiting <= 1.0 or lost <= self.warn or times < self.losses:
             return self.passed("other processes leave cores for the job", **evidence)
@@ -51,12 +58,19 @@ class OtherProcesses(Rule):
                 "end them or move them: `top` names them",
                 "keep the job on cores of its own (`taskset`)",
             ],
-            ranks=analysis.ranks,
+            ranks=host.ranks,
         )
 
 
-def _losses(analysis: Analysis) -> float:
+def _losses(analysis: Analysis, ranks: Sequence[int]) -> float:
     """How often ranks lost their cores for each second in which they worked without one."""
-    steps = [step for rank in analysis.ranks for step in analysis.steps(rank)]
-    without_s = sum(max(0.0, step.work_s - step.cpu_s) for step in steps)
-    return sum(step.preempted for step in steps) / without_s if without_s else 0.0
+    without_s = sum(
+        max(0.0, busy_s - cpu_s) for rank in ranks for cpu_s, busy_s in core_times(analysis, rank)
+    )
+    lost = sum(
+        step.preempted
+        for rank in ranks
+        for step in analysis.steps(rank)
+        if step.step in analysis.inside.get(rank, {})
+    )
+    return lost / without_s if without_s else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
@@ -37,12 +38,11 @@ def _table(own: tuple[Sample, ...]) -> dict[str, str]:
         "cores": [mean(each.cores) for each in own],
         "waiting for disks": [each.io_wait for each in own],
         "memory": [each.memory_bytes / each.memory_limit_bytes for each in own if each.memory_limit_bytes],
-        "GPUs": [mean(gpu.busy for gpu in each.devices) for each in own if each.devices],
-        "GPU memory": [
-            mean(gpu.memory_bytes / (gpu.memory_limit_bytes or 1) for gpu in each.devices)
+        "GPUs": _means([gpu.busy for gpu in each.devices if gpu.busy == gpu.busy] for each in own),
+        "GPU memory": _means(
+            [gpu.memory_bytes / gpu.memory_limit_bytes for gpu in each.devices if gpu.memory_limit_bytes]
             for each in own
-            if each.devices
-        ],
+        ),
     }
     rates = {
         "read": [each.read_rate for each in own],
@@ -57,6 +57,11 @@ def _table(own: tuple[Sample, ...]) -> dict[str, str]:
         name: _row([f"{format_bytes(value)}/s" for value in _points(values)])
         for name, values in rates.items()
     }
+
+
+def _means(moments: Iterable[list[float]]) -> list[float]:
+    """The mean over GPUs at each moment at which it is known."""
+    return [mean(shares) for shares in moments if shares]
 
 
 def _points(values: list[float]) -> list[float]:

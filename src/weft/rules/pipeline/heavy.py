@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from weft.analysis.analysis import Analysis
+from weft.rules.rule import LEAST_GAIN
 
-MOST_LINES = 6
-"""No more moves than that are told by their lines."""
+MOST_LINES = 9
+"""A split that needs more lines is told without them: some of them alone make another one."""
 
 
 def lighten(analysis: Analysis, partition: int) -> list[str]:
@@ -23,6 +24,16 @@ def lighten(analysis: Analysis, partition: int) -> list[str]:
         ]
     if not suggestion.moves:
         return found or [f"cut the modules of partition {partition} into smaller ones: {suggestion.text}"]
-    lines = ", ".join(f"`{move.line}`" for move in suggestion.moves[:MOST_LINES])
-    more = f", and {len(suggestion.moves) - MOST_LINES} more" if len(suggestion.moves) > MOST_LINES else ""
-    return [*found, f'move {suggestion.text}: `"auto_partition": False`, {lines}{more}']
+    lines = ", ".join(f"`{line}`" for line in suggestion.lines) if len(suggestion.lines) <= MOST_LINES else ""
+    return [*found, f"move {suggestion.text}{': ' if lines else ''}{lines}"]
+
+
+def gain_of_lightening(analysis: Analysis) -> float | None:
+    """The share of a step that `lighten`'s lines save; nothing if that is not known.
+
+    Where no split is better, cutting modules saves no more than equal partitions would: told if even that is nothing.
+    """
+    suggestion, most = analysis.suggestion, analysis.what_if.gain("equal partitions")
+    if suggestion is not None and suggestion.moves:
+        return suggestion.gain
+    return most if most is not None and most < LEAST_GAIN else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.measures import of_partition, partition_work, partitions, percent
-from weft.rules.pipeline.heavy import lighten
+from weft.rules.measures import of_partition, partitions, percent
+from weft.rules.pipeline.heavy import gain_of_lightening, lighten
 from weft.rules.rule import Finding, Rule
 from weft.units import format_seconds
 
@@ -24,7 +24,7 @@ class LastPartitionHeavy(Rule):
     severe: float = 0.25
 
     def evaluate(self, analysis: Analysis) -> Finding:
-        work, last = partition_work(analysis), partitions(analysis) - 1
+        work, last = analysis.partition_work, partitions(analysis) - 1
         if last < 1:
             return self.not_applicable("the model is not split")
         if last not in work or len(work) < 2 or not any(work.values()):
@@ -39,6 +39,6 @@ class LastPartitionHeavy(Rule):
                 *lighten(analysis, last),
                 "compute the loss in pieces, so that the head's output is never whole",
             ],
-            gain=analysis.what_if.gain("equal partitions"),
+            gain=gain_of_lightening(analysis),
             ranks=of_partition(analysis)[last],
         )

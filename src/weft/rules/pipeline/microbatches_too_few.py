@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.foreign import whole
 from weft.rules.measures import (
     enough_microbatches,
     ideal_bubble,
@@ -51,14 +50,13 @@ class MicrobatchesTooFew(Rule):
             (ideal, self.warn, self.severe),
             evidence=evidence,
             advice=advice,
-            gain=analysis.what_if.gain("microbatches"),
+            gain=analysis.gain_of_microbatches(enough) if enough else None,
             ranks=analysis.ranks,
         )
 
     def _enough(self, analysis: Analysis) -> int | None:
         """The number that is best by a simulation with what was measured, else one that makes few bubbles."""
         change = analysis.what_if.change("microbatches")
-        number = whole(change.line.rpartition(" ")[2]) if change is not None else None
-        if number is not None and number > microbatches(analysis):
-            return number
+        if change is not None and change.microbatches > microbatches(analysis):
+            return change.microbatches
         return enough_microbatches(analysis, self.warn / 2) or enough_microbatches(analysis, self.warn)

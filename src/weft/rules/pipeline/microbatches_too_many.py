@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.measures import host_inside_s, ideal_bubble, mean, microbatches, percent
+from weft.rules.measures import host_inside_s, ideal_bubble, mean, microbatches, partitions, percent
 from weft.rules.rule import Finding, Rule
 from weft.units import format_seconds
 
 
 @dataclass(frozen=True)
 class MicrobatchesTooMany(Rule):
-    """Is the mini-batch cut into so many microbatches that Python between them takes longer than it gains?
+    """Is the mini-batch cut into so many microbatches that Python for each takes longer than it gains?
 
-    The measure is the host's time within a step, as a share of it and of work. It counts only where half as many
-    microbatches would still leave the schedule's bubble below `bubble`.
+    The measure is the host's time within a step, as a share of it and of work. What a pass takes beyond what its units
+    were measured to take is the host's as well. It counts only where half as many microbatches would still leave the
+    schedule's bubble below `bubble`, and save time by a simulation with what was measured.
     """
 
     explains = ("CPUBottleneck", "LowGPUUtilization", "PipelineBubble")
@@ -28,11 +29,12 @@ class MicrobatchesTooMany(Rule):
         cut = microbatches(analysis)
         if cut < 2:
             return self.not_applicable("the mini-batch is not cut")
-        host = mean(host_inside_s(analysis).values())
+        between = mean(host_inside_s(analysis).values())
         work = mean(each.work for each in analysis.typical.values())
         if not work:
             return self.abstain("no work is recorded")
-        lost = host / (host + work)
+        host = between + _inside_passes(analysis)
+        lost = host / (between + work)
         evidence = {
             "microbatches": cut,
             "host for each": format_seconds(host / cut),
@@ -42,10 +44,20 @@ class MicrobatchesTooMany(Rule):
         if ideal_bubble(analysis, fewer) > self.bubble:
             return self.passed(f"with {fewer} the bubble of the schedule would be too large", **evidence)
         return self.graded(
-            f"of each microbatch {percent(lost)} is Python between passes",
+            f"of each microbatch {percent(lost)} is Python, in passes and between them",
             (lost, self.warn, self.severe),
             evidence=evidence,
             advice=[f'cut it into fewer: `"microbatches": {fewer}`'],
-            gain=host / 2 / analysis.step_s if analysis.step_s else None,
+            gain=analysis.gain_of_microbatches(fewer)
+            if partitions(analysis) > 1
+            else host / 2 / analysis.step_s,
             ranks=analysis.ranks,
         )
+
+
+def _inside_passes(analysis: Analysis) -> float:
+    """Seconds of a rank's step that passes take beyond their units."""
+    if analysis.simulated is None:
+        return 0.0
+    stages = analysis.simulated.stages
+    return sum(stages.inside_s) * stages.microbatches * analysis.simulated.chunks

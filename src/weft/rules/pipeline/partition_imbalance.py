@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.measures import mean, of_partition, partition_work, partitions
-from weft.rules.pipeline.heavy import lighten
+from weft.rules.measures import mean, of_partition, partitions
+from weft.rules.pipeline.heavy import gain_of_lightening, lighten
 from weft.rules.rule import Finding, Rule
 from weft.units import format_seconds
 
@@ -15,8 +15,8 @@ from weft.units import format_seconds
 class PartitionImbalance(Rule):
     """Does one partition take longer than the others, so that all wait for it?
 
-    The measure is the work of the longest partition in a step, as a multiple of the mean. Of replicas the fastest
-    counts.
+    The measure is the work of the longest partition in a step, as a multiple of the mean. Of replicas the middle
+    one counts, of two the faster.
     """
 
     explains = ("PipelineBubble", "LowGPUUtilization")
@@ -25,7 +25,7 @@ class PartitionImbalance(Rule):
     severe: float = 1.25
 
     def evaluate(self, analysis: Analysis) -> Finding:
-        work = partition_work(analysis)
+        work = analysis.partition_work
         if partitions(analysis) < 2:
             return self.not_applicable("the model is not split")
         if len(work) < 2 or not any(work.values()):
@@ -37,6 +37,6 @@ class PartitionImbalance(Rule):
             (ratio, self.warn, self.severe),
             evidence={f"partition {each}": format_seconds(seconds) for each, seconds in work.items()},
             advice=lighten(analysis, heavy),
-            gain=analysis.what_if.gain("equal partitions"),
+            gain=gain_of_lightening(analysis),
             ranks=of_partition(analysis)[heavy],
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
 from weft.analysis.parts import Parts
-from weft.rules.measures import ideal_bubble, mean, microbatches, partitions, percent
+from weft.rules.measures import clocks_differ, ideal_bubble, mean, microbatches, partitions, percent
 from weft.rules.rule import Finding, Rule
 from weft.units import format_seconds
 
@@ -32,11 +32,9 @@ class PipelineBubble(Rule):
         if count < 2:
             return self.not_applicable("the model is not split")
         typical = list(analysis.typical.values())
-        forward, error = mean(each.forward / cut for each in typical), analysis.run.clock_error_s
-        if error > 0.1 * forward:
+        if error_s := clocks_differ(analysis):
             return self.abstain(
-                f"the ranks' clocks may differ by {format_seconds(error)}, and a forward pass takes "
-                f"{format_seconds(forward)}"
+                f"the ranks' clocks may differ by {format_seconds(error_s)}, more than a tenth of a forward pass"
             )
         bubble, ideal = mean(map(_share, typical)), ideal_bubble(analysis, cut)
         change = analysis.what_if.change("schedule")

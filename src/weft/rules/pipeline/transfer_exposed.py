@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.measures import mean, microbatches, partitions, percent, share
+from weft.rules.measures import clocks_differ, mean, microbatches, partitions, percent, share
 from weft.rules.rule import Finding, Rule
 from weft.units import format_seconds
 
@@ -27,6 +27,10 @@ class TransferExposed(Rule):
             return self.not_applicable("the model is not split")
         if not analysis.messages:
             return self.abstain("no message was recorded with both its ends")
+        if error_s := clocks_differ(analysis):
+            return self.abstain(
+                f"the ranks' clocks may differ by {format_seconds(error_s)}, more than a tenth of a forward pass"
+            )
         usual = [message for message in analysis.messages if message.step in analysis.usual_steps]
         exposed = share(analysis, lambda parts: parts.transfer)
         took = mean(message.arrived_s - message.ready_s for message in usual)

@@ -6,6 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
+from weft.analysis.measured import pass_costs
 from weft.rules.measures import core_time, mean, microbatches, of_partition, percent
 from weft.rules.rule import Finding, Rule
 
@@ -99,13 +100,12 @@ def _by_peers(analysis: Analysis) -> dict[int, float]:
 
 def _by_split(analysis: Analysis) -> dict[int, float]:
     """For ranks of which it is known, what their units were measured to take by what they take; the best has 1."""
-    units = next((facts.units for facts in analysis.run.facts.values() if facts.units), ())
+    costs = pass_costs(analysis.run)
     speeds = {}
     for rank, parts in analysis.typical.items():
-        own = [each for each in units if each.partition == analysis.partitions[rank]]
-        if own and parts.work > 0:
-            expected = sum(each.forward_s + each.backward_s for each in own) * microbatches(analysis)
-            speeds[rank] = expected / parts.work
+        own = costs.get(analysis.partitions[rank])
+        if own is not None and parts.work > 0:
+            speeds[rank] = sum(own) * microbatches(analysis) / parts.work
     best = max(speeds.values(), default=0.0)
     return {rank: speed / best for rank, speed in speeds.items() if len(speeds) > 1 and best > 0}
 

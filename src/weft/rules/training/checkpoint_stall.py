@@ -13,7 +13,7 @@ from weft.rules.rule import Finding, Rule
 class CheckpointStall(Rule):
     """Does saving checkpoints stop the training?
 
-    The measure is the share of all training steps, on the rank with most of it.
+    The measure is the share of the run without its first step, on the rank with most of it.
     """
 
     explains = ("StepOutlier", "PipelineBubble", "CPUBottleneck", "AllReduceExposed", "IOBottleneck")
@@ -22,7 +22,7 @@ class CheckpointStall(Rule):
     severe: float = 0.20
 
     def evaluate(self, analysis: Analysis) -> Finding:
-        share, steps = share_of_all(analysis, lambda parts: parts.checkpoint)
+        share, steps = share_of_all(analysis, lambda step: step.checkpoint_s)
         if not share:
             return self.not_applicable("no checkpoint was saved")
         return self.graded(

@@ -13,8 +13,8 @@ from weft.rules.rule import Finding, Rule
 class CollectorPauses(Rule):
     """Does Python's garbage collector stop the training?
 
-    The measure is its share of all training steps, on the rank with most of it. A pause is one that takes `least` of a
-    step; a single one in a run is no fault.
+    The measure is its share of the run without its first step, on the rank with most of it. A pause is one that takes
+    `least` of a step; a single one in a run is no fault.
     """
 
     explains = ("StepOutlier", "PipelineBubble", "CPUBottleneck", "AllReduceExposed")
@@ -24,10 +24,7 @@ class CollectorPauses(Rule):
     least: float = 0.05
 
     def evaluate(self, analysis: Analysis) -> Finding:
-        share, _ = share_of_all(analysis, lambda parts: parts.collector)
-        _, steps = share_of_all(
-            analysis, lambda parts: parts.collector if parts.collector > self.least * parts.total else 0.0
-        )
+        share, steps = share_of_all(analysis, lambda step: step.collector_s, self.least)
         if len(steps) < 2:
             return self.passed(f"{len(steps)} pauses of the garbage collector", share=percent(share))
         return self.graded(

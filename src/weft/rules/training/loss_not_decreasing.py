@@ -39,7 +39,7 @@ class LossNotDecreasing(Rule):
         windows = [[value for _, value in values[start : start + self.num_steps]] for start in starts]
         medians = [median(window) for window in windows]
         lowest, size = min(medians), abs(min(medians)) or 1.0
-        steps = [values[medians.index(lowest) * self.num_steps][0], values[-1][0]]
+        steps = [values[starts[medians.index(lowest)]][0], values[-1][0]]
         evidence = {"first": f"{medians[0]:.6g}", "lowest": f"{lowest:.6g}", "last": f"{medians[-1]:.6g}"}
         rise = medians[-1] - lowest
         if 100 * rise / size > self.increase_threshold_percent and rise > NOISE * _noise(windows):

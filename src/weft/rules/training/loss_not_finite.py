@@ -15,6 +15,7 @@ class LossNotFinite(Rule):
     """Is the loss nan or infinite?"""
 
     least_steps = 0
+    loses_run = True
     aliases = ("ExplodingTensor",)
     explains = ("LossNotDecreasing", "ExplodingGradient", "VanishingGradient")
 

@@ -17,6 +17,7 @@ class RecordingIncomplete(Rule):
     """
 
     least_steps = 0
+    loses_run = True
 
     def evaluate(self, analysis: Analysis) -> Finding:
         told = max((facts.ranks for facts in analysis.run.facts.values()), default=0)

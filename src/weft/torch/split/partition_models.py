@@ -67,8 +67,8 @@ def partition_models(
     All are traced before any is split, because the step may call each of them.
     """
     plans = []
-    measured = KINDS[session.settings.pipeline].measured and session.chosen is None
-    link = measure_link(session) if measured else None
+    by_link = KINDS[session.settings.pipeline].measured and session.chosen is None
+    link = measure_link(session) if by_link else None
     for model in models:
         with nullcontext() if link is None else keep_others_busy(session):
             text = agree_on(
@@ -77,13 +77,14 @@ def partition_models(
         plans.append(Plan.from_json(text))
         if plans[-1].chosen is not None:
             session.use_schedule(Chosen.from_record(plans[-1].chosen), Watch())
+    measured = not any(model.resumed_plan is not None or has_delayed(model.module) for model in models)
     for model, plan in zip(models, plans, strict=True):
         from_first_rank(session, model)
         apply(model.module, plan, session)
         give_back()
         session.streams.numpy = session.streams.numpy or plan.numpy
         model.finish_partition(plan)
-        tell_units(session, _described(plan))
+        tell_units(session, _described(plan), measured)
         if session.settings.optimize == "auto" and plan.optimize or plan.optimize == "memory":
             session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)
         if session.rank == 0:
