@@ -215,7 +215,7 @@ WAYS = {
     r"pickle\.(loads?|Unpickler)\(": {"communication/serialise.py"},
     r"torch\.load\(": {"torch/checkpoint/formats/torch_file.py", "compat/written.py"},
     r"safe_open\(": {"torch/checkpoint/formats/source.py"},
-    r"\.isdigit\(|\.isdecimal\(": {"foreign.py", "profiler/recorder.py", "launch/guard.py"},
+    r"\.isdigit\(|\.isdecimal\(": {"foreign.py", "profiler/recorder.py", "profiler/host/linux.py", "launch/guard.py"},
     r"int\((os\.)?environ": set(),
     r"json\.loads\(": {
         "foreign.py", "watch", "report/chrome.py", "launch", "cli/verify.py", "checkpoint/agree.py",

@@ -39,9 +39,9 @@ def record(folder: Path, rank: int, clock: Clock = HERE, steps: int = 3, at_s: f
     for step in range(1, steps + 1):
         start_s = at_s + step
         recorder.add("data", step - 1 or -1, -1, start_s - 0.25, start_s)
-        recorder.book.begin(step, start_s, False)
+        recorder.book.begin(step, start_s, False, recorder.book.spent())
         recorder.add("F", step, 0, start_s, start_s + 0.5)
-        recorder.book.end(start_s + 0.5, 32, 1000)
+        recorder.book.end(start_s + 0.5, 32, 1000, recorder.book.spent())
         recorder.add("step", step, -1, start_s, start_s + 0.5)
         recorder.add("optimizer", step, -1, start_s + 0.5, start_s + 0.625)
         recorder.add("collector", step, -1, start_s + 0.25, start_s + 0.3125)
