@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.launching import SOURCE
 from weft.cli.main import main
 from weft.config import resolve
 from weft.graph import Graph, Unit
 from weft.machines.catalogue import host_of
-from weft.machines.machine_file import host_to_json
+from weft.machines.machine_file import host_from_json, host_to_json
 
 SMALL = ["--layers", "4", "--hidden", "256", "--heads", "4", "--vocab", "1000", "--seq", "128"]
 LLAMA = {
@@ -230,3 +231,20 @@ def test_numbers_are_whole(capsys):
     with pytest.raises(SystemExit):
         main(["plan", "--cluster", "8xT4", *SMALL, "--global-batch", "1.5B"])
     assert "'1.5B' is no whole number above 0, such as 2048 or 300B" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(300)
+def test_a_machine_is_measured_and_planned_for(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(SOURCE))
+    path = tmp_path / "mine.json"
+    assert main(["plan", "--measure", str(path), "-n", "2"]) == 0
+    assert "mine.json: 2 x cpu:1 (measured), each " in capsys.readouterr().out
+    host = host_from_json(path.read_text())
+    assert host.accelerators == 2 and host.inside.bytes_per_s > 1e6 and host.accelerator.rate("fp32") > 1e8
+    plan = planned(capsys, *SMALL, "--cluster", f"1x{path}", "--global-batch", 16)
+    assert plan["best"] and all(one["step_s"] > 0 for one in plan["best"])
+
+
+@pytest.mark.parametrize("options", [[], ["--cluster", "8xH100"], ["--global-batch", "8"]])
+def test_a_plan_needs_machines_and_a_batch(capsys, options: list[str]):
+    assert "a plan needs --" in told(capsys, *SMALL, *options, code=2)

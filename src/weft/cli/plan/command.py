@@ -11,6 +11,8 @@ from typing import Any
 
 from weft.cli.draw import wrote
 from weft.cli.graph_file import read_graph
+from weft.cli.machine import count
+from weft.cli.plan.measure import measure
 from weft.cli.plan.page import report_of
 from weft.cli.plan.text import as_json, as_text, nothing_fits
 from weft.cli.plan.traced import limit_of, plans_of, traced_json, traced_report, traced_text
@@ -34,6 +36,7 @@ examples:
   weft plan --cluster 4x8xA100-80 --layers 40 --hidden 5120 --heads 40 --ffn 13824 --gated --vocab 32000 --seq 4096 \\
       --global-batch 1024 --compare
   weft plan gpt.graph.json --cluster 2x8xA100-80 --global-batch 64
+  weft plan --measure mine.json -n 8
   weft plan --cluster 4xp4d.24xlarge --price 20 --config config.json --global-batch 256 --data 100GB --epoch 30s
 """
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -53,8 +56,14 @@ def add_parser(commands: Any) -> None:
         help="a traced model (weft trace), in place of the model's options; the batch then counts its microbatches",
     )  # fmt: skip
     parser.add_argument(
-        "--cluster", required=True, metavar="MACHINES",
+        "--cluster", metavar="MACHINES",
         help=f"HOSTSxEACHxACCELERATOR ({EXAMPLE}), HOSTSxINSTANCE (4xp4d.24xlarge) or HOSTSxFILE.json",
+    )  # fmt: skip
+    parser.add_argument(
+        "--measure", metavar="FILE.json", help="plan nothing: measure this machine, and write a file for --cluster"
+    )  # fmt: skip
+    parser.add_argument(
+        "-n", "--ranks", type=count, default=1, metavar="N", help="with --measure: ranks at once (default: 1)"
     )  # fmt: skip
     _add_model(parser)
     _add_training(parser)
@@ -90,9 +99,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the training")
-    group.add_argument(
-        "--global-batch", type=_count, required=True, metavar="N", help="sequences of a step, in all"
-    )
+    group.add_argument("--global-batch", type=_count, metavar="N", help="sequences of a step, in all")
     group.add_argument("--tokens", type=_count, metavar="N", help="tokens to train on, for example 300B")
     group.add_argument(
         "--precision", choices=DTYPES, help="of products (default: bf16, or fp16 or fp32 without it)"
@@ -124,6 +131,15 @@ def _count(text: str) -> int:
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.measure is not None:
+        measure(Path(options.measure), options.ranks)
+        return 0
+    missing = [name for name in ("cluster", "global_batch") if getattr(options, name) is None]
+    if missing:
+        raise UsageError(
+            f"a plan needs {' and '.join('--' + name.replace('_', '-') for name in missing)}, for example --cluster "
+            "4x8xA100-80 --global-batch 512"
+        )
     if options.graph is not None:
         _refuse_of_sizes(options)
         _plan_traced(options)
@@ -144,7 +160,18 @@ def main(options: argparse.Namespace) -> int:
 
 def _refuse_of_sizes(options: argparse.Namespace) -> None:
     """A traced model has its sizes, times and states; options that say others are refused."""
-    own = {"command", "handler", "graph", "cluster", "global_batch", "memory", "json", "html"}
+    own = {
+        "command",
+        "handler",
+        "graph",
+        "cluster",
+        "global_batch",
+        "memory",
+        "json",
+        "html",
+        "measure",
+        "ranks",
+    }
     given = [
         f"--{name.replace('_', '-')}"
         for name, value in vars(options).items()
