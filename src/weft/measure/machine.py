@@ -113,8 +113,9 @@ def host_of(name: str, ranks: Sequence[Measured], memory_bytes: int) -> Host:
     moved, _ = fit_line(_slowest([rank.moves for rank in ranks]))
     wide = list(first.products)[-1]
     attention, _ = fit_line(_slowest([rank.attention for rank in ranks]))
+    most = max(copied, moved)
     device = Accelerator(
-        f"{first.device} (measured)", first.memory_bytes, max(copied, moved), peak, share, half_flops, moved / max(copied, moved),
+        f"{first.device} (measured)", first.memory_bytes, most, peak, share, half_flops, moved / most,
         min(1.0, attention / peak[wide]),
     )  # fmt: skip
     inside = usual.inside
