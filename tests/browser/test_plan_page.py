@@ -124,7 +124,7 @@ def test_the_page_never_scrolls_to_the_side(
         assert page.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("width", [1280, 800])
+@pytest.mark.parametrize("width", [1280, 800, 380])
 def test_labels_can_be_read(opened: Callable[..., Opened], found: Answer, width: int):
     """No label lies over another one, and all are in the field."""
     for of in (found, single()):

@@ -184,20 +184,6 @@ def _refuse_of_sizes(options: argparse.Namespace) -> None:
         )
 
 
-def _plan_traced(options: argparse.Namespace) -> None:
-    graph, machines = read_graph(options.graph), _machines(options)
-    limit = limit_of(machines, None if options.memory is None else parse_bytes(options.memory))
-    found = plans_of(graph, machines, options.global_batch, limit)
-    print(json.dumps(traced_json(found), indent=2) if options.json else traced_text(found, machines, graph))
-    if options.html is not None:
-        _write_page(options.html, traced_report(found, machines, graph, limit))
-
-
-def _write_page(out: str, report: PlanReport) -> None:
-    """Write a page; that it was written is told where it stands in nobody's JSON."""
-    print(wrote(Path(out), plan_page(report)), file=sys.stderr)
-
-
 def _machines(options: argparse.Namespace) -> Machines:
     machines = parse_cluster(options.cluster, lambda path: read_file(path, host_from_json))
     if options.price is None:
@@ -248,3 +234,17 @@ def _sizes(options: argparse.Namespace) -> Sizes:
             f"the model lacks {', '.join(f'--{name}' for name in missing)}: give them, or --config config.json"
         )
     return Sizes(**{"ffn": 4 * given["hidden"], **given}, **marks)
+
+
+def _plan_traced(options: argparse.Namespace) -> None:
+    graph, machines = read_graph(options.graph), _machines(options)
+    limit = limit_of(machines, None if options.memory is None else parse_bytes(options.memory))
+    found = plans_of(graph, machines, options.global_batch, limit)
+    print(json.dumps(traced_json(found), indent=2) if options.json else traced_text(found, machines, graph))
+    if options.html is not None:
+        _write_page(options.html, traced_report(found, machines, graph, limit))
+
+
+def _write_page(out: str, report: PlanReport) -> None:
+    """Write a page; that it was written is told where it stands in nobody's JSON."""
+    print(wrote(Path(out), plan_page(report)), file=sys.stderr)

@@ -15,9 +15,11 @@ from weft.units import format_bytes, format_seconds
 
 GIB = 2**30
 SIDES = ("after", "before", "above", "below")
-LETTER = (1.2, 5.5)
-"""Of a label, about, in per cent of the field."""
-CLOSE = (6.0, 4.0)
+LETTER = (2.4, 6.0)
+"""Of a label, about, in per cent of a narrow field."""
+AWAY = 4.0
+"""A label from its point, about, in per cent of a narrow field."""
+CLOSE = (8.0, 5.0)
 """Points that are nearer than this to the first of them, across and down, share a label."""
 INTERVALS = 5
 """Of an axis, at most."""
@@ -132,7 +134,7 @@ def axis(low: float, high: float, text: Callable[[float], str]) -> Axis:
 
 
 def labels(named: Sequence[Named]) -> list[Label]:
-    """One label for points that lie close together, at a side where it hides no other point and no other label.
+    """One label for points that lie close together, at the side where it hides the fewest of the others.
 
     >>> [(label.text, label.side) for label in labels([(1, 50, "1"), (2, 51, "2"), (60, 50, "hybrid"), (65, 51, "3")])]
     [('1, 2', 'after'), ('hybrid, 3', 'after')]
@@ -143,9 +145,7 @@ def labels(named: Sequence[Named]) -> list[Label]:
         text = ", ".join(dict.fromkeys(name for _, _, name in group))
         others = [(x - 0.5, y - 1.5, x + 0.5, y + 1.5) for x, y, name in named if (x, y, name) not in group]
         places = [(side, *_place(side, group, text)) for side in SIDES]
-        side, x, y, around = next(
-            (place for place in places if not _hides(place[3], [*others, *taken])), places[0]
-        )
+        side, x, y, around = min(places, key=lambda place: _hidden(place[3], [*others, *taken]))
         taken.append(around)
         found.append(Label(round(x, 2), round(y, 2), text, side))
     return found
@@ -174,16 +174,16 @@ def _place(side: str, group: Sequence[Named], text: str) -> tuple[float, float, 
         return x, y, (x - wide / 2, y - high / 2, x + wide / 2, y + high / 2)
     y = group[0][1]
     x = max(across) if side == "after" else min(across)
-    start = x + LETTER[0] if side == "after" else x - LETTER[0] - wide
+    start = x + AWAY if side == "after" else x - AWAY - wide
     return x, y, (start, y - high / 2, start + wide, y + high / 2)
 
 
-def _hides(label: Rectangle, others: Sequence[Rectangle]) -> bool:
-    """Whether a label leaves the field or lies over something."""
+def _hidden(label: Rectangle, others: Sequence[Rectangle]) -> int:
+    """How much a label lies over; all there is, if it leaves the field."""
     left, top, right, bottom = label
     if left < 0 or right > 100 or top < 0 or bottom > 100:
-        return True
-    return any(left < one[2] and one[0] < right and top < one[3] and one[1] < bottom for one in others)
+        return len(others) + 1
+    return sum(left < one[2] and one[0] < right and top < one[3] and one[1] < bottom for one in others)
 
 
 def memory_bars(rows: Sequence[tuple[str, Memory]], limit_bytes: float) -> MemoryBars:

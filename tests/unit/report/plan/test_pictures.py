@@ -49,7 +49,7 @@ def test_where_nothing_fits_there_are_no_points():
 @pytest.mark.parametrize("side", SIDES)
 def test_labels_go_where_nothing_is(side):
     """Points around leave one side free."""
-    around = {"after": (58, 50), "before": (42, 50), "above": (50, 44.5), "below": (50, 55.5)}
+    around = {"after": (60, 50), "before": (40, 50), "above": (50, 44.5), "below": (50, 55.5)}
     rest = [(x, y, other) for other, (x, y) in around.items() if other != side]
     (label,) = [one for one in labels([(50.0, 50.0, "pipeline"), *rest]) if one.text == "pipeline"]
     assert label.side == side
@@ -58,7 +58,7 @@ def test_labels_go_where_nothing_is(side):
 def test_labels_stay_in_the_field():
     (label,) = labels([(99.0, 50.0, "pipeline")])
     assert label.side == "before"
-    at_left = labels([(8.0, 50.0, "pipeline"), (16.0, 50.0, "1")])[0]
+    at_left = labels([(12.0, 50.0, "pipeline"), (21.0, 50.0, "1")])[0]
     assert at_left.side == "above"
 
 
