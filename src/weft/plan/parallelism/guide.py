@@ -16,9 +16,6 @@ from weft.plan.parallelism.memory import memory_of, usable_bytes
 from weft.plan.parallelism.search import KINDS, Found, search
 from weft.plan.parallelism.step import step_of
 
-LARGEST_BATCH = 8192
-"""Images: up to here ImageNet trains as well as with 256 if the rate grows with the batch, beyond it gets worse quickly
-(Goyal et al., arXiv 1706.02677, figure 1)."""
 BUBBLE = 0.05
 
 
@@ -105,7 +102,7 @@ def _advice(what: str, job: Job, division: Division, machines: Machines) -> Advi
 
 
 def learning_rate(base: float, base_batch: int, batch: int, optimizer: str = "sgd") -> float:
-    """The rate for a larger batch.
+    """The rate for a larger batch; on ImageNet the linear rule holds up to about 8,192 images.
 
         SGD, momentum    base x batch / base_batch           Goyal et al., arXiv 1706.02677: the linear rule, with five
                                                              epochs that warm up from `base`
