@@ -61,8 +61,18 @@ def test_terms_add_up(llama, capsys):
         step = plan["step"]
         parts = ("work", "bubble", "crossings", "replicas, exposed", "optimizer", "late ranks")
         assert step["step"] == pytest.approx(sum(step[part] for part in parts))
+        assert step["work"] == pytest.approx(sum(step[part] for part in step if part.startswith("- ")))
         memory = plan["memory"]
         assert memory["sum"] == pytest.approx(sum(memory.values()) - memory["sum"])
+
+
+def test_what_is_shared_is_said_where_it_is(capsys):
+    text = told(capsys, "--cluster", "2xH100", *SMALL, "--global-batch", 64, "--explain")
+    assert re.search(r"Best of \d+ divisions: data 2, sharded optimizer", text)
+    assert re.search(r"optimizer states .* for each parameter, shared by 2 ranks\n", text)
+    assert re.search(r"parameters .* 2 bytes each\n", text) and re.search(
+        r"gradients .* 4 bytes each\n", text
+    )
 
 
 def test_what_weft_runs_today_is_settings_that_weft_takes(llama, capsys):
