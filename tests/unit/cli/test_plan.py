@@ -116,6 +116,14 @@ def test_where_nothing_fits_one_sentence_says_what_is_lacking(llama, capsys):
     assert "weft run" not in text
 
 
+def test_the_guide_keeps_to_the_memory_that_may_be_used(capsys):
+    asked = ("--cluster", "8xH100", *SMALL, "--global-batch", 64)
+    plenty = planned(capsys, *asked)["guide"]
+    assert plenty[0]["fits"]
+    scarce = planned(capsys, *asked, "--memory", f"{plenty[0]['memory_bytes'] - 1e6:.0f}B")["guide"]
+    assert scarce[0]["memory_bytes"] == plenty[0]["memory_bytes"] and not scarce[0]["fits"]
+
+
 def test_storage_of_the_example(capsys):
     """100 GB in 30 s on four hosts: 3.3 GB/s."""
     asked = ("--cluster", "4xp4d.24xlarge", *SMALL, "--global-batch", 64)
