@@ -219,13 +219,13 @@ def resolve(
     faults: list[str] = []
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
+    config, some = ((options or {}).get(name, name) for name in ("WEFT_CONFIG", "WEFT_SET"))
     sources = (
         ("the argument of init", _from_argument(argument, faults)),
-        ("WEFT_CONFIG", _from_text("WEFT_CONFIG", environ.get("WEFT_CONFIG", ""), faults)),
-        ("WEFT_SET", _from_text("WEFT_SET", environ.get("WEFT_SET", ""), faults, may_be_path=False)),
+        (config, _from_text(config, environ.get("WEFT_CONFIG", ""), faults)),
+        (some, _from_text(some, environ.get("WEFT_SET", ""), faults, may_be_path=False)),
     )
     for origin, source in sources:
-        origin = (options or {}).get(origin, origin)
         for name, value in _canonical(source, origin, faults).items():
             values[name], origins[name] = value, origin
     faults += _value_faults(values, origins)

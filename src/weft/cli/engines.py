@@ -140,7 +140,10 @@ def span(text: str) -> timedelta:
     parts = re.findall(r"([0-9]{1,6})([dhms])", text)
     if not parts or "".join(f"{number}{unit}" for number, unit in parts) != text:
         raise LaunchError(f"--time is {shown_text(text)!r}: write 2h, 1h30m or 02:00:00")
-    return timedelta(**{_UNITS[unit]: int(number) for number, unit in reversed(parts)})
+    found = timedelta(**{_UNITS[unit]: int(number) for number, unit in reversed(parts)})
+    if found < timedelta(minutes=1):
+        raise LaunchError(f"--time is {shown_text(text)!r}: give a minute at least, for example 2h")
+    return found
 
 
 def handed_over(options: argparse.Namespace) -> bool:

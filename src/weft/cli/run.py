@@ -329,11 +329,11 @@ def _settings(options: argparse.Namespace, told: distribution.Distribution) -> d
             values[name] = value
     for name in ("record", "log_dir", "tensorboard"):
         if getattr(options, name) is not None:
-            values[name] = os.path.abspath(getattr(options, name))
+            values[name] = _folder(options, name)
     if options.report is not None:
         if options.record is not None:
             raise LaunchError("--report records, too: leave --record out")
-        values["record"] = os.path.abspath(options.report)
+        values["record"] = _folder(options, "report")
         if "record_steps" not in config.written(
             os.environ | ({"WEFT_CONFIG": options.config} if options.config else {})
         ):
@@ -345,6 +345,14 @@ def _settings(options: argparse.Namespace, told: distribution.Distribution) -> d
     if values:
         environ["WEFT_SET"] = json.dumps(values)
     return environ
+
+
+def _folder(options: argparse.Namespace, name: str) -> str:
+    """The folder that an option names, for ranks that may run elsewhere."""
+    path = getattr(options, name)
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise LaunchError(f"--{name.replace('_', '-')} {shown_path(path)}: this is a file, name a folder")
+    return os.path.abspath(path)
 
 
 def _command(options: argparse.Namespace) -> list[str]:

@@ -94,6 +94,11 @@ def test_a_page_that_takes_long_does_not_hold_the_job_up(tmp_path: Path, monkeyp
     assert began.exists() and not list(tmp_path.glob(".report.html.*"))
 
 
+def test_a_page_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(fresh_page_module, "_WRITE", "import time; time.sleep(1000)")
+    fresh_page_module._write_beside(tmp_path, threading.Event(), longest_s=0.0)
+
+
 def test_weft_run_records_what_a_report_needs(tmp_path: Path, monkeypatch, capsys):
     jobs: list[Job] = []
     monkeypatch.setattr(run, "run", lambda job: jobs.append(job) or 3)

@@ -62,8 +62,18 @@ def test_terms_add_up(llama, capsys):
         step = plan["step"]
         parts = ("work", "bubble", "crossings", "replicas, exposed", "optimizer", "late ranks")
         assert step["step"] == pytest.approx(sum(step[part] for part in parts))
+        assert step["work"] == pytest.approx(sum(step[part] for part in step if part.startswith("- ")))
         memory = plan["memory"]
         assert memory["sum"] == pytest.approx(sum(memory.values()) - memory["sum"])
+
+
+def test_what_is_shared_is_said_where_it_is(capsys):
+    text = told(capsys, "--cluster", "2xH100", *SMALL, "--global-batch", 64, "--explain")
+    assert re.search(r"Best of \d+ divisions: data 2, sharded optimizer", text)
+    assert re.search(r"optimizer states .* for each parameter, shared by 2 ranks\n", text)
+    assert re.search(r"parameters .* 2 bytes each\n", text) and re.search(
+        r"gradients .* 4 bytes each\n", text
+    )
 
 
 def test_what_weft_runs_today_is_settings_that_weft_takes(llama, capsys):
@@ -105,6 +115,14 @@ def test_where_nothing_fits_one_sentence_says_what_is_lacking(llama, capsys):
         r"a rank has 35\.8 GiB: it lacks \d+ GiB\. 5 such hosts would do, with a batch of 80\.", sentence
     )
     assert "weft run" not in text
+
+
+def test_the_guide_keeps_to_the_memory_that_may_be_used(capsys):
+    asked = ("--cluster", "8xH100", *SMALL, "--global-batch", 64)
+    plenty = planned(capsys, *asked)["guide"]
+    assert plenty[0]["fits"]
+    scarce = planned(capsys, *asked, "--memory", f"{plenty[0]['memory_bytes'] - 1e6:.0f}B")["guide"]
+    assert scarce[0]["memory_bytes"] == plenty[0]["memory_bytes"] and not scarce[0]["fits"]
 
 
 def test_storage_of_the_example(capsys):

@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from weft.foreign import reason, shown_path
 PAGE = "report.html"
 EVERY_S = 30.0
 LONGEST_S = 600.0
+"""A page that takes longer is given up."""
 _WRITE = """\
 import os, sys
 from pathlib import Path
@@ -62,8 +64,9 @@ def nothing_recorded(folder: Path) -> str:
     return f"this job recorded nothing into {shown_path(folder)}: the script never called weft.init"
 
 
-def _write_beside(folder: Path, over: threading.Event) -> None:
-    """Write the page in a process of low priority; it is ended if the job is over before."""
+def _write_beside(folder: Path, over: threading.Event, longest_s: float = LONGEST_S) -> None:
+    """Write the page in a process of low priority; it is ended if the job is over before, or if it takes too long."""
+    deadline_s = time.monotonic() + longest_s
     process = subprocess.Popen(
         [sys.executable, "-c", _WRITE, str(folder)],
         stdin=subprocess.DEVNULL,
@@ -71,7 +74,7 @@ def _write_beside(folder: Path, over: threading.Event) -> None:
         stderr=subprocess.DEVNULL,
     )
     while process.poll() is None:
-        if over.wait(0.2):
+        if over.wait(0.2) or time.monotonic() > deadline_s:
             process.kill()
     process.wait()
     partial_file(folder.resolve() / PAGE, process.pid).unlink(missing_ok=True)  # of one that was killed

@@ -106,7 +106,7 @@ def answer(asked: Asked) -> Answer:
     return Answer(
         asked,
         found,
-        guide(job, machines, found),
+        guide(job, machines, found, asked.limit_bytes),
         found.runs_today,
         None if found.best else _hosts_that_fit(asked),
         fewest_microbatches(job, found.best[0].division, machines) if found.best else 1,

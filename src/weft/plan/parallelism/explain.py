@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.plan.parallelism.job import Job
+from weft.plan.parallelism.job import SHARDED, Job
 from weft.plan.parallelism.memory import held
 from weft.plan.parallelism.search import Plan
 
@@ -14,7 +14,7 @@ def step_terms(job: Job, plan: Plan) -> list[Term]:
     """The terms of a step in seconds; those that begin with a dash are parts of the one before."""
     step, one = plan.step, plan.division
     layer, many = step.layer, step.microbatches
-    layers = job.sizes.layers / one.pipeline * many
+    layers = step.layers * many
     parts = {
         "- products": (
             layer.products.total,
@@ -28,10 +28,15 @@ def step_terms(job: Job, plan: Plan) -> list[Term]:
         ),
         "- computed again": (layer.again, one.recompute),
     }
+    head = max(0.0, step.work - layers * layer.total.total)
+    work = (
+        f"{many} microbatches x {step.busiest.total:.4g} s on the busiest rank, with {step.layers:g} layers"
+    )
     ranks = one.data * one.context
     return [
-        ("work", step.work, f"{many} microbatches x {step.busiest.total:.4g} s on the busiest rank"),
+        ("work", step.work, work),
         *((name, seconds * layers, formula) for name, (seconds, formula) in parts.items()),
+        ("- head and loss", head, "2 b s h V three times, logits of 32 bits; on the last rank only"),
         (
             "bubble",
             step.bubble,
@@ -50,12 +55,16 @@ def memory_terms(job: Job, plan: Plan) -> list[Term]:
     """What the fullest rank needs, in bytes."""
     memory, one = plan.memory, plan.division
     many = held(one, plan.step.microbatches)
-    over = {"none": "", "optimizer": " (states)", "parameters": " (all three)"}[one.sharded]
-    shared = f", shared by {one.data * one.context} ranks{over}" if over else ""
+    shared = f", shared by {one.data * one.context} ranks"
+    whole, states = (shared if one.sharded in kinds else "" for kinds in (SHARDED[2:], SHARDED[1:]))
     return [
-        ("parameters", memory.parameters, f"{job.parameter_bytes} bytes each{shared}"),
-        ("gradients", memory.gradients, f"{job.gradient_bytes} bytes each"),
-        ("optimizer states", memory.states, f"{job.optimizer}: {job.state_bytes} bytes for each parameter"),
+        ("parameters", memory.parameters, f"{job.parameter_bytes} bytes each{whole}"),
+        ("gradients", memory.gradients, f"{job.gradient_bytes} bytes each{whole}"),
+        (
+            "optimizer states",
+            memory.states,
+            f"{job.optimizer}: {job.state_bytes} bytes for each parameter{states}",
+        ),
         ("activations", memory.activations, f"{many:.3g} microbatches held, recomputation: {one.recompute}"),
         ("for a moment", memory.moment, "a layer computed again, gradients of its widest result"),
         ("reserved", memory.reserved, "driver, libraries, buffers of collectives"),

@@ -16,9 +16,6 @@ from weft.plan.parallelism.memory import memory_of, usable_bytes
 from weft.plan.parallelism.search import KINDS, Found, search
 from weft.plan.parallelism.step import step_of
 
-LARGEST_BATCH = 8192
-"""Images: up to here ImageNet trains as well as with 256 if the rate grows with the batch, beyond it gets worse quickly
-(Goyal et al., arXiv 1706.02677, figure 1)."""
 BUBBLE = 0.05
 
 
@@ -39,16 +36,21 @@ class Advice:
     fits: bool
 
 
-def guide(job: Job, machines: Machines, found: Found | None = None) -> list[Advice]:
+def guide(
+    job: Job, machines: Machines, found: Found | None = None, limit_bytes: float | None = None
+) -> list[Advice]:
     """What to try, in the guide's order; each line keeps what the lines before it changed, up to the first that fits.
 
     Args:
         job: What is trained.
         machines: Where.
         found: What `search` found; searched for if not given.
+        limit_bytes: What of a device may be used; all but what allocators lose if not given.
     """
-    found = found or search(job, machines)
-    lines = _with_replicas(job, machines)
+    if limit_bytes is None:
+        limit_bytes = usable_bytes(machines.host.accelerator.memory_bytes)
+    found = found or search(job, machines, memory_bytes=limit_bytes)
+    lines = _with_replicas(job, machines, limit_bytes)
     names = {
         "sharded": "replicas share parameters or states",
         "pipeline": "a pipeline over all ranks",
@@ -63,7 +65,7 @@ def guide(job: Job, machines: Machines, found: Found | None = None) -> list[Advi
     return lines
 
 
-def _with_replicas(job: Job, machines: Machines) -> list[Advice]:
+def _with_replicas(job: Job, machines: Machines, limit_bytes: float) -> list[Advice]:
     """Replicas alone, and what saves memory beside them, until it fits."""
     replicas = math.gcd(machines.size, job.batch)
     own = job.batch // replicas
@@ -88,7 +90,7 @@ def _with_replicas(job: Job, machines: Machines) -> list[Advice]:
     steps.append((f"inputs of {shorter.seq} tokens", replace(job, sizes=shorter), division))
     lines: list[Advice] = []
     for what, one, how in steps:
-        lines.append(_advice(what, one, how, machines))
+        lines.append(_advice(what, one, how, machines, limit_bytes))
         if lines[-1].fits:
             break
     return lines
@@ -98,14 +100,14 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _advice(what: str, job: Job, division: Division, machines: Machines) -> Advice:
+def _advice(what: str, job: Job, division: Division, machines: Machines, limit_bytes: float) -> Advice:
     memory = memory_of(job, division).total
     step_s = step_of(job, division, machines).seconds
-    return Advice(what, memory, step_s, memory <= usable_bytes(machines.host.accelerator.memory_bytes))
+    return Advice(what, memory, step_s, memory <= limit_bytes)
 
 
 def learning_rate(base: float, base_batch: int, batch: int, optimizer: str = "sgd") -> float:
-    """The rate for a larger batch.
+    """The rate for a larger batch; on ImageNet the linear rule holds up to about 8,192 images.
 
         SGD, momentum    base x batch / base_batch           Goyal et al., arXiv 1706.02677: the linear rule, with five
                                                              epochs that warm up from `base`

@@ -98,7 +98,7 @@ class Found:
             self.nearest = division, memory
 
 
-def search(job: Job, machines: Machines, *, memory_bytes: int | None = None) -> Found:
+def search(job: Job, machines: Machines, *, memory_bytes: float | None = None) -> Found:
     """The fastest ways to divide a job over all ranks of some machines.
 
     Args:

@@ -29,6 +29,7 @@ class Step:
         beside: What they exchange beside computation.
         optimizer: Reading and writing parameters, gradients and states.
         late: The share by which the slowest rank is late.
+        layers: How many layers the busiest rank has.
     """
 
     layer: LayerTimes
@@ -40,6 +41,7 @@ class Step:
     beside: float
     optimizer: float
     late: float
+    layers: float = 0.0
 
     @property
     def work(self) -> float:
@@ -80,7 +82,7 @@ def step_of(job: Job, division: Division, machines: Machines, times: StepTimes |
     """The step of a job that is divided so; `times` are those that other divisions of the job have reckoned."""
     microbatches = division.microbatches(job)
     layer, head = (times or StepTimes(job, machines)).of(division)
-    busiest, mean = _ranks(job, division, layer.total, head)
+    busiest, mean, layers = _ranks(job, division, layer.total, head)
     computed = microbatches * busiest.total
     whole = exchanged_s(job, division, machines, microbatches)
     exposed = _exposed(whole, computed, division, machines)
@@ -94,6 +96,7 @@ def step_of(job: Job, division: Division, machines: Machines, times: StepTimes |
         whole - exposed,
         optimizer_s(job, division, machines),
         machines.host.conduct.late(division.ranks),
+        layers,
     )
 
 
@@ -127,13 +130,13 @@ def layers_of_busiest(layers: int, division: Division, head: float) -> tuple[flo
     return min(tried, key=lambda pair: max(pair[0], pair[1] + head))
 
 
-def _ranks(job: Job, division: Division, layer: Times, head: Times) -> tuple[Times, Times]:
-    """What the busiest rank and the mean of all take of a microbatch."""
+def _ranks(job: Job, division: Division, layer: Times, head: Times) -> tuple[Times, Times, float]:
+    """What the busiest rank and the mean of all take of a microbatch, and the layers of the busiest one."""
     layers, ranks = job.sizes.layers, division.pipeline
     own, last = layers_of_busiest(layers, division, head.total / layer.total)
-    ends = layer.times(last).plus(head)
-    busiest = max(layer.times(own), ends, key=lambda times: times.total) if ranks > 1 else ends
-    return busiest, layer.times(layers / ranks).plus(head.times(1 / ranks))
+    ends, inner = layer.times(last).plus(head), layer.times(own)
+    busiest, many = (inner, own) if ranks > 1 and inner.total >= ends.total else (ends, last)
+    return busiest, layer.times(layers / ranks).plus(head.times(1 / ranks)), many
 
 
 def bubble_s(division: Division, busiest: Times, mean: Times, microbatches: int) -> float:

@@ -46,6 +46,7 @@ class Chart(NamedTuple):
 
     Attributes:
         marks: Points that stand out, each with what it is.
+        more_marks: How many more there are, for which there is no place.
         limit: The height of a limit and its text; nothing if there is none.
         tops: The labels at the top, the middle and the bottom.
         sides: The labels at the left, the middle and the right.
@@ -58,6 +59,7 @@ class Chart(NamedTuple):
     tops: tuple[str, ...]
     sides: tuple[str, ...]
     axis: str
+    more_marks: int = 0
 
 
 class Piece(NamedTuple):
@@ -137,7 +139,7 @@ def chart(
     middle = (low + high) / 2, (left + right) / 2
     return Chart(
         title, drawn, marked, across, (text(high), text(middle[0]), text(low)),
-        (side(left), side(middle[1]), side(right)), axis,
+        (side(left), side(middle[1]), side(right)), axis, max(0, len(marks) - MOST_MARKS),
     )  # fmt: skip
 
 
@@ -271,10 +273,12 @@ def values(report: Report) -> list[Chart]:
 
 
 def bars(title: str, rows: Sequence[tuple[str, dict[str, float]]]) -> Bars:
-    """Stacked bars of seconds by part; each row has a name."""
+    """Stacked bars of seconds by part; each row has a name. Of many rows there are the first ones."""
+    if len(rows) > MOST_BARS:
+        title, rows = f"{title} (the first {MOST_BARS} of {len(rows)} bars)", rows[:MOST_BARS]
     longest = max((sum(parts.values()) for _, parts in rows), default=0.0) or 1.0
     made = []
-    for name, parts in rows[:MOST_BARS]:
+    for name, parts in rows:
         pieces, reached, total = [], 0.0, sum(parts.values())
         for part, seconds in parts.items():
             if seconds <= 0.0:

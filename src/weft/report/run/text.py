@@ -98,7 +98,7 @@ def _rest(report: Report) -> str:
     """One line for the rules that found nothing, with what those say that failed."""
     passed = sum(each.status is Status.PASS for each in report.others)
     abstained = [each.rule for each in report.others if each.status is not Status.PASS]
-    text = f"{passed} other rules found nothing."
+    text = f"{passed} other rule{'' if passed == 1 else 's'} found nothing."
     return _wrapped(
         text + (f" Not applicable, or too little data: {', '.join(abstained)}." if abstained else "")
     )

@@ -57,6 +57,15 @@ def test_outliers_of_the_run_are_marked():
     assert without.tops[0] == "40.5 ms" and not without.marks
 
 
+def test_what_has_no_place_is_counted():
+    marks = [(float(x), 1.0, "far") for x in range(60)]
+    found = chart("", [Line("a", [(0.0, 4.0), (60.0, 4.0)])], number, marks=marks)
+    assert found is not None and (len(found.marks), found.more_marks) == (50, 10)
+    many = bars("Work", [(f"rank {rank}", {"forward": 1.0 + (rank == 99)}) for rank in range(100)])
+    assert many.title == "Work (the first 64 of 100 bars)" and len(many.bars) == 64
+    assert many.bars[0].pieces[0].width == 100.0
+
+
 def test_memory_of_many_ranks_is_that_of_those_with_the_most():
     found = charts.memory(report(made(partitions=12, slow={}, microbatches=12, steps=4)))
     assert found is not None and [line.name for line in found.lines] == [
