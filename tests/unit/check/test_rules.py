@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import pytest
 
 from tests.unit.check.scripts import COPIES, RIGHT, changed, found
+from tests.unit.test_docs import ROOT
 from weft.check import RULES, Given, Grade
 
 SAMPLER = "DistributedSampler(data, num_replicas=weft.dp_size(), rank=weft.dp_rank())"
@@ -180,6 +182,12 @@ def test_the_fault_is_found(case):
 
 def test_every_rule_has_a_case():
     assert {case.rule for case in CASES} == {rule.__name__ for rule in RULES}
+
+
+def test_the_page_has_each_rule():
+    page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert {rule.__name__ for rule in RULES} <= {*rows}
 
 
 @pytest.mark.parametrize("text", [RIGHT, COPIES], ids=["split", "copies"])

@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from weft.check.finding import Finding, Grade
 from weft.foreign import listed, reason
 from weft.torch.delayed_parameters import has_delayed
-from weft.torch.example_graph import Example
+from weft.torch.example_graph import Example, first_microbatch
+from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, same_states
 from weft.torch.tensors.nested import tensors_in
 
+ALL = TORCH | PYTHON | NUMPY
 
-def check_run(example: Example, line: int) -> Iterator[Finding]:
-    """What shows when the model runs once on its whole mini-batch; its buffers move on, its gradients stay as they are.
+
+def check_run(example: Example, microbatches: int, line: int) -> Iterator[Finding]:
+    """What shows when the model runs one microbatch; its buffers move on, its gradients stay as they are.
 
     A model without data (on the meta device) is not run.
     """
@@ -27,15 +30,16 @@ def check_run(example: Example, line: int) -> Iterator[Finding]:
     handles = [
         module.register_forward_hook(_note(made, name)) for name, module in example.model.named_modules()
     ]
-    before = torch.get_rng_state()
+    streams, batch = Streams(example.device), first_microbatch(example, microbatches)
+    before = streams.capture(ALL)
     try:
-        result = example.result(example.batch)
+        result = example.result(batch)
     finally:
         for handle in handles:
             handle.remove()
-    if not torch.equal(before, torch.get_rng_state()):
+    if not same_states(before, streams.capture(ALL)):
         yield _random(example.model, line)
-    start = example.start(result, example.batch)
+    start = example.start(result, batch)
     if start is not None and start.requires_grad:
         try:
             yield from _unused(example, start, made, result, line)
