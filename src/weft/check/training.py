@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weft.check.ranks import CALLERS
 from weft.check.script import WEFT, Function, Loop, Script, argument, dotted, keyword, last_name
 
 DEPTH = 3
@@ -128,7 +127,7 @@ class Training:
         function = self.script.function_of(node)
         if function is None or depth == 0 or function.name in self.steps:
             return
-        for call in self.script.ending(function.name)[:CALLERS]:
+        for call in self.script.callers(function):
             yield from self._around(call, depth - 1)
 
     def _loaders(self) -> Iterator[Loader]:
@@ -161,7 +160,7 @@ class Training:
         names = [] if function is None else [each.arg for each in function.args.args]
         if function is None or key not in names:
             return key
-        given = [argument(call, names.index(key), key) for call in self.script.ending(function.name)]
+        given = [argument(call, names.index(key), key) for call in self.script.callers(function)]
         return dotted(given[0]) if len(given) == 1 else None
 
     def _results(self) -> set[tuple[Function | None, str]]:

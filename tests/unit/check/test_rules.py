@@ -70,7 +70,7 @@ CASES = [
     ),
     Case(
         "batch_not_divided", WRONG, changed(RIGHT, ("BATCH = 32", "BATCH = 30")), "loader = DataLoader",
-        "DataLoader(data, sampler=sampler, drop_last=True, batch_size=28)",
+        "DataLoader(data, batch_size=28, sampler=sampler, drop_last=True)",
     ),
     Case(
         "batch_not_divided", WRONG, RIGHT, "loader = DataLoader", "batch_size=30", Given(microbatches=5),
@@ -255,6 +255,44 @@ def test_in_a_script_for_one_process_nothing_is_wrong_yet():
         ("    sampler.set_epoch(epoch)\n", ""),
     )  # fmt: skip
     assert {(each.rule, each.grade) for each in found(text)} == {("sampler_without_epoch", Grade.HINT)}
+
+
+def test_a_rank_is_followed_into_functions_and_methods():
+    started = """
+def train(rank, world_size):
+    setup(rank, world_size)
+    loader = DataLoader(data, batch_size=64, shuffle=True)
+    model = DDP(net.to(rank), device_ids=[rank])
+    for epoch in range(10):
+        for x, y in loader:
+            model(x).mean().backward()
+        torch.save(model.module.state_dict(), f"epoch{epoch}.pt")
+
+def setup(rank, world_size):
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
+
+if __name__ == "__main__":
+    mp.spawn(train, args=(2,), nprocs=2)
+"""
+    head = COPIES[: COPIES.index("torch.distributed.init")]
+    assert {each.rule for each in found(head + started)} == {"loader_not_sharded", "saved_by_every_rank"}
+    assert found(changed(head + started, ("data,", "part(rank),"), (".pt", "-{rank}.pt"))) == []
+
+    saving = """
+class Trainer:
+    def __init__(self):
+        self.model = weft.DistributedModel(net)
+
+    def fit(self):
+        if weft.rank() == 0:
+            self.save()
+
+    def save(self):
+        torch.save(self.model.state_dict(), "self.pt")
+"""
+    (finding,) = found(RIGHT + saving)
+    assert (finding.rule, finding.grade) == ("together_on_one_rank", Grade.WRONG)
+    assert found(RIGHT + changed(saving, ("if weft.rank() == 0", "if weft.rdp_rank() == 0"))) == []
 
 
 def test_a_loader_is_followed_into_a_function():
