@@ -86,6 +86,9 @@ def comes_alone(script: Script, node: ast.AST, depth: int = 3) -> bool:
     if alone(script, node) is not None or any(isinstance(each, ast.If) for each in script.above(node)):
         return True
     function = script.function_of(node)
+    decorators = [] if function is None else function.decorator_list
+    if any(word in ast.unparse(each) for each in decorators for word in ("rank", "main_process")):
+        return True
     if function is None or function.name == "main" or script.is_started(function):
         return False
     callers = script.callers(function)
@@ -142,7 +145,11 @@ def _before(block: ast.AST, child: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _leaves(test: ast.If) -> bool:
-    return isinstance(test.body[-1], ast.Return) and not test.orelse
+    """Whether who passes a test goes no further."""
+    last = test.body[-1]
+    call = last.value if isinstance(last, ast.Expr) else None
+    ends = isinstance(call, ast.Call) and last_name(call.func) in ("exit", "_exit")
+    return not test.orelse and (ends or isinstance(last, ast.Return | ast.Continue | ast.Break | ast.Raise))
 
 
 def _passes_on(script: Script, call: ast.Call, given: ast.AST) -> bool:

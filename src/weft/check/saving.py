@@ -75,7 +75,7 @@ def _together(script: Script, training: Training, call: ast.Call) -> str | None:
         and len(call.args) < 3
     ):
         return None if last in ("barrier", "broadcast") else "collective"  # one after the other is a habit
-    step = training.steps.get(last) if isinstance(call.func, ast.Name) else None
+    step = training.step_called(call)
     if step is not None and (step.trains or script.partitions != 1):
         return "state"
     if not script.splits or script.partitions == 1:  # a rank alone has the whole model

@@ -239,6 +239,12 @@ UNSURE = {
     "values that are read now and then": changed(
         COPIES, (STEPPED, f"        if n % 9 == 0:\n            print(loss.item())\n{STEPPED}")
     ),
+    "the others have gone": changed(
+        COPIES, ("if rank == 0:\n    torch.save", "if rank != 0:\n    sys.exit(0)\ntorch.save")
+    ),
+    "a decorator": changed(
+        COPIES, ("if rank == 0:\n    torch.save", "@rank_zero_only\ndef main():\n    torch.save")
+    ),
     "a guarded main": "import torch.multiprocessing as mp\nif __name__ == '__main__':\n    mp.spawn(main)\n",
     "a fork": "import torch.multiprocessing as mp\nmp.spawn(main, nprocs=2, start_method='fork')\n",
 }
@@ -255,6 +261,14 @@ def test_in_a_script_for_one_process_nothing_is_wrong_yet():
         ("    sampler.set_epoch(epoch)\n", ""),
     )  # fmt: skip
     assert {(each.rule, each.grade) for each in found(text)} == {("sampler_without_epoch", Grade.HINT)}
+
+
+def test_a_step_may_be_a_method():
+    step = RIGHT[RIGHT.index("@weft.step") : RIGHT.index("for epoch")]
+    inside = "class Trainer:\n" + "".join(f"    {line}\n" for line in step.strip().splitlines())
+    inside += "    def fit(self):\n        for x, y in loader:\n            self.train_step(model, x, y)\n"
+    text = changed(RIGHT[: RIGHT.index("for epoch")], (step, inside), ("BATCH = 32", "BATCH = 30"))
+    assert [each.rule for each in found(text)] == ["batch_not_divided"]
 
 
 def test_a_rank_is_followed_into_functions_and_methods():
