@@ -244,7 +244,7 @@ def _texts(root: Path) -> None:
         "schedule/schedule.csv": csv, "settings/settings.json": json.dumps(settings),
         "slurm/environment": _lines(slurm), "torchrun/environment": _lines(torchrun),
         "options/environment": _lines(options), "message/message.json": pack(MESSAGE).text,
-        "debugger/job.json": json.dumps(job),
+        "debugger/job.json": json.dumps(job), "script/train.py": SCRIPT,
     }  # fmt: skip
     for number, line in enumerate(COMMANDS):
         files[f"command{number}/arguments"] = "\n".join(line)
@@ -260,6 +260,9 @@ def _texts(root: Path) -> None:
 def _lines(values: dict[str, str]) -> str:
     return "\n".join(f"{name}={value}" for name, value in values.items())
 
+
+SCRIPT = (Path(__file__).parents[2] / "examples" / "train_hybrid.py").read_text(encoding="utf-8")
+"""What `weft check` reads."""
 
 COMMANDS = tuple(
     line.split()

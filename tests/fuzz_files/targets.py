@@ -18,6 +18,7 @@ import torch
 import weft.torch as weft
 from tests.fuzz_files.samples import COMMANDS, MESSAGE, Trained
 from weft.analysis.analysis import Analysis
+from weft.check import check_script
 from weft.cli.main import main
 from weft.communication.messages import pack, unpack
 from weft.compat.debugger import read_job
@@ -160,6 +161,11 @@ def environment(folder: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line.partition("=")[0] and "=" in line)
 
 
+def checked_script(folder: Path, made: Trained) -> str:
+    check_script(folder / "train.py")
+    return "read"
+
+
 def settings_of(folder: Path, made: Trained) -> str:
     resolve({"partitions": 2}, {"WEFT_CONFIG": str(folder / "settings.json")}, 4)
     return "read"
@@ -299,6 +305,7 @@ TARGETS: tuple[Target, ...] = (
     Target("config", ("*",), planned("8xH100", "config.json"), pipes=False),
     Target("settings", ("*",), settings_of, pipes=False),
     Target("debugger", ("*",), job_of, pipes=False),
+    Target("script", ("*",), checked_script, pipes=False),
     Target("distribution", ("*",), distribution_of, pipes=False),
     Target("hosts", ("*",), hosts_of, pipes=False),
     Target("slurm", ("*",), launchers, pipes=False),

@@ -10,6 +10,11 @@ from weft.check.ranks import differs_in_pipeline, ranks_in, shards
 from weft.check.script import Script, argument, keyword, last_name, rewritten
 from weft.check.training import Loader, Training
 
+LOADER = (
+    "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory",
+    "drop_last",
+)  # fmt: skip
+"""The arguments of a `DataLoader` by position."""
 SAMPLERS = ("DistributedSampler", "shared_sampler")
 
 
@@ -33,7 +38,7 @@ def uneven_last_batch(script: Script, training: Training) -> Iterator[Finding]:
             loader.call.lineno,
             f"the last batch of an epoch has {'what is left of the samples' if left is None else f'{left} samples'}, "
             f"and a step that trains refuses a batch that {cut or 'its'} microbatches do not divide",
-            rewritten(loader.call, drop_last="True"),
+            rewritten(loader.call, LOADER, drop_last="True"),
         )
 
 
@@ -46,13 +51,12 @@ def batch_not_divided(script: Script, training: Training) -> Iterator[Finding]:
             continue
         if batch % cut:
             better = str(max(1, batch // cut) * cut)
-            keep = ast.Call(loader.call.func, loader.call.args[:1], loader.call.keywords)
             yield Finding(
                 "batch_not_divided",
                 Grade.WRONG,
                 loader.call.lineno,
                 f"a batch of {batch} samples is refused, since {cut} microbatches do not divide it",
-                rewritten(keep, batch_size=better),
+                rewritten(loader.call, LOADER, batch_size=better),
             )
 
 
@@ -72,7 +76,7 @@ def loader_not_sharded(script: Script, training: Training) -> Iterator[Finding]:
             loader.call.lineno,
             "every copy of the model reads all of the data, so copies learn the same thing several times"
             + ("" if script.copied else ", as soon as there are copies"),
-            rewritten(loader.call, without=("shuffle",), sampler=sampler),
+            rewritten(loader.call, LOADER, without=("shuffle",), sampler=sampler),
         )
 
 
@@ -92,7 +96,8 @@ def sampler_by_rank(script: Script, training: Training) -> Iterator[Finding]:
             call.lineno,
             "the ranks of one pipeline have to read the same batch, and this sampler gives each process another one",
             rewritten(
-                ast.Call(call.func, call.args[:1], call.keywords),
+                call,
+                ("dataset", "num_replicas", "rank"),
                 num_replicas=f"{script.weft}.dp_size()",
                 rank=f"{script.weft}.dp_rank()",
             ),
@@ -137,7 +142,7 @@ def workers_compete(script: Script, training: Training) -> Iterator[Finding]:
                 loader.call.lineno,
                 f"{ranks} ranks with {workers} workers each are {ranks * workers} processes that prepare data, "
                 f"on {cores} cores that also train",
-                rewritten(loader.call, num_workers=str(cores // ranks)),
+                rewritten(loader.call, LOADER, num_workers=str(cores // ranks)),
             )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from weft.check.finding import Finding, Grade
 from weft.check.ranks import differs_in_pipeline
-from weft.check.script import WEFT, Script, argument, dotted, keyword, last_name, rewritten
+from weft.check.script import STARTERS, WEFT, Script, argument, dotted, keyword, last_name, rewritten
 from weft.check.training import Training
 from weft.rules.replicas.small_batch_norm import SmallBatchNorm
 
@@ -132,7 +132,7 @@ def rate_not_scaled(script: Script, training: Training) -> Iterator[Finding]:
             call.lineno,
             "a step sees the batches of all copies, and the rate of SGD should grow with them if it was found on one "
             "process",
-            rewritten(ast.Call(call.func, call.args[:1], call.keywords), lr=f"{text} * {scaled}"),
+            rewritten(call, ("params", "lr"), lr=f"{text} * {scaled}"),
         )
 
 
@@ -143,7 +143,7 @@ def spawned_without_guard(script: Script, training: Training) -> Iterator[Findin
         for call in script.ending("set_start_method", "get_context")
         if call.args
     )
-    for call in script.ending("spawn", "Process", "Pool", "ProcessPoolExecutor"):
+    for call in script.ending(*STARTERS):
         full = script.name(call.func)
         always = full == "torch.multiprocessing.spawn" and keyword(call, "start_method") is None
         if not (always or (spawning and ("multiprocessing" in full or "concurrent" in full))):

@@ -25,8 +25,6 @@ TELLS = (
     "init_process_group", "spawn", "save", "write", "join",
 )  # fmt: skip
 """Calls that a rank is told to without reading data by it."""
-CALLERS = 20
-"""So many calls of a function are looked at."""
 
 
 class Alone(NamedTuple):
@@ -88,9 +86,12 @@ def comes_alone(script: Script, node: ast.AST, depth: int = 3) -> bool:
     if alone(script, node) is not None or any(isinstance(each, ast.If) for each in script.above(node)):
         return True
     function = script.function_of(node)
-    if function is None or function.name == "main":
+    decorators = [] if function is None else function.decorator_list
+    if any(word in ast.unparse(each) for each in decorators for word in ("rank", "main_process")):
+        return True
+    if function is None or function.name == "main" or script.is_started(function):
         return False
-    callers = script.ending(function.name)[:CALLERS]
+    callers = script.callers(function)
     return depth == 0 or not callers or any(comes_alone(script, call, depth - 1) for call in callers)
 
 
@@ -144,7 +145,21 @@ def _before(block: ast.AST, child: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _leaves(test: ast.If) -> bool:
-    return isinstance(test.body[-1], ast.Return) and not test.orelse
+    """Whether who passes a test goes no further."""
+    last = test.body[-1]
+    call = last.value if isinstance(last, ast.Expr) else None
+    ends = isinstance(call, ast.Call) and last_name(call.func) in ("exit", "_exit")
+    return not test.orelse and (ends or isinstance(last, ast.Return | ast.Continue | ast.Break | ast.Raise))
+
+
+def _passes_on(script: Script, call: ast.Call, given: ast.AST) -> bool:
+    """Whether a function of the script gets the rank under such a name: what it does with it stands there."""
+    if isinstance(given, ast.keyword):
+        return isinstance(call.func, ast.Name) and bool(_RANK.fullmatch(given.arg or ""))
+    function = script.functions.get(call.func.id) if isinstance(call.func, ast.Name) else None
+    names = [each.arg for each in function.args.args] if function is not None else []
+    place = next((number for number, each in enumerate(call.args) if each is given), len(names))
+    return place < len(names) and _RANK.fullmatch(names[place]) is not None
 
 
 def _is_told(script: Script, node: ast.AST) -> bool:
@@ -153,8 +168,9 @@ def _is_told(script: Script, node: ast.AST) -> bool:
     for each in script.above(node):
         if isinstance(each, ast.keyword) and each.arg == "device_ids":
             return True
-        if isinstance(each, ast.Call) and last_name(each.func) in TELLS and child is not each.func:
-            return True
+        if isinstance(each, ast.Call) and child is not each.func:
+            if last_name(each.func) in TELLS or _passes_on(script, each, child):
+                return True
         if isinstance(each, ast.If | ast.IfExp) and child is each.test:
             return True
         if isinstance(each, ast.Assign):

@@ -16,7 +16,7 @@ def together_on_one_rank(script: Script, training: Training) -> Iterator[Finding
     """One rank alone begins what all ranks have to do together."""
     for call in script.calls:
         what = _together(script, training, call)
-        guard = alone(script, call) if what else None
+        guard = _guard(script, call) if what else None
         if guard is None or what is None or _in_both(script, call, guard):
             continue
         certain = what == "collective" or (what == "state" and bool(script.partitions))
@@ -56,6 +56,15 @@ def _saved(script: Script, call: ast.Call, path: ast.expr) -> str:
     return f"state = {what}\nif {rank} == 0:\n    torch.save(state, {ast.unparse(path)})"
 
 
+def _guard(script: Script, call: ast.Call) -> Alone | None:
+    """The `if` for one rank around a call, or around the only call of the function that it is in."""
+    function, own = script.function_of(call), alone(script, call)
+    if own is not None or function is None:
+        return own
+    callers = script.callers(function)
+    return alone(script, callers[0]) if len(callers) == 1 else None
+
+
 def _together(script: Script, training: Training, call: ast.Call) -> str | None:
     """Which call that needs all ranks this is: a collective, one of a split model, or maybe the latter."""
     full, last = script.name(call.func), last_name(call.func)
@@ -66,7 +75,7 @@ def _together(script: Script, training: Training, call: ast.Call) -> str | None:
         and len(call.args) < 3
     ):
         return None if last in ("barrier", "broadcast") else "collective"  # one after the other is a habit
-    step = training.steps.get(last) if isinstance(call.func, ast.Name) else None
+    step = training.step_called(call)
     if step is not None and (step.trains or script.partitions != 1):
         return "state"
     if not script.splits or script.partitions == 1:  # a rank alone has the whole model

@@ -22,6 +22,11 @@ WEFT = "weft.torch"
 FORMER = {"smdistributed.modelparallel.torch": WEFT}
 """Other names under which scripts import weft."""
 
+MOST_CALLERS = 20
+"""So many calls of a function are looked at."""
+STARTERS = ("spawn", "start_processes", "Process", "ProcessPoolExecutor", "Pool")
+"""What starts processes that run a function."""
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.AsyncFor | ast.While
 
@@ -125,6 +130,20 @@ class Script:
         for call in self.calls:
             found.setdefault(last_name(call.func), []).append(call)
         return found
+
+    def callers(self, function: Function) -> list[ast.Call]:
+        """The calls of a function by its name, of a method by `self`; at most so many as are worth a look."""
+        method = isinstance(self.parent.get(function), ast.ClassDef)
+        wanted = f"self.{function.name}" if method else function.name
+        return [call for call in self.ending(function.name) if dotted(call.func) == wanted][:MOST_CALLERS]
+
+    def is_started(self, function: Function) -> bool:
+        """Whether processes are started that run a function."""
+        return any(
+            isinstance(each, ast.Name) and each.id == function.name
+            for call in self.ending(*STARTERS)
+            for each in (*call.args, *(given.value for given in call.keywords))
+        )
 
     # --- where ----------------------------------------------------------------------------------------------
 
@@ -285,16 +304,28 @@ def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
     return call.args[position] if len(call.args) > position else keyword(call, name)
 
 
-def rewritten(call: ast.Call, without: tuple[str, ...] = (), **keywords: str) -> str:
-    """A call as it should be written: with these keywords, and without those."""
-    kept = [each for each in call.keywords if each.arg not in (*without, *keywords)]
-    arguments = [*map(ast.unparse, call.args), *(_written(each) for each in kept)]
+def rewritten(
+    call: ast.Call, signature: tuple[str, ...] = (), without: tuple[str, ...] = (), **keywords: str
+) -> str:
+    """A call as it should be written: with these keywords, and without those.
+
+    Args:
+        call: The call as it is.
+        signature: The names of its arguments by position.
+        without: Flags that are left out.
+        keywords: What is changed in its place, or added at the end.
+    """
+    arguments = []
+    for number, value in enumerate(call.args):
+        name = signature[number] if number < len(signature) else ""
+        arguments.append("False" if name in without else keywords.pop(name, "") or ast.unparse(value))
+    for each in call.keywords:
+        if each.arg is None:
+            arguments.append(f"**{ast.unparse(each.value)}")
+        elif each.arg not in without:
+            arguments.append(f"{each.arg}={keywords.pop(each.arg, '') or ast.unparse(each.value)}")
     arguments += [f"{name}={text}" for name, text in keywords.items()]
     return f"{ast.unparse(call.func)}({', '.join(arguments)})"
-
-
-def _written(each: ast.keyword) -> str:
-    return f"{each.arg}={ast.unparse(each.value)}" if each.arg else f"**{ast.unparse(each.value)}"
 
 
 def _imports(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weft.check.ranks import CALLERS
 from weft.check.script import WEFT, Function, Loop, Script, argument, dotted, keyword, last_name
 
 DEPTH = 3
@@ -87,6 +86,11 @@ class Training:
         around = (each.name for each in self.script.above(node) if isinstance(each, Function))
         return next((self.steps[name] for name in around if name in self.steps), None)
 
+    def step_called(self, call: ast.Call) -> Step | None:
+        """The step function that a call runs, also as a method."""
+        name = last_name(call.func)
+        return self.steps.get(name) if dotted(call.func) in (name, f"self.{name}") else None
+
     def _steps(self) -> Iterator[Step]:
         for function in self.script.functions.values():
             for decorator in function.decorator_list:
@@ -108,11 +112,9 @@ class Training:
     def _trains(self) -> Iterator[ast.Call]:
         """Calls of training steps, and backward passes outside of them."""
         for call in self.script.calls:
-            name = last_name(call.func)
-            outside = name == "backward" and self.step_of(call) is None
-            if outside or (
-                isinstance(call.func, ast.Name) and name in self.steps and self.steps[name].trains
-            ):
+            step = self.step_called(call)
+            outside = last_name(call.func) == "backward" and self.step_of(call) is None
+            if outside or (step is not None and step.trains):
                 yield call
 
     def _loops(self) -> Iterator[Loop]:
@@ -128,7 +130,7 @@ class Training:
         function = self.script.function_of(node)
         if function is None or depth == 0 or function.name in self.steps:
             return
-        for call in self.script.ending(function.name)[:CALLERS]:
+        for call in self.script.callers(function):
             yield from self._around(call, depth - 1)
 
     def _loaders(self) -> Iterator[Loader]:
@@ -149,8 +151,9 @@ class Training:
 
     def _steps_in(self, loop: Loop) -> Iterator[Step]:
         for node in ast.walk(loop):
-            if isinstance(node, ast.Call) and last_name(node.func) in self.steps:
-                yield self.steps[last_name(node.func)]
+            step = self.step_called(node) if isinstance(node, ast.Call) else None
+            if step is not None:
+                yield step
 
     def origin(self, node: ast.AST, key: str) -> str | None:
         """What a function's parameter is called where the function is called, all other names as they are.
@@ -161,7 +164,7 @@ class Training:
         names = [] if function is None else [each.arg for each in function.args.args]
         if function is None or key not in names:
             return key
-        given = [argument(call, names.index(key), key) for call in self.script.ending(function.name)]
+        given = [argument(call, names.index(key), key) for call in self.script.callers(function)]
         return dotted(given[0]) if len(given) == 1 else None
 
     def _results(self) -> set[tuple[Function | None, str]]:
@@ -186,4 +189,4 @@ class Training:
             if value.func.attr not in ("reduce_mean", "reduce_sum", "concat", "stack"):
                 return False
             value = value.func.value
-        return isinstance(value, ast.Call) and last_name(value.func) in self.steps
+        return isinstance(value, ast.Call) and self.step_called(value) is not None

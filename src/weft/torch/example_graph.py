@@ -60,6 +60,11 @@ class Example:
     batch: Any
     loss: Callable[..., Tensor] | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """That of the model's first parameter."""
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
     def result(self, batch: Any) -> Any:
         """What the model makes of a batch."""
         if isinstance(batch, Mapping):
@@ -173,9 +178,8 @@ def traced_graph(example: Example, microbatches: int = 1, units: int = UNITS) ->
         SplitError: If the mini-batch cannot be cut.
         UsageError: If the model fails (`__cause__` is its error then) or holds no parameters.
     """
-    model = example.model
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    batch = replace_tensors(_microbatch(example.batch, microbatches), lambda t: t.to(device))
+    model, device = example.model, example.device
+    batch = first_microbatch(example, microbatches)
     meta = has_delayed(model)
     if meta:
         batch = replace_tensors(batch, lambda t: t.to("meta"))
@@ -213,14 +217,20 @@ def traced_graph(example: Example, microbatches: int = 1, units: int = UNITS) ->
     )
 
 
-def _microbatch(batch: Any, microbatches: int) -> Any:
-    if microbatches == 1:
-        return batch
+def first_microbatch(given: Example, microbatches: int) -> Any:
+    """The first of so many microbatches, on the model's device.
+
+    Raises:
+        SplitError: If the mini-batch cannot be cut.
+    """
 
     def example(batch: Any) -> None:
         """Named in errors."""
 
-    return prepare(example, (batch,), {}, Cut(), microbatches).slice(0)[0][0]
+    batch = given.batch
+    if microbatches > 1:
+        batch = prepare(example, (batch,), {}, Cut(), microbatches).slice(0)[0][0]
+    return replace_tensors(batch, lambda tensor: tensor.to(given.device))
 
 
 def opened(tree: Tree, units: int) -> set[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import pytest
 
 from tests.unit.check.scripts import COPIES, RIGHT, changed, found
+from tests.unit.test_docs import ROOT
 from weft.check import RULES, Given, Grade
 
 SAMPLER = "DistributedSampler(data, num_replicas=weft.dp_size(), rank=weft.dp_rank())"
@@ -68,7 +70,7 @@ CASES = [
     ),
     Case(
         "batch_not_divided", WRONG, changed(RIGHT, ("BATCH = 32", "BATCH = 30")), "loader = DataLoader",
-        "DataLoader(data, sampler=sampler, drop_last=True, batch_size=28)",
+        "DataLoader(data, batch_size=28, sampler=sampler, drop_last=True)",
     ),
     Case(
         "batch_not_divided", WRONG, RIGHT, "loader = DataLoader", "batch_size=30", Given(microbatches=5),
@@ -182,6 +184,12 @@ def test_every_rule_has_a_case():
     assert {case.rule for case in CASES} == {rule.__name__ for rule in RULES}
 
 
+def test_the_page_has_each_rule():
+    page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert {rule.__name__ for rule in RULES} <= {*rows}
+
+
 @pytest.mark.parametrize("text", [RIGHT, COPIES], ids=["split", "copies"])
 @pytest.mark.parametrize("given", [None, Given(ranks=2, cores=4)], ids=["alone", "given"])
 def test_nothing_is_found_where_nothing_is_wrong(text, given):
@@ -231,6 +239,12 @@ UNSURE = {
     "values that are read now and then": changed(
         COPIES, (STEPPED, f"        if n % 9 == 0:\n            print(loss.item())\n{STEPPED}")
     ),
+    "the others have gone": changed(
+        COPIES, ("if rank == 0:\n    torch.save", "if rank != 0:\n    sys.exit(0)\ntorch.save")
+    ),
+    "a decorator": changed(
+        COPIES, ("if rank == 0:\n    torch.save", "@rank_zero_only\ndef main():\n    torch.save")
+    ),
     "a guarded main": "import torch.multiprocessing as mp\nif __name__ == '__main__':\n    mp.spawn(main)\n",
     "a fork": "import torch.multiprocessing as mp\nmp.spawn(main, nprocs=2, start_method='fork')\n",
 }
@@ -247,6 +261,52 @@ def test_in_a_script_for_one_process_nothing_is_wrong_yet():
         ("    sampler.set_epoch(epoch)\n", ""),
     )  # fmt: skip
     assert {(each.rule, each.grade) for each in found(text)} == {("sampler_without_epoch", Grade.HINT)}
+
+
+def test_a_step_may_be_a_method():
+    step = RIGHT[RIGHT.index("@weft.step") : RIGHT.index("for epoch")]
+    inside = "class Trainer:\n" + "".join(f"    {line}\n" for line in step.strip().splitlines())
+    inside += "    def fit(self):\n        for x, y in loader:\n            self.train_step(model, x, y)\n"
+    text = changed(RIGHT[: RIGHT.index("for epoch")], (step, inside), ("BATCH = 32", "BATCH = 30"))
+    assert [each.rule for each in found(text)] == ["batch_not_divided"]
+
+
+def test_a_rank_is_followed_into_functions_and_methods():
+    started = """
+def train(rank, world_size):
+    setup(rank, world_size)
+    loader = DataLoader(data, batch_size=64, shuffle=True)
+    model = DDP(net.to(rank), device_ids=[rank])
+    for epoch in range(10):
+        for x, y in loader:
+            model(x).mean().backward()
+        torch.save(model.module.state_dict(), f"epoch{epoch}.pt")
+
+def setup(rank, world_size):
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
+
+if __name__ == "__main__":
+    mp.spawn(train, args=(2,), nprocs=2)
+"""
+    head = COPIES[: COPIES.index("torch.distributed.init")]
+    assert {each.rule for each in found(head + started)} == {"loader_not_sharded", "saved_by_every_rank"}
+    assert found(changed(head + started, ("data,", "part(rank),"), (".pt", "-{rank}.pt"))) == []
+
+    saving = """
+class Trainer:
+    def __init__(self):
+        self.model = weft.DistributedModel(net)
+
+    def fit(self):
+        if weft.rank() == 0:
+            self.save()
+
+    def save(self):
+        torch.save(self.model.state_dict(), "self.pt")
+"""
+    (finding,) = found(RIGHT + saving)
+    assert (finding.rule, finding.grade) == ("together_on_one_rank", Grade.WRONG)
+    assert found(RIGHT + changed(saving, ("if weft.rank() == 0", "if weft.rdp_rank() == 0"))) == []
 
 
 def test_a_loader_is_followed_into_a_function():

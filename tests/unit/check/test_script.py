@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.check.scripts import found
 from weft.check import check_script, read_script
-from weft.check.script import LIMIT_BYTES, parse_script
+from weft.check.script import LIMIT_BYTES, parse_script, rewritten
 from weft.errors import FormatError
 
 HOSTILE = {
@@ -98,3 +98,11 @@ def test_the_file_is_given_by_its_path(tmp_path):
     path = tmp_path / "script.py"
     path.write_text("x = 1\n")
     assert read_script(path).assigned.keys() == {"x"}
+
+
+def test_a_call_is_rewritten_in_its_place():
+    call = parse_script("f(a, 30, True, num_workers=2, **more)").calls[0]
+    names = ("data", "batch_size", "shuffle")
+    assert rewritten(call, names, without=("shuffle",), batch_size="28", num_workers="1", last="True") == (
+        "f(a, 28, False, num_workers=1, **more, last=True)"
+    )

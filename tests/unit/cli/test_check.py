@@ -43,7 +43,7 @@ def test_a_fault_has_its_place_its_reason_and_the_line_to_write(check):
     assert told == (
         "train.py:12: wrong: a batch of 30 samples is refused, since 4 microbatches do not divide it "
         "(batch_not_divided)\n"
-        "    write: DataLoader(data, sampler=sampler, drop_last=True, batch_size=28)\n"
+        "    write: DataLoader(data, batch_size=28, sampler=sampler, drop_last=True)\n"
         "train.py: 1 wrong\n"
     )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from weft.check import Finding, Given, Grade, as_json, as_text, check_script, read_script
 from weft.cli.machine import count
 from weft.errors import ConfigError, UsageError
+from weft.launch.local import usable_cores
 
 _EXAMPLES = """\
 examples:
@@ -58,7 +58,7 @@ def main(options: argparse.Namespace) -> int:
     path, colon, function = options.script.rpartition(":")
     if not colon or function.endswith(".py"):
         path, function = options.script, ""
-    given = Given(options.ranks, os.cpu_count(), options.partitions, options.microbatches)
+    given = Given(options.ranks, usable_cores(), options.partitions, options.microbatches)
     found = check_script(Path(path), given)
     if function:
         found = sorted([*found, *_run(Path(path), function, given)], key=lambda each: (each.line, each.rule))
@@ -83,11 +83,11 @@ def _run(path: Path, function: str, given: Given) -> list[Finding]:
         *example_check.check_batch(example, microbatches, line),
         *example_check.check_shared(example.model, partitions, line),
     ]
-    graph = traced_graph(
-        example, 1 if any(each.rule == "batch_not_divided" for each in found) else microbatches
-    )
+    if any(each.rule == "batch_not_divided" for each in found):
+        microbatches = 1
+    graph = traced_graph(example, microbatches)
     return [
         *found,
         *example_check.check_even(graph, partitions, line),
-        *example_check.check_run(example, line),
+        *example_check.check_run(example, microbatches, line),
     ]

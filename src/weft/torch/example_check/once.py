@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from weft.check.finding import Finding, Grade
 from weft.foreign import listed, reason
 from weft.torch.delayed_parameters import has_delayed
-from weft.torch.example_graph import Example
+from weft.torch.example_graph import Example, first_microbatch
+from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, same_states
 from weft.torch.tensors.nested import tensors_in
 
+ALL = TORCH | PYTHON | NUMPY
 
-def check_run(example: Example, line: int) -> Iterator[Finding]:
-    """What shows when the model runs once on its whole mini-batch; its buffers move on, its gradients stay as they are.
+
+def check_run(example: Example, microbatches: int, line: int) -> Iterator[Finding]:
+    """What shows when the model runs one microbatch; its buffers move on, its gradients stay as they are.
 
     A model without data (on the meta device) is not run.
     """
@@ -27,15 +30,16 @@ def check_run(example: Example, line: int) -> Iterator[Finding]:
     handles = [
         module.register_forward_hook(_note(made, name)) for name, module in example.model.named_modules()
     ]
-    before = torch.get_rng_state()
+    streams, batch = Streams(example.device), first_microbatch(example, microbatches)
+    before = streams.capture(ALL)
     try:
-        result = example.result(example.batch)
+        result = example.result(batch)
     finally:
         for handle in handles:
             handle.remove()
-    if not torch.equal(before, torch.get_rng_state()):
+    if not same_states(before, streams.capture(ALL)):
         yield _random(example.model, line)
-    start = example.start(result, example.batch)
+    start = example.start(result, batch)
     if start is not None and start.requires_grad:
         try:
             yield from _unused(example, start, made, result, line)
@@ -76,10 +80,25 @@ def _unused(
     results = [(name, tensor) for name, tensors in made.items() for tensor in tensors if name]
     returned = [tensor for tensor in tensors_in(result) if tensor.requires_grad and tensor is not start]
     wanted = [*named.values(), *(tensor for _, tensor in results), *returned]
-    gradients = torch.autograd.grad(start, wanted, allow_unused=True)
-    used = [gradient is not None for gradient in gradients]
-    reached = {name for (name, _), one in zip(results, used[len(named) :], strict=False) if one}
-    dead = {name for name, _ in results} - reached
+    used = [one is not None for one in torch.autograd.grad(start, wanted, allow_unused=True)]
+    ends = len(named), len(named) + len(results)
+    yield from _unused_results([name for name, _ in results], used[ends[0] : ends[1]], line)
+    yield from _unused_parameters([*named], used[: ends[0]], line)
+    left = used[ends[1] :].count(False)
+    if left and example.loss is not None:
+        yield Finding(
+            "return_unused",
+            Grade.HINT,
+            line,
+            f"the loss does not use {left} of {len(returned)} tensors that the model returns: a step that returns them "
+            "sends them to all ranks",
+            "return loss  # of the step, and no more than is needed",
+        )
+
+
+def _unused_results(names: list[str], used: list[bool], line: int) -> Iterator[Finding]:
+    """Modules none of whose results is used; of those inside each other the outermost."""
+    dead = {*names} - {name for name, one in zip(names, used, strict=True) if one}
     wasted = sorted(name for name in dead if not any(name.startswith(f"{other}.") for other in dead))
     if wasted:
         yield Finding(
@@ -89,23 +108,16 @@ def _unused(
             f"the loss does not depend on what {listed(wasted, 4)} computes, and it runs in every microbatch",
             f"leave out the call of {wasted[0]}",
         )
-    without = [name for name, one in zip(named, used, strict=False) if not one]
+
+
+def _unused_parameters(names: list[str], used: list[bool], line: int) -> Iterator[Finding]:
+    without = [name for name, one in zip(names, used, strict=True) if not one]
     if without:
         yield Finding(
             "parameter_unused",
             Grade.HINT,
             line,
-            f"no gradient comes to {listed(without, 4)}, {len(without)} of {len(named)} parameters: they take memory, "
+            f"no gradient comes to {listed(without, 4)}, {len(without)} of {len(names)} parameters: they take memory, "
             "and their bucket of gradients waits for the end of the step",
             f"model.get_parameter('{without[0]}').requires_grad_(False)  # or leave their modules out",
-        )
-    left = sum(not one for one in used[len(used) - len(returned) :]) if returned else 0
-    if left and example.loss is not None:
-        yield Finding(
-            "return_unused",
-            Grade.HINT,
-            line,
-            f"the loss does not use {left} of {len(returned)} tensors that the model returns: a step that returns them "
-            "sends them to all ranks",
-            "return loss  # of the step, and no more than is needed",
         )

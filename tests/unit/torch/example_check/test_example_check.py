@@ -103,7 +103,7 @@ def test_units_that_must_lie_together_count_as_one():
 
 
 def test_what_nobody_uses():
-    found = [*check_run(Example(Tied(spare=True), ids(), lambda result: result[0].square().mean()), 3)]
+    found = [*check_run(Example(Tied(spare=True), ids(), lambda result: result[0].square().mean()), 1, 3)]
     assert {each.rule: each.line for each in found} == {
         "result_unused": 3,
         "parameter_unused": 3,
@@ -113,28 +113,28 @@ def test_what_nobody_uses():
     assert "what aux computes" in reasons["result_unused"]
     assert "aux.0.weight, aux.0.bias, idle.weight, idle.bias, 4 of" in reasons["parameter_unused"]
     assert "1 of 2 tensors" in reasons["return_unused"]
-    assert [*check_run(Example(Tied(), ids(), lambda result: result.square().mean()), 3)] == []
+    assert [*check_run(Example(Tied(), ids(), lambda result: result.square().mean()), 1, 3)] == []
 
 
 def test_a_run_leaves_no_gradients_and_no_hooks():
     model = Tied(spare=True)
-    [*check_run(Example(model, ids()), 1)]
+    [*check_run(Example(model, ids()), 1, 1)]
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_random_numbers_are_told():
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
-    (finding,) = check_run(Example(model, torch.randn(4, 4)), 1)
+    (finding,) = check_run(Example(model, torch.randn(4, 4)), 1, 1)
     assert finding.rule == "random_numbers"
     assert "(1)" in finding.reason
-    assert [*check_run(Example(model.eval(), torch.randn(4, 4)), 1)] == []
+    assert [*check_run(Example(model.eval(), torch.randn(4, 4)), 1, 1)] == []
 
 
 def test_a_model_without_data_is_not_run():
     with torch.device("meta"):
         model = nn.Linear(4, 4)
-    assert [*check_run(Example(model, torch.randn(2, 4)), 1)] == []
+    assert [*check_run(Example(model, torch.randn(2, 4)), 1, 1)] == []
 
 
 def test_gradients_that_cannot_be_followed_are_a_hint():
@@ -151,7 +151,7 @@ def test_gradients_that_cannot_be_followed_are_a_hint():
         def forward(self, x):
             return Cut.apply(super().forward(x))
 
-    (finding,) = check_run(Example(Model(4, 4), torch.randn(2, 4)), 1)
+    (finding,) = check_run(Example(Model(4, 4), torch.randn(2, 4)), 1, 1)
     assert finding.rule == "not_followed"
     assert "no way back" in finding.reason
 
