@@ -20,7 +20,7 @@ import weft.torch as weft
 folder = sys.argv[1]
 weft.init({"partitions": 2, "microbatches": 2, "optimize": "speed", "log_dir": folder + "/log"})
 torch.manual_seed(0)
-model = weft.DistributedModel(nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)]))
+model = weft.DistributedModel(nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)], nn.BatchNorm1d(32)))
 optimizer = weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
 other = nn.Parameter(torch.ones(4))
 other.grad = torch.ones(4)
@@ -121,6 +121,7 @@ def test_what_was_planted_is_seen(tmp_path: Path, workers: int):
         assert facts.ranks == 2 and facts.pp_rank == rank and facts.limit_bytes > 0 and facts.pid > 0
         assert {unit.partition for unit in facts.units} == {0, 1} and facts.settings["microbatches"] == 2
         assert facts.settings["measured_costs"] is True
+        assert facts.settings["batch_norm_samples"] == 4, "8 samples in 2 microbatches"
         assert facts.start_s < facts.joined_s <= run.steps[rank][0].start_s and "torch" in facts.versions
     assert run.facts[0].units == run.facts[1].units
     (samples,) = run.samples.values()

@@ -31,7 +31,8 @@ class Facts:
         limit_bytes: The most memory that it may have; 0 if that is not known.
         cores: Those it may use.
         settings: Those of weft that matter here: partitions, microbatches, pipeline, optimize, ... Beside them what a
-            frontend found: `measured_costs`, that units were measured with a microbatch of this job.
+            frontend found: `measured_costs`, that units were measured with a microbatch of this job, and
+            `batch_norm_samples`, over how many samples a BatchNorm that trains takes its means.
         units: Those of the models, if they were split; the same on all ranks.
         versions: Of weft, the framework, Python, the driver: name to text.
     """

@@ -46,6 +46,20 @@ def test_the_battery(name: str):
     check(name, CASES[name])
 
 
+def test_only_where_there_are_copies_they_are_normalised_together():
+    few = Recorded(settings={"batch_norm_samples": 8})
+    assert not any("sync" in line for line in ask("SmallBatchNorm", few).advice)
+    (line, *_) = ask("SmallBatchNorm", replace(few, replicas=2)).advice
+    assert line.endswith("`weft.convert_sync_batchnorm(model)`")
+
+
+def test_with_tensorflow_the_rule_says_why_it_is_silent():
+    run = Recorded().run()
+    run = replace(run, facts={0: replace(run.facts[0], versions={"TensorFlow": "2.20"})})
+    found = ask("SmallBatchNorm", run)
+    assert (found.status, "with TensorFlow" in found.text) == (Status.NOT_APPLICABLE, True)
+
+
 def slowed(preempted: int, share: float) -> Recorded:
     """Rank 1 has its core for a share of its work, and loses the core so often."""
 

@@ -13,8 +13,8 @@ from weft.rules.rule import Finding, Rule
 class SmallBatchNorm(Rule):
     """Does batch normalisation take its means over so few samples that they are noise?
 
-    Each copy of the model, and each microbatch, is normalised for itself. The number of samples is the fact
-    `batch_norm_samples` of the run.
+    Each copy of the model, and each microbatch, is normalised for itself, but for `SyncBatchNorm` over all copies. The
+    number of samples is that of the first mini-batch.
     """
 
     least_steps = 0
@@ -24,10 +24,15 @@ class SmallBatchNorm(Rule):
 
     def evaluate(self, analysis: Analysis) -> Finding:
         samples = number_of(analysis, "batch_norm_samples", 0)
+        if any("TensorFlow" in facts.versions for facts in analysis.run.facts.values()):
+            return self.not_applicable("with TensorFlow the samples of batch normalisation are not recorded")
         if not samples:
-            return self.not_applicable("the model has no batch normalisation that is known")
+            return self.not_applicable("no batch normalisation trained")
         cut = number_of(analysis, "microbatches")
-        advice = ["normalise over all copies: `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`"]
+        copies = 1 + max((analysis.facts(rank).rdp_rank for rank in analysis.ranks), default=0)
+        advice = ["give each step a larger mini-batch"]
+        if copies > 1:
+            advice.insert(0, "normalise over all copies: `weft.convert_sync_batchnorm(model)`")
         if cut > 1:
             advice.append(
                 f'cut the mini-batch into fewer: `"microbatches": {max(1, cut * samples // self.least)}`'

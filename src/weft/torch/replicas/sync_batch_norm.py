@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from weft.errors import UsageError
+from weft.session.recording import tell_facts
 from weft.torch.pytorch.private import tables_of
 from weft.torch.session import current
 from weft.torch.session.addressed_exchange import Exchange
@@ -206,18 +207,19 @@ def _like(old: Any, session: Session) -> SyncBatchNorm:
 
 
 def warn_of_few_samples(session: Session, model: Any, batch: MiniBatch) -> None:
-    """Warn, once for each model with replicas, of BatchNorm that sees few samples at a time because batches are cut."""
-    if session.mesh.rdp == 1 or not batch.size or not model.training or model.__dict__.get(FEW_SAMPLES):
+    """Warn, once for each model with replicas, of BatchNorm that sees few samples at a time because batches are cut.
+
+    A recording is told the least that a BatchNorm sees, with replicas or without.
+    """
+    if not batch.size or not model.training or model.__dict__.get(FEW_SAMPLES):
         return
     model.__dict__[FEW_SAMPLES] = True
     samples = batch.size // batch.microbatches
-    few = [
-        (name, samples * (session.mesh.rdp if isinstance(part, SyncBatchNorm) else 1))
-        for name, part in model.module.named_modules()
-        if isinstance(part, BatchNorm) and part.training
-    ]
-    few = [(name, seen) for name, seen in few if seen < LEAST_SAMPLES]
-    if few and session.rank == 0:
+    every = [seen for each in session.models for _, seen in _seen(session, each.module, samples)]
+    if every:
+        tell_facts(session, batch_norm_samples=min(every))
+    few = [(name, seen) for name, seen in _seen(session, model.module, samples) if seen < LEAST_SAMPLES]
+    if few and session.rank == 0 and session.mesh.rdp > 1:
         more = f" and {len(few) - 1} more" if few[1:] else ""
         advice = "" if few[0][1] > samples else "weft.convert_sync_batchnorm(model) before DistributedModel, "
         warnings.warn(
@@ -225,3 +227,10 @@ def warn_of_few_samples(session: Session, model: Any, batch: MiniBatch) -> None:
             f"statistics are noisy. Use {advice}fewer microbatches or larger batches",
             stacklevel=3,
         )
+
+
+def _seen(session: Session, root: nn.Module, samples: int) -> Iterator[tuple[str, int]]:
+    """Every BatchNorm that trains, and how many samples it sees of a microbatch with so many."""
+    for name, part in root.named_modules():
+        if isinstance(part, BatchNorm) and part.training:
+            yield name, samples * (session.mesh.rdp if isinstance(part, SyncBatchNorm) else 1)
