@@ -145,8 +145,11 @@ class Messages:
 
     def receive(self, microbatch: int, items: Sequence[Item]) -> list[Any]:
         """The values of other partitions, when they are there."""
-        with self.session.guarded():
-            return [self._receive(microbatch, item) for item in items]
+        session = self.session
+        with session.guarded():
+            found = [self._receive(microbatch, item) for item in items]
+            session.monitor.note("compute", session.steps, microbatch)  # a graph does not tell what it does then
+            return found
 
     def _receive(self, microbatch: int, item: Item) -> Any:
         session = self.session
