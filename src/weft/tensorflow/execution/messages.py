@@ -148,7 +148,9 @@ class Messages:
         session = self.session
         with session.guarded():
             found = [self._receive(microbatch, item) for item in items]
-            session.monitor.note("compute", session.steps, microbatch)  # a graph does not tell what it does then
+            session.monitor.note(
+                "compute", session.steps, microbatch
+            )  # a graph does not tell what it does then
             return found
 
     def _receive(self, microbatch: int, item: Item) -> Any:
