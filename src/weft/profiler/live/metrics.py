@@ -25,6 +25,7 @@ from typing import Any
 from weft.analysis.run import Run, Step
 from weft.errors import FormatError, LaunchError
 from weft.foreign import cut, parse_json
+from weft.profiler.clock import clock_offset_s
 from weft.profiler.live.following import Follower, Tail
 from weft.visible import visible
 from weft.watch.heartbeat import Sign, State
@@ -69,7 +70,8 @@ class Logged:
 
     def __init__(self, folder: Path, since_s: float | None = None) -> None:
         self._folder = folder
-        self._since_s = time.time() - _AHEAD_S if since_s is None else since_s
+        now_s = time.perf_counter() + clock_offset_s()  # which files are compared with
+        self._since_s = now_s - _AHEAD_S if since_s is None else since_s
         self._tail: tuple[int, Tail] | None = None
         self._left = b""
         self._values: dict[str, float] = {}
