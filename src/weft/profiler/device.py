@@ -6,7 +6,8 @@
 An event is asked later whether the device has passed it, and is never waited for. What was handed over ended at its
 event. It began when the one before had ended, or when the host handed it over, whichever is later. The device's clock
 is tied to the host's whenever an event passes at once, which says that the device has nothing to do; PyTorch tells the
-time between two events in milliseconds of 32 bits, so the tie is made anew as often as that happens.
+time between two events in milliseconds of 32 bits, so the tie is made anew as often as that happens. While work is
+captured as a CUDA graph nothing runs, and no event may be asked: such work has the host's times.
 """
 
 from __future__ import annotations
@@ -39,10 +40,16 @@ class DeviceTimes:
     Args:
         make_event: Makes an event with timing.
         add: Takes what is known then: begin and end, and what else `put` was given.
+        captures: Whether work is captured just now, and does not run.
     """
 
-    def __init__(self, make_event: Callable[[], Event], add: Callable[..., None]) -> None:
-        self._make, self._add = make_event, add
+    def __init__(
+        self,
+        make_event: Callable[[], Event],
+        add: Callable[..., None],
+        captures: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._make, self._add, self._captures = make_event, add, captures
         self._free: list[Event] = []
         self._flying: deque[tuple[Event, float, float, tuple[Any, ...]]] = deque()
         self._made = 0
@@ -54,7 +61,7 @@ class DeviceTimes:
     def tie(self) -> None:
         """Tie the device's clock to the host's, if the device has nothing to do."""
         with self._lock:
-            event = self._event()
+            event = None if self._captures() else self._event()
             if event is None:
                 return
             before_s = time.perf_counter()
@@ -72,6 +79,9 @@ class DeviceTimes:
     def put(self, start_s: float, end_s: float, *what: Any) -> None:
         """Work was handed over from `start_s` to `end_s` on the host."""
         with self._lock:
+            if self._captures():
+                self._add(start_s, end_s, *what)
+                return
             event = self._event() if self._tie is not None else None
             if event is None:
                 self.dropped += 1
@@ -84,7 +94,8 @@ class DeviceTimes:
     def look(self) -> None:
         """Tell of what the device has passed."""
         with self._lock:
-            self._look()
+            if not self._captures():
+                self._look()
 
     def close(self) -> None:
         """Tell of the rest, too: by the host's times, where the device has not passed it."""

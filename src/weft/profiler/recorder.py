@@ -153,9 +153,12 @@ class Recorder:
             self.book.end(now, samples, memory_bytes)
         self.add("step", self._step, -1, self._step_s, now)
 
-    def use_events(self, make_event: Callable[[], Event]) -> None:
-        """From now on work has the times of the device, by events that this makes."""
-        self.device = DeviceTimes(make_event, self._put_late)
+    def use_events(self, make_event: Callable[[], Event], captures: Callable[[], bool]) -> None:
+        """From now on work has the times of the device, by events that this makes.
+
+        ``captures``: whether work is captured just now, and does not run.
+        """
+        self.device = DeviceTimes(make_event, self._put_late, captures)
         self.device.tie()
 
     def note(self, values: Mapping[str, object]) -> None:

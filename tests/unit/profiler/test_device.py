@@ -124,7 +124,7 @@ def test_without_a_tie_or_a_free_event_the_host_s_times_count(gpu: Device, monke
 
 def test_a_recorder_times_work_by_them_and_waits_by_the_host(gpu: Device, tmp_path: Path):
     recorder = Recorder.open(tmp_path, 0, 1)
-    recorder.use_events(gpu.event)
+    recorder.use_events(gpu.event, lambda: False)
     start_s, end_s = gpu.hand_over(2.0)
     recorder.add("F", 1, 0, start_s, end_s, stage=3)
     recorder.add("wait", 1, 0, end_s, end_s + 0.5, peer=0)
@@ -133,3 +133,20 @@ def test_a_recorder_times_work_by_them_and_waits_by_the_host(gpu: Device, tmp_pa
     found = {span.kind: span for span in read_recording(tmp_path).timeline.spans}
     assert found["F"].duration_s == pytest.approx(2.0, abs=1e-4) and found["F"].stage == 3
     assert found["wait"].duration_s == pytest.approx(0.5)
+
+
+def test_no_event_is_asked_while_work_is_captured(gpu: Device):
+    found: list[tuple[object, ...]] = []
+    captures = []
+    times = DeviceTimes(gpu.event, lambda *span: found.append(span), lambda: bool(captures))
+    times.tie()
+    times.put(*gpu.hand_over(1.0), "a")
+    captures.append("a graph")
+    made, gpu.now = gpu.events, 20.0
+    times.tie()
+    times.put(20.0, 20.5, "captured")
+    times.look()
+    assert found == [(20.0, 20.5, "captured")] and gpu.events == made and times.dropped == 0
+    captures.clear()
+    times.look()
+    assert found[1:] == near((10.0, 11.0, "a"))
