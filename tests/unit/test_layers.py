@@ -79,7 +79,7 @@ MAY_USE = {
     "tensorflow": {
         "private": set(),
         "tensors": {"errors", "session"},
-        "session": {"errors", "session", "transport"},
+        "session": {"communication", "errors", "session", "transport"},
         "trace": {"errors"},
         "checkpoint": {"checkpoint", "errors", "foreign", "session"},
         "replicas": {"errors", "reduce", "session", "transport"},

@@ -12,7 +12,8 @@ What a rank does is told in the order in which the host came to it, and stands i
 
 An event is asked later whether the device has passed it, and is never waited for. The device's clock is tied to the
 host's whenever an event passes at once, which says that the device has nothing to do. In between two facts keep the
-tie: no event can pass before it was recorded, nor after it was seen to have passed.
+tie: no event can pass before it was recorded, nor after it was seen to have passed. While work is captured as a CUDA
+graph nothing runs, and no event may be asked: such work has the host's times.
 """
 
 from __future__ import annotations
@@ -76,10 +77,11 @@ class DeviceTimes:
 
     Args:
         make_event: Makes an event with timing.
+        captures: Whether work is captured just now, and does not run.
     """
 
-    def __init__(self, make_event: Callable[[], Event]) -> None:
-        self._make = make_event
+    def __init__(self, make_event: Callable[[], Event], captures: Callable[[], bool] = lambda: False) -> None:
+        self._make, self._captures = make_event, captures
         self._free: deque[Event] = deque()
         self._queue: deque[Queued] = (
             deque()
@@ -95,7 +97,7 @@ class DeviceTimes:
     def tie(self, within_s: float = TIED_S) -> None:
         """Tie the device's clock to the host's, if the device has nothing to do."""
         self.look()
-        event = None if self._queue else self._event()
+        event = None if self._queue or self._captures() else self._event()
         if event is None:
             return
         before_s = time.perf_counter()
@@ -112,6 +114,9 @@ class DeviceTimes:
 
     def work(self, start_s: float, end_s: float, then: Then, is_work: bool = True) -> None:
         """Work was handed over from `start_s` to `end_s` on the host. What `is_work` not lies within some."""
+        if self._captures():
+            self.own(start_s, end_s, then)
+            return
         event = self._event() if self._tie is not None else None
         if event is None:
             self.dropped += 1
@@ -134,7 +139,7 @@ class DeviceTimes:
 
     def look(self) -> None:
         """Tell of what the device has passed. Another thread that is at it goes on alone."""
-        if self._looking.acquire(blocking=False):
+        if not self._captures() and self._looking.acquire(blocking=False):
             try:
                 self._look()
             finally:

@@ -167,9 +167,14 @@ class Recorder:
             self.book.end(end_s, samples, memory_bytes, spent)
         self._put(self._step_s, end_s, "step", self._step, -1, -1, "", -1)
 
-    def use_events(self, make_event: Callable[[], Event]) -> None:
-        """From now on work and steps have the times of the device, by events that this makes."""
-        self.device = DeviceTimes(make_event)
+    def use_events(
+        self, make_event: Callable[[], Event], captures: Callable[[], bool] = lambda: False
+    ) -> None:
+        """From now on work and steps have the times of the device, by events that this makes.
+
+        ``captures``: whether work is captured just now, and does not run.
+        """
+        self.device = DeviceTimes(make_event, captures)
 
     def moment(self) -> float | Moment:
         """Now, or when the device will have done what was handed to it so far."""

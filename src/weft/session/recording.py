@@ -44,6 +44,7 @@ class Process:
         versions: Of the framework and what it needs.
         cpu_s: Processor time of whatever runs steps.
         make_event: Makes an event of the device with timing, where work goes on there after it was handed over.
+        captures: Whether work of the device is captured just now, as a CUDA graph, and does not run.
         observe: Has more of the framework recorded, and gives what ends that.
     """
 
@@ -52,6 +53,7 @@ class Process:
     versions: Mapping[str, str] = field(default_factory=dict)
     cpu_s: Callable[[], float] = time.process_time
     make_event: Callable[[], Event] | None = None
+    captures: Callable[[], bool] = lambda: False
     observe: Callable[[Session], list[Callable[[], None]]] = lambda session: []
 
 
@@ -99,7 +101,7 @@ def start(
     session.process = process or session.process or Process()
     tell(session, session.process)
     if session.process.make_event is not None:
-        recorder.use_events(session.process.make_event)
+        recorder.use_events(session.process.make_event, session.process.captures)
     recorder.undo = [pauses.watch(session), *session.process.observe(session)]
     if session.place.local_rank == 0:
         recorder.undo.append(start_sampler(recorder.folder))

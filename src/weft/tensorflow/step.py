@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -135,7 +135,7 @@ class Step:
         if not private.is_building_function():
             messages.open()
             results = self._together(batch, key, tensors)
-            messages.close(evaluates=key not in self._training)
+            messages.close(key not in self._training, tensors)
         elif private.wants_xla():
             results = self._inside(batch, key, tensors)
         else:
@@ -145,7 +145,7 @@ class Step:
             evaluates = key not in self._training
             done = [each for each in tf.nest.flatten(results) if tf.is_tensor(each)]
             with tf.control_dependencies(done):
-                _operation(lambda: messages.close(evaluates))
+                _operation(lambda *given: messages.close(evaluates, given), tensors)
         return _collect(shares, results)
 
     def _inside(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> list[Any]:
@@ -198,9 +198,9 @@ class Step:
         return _without_others(captured.result, iter(leaves))
 
 
-def _operation(call: Callable[[], object]) -> Any:
-    """An operation of the graph that is being traced, which calls Python."""
-    return tf.py_function(lambda: (call(), 0)[1], [], tf.int32)
+def _operation(call: Callable[..., object], tensors: Sequence[Any] = ()) -> Any:
+    """An operation of the graph that is being traced, which calls Python with the values of tensors."""
+    return tf.py_function(lambda *given: (call(*given), 0)[1], list(tensors), tf.int32)
 
 
 def _collect(shares: list[Any], results: list[Any]) -> Any:

@@ -106,7 +106,8 @@ def _process(session: Session) -> recording.Process:
     }  # fmt: skip
     cpu_s = session.executor.cpu_s if session.executor is not None else time.thread_time
     make_event = partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None
-    return recording.Process(str(device), limit, versions, cpu_s, make_event, observe)
+    captures = torch.cuda.is_current_stream_capturing if device.type == "cuda" else lambda: False
+    return recording.Process(str(device), limit, versions, cpu_s, make_event, captures, observe)
 
 
 def describe_start(settings: Settings) -> dict[str, str]:

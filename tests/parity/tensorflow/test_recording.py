@@ -164,3 +164,42 @@ def test_a_process_alone_counts_its_steps(tmp_path: Path, way: str):
     assert all("loss" in step.values for step in steps if step.evaluates)
     (log,) = (tmp_path / "log").glob("*.jsonl")
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2, 3, 4, 5]
+
+
+OPEN = (
+    DATA
+    + """
+model = weft.DistributedModel(keras.Sequential(layers))
+
+@weft.step(input_signature=[tf.TensorSpec([None, 4])])
+def train_step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x, training=True) ** 2)
+    return tape.gradient(loss, model.trainable_variables), loss
+
+around = tf.function(lambda x: train_step(x)[1].reduce_mean(), reduce_retracing=True)
+for samples in (8, 12):
+    train_step(tf.ones([samples, 4]))
+    around(tf.ones([samples, 4]))
+weft.init({"partitions": 2, "microbatches": 2, "optimize": "speed", "record": sys.argv[1]})
+for samples in (8, 16):
+    train_step(tf.ones([samples, 4]))
+    around(tf.ones([8, 4]))
+"""
+)
+
+
+def test_samples_of_a_mini_batch_whose_size_is_left_open(tmp_path: Path):
+    options = ["--record", str(tmp_path / "run")]
+    run_ranks(2, OPEN, [str(tmp_path / "run")], options=options).check()
+    run = read_run(tmp_path / "run")
+    assert [step.samples for step in run.steps[0]] == [8, 8, 12, 12, 8, 8, 16, 8]
+
+
+def test_a_function_that_was_traced_before_the_recording_is_named(tmp_path: Path):
+    outcome = run_ranks(2, OPEN, [str(tmp_path / "run")]).check()
+    run = read_run(tmp_path / "run")
+    assert [step.samples for step in run.steps[0]] == [8, 8, 16, 8]
+    assert [step.work_s > 0 for step in run.steps[0]] == [True, False, True, False]
+    told = "the recording tells when train_step ran, and nothing of what is in it"
+    assert (outcome.stdout + outcome.stderr).count(told) == 2, "once on each rank"

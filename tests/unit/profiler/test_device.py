@@ -244,3 +244,18 @@ def test_what_a_device_tells_late_is_kept_with_its_step(gpu: Device, tmp_path: P
     recorder.close()
     told = sorted((span.step, span.kind) for span in read_run(tmp_path).timeline.spans)
     assert told == [(2, "F"), (2, "optimizer"), (2, "step")]
+
+
+def test_no_event_is_asked_while_work_is_captured(gpu: Device):
+    captures: list[str] = []
+    told = Told(DeviceTimes(gpu.event, lambda: bool(captures)))
+    told.work(gpu.hand_over(1.0), "a")
+    captures.append("a graph")
+    made, gpu.now = gpu.events, 20.0
+    told.times.tie()
+    told.work((20.0, 20.5), "captured")
+    told.times.look()
+    assert told == [] and gpu.events == made and told.times.dropped == 0
+    captures.clear()
+    told.times.look()
+    assert told == [(10.0, 11.0, "a"), (20.0, 20.5, "captured")]

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from weft.errors import WeftError
+from weft.foreign import shown_path
 from weft.profiler.clock import Clock
 from weft.profiler.facts import SUFFIX, read_facts
 from weft.profiler.host.gpus import Gpus
@@ -54,6 +55,11 @@ def start_sampler(folder: Path) -> Callable[[], None]:
         return lambda: None
 
     def end() -> None:
+        if (process.poll() or 0) > 0:
+            _LOG.warning(
+                "the recording has nothing more of the host since its sampler ended with exit code %d; to see why: "
+                "python -m %s %s $$", process.returncode, __name__, shown_path(folder),
+            )  # fmt: skip
         with suppress(OSError):
             process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -63,10 +69,13 @@ def start_sampler(folder: Path) -> Callable[[], None]:
 
 
 class LocalRanks:
-    """The process ids of the ranks that say in their files that they are of this host."""
+    """The process ids of the ranks that say in their files that they are of this host.
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
-        self._folder, self._clock = folder, clock
+    Containers of one machine share its clock. Their names differ, and so do their processes.
+    """
+
+    def __init__(self, folder: Path, clock: Clock, host: str) -> None:
+        self._folder, self._clock, self._host = folder, clock, host
         self._known: dict[Path, tuple[int, int]] = {}
 
     def __call__(self) -> list[int]:
@@ -76,7 +85,7 @@ class LocalRanks:
                 changed = path.stat().st_mtime_ns
                 if self._known.get(path, (0, 0))[0] != changed:
                     facts, clock = read_facts(path)
-                    here = clock.identity == self._clock.identity
+                    here = clock.identity == self._clock.identity and facts.host == self._host
                     self._known[path] = changed, facts.pid if here else 0
         return [pid for _, pid in self._known.values() if pid > 0]
 
@@ -87,7 +96,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of a terminal is for the ranks
     clock = Clock.here()
     system = importlib.import_module("psutil")
-    sampler = Sampler(system, LocalRanks(folder, clock), Gpus(), own_pid=os.getpid())
+    sampler = Sampler(system, LocalRanks(folder, clock, host_name()), Gpus(), own_pid=os.getpid())
     file = open_samples(folder, host_name(), clock)
     next_s = time.monotonic() + EVERY_S
     while os.getppid() == parent:

@@ -34,8 +34,8 @@ FIRST_BYTES = 4 << 20
 """Of a file that is there already no more than this is read, its end."""
 PART_BYTES = 16 << 20
 """No look reads more of one file."""
-FIRST_READ = HEADER_BYTES
-"""Bytes by which the files of two jobs are told apart."""
+FIRST_READ = 256
+"""Bytes by which the files of two jobs are told apart: a header, with what its clock said when the file began."""
 _LINE_BYTES = 1 << 20
 _NAME = re.compile(r"rank(\d{1,7})\.(spans|steps\.jsonl|facts\.json)")
 

@@ -25,6 +25,7 @@ from typing import Any
 from weft.analysis.run import Run, Step
 from weft.errors import FormatError, LaunchError
 from weft.foreign import cut, parse_json
+from weft.profiler.clock import clock_offset_s
 from weft.profiler.live.following import Follower, Tail
 from weft.visible import visible
 from weft.watch.heartbeat import Sign, State
@@ -33,6 +34,8 @@ MOST_VALUES = 16
 """So many names of logged values are told."""
 LAST = 20
 """Steps of a recording that a mean is made of."""
+_AHEAD_S = 5.0
+"""The clock of a file server may be so far behind."""
 _TOGETHER = 8
 """So many requests are answered at once."""
 _PATIENCE_S = 5.0
@@ -59,10 +62,16 @@ class Pace:
 
 
 class Logged:
-    """The last values that the first rank logged, from the file that it writes."""
+    """The last values that the first rank logged, from the file that it writes.
 
-    def __init__(self, folder: Path) -> None:
+    ``since_s``: when the job began, in seconds since 1970. Files that were written last before that are of others: in a
+    container the first rank of every job may have the same number.
+    """
+
+    def __init__(self, folder: Path, since_s: float | None = None) -> None:
         self._folder = folder
+        now_s = time.perf_counter() + clock_offset_s()  # which files are compared with
+        self._since_s = now_s - _AHEAD_S if since_s is None else since_s
         self._tail: tuple[int, Tail] | None = None
         self._left = b""
         self._values: dict[str, float] = {}
@@ -71,8 +80,9 @@ class Logged:
         """Those of the job whose first rank is this process, by name; the first `MOST_VALUES` that came."""
         if self._tail is None or self._tail[0] != process:
             with suppress(OSError):
-                for path in self._folder.glob(f"*-{process}.jsonl"):
-                    self._tail, self._left, self._values = (process, Tail(path)), b"", {}
+                found = [(path.stat().st_mtime, path) for path in self._folder.glob(f"*-{process}.jsonl")]
+                if found and max(found)[0] >= self._since_s:
+                    self._tail, self._left, self._values = (process, Tail(max(found)[1])), b"", {}
         if self._tail is not None:
             *lines, self._left = (self._left + self._tail[1].more()[1]).split(b"\n")
             for line in lines:

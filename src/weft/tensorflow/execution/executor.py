@@ -167,7 +167,7 @@ class InGraph:
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
         self._after: list[Any] = []
-        self._records = messages.session.recorder is not None
+        self._records = messages.records
 
     def _tell(self, tell: Any) -> None:
         """An operation that calls Python, after all before it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from weft.tensorflow.tensors.mini_batch import MiniBatch
 from weft.transport.channel import VALUE, Key, Message
 from weft.watch.progress import Ranks
 
+log = logging.getLogger("weft")
 SAMPLES = 256
 """So many values of each tensor are compared in every step."""
 
@@ -74,12 +76,17 @@ class Messages:
 
     Whatever fails here has been told to the other ranks when the error is raised. Inside of a graph it becomes one of
     TensorFlow's own errors.
+
+    Attributes:
+        records: Whether the phases are told to a recording. A graph that was traced without goes on so.
     """
 
     def __init__(self, session: Session, name: str, batch: MiniBatch) -> None:
         self.session = session
         self._name, self._batch = name, batch
         self._at_s = 0.0
+        self._samples = 0
+        self.records = session.recorder is not None
         self._check: StepCheck | None = None
 
     def begin(self, evaluates: bool, tensors: Sequence[Any]) -> None:
@@ -91,6 +98,14 @@ class Messages:
         session = self.session
         session.check_whole()
         session.count_step(evaluates)
+        self._samples = self._batch.samples(tensors)
+        if session.recorder is not None and not self.records:
+            self.records = True
+            log.warning(
+                "the recording tells when %s ran, and nothing of what is in it: the tf.function around was traced "
+                "before the recording began. Record from the first weft.init on, or make that function anew",
+                self._name,
+            )
         if session.channel is None:
             return
         everything = session.settings.checked == "always" or session.steps == 1
@@ -105,9 +120,9 @@ class Messages:
         if session.channel is not None:
             session.channel.mailbox.discard(session.steps)
         if session.recorder is not None:
-            session.recorder.end_step(self._batch.size or 0, resident_bytes())
+            session.recorder.end_step(self._samples, resident_bytes())
         if session.progress is not None:
-            samples = (self._batch.size or 0) * session.mesh.rdp
+            samples = self._samples * session.mesh.rdp
             session.progress.step(samples, lambda: Ranks((), resident_bytes()))
         session.monitor.note("", session.steps)
 
@@ -115,20 +130,28 @@ class Messages:
         """A step of a process without others is called: it is counted, and told, at its end."""
         self._at_s = time.perf_counter()
 
-    def close(self, evaluates: bool) -> None:
-        """It has ended. TensorFlow computes microbatches side by side: they count as one piece of work."""
+    def close(self, evaluates: bool, tensors: Sequence[Any]) -> None:
+        """It has ended, with these tensors.
+
+        TensorFlow computes its microbatches side by side: they count as one piece of work.
+        """
         began_s, end_s = self._at_s, time.perf_counter()
         if self.session.recorder is not None:
             self.session.recorder.open_step(began_s)
-        self._begin(evaluates, ())
+        self._begin(evaluates, tensors)
         if self.session.recorder is not None:
             self.session.recorder.add("F", self.session.steps, 0, began_s, end_s, stage=0)
         self.end()
 
     def receive(self, microbatch: int, items: Sequence[Item]) -> list[Any]:
         """The values of other partitions, when they are there."""
-        with self.session.guarded():
-            return [self._receive(microbatch, item) for item in items]
+        session = self.session
+        with session.guarded():
+            found = [self._receive(microbatch, item) for item in items]
+            session.monitor.note(
+                "compute", session.steps, microbatch
+            )  # a graph does not tell what it does then
+            return found
 
     def _receive(self, microbatch: int, item: Item) -> Any:
         session = self.session

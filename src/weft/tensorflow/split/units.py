@@ -12,44 +12,11 @@ What depends on the step's arguments alone, and has no effect, is no part of a u
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from weft.graph.model import Graph, Tensor, Unit
+from weft.tensorflow.split.sets import Together, circles, in_order
 from weft.tensorflow.trace.operations import Operation, Record, Value, Variable
-
-
-class Together:
-    """Numbers that belong together, as they are told.
-
-    >>> sets = Together(4)
-    >>> sets.join(0, 2)
-    >>> sets.of(2) == sets.of(0), sets.of(1) == sets.of(3)
-    (True, False)
-    """
-
-    def __init__(self, count: int) -> None:
-        self._parent = list(range(count))
-
-    def of(self, number: int) -> int:
-        """The number that stands for all that belong to this one: the smallest."""
-        root = number
-        while self._parent[root] != root:
-            root = self._parent[root]
-        while self._parent[number] != root:
-            self._parent[number], number = root, self._parent[number]
-        return root
-
-    def join(self, one: int, other: int) -> None:
-        """These two, and all that belong to them, belong together."""
-        low, high = sorted((self.of(one), self.of(other)))
-        self._parent[high] = low
-
-    def join_all(self, numbers: Iterable[int]) -> None:
-        """All of these belong together."""
-        first, *others = numbers
-        for other in others:
-            self.join(first, other)
 
 
 @dataclass
@@ -117,14 +84,15 @@ def make_units(record: Record) -> Units:
     sets = Together(len(record.operations))
     _join(record, sets, inside)
     edges = _edges(record, order, sets, inside)
-    while circles := _circles(edges):
-        for circle in circles:
+    while found := circles(edges):
+        for circle in found:
             sets.join_all(circle)
         edges = _edges(record, order, sets, inside)
     members: dict[int, list[int]] = defaultdict(list)
     for number in sorted(inside):
         members[sets.of(number)].append(number)
-    return _describe(record, [members[root] for root in _sorted_roots(edges, members)], replicated)
+    order = in_order(edges, {root: min(numbers) for root, numbers in members.items()})
+    return _describe(record, [members[root] for root in order], replicated)
 
 
 def _find_inside(record: Record, order: list[int], replicated: set[int]) -> set[int]:
@@ -205,72 +173,6 @@ def _edges(record: Record, order: list[int], sets: Together, inside: set[int]) -
         elif operation.gradient_of < 0 and sources:
             reach[number] = frozenset(sources)
     return edges
-
-
-def _circles(edges: dict[int, set[int]]) -> list[list[int]]:
-    """The sets of more than one node that depend on each other (Tarjan's strongly connected components)."""
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    stack: list[int] = []
-    on_stack: set[int] = set()
-    found: list[list[int]] = []
-    for start in list(edges):
-        if start in index:
-            continue
-        work = [(start, iter(edges[start]))]
-        index[start] = low[start] = len(index)
-        stack.append(start)
-        on_stack.add(start)
-        while work:
-            node, rest = work[-1]
-            for other in rest:
-                if other not in index:
-                    index[other] = low[other] = len(index)
-                    stack.append(other)
-                    on_stack.add(other)
-                    work.append((other, iter(edges.get(other, ()))))
-                    break
-                if other in on_stack:
-                    low[node] = min(low[node], index[other])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                if low[node] == index[node]:
-                    component = []
-                    while True:
-                        other = stack.pop()
-                        on_stack.discard(other)
-                        component.append(other)
-                        if other == node:
-                            break
-                    if len(component) > 1:
-                        found.append(component)
-    return found
-
-
-def _sorted_roots(edges: dict[int, set[int]], members: dict[int, list[int]]) -> list[int]:
-    """The units so that each comes after those that it depends on; else as they were made."""
-    import heapq
-
-    after: dict[int, list[int]] = defaultdict(list)
-    left = {root: len(sources) for root, sources in edges.items()}
-    for root, sources in edges.items():
-        for source in sources:
-            after[source].append(root)
-    first = {root: min(numbers) for root, numbers in members.items()}
-    ready = [(first[root], root) for root, count in left.items() if not count]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, root = heapq.heappop(ready)
-        order.append(root)
-        for user in after[root]:
-            left[user] -= 1
-            if not left[user]:
-                heapq.heappush(ready, (first[user], user))
-    assert len(order) == len(members), "units wait for each other"
-    return order
 
 
 def _describe(record: Record, members: list[list[int]], replicated: set[int]) -> Units:

@@ -74,6 +74,15 @@ class MiniBatch:
         """Whether all microbatches have equally many samples."""
         return not self.size or self.size % self.microbatches == 0
 
+    def samples(self, tensors: Sequence[Any]) -> int:
+        """How many samples these tensors have, which are given whole and with values; 0 if nothing is cut."""
+        if self.size is not None:
+            return self.size
+        pairs = zip(self.tensors, tensors, strict=True)
+        return next(
+            (tensor.shape[axis] for number, tensor in pairs if (axis := self.axes[number]) is not None), 0
+        )
+
     def specs(self) -> list[tf.TensorSpec]:
         """What the tensors of a microbatch are like."""
         found: list[tf.TensorSpec] = []
@@ -191,67 +200,94 @@ def prepare(
         SplitError: Tensors differ in size along the dim that they are cut, have no samples, or have a number of them
             that ``microbatches`` does not divide; the tensors are named.
     """
+    found = _Arguments(cut)
     names = argument_names(function, args)
-    whole = tuple(args), dict(kwargs)
-    leaves: list[Any] = []
-    axes: list[int | None] = []
-    tensors: list[int] = []
-    paths: list[str] = []
-    sizes: list[tuple[str, int | None, list[int | None]]] = []
-    faults: list[str] = []
     for name, argument in [*zip(names, args, strict=True), *sorted(kwargs.items())]:
         for path, leaf in _flat(argument, name):
-            if isinstance(leaf, (np.ndarray, np.generic)):
-                leaf = tf.convert_to_tensor(leaf)
-            axis = None
-            if isinstance(leaf, COMPOSITE):
-                faults.append(
-                    f"{path} is a {type(leaf).__name__}, and a step takes plain tensors only: make it one outside of "
-                    "the step, with tf.convert_to_tensor, .to_tensor() or tf.sparse.to_dense"
-                )
-            elif isinstance(leaf, tf.Tensor):
-                tensors.append(len(leaves))
-                paths.append(path)
-                axis = None if name in cut.whole else cut.axes.get(name, 0)
-                rank = leaf.shape.rank
-                if axis is not None and rank is not None and not -rank <= axis < rank:
-                    faults.append(
-                        f"{path} has the shape {leaf.shape.as_list()} and so no dim {axis} to cut: if every microbatch "
-                        f'needs it whole, write @weft.step(non_split_inputs=["{name}"])'
-                    )
-                elif axis is not None:
-                    shape = leaf.shape.as_list() if rank is not None else [None]
-                    sizes.append((path, shape[axis] if rank is not None else None, shape))
-            leaves.append(leaf)
-            axes.append(axis)
-    faults += find_unknown(function, cut)
-    faults += find_different(sizes)
-    known = [size for _, size, _ in sizes if size is not None]
-    size = known[0] if known else None
-    if not faults and size == 0:
-        faults.append(f"{sizes[0][0]} has no samples: leave the step out for an empty batch")
-    if not faults and size is not None and size % microbatches and not cut.uneven:
-        faults.append(
+            found.add(name, path, leaf)
+    size, faults = _size(found.sizes, cut, microbatches)
+    faults = [*found.faults, *find_unknown(function, cut), *faults]
+    if faults:
+        raise SplitError("\n".join(faults))
+    given = None
+    if signature is not None:
+        given = _check_signature(signature, [found.leaves[number] for number in found.tensors], found.paths)
+        for spec, number in zip(given, found.tensors, strict=True):
+            axis = found.axes[number]
+            if axis is not None and (spec.shape.rank is None or spec.shape[axis] is None):
+                size = None
+    count = min(size or microbatches, microbatches)
+    whole = tuple(args), dict(kwargs)
+    return MiniBatch(
+        found.leaves, whole, found.axes, found.tensors, count, size, found.paths, cut.uneven, given
+    )
+
+
+class _Arguments:
+    """What the arguments of a step hold, as it is found; see :class:`MiniBatch`.
+
+    Attributes:
+        sizes: Of each tensor that is cut its path, how many samples it has, if that is known, and its shape.
+        faults: What cannot be cut.
+    """
+
+    def __init__(self, cut: Cut) -> None:
+        self._cut = cut
+        self.leaves: list[Any] = []
+        self.axes: list[int | None] = []
+        self.tensors: list[int] = []
+        self.paths: list[str] = []
+        self.sizes: list[tuple[str, int | None, list[int | None]]] = []
+        self.faults: list[str] = []
+
+    def add(self, name: str, path: str, leaf: Any) -> None:
+        """One more leaf, of the argument ``name``."""
+        if isinstance(leaf, (np.ndarray, np.generic)):
+            leaf = tf.convert_to_tensor(leaf)
+        axis = None
+        if isinstance(leaf, COMPOSITE):
+            self.faults.append(
+                f"{path} is a {type(leaf).__name__}, and a step takes plain tensors only: make it one outside of "
+                "the step, with tf.convert_to_tensor, .to_tensor() or tf.sparse.to_dense"
+            )
+        elif isinstance(leaf, tf.Tensor):
+            self.tensors.append(len(self.leaves))
+            self.paths.append(path)
+            axis = None if name in self._cut.whole else self._cut.axes.get(name, 0)
+            if axis is not None:
+                self._add_cut(name, path, leaf.shape, axis)
+        self.leaves.append(leaf)
+        self.axes.append(axis)
+
+    def _add_cut(self, name: str, path: str, shape: tf.TensorShape, axis: int) -> None:
+        """A tensor that is cut along a dim."""
+        if shape.rank is None:
+            self.sizes.append((path, None, [None]))
+        elif -shape.rank <= axis < shape.rank:
+            self.sizes.append((path, shape[axis], shape.as_list()))
+        else:
+            self.faults.append(
+                f"{path} has the shape {shape.as_list()} and so no dim {axis} to cut: if every microbatch "
+                f'needs it whole, write @weft.step(non_split_inputs=["{name}"])'
+            )
+
+
+def _size(
+    sizes: Sequence[tuple[str, int | None, list[int | None]]], cut: Cut, microbatches: int
+) -> tuple[int | None, list[str]]:
+    """How many samples there are, if any tensor tells that, and why they cannot be cut."""
+    size = next((each for _, each, _ in sizes if each is not None), None)
+    if faults := find_different(sizes):
+        return size, faults
+    if size == 0:
+        return size, [f"{sizes[0][0]} has no samples: leave the step out for an empty batch"]
+    if size is not None and size % microbatches and not cut.uneven:
+        return size, [
             f"{sizes[0][0]} has {size} samples, which {microbatches} microbatches do not divide: choose a batch size "
             f"that is a multiple of {microbatches}; give tf.data's batch() drop_remainder=True, or cut the last batch "
             "as evenly as possible with @weft.step(allow_uneven=True)"
-        )
-    if faults:
-        raise SplitError("\n".join(faults))
-    given = (
-        None
-        if signature is None
-        else _check_signature(signature, [leaves[number] for number in tensors], paths)
-    )
-    cut_sizes = [
-        spec.shape[axes[number]]
-        for spec, number in zip(given or (), tensors, strict=False)
-        if axes[number] is not None
-    ]
-    if None in cut_sizes:
-        size = None
-    count = min(size or microbatches, microbatches)
-    return MiniBatch(leaves, whole, axes, tensors, count, size, paths, cut.uneven, given)
+        ]
+    return size, []
 
 
 def _check_signature(signature: Any, tensors: list[Any], paths: list[str]) -> list[tf.TensorSpec]:

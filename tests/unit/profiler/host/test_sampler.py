@@ -304,7 +304,7 @@ def test_no_gpus(monkeypatch):
 
 def test_ranks_of_this_host_by_their_files(tmp_path: Path):
     here, there = Clock(b"h" * 16, 0.0), Clock(b"t" * 16, 0.0)
-    ranks = LocalRanks(tmp_path, here)
+    ranks = LocalRanks(tmp_path, here, FACTS.host)
     assert ranks() == []
     write_facts(tmp_path, FACTS, here)
     write_facts(tmp_path, replace(FACTS, rank=1, pid=8), there)
@@ -312,6 +312,20 @@ def test_ranks_of_this_host_by_their_files(tmp_path: Path):
     assert ranks() == [7]
     write_facts(tmp_path, replace(FACTS, pid=12345), here)
     assert ranks() == [12345]
+    write_facts(tmp_path, replace(FACTS, host="another container"), here)
+    assert ranks() == []
+
+
+def test_a_sampler_that_fails_is_told(tmp_path: Path, caplog):
+    psutil = pytest.importorskip("psutil")
+    before = psutil.Process().children()
+    end = start_sampler(tmp_path / "none")  # a folder that is not there
+    (process,) = (each for each in psutil.Process().children() if each not in before)
+    until = time.monotonic() + 60
+    while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
+        time.sleep(0.05)
+    end()
+    assert "since its sampler ended with exit code 1; to see why: python -m weft.profiler" in caplog.text
 
 
 def test_a_process_of_its_own_measures_this_host(tmp_path: Path):

@@ -14,9 +14,9 @@ from weft.profiler.clock import Clock
 from weft.profiler.facts import write_facts
 from weft.profiler.format import HEADER_BYTES, RECORD, Header
 from weft.profiler.live import following
-from weft.profiler.live.following import KEEP_STEPS, Follower, Tail
+from weft.profiler.live.following import FIRST_READ, KEEP_STEPS, Follower, Tail
 from weft.profiler.recorder import Recorder, path_of
-from weft.profiler.steps import END, line_of
+from weft.profiler.steps import END, Book, line_of
 from weft.watch.process import host_name
 
 CLOCK = b"c" * 16
@@ -91,7 +91,8 @@ def test_nothing_is_read_twice(tmp_path, monkeypatch):
         add_step(file, step)
         follower.look()
     records = 10 * 3 * RECORD.size
-    assert sum(read) == 10 * HEADER_BYTES + records
+    firsts = [min(FIRST_READ, HEADER_BYTES + 3 * looks * RECORD.size) for looks in range(1, 11)]
+    assert sum(read) == sum(firsts) + records
 
 
 def test_a_long_recording_is_entered_near_its_end(tmp_path, monkeypatch):
@@ -203,3 +204,13 @@ def test_a_made_run_is_seen_as_it_was_made(tmp_path):
     for rank in run.ranks:
         for seen, made in zip(found.steps[rank], run.steps[rank], strict=True):
             assert seen.work_s == pytest.approx(made.work_s) and seen.start_s == made.start_s
+
+
+def test_the_lines_of_another_job_are_told_apart_however_long_they_are(tmp_path):
+    follower, clock = Follower(tmp_path), Clock(CLOCK, 1795664663.7)
+    for job in (1, 2):
+        book = Book.open(tmp_path, 0, 1, clock._replace(offset_s=clock.offset_s + job / 1e3))
+        for step in range(10 * job):
+            book.file.write(line(step).rstrip())
+        book.close()
+        assert numbers(follower) == [*range(10 * job)]

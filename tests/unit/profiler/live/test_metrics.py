@@ -95,6 +95,16 @@ def test_a_rank_has_a_limited_number_of_series(tmp_path):
     assert logged.of(8) is not None
 
 
+def test_a_file_of_an_earlier_job_with_the_same_process_is_none_of_this_one(tmp_path):
+    old, new = tmp_path / "20260101-000000-7.jsonl", tmp_path / "20260102-000000-7.jsonl"
+    old.write_text('{"values": {"loss": 9}}\n')
+    os.utime(old, (1000, 1000))
+    logged = Logged(tmp_path)
+    assert not logged.of(7)
+    new.write_text('{"values": {"loss": 1}}\n')
+    assert logged.of(7) == {"loss": 1.0}
+
+
 def send(endpoint: Endpoint, content: bytes) -> bytes:
     host, port = endpoint._server.server_address[:2]
     with socket.create_connection((host, port), timeout=30) as connection:
