@@ -7,10 +7,13 @@ from collections.abc import Iterator
 
 from weft.check.finding import Finding, Grade
 from weft.check.ranks import differs_in_pipeline
-from weft.check.script import STARTERS, WEFT, Script, argument, dotted, keyword, last_name, rewritten
+from weft.check.script import STARTERS, WEFT, Script
+from weft.check.syntax import argument, dotted, keyword, last_name, rewritten
 from weft.check.training import Training
 from weft.rules.replicas.small_batch_norm import SmallBatchNorm
 
+MOST_VALUES = 20
+"""What is assigned more often is not followed."""
 SIZES = ("dp_size", "rdp_size", "size", "world_size", "get_world_size", "num_replicas")
 RATES = ("scale_lr", "WarmUp")
 WRAPPERS = (
@@ -166,14 +169,16 @@ def _made(script: Script, node: ast.expr | None, user: ast.Call) -> ast.Call | N
     """The call that has certainly made a model: the expression itself, or what its name was assigned last before."""
     if isinstance(node, ast.Call):
         return node
-    function = script.function_of(user)
+    function, values = script.function_of(user), script.assigned.get(dotted(node) or "", [])
     earlier = [
         each
-        for each in script.assigned.get(dotted(node) or "", [])
+        for each in values[:MOST_VALUES]
         if each is not None and each.lineno < user.lineno and script.function_of(each) is function
     ]
     last = max(earlier, key=lambda each: each.lineno, default=None)
-    return last if isinstance(last, ast.Call) and script.comes_after(user, last) else None
+    if len(values) > MOST_VALUES or not isinstance(last, ast.Call):
+        return None
+    return last if script.comes_after(user, last) else None
 
 
 def _innermost(script: Script, node: ast.expr, call: ast.Call) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-from weft.check.script import Function, Script, last_name
+from weft.check.script import Function, Script
+from weft.check.syntax import last_name
 
 _WHO = "(main|master|chief|first|zero)"
 _RANK = re.compile(
@@ -72,9 +74,8 @@ def alone(script: Script, node: ast.AST) -> Alone | None:
     for each in script.above(node):
         if isinstance(each, ast.If) and child is not each.test and (rank := _one_rank(script, each.test)):
             return Alone(each, rank)
-        for earlier in _before(each, child):
-            if isinstance(earlier, ast.If) and _leaves(earlier) and (rank := _one_rank(script, earlier.test)):
-                return Alone(earlier, rank)
+        if isinstance(child, ast.stmt) and child in _gone(script):
+            return _gone(script)[child]
         if isinstance(each, Function):
             return None
         child = each
@@ -136,12 +137,21 @@ def _asked(script: Script, node: ast.expr) -> str:
     return _compared(value) if isinstance(value, ast.Compare) else ""
 
 
-def _before(block: ast.AST, child: ast.AST) -> Iterator[ast.stmt]:
-    """The statements before `child` in the list that it stands in."""
-    for name in ("body", "orelse", "finalbody"):
-        statements = getattr(block, name, None)
-        if isinstance(statements, list) and child in statements:
-            yield from statements[: statements.index(child)]
+@lru_cache(maxsize=1)
+def _gone(script: Script) -> dict[ast.stmt, Alone]:
+    """For each statement the `if` before it, in the same block, at which other ranks have left."""
+    found = {}
+    for node in script.nodes:
+        for _, statements in ast.iter_fields(node):
+            if not isinstance(statements, list):
+                continue
+            left = None
+            for each in statements:
+                if left is not None:
+                    found[each] = left
+                elif isinstance(each, ast.If) and _leaves(each) and (rank := _one_rank(script, each.test)):
+                    left = Alone(each, rank)
+    return found
 
 
 def _leaves(test: ast.If) -> bool:

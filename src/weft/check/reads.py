@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from weft.check.finding import Finding, Grade
-from weft.check.script import WEFT, Loop, Script, dotted, last_name
+from weft.check.script import WEFT, Loop, Script
+from weft.check.syntax import dotted, last_name
 from weft.check.training import Training
 
 READS = ("item", "tolist", "numpy", "cpu")
