@@ -91,8 +91,9 @@ def started_by(pids: Iterable[int], files: str = "/proc") -> dict[int, list[int]
     children: dict[int, list[int]] = defaultdict(list)
     with suppress(OSError):
         for name in os.listdir(files):
-            if name.isdecimal() and (parent := _parent(f"{files}/{name}/stat")) is not None:
-                children[parent].append(int(name))
+            pid = whole(name)
+            if pid is not None and (parent := _parent(f"{files}/{name}/stat")) is not None:
+                children[parent].append(pid)
     found: dict[int, list[int]] = {}
     for pid in pids if children else ():
         found[pid] = list(children.get(pid, ()))
