@@ -21,7 +21,7 @@ from weft.torch.execution.thread_settings import AUTOGRAD, backward_taker, begin
 from weft.torch.placed import changes
 from weft.torch.placed.apply import apply
 from weft.torch.placed.changes import Outline
-from weft.torch.pytorch.private import has_backward_hooks
+from weft.torch.pytorch.private import ASKED_BY_DDP, has_backward_hooks
 from weft.torch.replicas.comm_hook import HookLane
 from weft.torch.replicas.fsdp import is_sharded, like, shard, whole
 from weft.torch.replicas.reducer import Reducer, ReducerOptions
@@ -436,3 +436,14 @@ def _refuse_lazy(module: nn.Module) -> None:
             f"the model has parameters without a shape ({', '.join(found[:5])}): a lazy module makes them when it is "
             "first called. Call the module with an example before it is wrapped: module(example)"
         )
+
+
+def _refuse_ddp(model: DistributedModel) -> NoReturn:
+    """Both would average gradients, and DDP waits for parameters that lie on other ranks."""
+    raise UsageError(
+        "DistributedDataParallel around a DistributedModel would average gradients a second time, and wait for "
+        "parameters of other ranks: leave it out, weft averages over copies of the model by itself"
+    )
+
+
+setattr(DistributedModel, ASKED_BY_DDP, property(_refuse_ddp))

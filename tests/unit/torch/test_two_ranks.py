@@ -44,6 +44,8 @@ def before():
         model.local_state_dict()
     with says("there is no partition yet: the first step makes it"):
         weft.partition_report()
+    with says("DistributedDataParallel around a DistributedModel would average gradients a second time"):
+        nn.parallel.DistributedDataParallel(model)
     assert not model.partitioned and not heard
 
 def after():

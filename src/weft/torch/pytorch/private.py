@@ -106,6 +106,10 @@ def tables_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     return module._parameters, module._buffers
 
 
+ASKED_BY_DDP = "_ddp_params_and_buffers_to_ignore"
+"""`DistributedDataParallel` asks the module that it wraps for this before all else that all ranks do together."""
+
+
 def has_backward_hooks(module: nn.Module) -> bool:
     """Whether hooks wait for the gradients of the module's inputs or results."""
     return bool(module._backward_hooks or module._backward_pre_hooks)

@@ -107,7 +107,10 @@ def test_the_version_of_development_is_tested():
 SOURCE = Path(weft.__file__).parent
 HOLDERS = {
     "torch/pytorch/private.py", "transport/private_c10d.py",
-    *(f"tensorflow/private/{name}.py" for name in ("functions", "graphs", "models", "recording", "variables")),
+    *(
+        f"tensorflow/private/{name}.py"
+        for name in ("functions", "gradients", "graphs", "models", "recording", "variables")
+    ),
 }  # fmt: skip
 OTHERS = {
     "_asdict": "named tuples",
