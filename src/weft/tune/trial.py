@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from weft.analysis.run import Run, Step
 from weft.profiler.live.following import Follower
 from weft.tune.search import Outcome
 from weft.visible import visible
+from weft.watch.process import die_with_parent
 
 VARIABLE = "WEFT_TRIAL"
 """Set for scripts that want to leave something out: saving, say."""
@@ -68,7 +70,7 @@ class Trials:
             job = subprocess.Popen(
                 [*self.command, "--quiet", *options, *script],
                 env={**self.environ, VARIABLE: "1"}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True,
+                start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()),
             )  # fmt: skip
             try:
                 return self._follow(job, folder, floor)

@@ -6,6 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -60,6 +63,49 @@ def test_a_script_is_tried_with_other_settings_and_arguments(tmp_path: Path):
     assert len(list(out.iterdir())) >= 5 and (out / "trial0" / "rank1.steps.jsonl").exists()
     assert answer["best"] in [one["changes"] for one in answer["trials"]]
     assert "weft tune: the script's own: " in done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_nothing_is_left_when_it_is_killed(tmp_path: Path):
+    path, out = tmp_path / "train.py", tmp_path / "out"
+    path.write_text(SCRIPT)
+    command = [
+        sys.executable,
+        "-m",
+        "weft",
+        "tune",
+        "--steps",
+        "100000",
+        "--out",
+        str(out),
+        str(path),
+        "--batch",
+        "8",
+    ]
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    tune = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: (out / "trial0" / "rank0.steps.jsonl").exists())
+        assert processes_with(str(path))
+    finally:
+        tune.kill()
+        tune.wait()
+    wait_until(lambda: not processes_with(str(path)))
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    until = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def processes_with(text: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found += [str(path)] if text.encode() in path.read_bytes() else []
+    return found
 
 
 def trial(rate: float | None, failure: str = "", **changes: object) -> Trial:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from weft.cli.draw import write
@@ -15,6 +16,7 @@ from weft.foreign import read_file
 from weft.machines.machine_file import host_to_json
 from weft.measure.machine import host_of, measured_from_json
 from weft.units import format_seconds
+from weft.watch.process import die_with_parent
 
 SECONDS = 600
 MODULE = "weft.torch.data_parallel.machine"
@@ -36,7 +38,13 @@ def measure(out: Path, ranks: int) -> None:
         ]
         environ = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)), **os.environ}
         done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=SECONDS, check=False
+            command,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+            preexec_fn=partial(die_with_parent, os.getpid()),
         )
         if done.returncode:
             raise LaunchError(
