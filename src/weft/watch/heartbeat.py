@@ -4,7 +4,7 @@ A rank that was killed cannot say what it did, and one whose interpreter is lock
 rank keeps its last sign in a page of memory: one slot a rank, written in place. Under `weft run` the page
 is an anonymous file that the launcher shares with its ranks: it needs no lock, no answer and no clean-up.
 
-    header                    magic  ranks  ending | leader: length, JSON
+    header                    magic  ranks  ending | course: see there | leader: length, JSON
     slot, once for a rank     life: state pid beat heartbeat stall | work: notes step microbatch evaluations
                               peer phase module | measures: idle memory | report: length, JSON
 """
@@ -22,6 +22,7 @@ from typing import Any
 
 from weft.errors import LaunchError
 from weft.visible import visible
+from weft.watch.course import Course
 from weft.watch.process import host_name
 
 WAITING = frozenset({"wait", "receive", "send", "collective", "barrier"})
@@ -152,6 +153,7 @@ class Page:
         self._memory = memory
         self._host = host_name()
         self.ranks = ranks
+        self.course = Course(memory)
 
     @classmethod
     def create(cls, ranks: int) -> tuple[Page, int]:
