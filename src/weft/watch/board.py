@@ -31,7 +31,7 @@ class Board(ABC):
     reports_itself = True
     """A failure is printed by the rank; otherwise the launcher prints it."""
     course: Course
-    """How far the job is, and whether it is asked to end; read by nobody else where `weft run` does not watch."""
+    """What `weft run` and the ranks tell each other of the job; nobody else reads it where there is no `weft run`."""
 
     @abstractmethod
     def beat(self) -> Verdict | None:

@@ -1,9 +1,8 @@
 """What the launcher and its ranks tell each other of the job as a whole, in the header of the ranks' page.
 
-    asked     the launcher was told to end, and wants the ranks to save before that
-    heeded    they will: they look at `asked` where a step ends
-    step      the step that the script is in, counted over restarts; 0 where nobody counts
-    saves     how many checkpoints have appeared
+asked     the launcher was told to end, and wants the ranks to save before that
+heeded    they will: they look at `asked` where a step ends
+saves     how many checkpoints have appeared
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _NUMBER = struct.Struct("<q")
 
 
 class _Field:
-    """A number at a fixed place; each has one writer."""
+    """A number at a fixed place."""
 
     def __init__(self, at: int) -> None:
         self._at = at
@@ -30,19 +29,18 @@ class _Field:
 
 
 class Course:
-    """See the module. ``memory``: that of the page, whose header has room for this from byte 24 to byte 56.
+    """See the module. ``memory``: that of the page, whose header has room for this from byte 24 to byte 48.
 
     >>> from mmap import mmap
     >>> course = Course(mmap(-1, 64))
-    >>> course.step = 3
-    >>> course.step, course.asked
+    >>> course.saves = 3
+    >>> course.saves, course.asked
     (3, 0)
     """
 
     asked = _Field(24)
     heeded = _Field(32)
-    step = _Field(40)
-    saves = _Field(48)
+    saves = _Field(40)
 
     def __init__(self, memory: mmap) -> None:
         self.memory = memory

@@ -77,6 +77,7 @@ class Monitor:
         self._store: Any = None
         self.note: Callable[..., None] = board.slot.note
         self.measure: Callable[[float, int], None] = board.slot.measure
+        self.reach: Callable[[int], None] = board.slot.reach
         self.course = board.course
 
     @classmethod

@@ -1,9 +1,9 @@
 """A run that saves itself, and faults at steps of it; started by `test_restarts.py`.
 
-    restarting.py FOLDER STEPS [--faults JSON] [--asynchronous]
+    restarting.py FOLDER STEPS [--faults JSON] [--pause SECONDS] [--asynchronous]
 
-Faults are by attempt: [[rank, step], ...]; a rank kills itself with SIGKILL in that step of that attempt. Each step appends
-`step loss` to FOLDER/losses-ATTEMPT; the end writes the sum of the weights' bits to FOLDER/end.
+Faults are by attempt: [[rank, step], ...]; a rank kills itself with SIGKILL in that step of that attempt. Each step
+appends `step loss` to FOLDER/losses-ATTEMPT; the end writes a checksum of the weights to FOLDER/end.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from weft.cli import run
 from weft.cli.main import main
 from weft.launch.discovery import discover
 from weft.launch.environ import free_port, master_environ, rank_environ
-from weft.launch.local import Job
 from weft.launch.rank import FILE, MODULE
+from weft.launch.running.job import Job
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """``checkpoints``: a loop of steps that saves as it goes on, and goes on where it was when the script starts again.
 
-enter    the newest save that is whole comes back: model, optimizer, further objects, random states, position in the data
+enter    what the newest whole save has comes back: model, optimizer, further objects, random states, place in the data
 step     after every so many of them, and when the job is asked to end, all ranks save
 leave    the last step is saved, unless an exception ends the loop
 """
@@ -85,8 +85,7 @@ class Run:
     ) -> None:  # fmt: skip
         self._path, self._every, self._keep = path, every, keep
         self._model, self._optimizer = model, optimizer
-        self._options = {"also": also, "allow_pickle": allow_pickle}
-        self._asynchronous = asynchronous
+        self._also, self._allow_pickle, self._asynchronous = also, allow_pickle, asynchronous
         self._saved = 0
         self._entered = self._ending = False
 
@@ -102,20 +101,23 @@ class Run:
         session = current.session()
         self._model = only_model(session, self._model)
         if self._model is None:
-            raise UsageError("there is no model yet: make the DistributedModel before weft.checkpoints is entered")
+            raise UsageError(
+                "there is no model yet: make the DistributedModel before weft.checkpoints is entered"
+            )
         self._optimizer = self._model.optimizer if self._optimizer is None else self._optimizer
         if self._optimizer is None:
             raise UsageError("the model has no DistributedOptimizer: pass optimizer= to weft.checkpoints")
         self._position = Position(session.streams)
-        self._options["also"] = {**self._options["also"], RUN: self._position}
+        self._also = {**self._also, RUN: self._position}
         ranks = AllRanks(session, "weft.checkpoints()")
         if ask_first(ranks, lambda: bool(saves(self._path))):
             resume_from_checkpoint(
-                self._path, model=self._model, optimizer=self._optimizer, **self._options
-            )
+                self._path, model=self._model, optimizer=self._optimizer, also=self._also,
+                allow_pickle=self._allow_pickle,
+            )  # fmt: skip
             self._position.resume()
             self._saved = self.step
-        self._monitor = session.monitor if session.rank == 0 else None
+        self._reach = session.monitor.reach
         self._stop = Stop(session, AllRanks(session, "the end of a step"))
         self._stop.open()
         self._entered = True
@@ -177,8 +179,7 @@ class Run:
 
     def _begin_step(self) -> None:
         self._position.step += 1
-        if self._monitor is not None:
-            self._monitor.course.step = self.step
+        self._reach(self.step)
 
     def _end_step(self) -> None:
         self._ending = self._stop.after_step()
@@ -195,6 +196,6 @@ class Run:
         save_checkpoint(
             self._path, f"step{self.step}", model=self._model, optimizer=self._optimizer,
             user_content={"step": self.step}, num_kept_partial_checkpoints=self._keep,
-            asynchronous=self._asynchronous, **self._options,
+            also=self._also, asynchronous=self._asynchronous, allow_pickle=self._allow_pickle,
         )  # fmt: skip
         self._saved = self.step
