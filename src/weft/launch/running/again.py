@@ -14,6 +14,8 @@ from weft.launch.running.job import Job
 from weft.launch.running.restarts import Attempt, backoff_s, reason_to_stop, told
 from weft.units import format_seconds
 
+_TICK_S = 0.05
+
 
 def run(job: Job, wait: Callable[[float], int] | None = None) -> int:
     """Runs a job to its end, with up to ``job.restarts`` restarts, and returns the exit code for the launcher.
@@ -41,13 +43,17 @@ def run(job: Job, wait: Callable[[float], int] | None = None) -> int:
 
 def wait_for_signal(seconds: float) -> int:
     """The signal to stop that comes within so many seconds, or 0."""
-    heeded = {number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+    heard: list[int] = []
+    heeded = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, _: heard.append(number)) for number in heeded}
+    deadline = time.monotonic() + seconds
     try:
-        found = signal.sigtimedwait(heeded, seconds)
+        while not heard and time.monotonic() < deadline:
+            time.sleep(_TICK_S)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return 0 if found is None else found.si_signo
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return heard[0] if heard else 0
 
 
 def _end(job: Job, attempts: list[Attempt], code: int, end: str) -> int:
