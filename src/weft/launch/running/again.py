@@ -38,7 +38,7 @@ def run(job: Job, wait: Callable[[float], int] | None = None) -> int:
         _say(f"weft: restart {len(attempts)} of {job.restarts} in {format_seconds(seconds)}")
         number = (wait or wait_for_signal)(seconds)
         if number:
-            return _end(job, attempts, 128 + number, f"{signal_name(number)} before the next restart")
+            return _end(job, attempts, 128 + number, f"{signal_name(number)} before the next one")
 
 
 def wait_for_signal(seconds: float) -> int:
@@ -57,7 +57,7 @@ def wait_for_signal(seconds: float) -> int:
 
 
 def _end(job: Job, attempts: list[Attempt], code: int, end: str) -> int:
-    if len(attempts) > 1 or end.startswith("no progress"):
+    if len(attempts) > 1:
         _say(told(attempts, job.restarts, end))
     return code
 
