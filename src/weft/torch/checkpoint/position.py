@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Generator
 
+from weft.errors import UsageError
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams
 
 
@@ -60,6 +61,11 @@ class Position:
             self._random = self._capture()
             self._generators = [generator.get_state() for generator in generators]
             return iter(loader)
+        if len(generators) != len(self._generators):
+            raise UsageError(
+                f"the loader has {len(generators)} random generators of its own, that of the save had "
+                f"{len(self._generators)}: make it as it was, or begin with another folder"
+            )
         now = self._capture()
         self._streams.restore(self._random)
         for generator, state in zip(generators, self._generators, strict=True):

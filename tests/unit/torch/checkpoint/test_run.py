@@ -103,6 +103,14 @@ def test_data_and_numbers_go_on(init, tmp_path: Path, make: Callable[[], Any]):
     assert list(train(path, make)) == []
 
 
+def test_a_loader_that_draws_otherwise_is_refused(init, tmp_path: Path):
+    interrupted(tmp_path, own_generator, 3)
+    with pytest.raises(
+        UsageError, match="has 0 random generators of its own, that of the save had 1: make it"
+    ):
+        list(train(tmp_path, shuffled))
+
+
 def test_epochs_have_different_orders(init, tmp_path: Path):
     batches = [batch for _, _, batch, _ in train(tmp_path, by_epoch)]
     assert batches[:4] != batches[4:8] and sorted(sum(batches[:4], [])) == sorted(sum(batches[4:8], []))
