@@ -3,9 +3,9 @@
     weft run -n 2 examples/train_and_resume.py
     weft run -n 2 --max-restarts 3 examples/train_and_resume.py --crash-at 25
 
-Kill it whenever you like, and start it again, or let `--max-restarts` do that: it goes on after its last save, and ends
-with the loss of a run that was never killed. `--crash-at 25` is such a kill. The exported file is read by plain PyTorch,
-in one process.
+Kill it whenever you like, and start it again, or let `--max-restarts` do that: it goes on after its last save, and
+ends with the loss of a run that was never killed. `--crash-at 25` is such a kill. The exported file is read by plain
+PyTorch, in one process.
 """
 
 import argparse
