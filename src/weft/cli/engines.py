@@ -43,13 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option("--hosts", metavar="HOSTS", help="how many hosts, or their names: 4, or node1:4,node2:4")
     option("--hostfile", metavar="FILE", help="the names of the hosts, one a line: node1 slots=4")
     option("--time", metavar="SPAN", help="when the engine ends the job: 2h, 1h30m, or 02:00:00")
-    option(
-        "--max-restarts",
-        type=count,
-        default=0,
-        metavar="N",
-        help="how often it is started again after a failure",
-    )
+    option("--max-restarts", type=count, default=0, metavar="N", help="how often the engine starts it again")
     option("--gpus-per-host", type=count, default=0, metavar="N", help="GPUs, for engines that ask")
     option("--name", help="the job's name (default: the script's)")
     option("--image", help="the image of containers, for Kubernetes")
@@ -147,10 +141,10 @@ def handed_over(options: argparse.Namespace) -> bool:
 
     Weft's own launcher starts the others, and ``mpirun`` by itself, as it is given options.
     """
-    asked = ["dry_run", "hosts", "hostfile", "form", "time", "name"]
-    if options.engine != "local":
-        asked.append("max_restarts")
-    return options.engine not in ("local", "mpirun") or any(getattr(options, name) for name in asked)
+    asked = ("dry_run", "hosts", "hostfile", "form", "time", "name")
+    given = [name for name in asked if getattr(options, name)]
+    restarts = options.max_restarts and options.engine != "local"
+    return options.engine not in ("local", "mpirun") or bool(given or restarts)
 
 
 def job_of(

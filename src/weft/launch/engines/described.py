@@ -29,7 +29,7 @@ FORMS = {
 }
 """The engines, and for each the forms that it has; the first one is taken if none is given."""
 PYTHON = "python"
-RESTARTING = ("torchrun", "slurm", "ray", "kubernetes")
+RESTARTING = ("local", "torchrun", "slurm", "ray", "kubernetes")
 TIMED = ("slurm", "kubernetes")
 _NEEDS_NAMES = ("ssh", "torchrun")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
