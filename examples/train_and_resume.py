@@ -1,9 +1,11 @@
 """A language model that survives a kill: save, start again, go on, export.
 
     weft run -n 2 examples/train_and_resume.py
+    weft run -n 2 --max-restarts 3 examples/train_and_resume.py --crash-at 25
 
-Kill it whenever you like, and start it again: it goes on after its last save, and ends with the loss of a run that was
-never killed. `--crash-at 25` is such a kill. The exported file is read by plain PyTorch, in one process.
+Kill it whenever you like, and start it again, or let `--max-restarts` do that: it goes on after its last save, and
+ends with the loss of a run that was never killed. `--crash-at 25` is such a kill. The exported file is read by plain
+PyTorch, in one process.
 """
 
 import argparse
@@ -44,25 +46,17 @@ def main() -> None:
     optimizer = weft.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=3e-3))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 
-    first = 0
-    if (options.folder / "newest").exists():  # random states come back, too, so the data go on as well
-        first = weft.resume_from_checkpoint(options.folder, also={"scheduler": scheduler})["step"]
-        if weft.rank() == 0:
-            print(f"going on after step {first}")
-    for step in range(first + 1, STEPS + 1):
-        rows = (torch.randint(VOCABULARY, (BATCH, 1)) + torch.arange(LENGTH + 1)) % VOCABULARY
-        optimizer.zero_grad()
-        loss = train_step(model, rows[:, :-1], rows[:, 1:]).reduce_mean()
-        optimizer.step()
-        scheduler.step()
-        if step % SAVE_EVERY == 0:  # every rank calls it
-            content = {"step": step}
-            weft.save_checkpoint(
-                options.folder, f"step{step}", model=model, optimizer=optimizer, user_content=content,
-                also={"scheduler": scheduler}, num_kept_partial_checkpoints=2,
-            )  # fmt: skip
-        if step == options.crash_at and weft.rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+    with weft.checkpoints(options.folder, every=SAVE_EVERY, also={"scheduler": scheduler}) as run:
+        if run.step and weft.rank() == 0:
+            print(f"going on after step {run.step}")
+        for step in run.steps(STEPS):  # random states come back, too, so the data go on as well
+            rows = (torch.randint(VOCABULARY, (BATCH, 1)) + torch.arange(LENGTH + 1)) % VOCABULARY
+            optimizer.zero_grad()
+            loss = train_step(model, rows[:, :-1], rows[:, 1:]).reduce_mean()
+            optimizer.step()
+            scheduler.step()
+            if step == options.crash_at and weft.rank() == 1 and os.environ.get("WEFT_ATTEMPT", "0") == "0":
+                os.kill(os.getpid(), signal.SIGKILL)
 
     if weft.rank() == 0:
         print(f"loss after step {STEPS}: {loss.item():.6f}")

@@ -69,6 +69,7 @@ GROUPS = (
             "load",
         ],
     ),
+    Group("Restarts", "restarts.md", ["checkpoints"]),
     Group(
         "Large batches and mixed precision",
         "large-batches.md",

@@ -305,7 +305,7 @@ class Ranks:
 def _forget_the_launcher(kept: set[int]) -> None:
     """As after exec: signals have their default effects, and only some files are open."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in os.listdir("/proc/self/fd"):

@@ -229,6 +229,8 @@ def _run(
     def work() -> SaveReport:
         content, size = _write(request, part, storage, tensors, folder, meeting.rank)
         final = _appear(meeting, request, content, writer, ranks)
+        if writer is not None:
+            job.monitor.course.saves += 1
         check_folder(final, Path(request.root), folder_name(request.tag))
         total_s = time.monotonic() - began
         report = SaveReport(final, size, blocked_s if request.background else total_s, total_s)

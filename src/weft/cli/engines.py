@@ -151,8 +151,10 @@ def handed_over(options: argparse.Namespace) -> bool:
 
     Weft's own launcher starts the others, and ``mpirun`` by itself, as it is given options.
     """
-    asked = ("dry_run", "hosts", "hostfile", "form", "time", "max_restarts", "gpus_per_host", "name")
-    return options.engine not in ("local", "mpirun") or any(getattr(options, name) for name in asked)
+    asked = ("dry_run", "hosts", "hostfile", "form", "time", "gpus_per_host", "name")
+    given = [name for name in asked if getattr(options, name)]
+    restarts = options.max_restarts and options.engine != "local"
+    return options.engine not in ("local", "mpirun") or bool(given or restarts)
 
 
 def job_of(

@@ -29,8 +29,10 @@ from weft.foreign import shown_path, shown_text, translated
 from weft.launch.discovery import TOKEN
 from weft.launch.engines import mpirun
 from weft.launch.environ import RANK_DEFAULTS
-from weft.launch.local import Job, run
+from weft.launch.local import run
 from weft.launch.rank import FILE, MODULE
+from weft.launch.running import again
+from weft.launch.running.job import Job
 from weft.profiler import detail
 from weft.profiler.live.metrics import Collector, Endpoint
 from weft.profiler.reading import read_run
@@ -55,7 +57,7 @@ examples:
 """
 
 
-Attend = Callable[[Page], Endpoint]
+Attend = Callable[[Page], None]
 _OPTIONS = {"WEFT_CONFIG": "--config", "WEFT_SET": "--set"}
 
 
@@ -180,7 +182,11 @@ def main(options: argparse.Namespace) -> int:
     fresh = fresh_page(Path(options.report)) if options.report else nullcontext()
     before = recording_files(Path(settings.record)) if options.fail_on else {}
     with folders(container), fresh, _metrics(options, settings) as attend:
-        code = run(Job(_command(options), options.ranks, environ, options.prefix or "others", limits, attend))
+        job = Job(
+            _command(options), options.ranks, environ, options.prefix or "others", limits, attend,
+            restarts=options.max_restarts,
+        )  # fmt: skip
+        code = again.run(job) if job.restarts else run(job)
     return code or _judge(options, Path(settings.record), before)
 
 
@@ -253,9 +259,8 @@ def _metrics(options: argparse.Namespace, settings: config.Settings) -> Iterator
     endpoint = Endpoint(options.metrics_port)
     recording = Path(settings.record) if settings.record else None
 
-    def attend(page: Page) -> Endpoint:
+    def attend(page: Page) -> None:
         endpoint.start(Collector(page.signs, recording, Path(settings.log_dir)))
-        return endpoint
 
     try:
         print(f"weft run: metrics are at {endpoint.address}", file=sys.stderr, flush=True)

@@ -9,6 +9,8 @@ from weft.errors import LaunchError
 from weft.launch.discovery import MASTER, discover, port_of_job
 
 LOOPBACK = "127.0.0.1"
+ATTEMPT = "WEFT_ATTEMPT"
+"""The variable that tells a script how often its job was started before."""
 _KEPT_MEMORY = str(1 << 30)
 RANK_DEFAULTS = {
     "MALLOC_ARENA_MAX": "1",
@@ -44,9 +46,16 @@ def master_environ(port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         MASTER: f"{LOOPBACK}:{port}",
         "TORCHELASTIC_RUN_ID": "weft",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def attempt_environ(attempt: int, restarts: int) -> dict[str, str]:
+    """The variables that tell how often the job was started before, and how often it may be started again."""
+    return {
+        ATTEMPT: str(attempt),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(restarts),
     }
 
 

@@ -14,9 +14,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import IO, ClassVar, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, ClassVar
 
 from weft.errors import LaunchError
 from weft.launch.culprit import (
@@ -30,14 +29,16 @@ from weft.launch.culprit import (
     victims_text,
 )
 from weft.launch.discovery import SHARED_FD
-from weft.launch.environ import free_port, rank_environ
+from weft.launch.environ import attempt_environ, free_port, rank_environ
 from weft.launch.guard import MARK, Guard
 from weft.launch.output import Lines, Sink, Streams
+from weft.launch.running.job import Job, Process, usable_cores
+from weft.launch.running.restarts import Failed
 from weft.watch import early
 from weft.watch.board import read_reports
+from weft.watch.failure import Failure
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.judge import Judge, Verdict
-from weft.watch.monitor import Limits
 from weft.watch.process import die_with_parent, host_name, is_stopped, stack_signal
 
 TICK_SECONDS = 0.05
@@ -53,41 +54,11 @@ STOPPED_OUTPUT_SECONDS = 1.0
 """How long a launcher that was told to end waits for the reader of its output."""
 OUTPUT_LOST = os.EX_IOERR
 """The exit code of a job that ended well but could not write its output."""
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to run.
-
-    Attributes:
-        command: The program and its arguments.
-        ranks: How many processes.
-        environ: Their environment, but for what the launcher adds.
-        prefix: Whose lines start with `[rank n]`: "all", "others" (than rank 0) or "none".
-        limits: When a rank that weft does not watch yet, or no more, is to blame.
-        attend: Called with the page of the ranks' signs once they are started; what it gives is closed at the end.
-    """
-
-    command: Sequence[str]
-    ranks: int
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    prefix: str = "others"
-    limits: Limits = Limits()
-    attend: Callable[[Page], Closable] | None = None
-
-
-class Closable(Protocol):
-    """Something that the end of the job closes."""
-
-    def close(self) -> None: ...
-
-
-def usable_cores() -> int:
-    """How many processor cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+SAVING = (signal.SIGTERM, signal.SIGUSR1)
+"""At these a script that uses `weft.checkpoints` saves and ends by itself."""
+GO_ON = os.EX_TEMPFAIL
+"""Its exit code then."""
 
 
 def run(job: Job) -> int:
@@ -96,30 +67,19 @@ def run(job: Job) -> int:
         return launcher.run()
 
 
-class Process(Protocol):
-    """A rank's process: what the launcher uses of ``subprocess.Popen``."""
-
-    pid: int
-    stdout: IO[bytes] | None
-    stderr: IO[bytes] | None
-
-    def poll(self) -> int | None:
-        """The exit code, or None while the process runs."""
-
-    def wait(self) -> int | None:
-        """The exit code, after the end of the process."""
-
-
 class Launcher:
     """One running job. All of it happens in the main thread.
 
     ``start_process`` starts one rank. The launcher calls it as it would call ``subprocess.Popen``. Tests set another
     one, which forks ranks from a process that has imported PyTorch.
+
+    ``failed`` is how the job failed, once it did.
     """
 
     start_process: ClassVar[Callable[..., Process]] = subprocess.Popen
 
     def __init__(self, job: Job) -> None:
+        self.failed: Failed | None = None
         self._job = job
         self._page, self._shared = Page.create(job.ranks)
         self._judge = Judge()
@@ -134,14 +94,11 @@ class Launcher:
         self._moves = dict.fromkeys(range(job.ranks), 0)
         self._shown = Streams(1, 2)
         self._held, self._master = free_port()
-        self._attending: Closable | None = None
 
     def __enter__(self) -> Launcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._attending is not None:
-            self._attending.close()
         self._signal_all(signal.SIGKILL)
         for process in self._processes:
             process.wait()
@@ -159,7 +116,7 @@ class Launcher:
                 for rank in range(self._job.ranks):
                     self._start(rank)
                 if self._job.attend is not None:
-                    self._attending = self._job.attend(self._page)
+                    self._job.attend(self._page)
                 return self._watch()
             except BrokenPipeError:  # nobody reads the output any more
                 return 128 + signal.SIGPIPE
@@ -175,7 +132,7 @@ class Launcher:
         writing.setblocking(False)
         self._selector.register(reading, selectors.EVENT_READ, lambda: reading.recv(4096))
         self._wakeup = reading
-        heeded = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+        heeded = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._on_signal) for number in heeded}
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
@@ -194,6 +151,7 @@ class Launcher:
 
     def _start(self, rank: int) -> None:
         environ = rank_environ(self._job.environ, rank, self._job.ranks, usable_cores())
+        own = {**self._master, **attempt_environ(self._job.attempt, self._job.restarts)}
         launcher = os.getpid()
 
         def in_child() -> None:
@@ -203,7 +161,7 @@ class Launcher:
         try:
             process = self.start_process(
                 self._job.command,
-                env={**environ, **self._master, SHARED_FD: str(self._shared), MARK: self._guard.mark},
+                env={**environ, **own, SHARED_FD: str(self._shared), MARK: self._guard.mark},
                 stdin=None if rank == 0 and not os.isatty(0) else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -238,7 +196,7 @@ class Launcher:
         """Until all ranks ended well, one did not, or the launcher is told to stop."""
         while len(self._ends) < self._job.ranks:
             self._turn()
-            if self._stopped_by:
+            if self._stopped_by and not self._lets_save():
                 return self._stop()
             if self._failed():
                 return self._fail(None)
@@ -249,7 +207,23 @@ class Launcher:
                 return self._fail(verdict)
         self._drain()
         self._hand_over(None)
-        return 128 + self._stopped_by[0] if self._stopped_by else OUTPUT_LOST if self._shown.lost else 0
+        if any(end.code == GO_ON for end in self._ends.values()):
+            return GO_ON
+        if self._stopped_by and not self._page.course.asked:
+            return 128 + self._stopped_by[0]
+        return OUTPUT_LOST if self._shown.lost else 0
+
+    def _lets_save(self) -> bool:
+        """Whether the ranks save and end by themselves, as they were asked to; one signal asks, the second one ends."""
+        course = self._page.course
+        if len(self._stopped_by) > 1 or self._stopped_by[0] not in SAVING or not course.heeded:
+            return False
+        if not course.asked:
+            course.asked = 1
+            name = signal_name(self._stopped_by[0])
+            text = f"weft: {name}: the job saves after a step and ends; a second signal ends it at once\n"
+            self._shown.err.write(self, text.encode())
+        return True
 
     def _living_signs(self) -> dict[int, Sign]:
         """What the ranks show, or what is seen of them where they show nothing.
@@ -292,7 +266,8 @@ class Launcher:
         self._shown.push()
         for rank, process in enumerate(self._processes):
             if rank not in self._ends and (code := process.poll()) is not None:
-                end = End(rank, process.pid, code, time.monotonic(), self._ordered)
+                ordered = self._ordered or (code == GO_ON and bool(self._page.course.asked))
+                end = End(rank, process.pid, code, time.monotonic(), ordered)
                 self._ends[rank] = end
                 self._guard.forget(process.pid)
 
@@ -325,6 +300,7 @@ class Launcher:
         ends = list(self._ends.values())
         found = blame_by(verdict, ends) if verdict else blame(ends, failures, self._page.signs(), self._host)
         assert found is not None
+        self._note_failure(found, failures)
         self._drain()
         self._report(found, victims_text(failures, found.rank))
         if verdict is not None and verdict.kind != "left":
@@ -334,6 +310,15 @@ class Launcher:
         self._end_all(FAILURE_GRACE_SECONDS)
         self._hand_over(None)
         return found.code
+
+    def _note_failure(self, found: Blame, failures: Sequence[Failure]) -> None:
+        """How the job failed, for whoever may start it again; a job that was told to end is not started again."""
+        if self._stopped_by:
+            return
+        sign, course = self._page.sign(found.rank), self._page.course
+        said = [f"{each.kind}: {each.text}" for each in failures if each.rank == found.rank]
+        step = None if sign.state is State.ABSENT else self._page.loop_step(found.rank) or sign.step or 0
+        self.failed = Failed(found.headline, "".join(said), step, course.saves, found.code)
 
     def _settle(self, verdict: Verdict | None) -> None:
         """Waits for what other ranks report, and for the end of a rank that left: its exit code counts."""

@@ -45,6 +45,7 @@ from weft.torch.checkpoint.export import read_model as read_model
 from weft.torch.checkpoint.rank_files import load as load
 from weft.torch.checkpoint.rank_files import save as save
 from weft.torch.checkpoint.resume import resume_from_checkpoint as resume_from_checkpoint
+from weft.torch.checkpoint.run import checkpoints as checkpoints
 from weft.torch.checkpoint.save import finish_checkpoint as finish_checkpoint
 from weft.torch.checkpoint.save import save_checkpoint as save_checkpoint
 from weft.torch.clip import clip_grad_norm_ as clip_grad_norm_

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import Any
 
+from weft.watch.course import Course
 from weft.watch.failure import Failure
 from weft.watch.heartbeat import Page, Sign, Slot, State
 from weft.watch.judge import Judge, Verdict
@@ -29,6 +30,8 @@ class Board(ABC):
     slot: Slot
     reports_itself = True
     """A failure is printed by the rank; otherwise the launcher prints it."""
+    course: Course
+    """What `weft run` and the ranks tell each other of the job; nobody else reads it where there is no `weft run`."""
 
     @abstractmethod
     def beat(self) -> Verdict | None:
@@ -76,6 +79,7 @@ class Launched(Board):
         self._page = page
         self._rank = rank
         self.slot = page.slot(rank)
+        self.course = page.course
         self.reports_itself = reports_itself
 
     def beat(self) -> None:
@@ -132,6 +136,7 @@ class Stored(Board):
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._exchange, name="weft-signs", daemon=True)
         self.slot = self._page.slot(0)
+        self.course = self._page.course
 
     def sign(self) -> Sign:
         return self._page.sign(0)

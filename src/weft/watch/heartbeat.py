@@ -4,9 +4,10 @@ A rank that was killed cannot say what it did, and one whose interpreter is lock
 rank keeps its last sign in a page of memory: one slot a rank, written in place. Under `weft run` the page
 is an anonymous file that the launcher shares with its ranks: it needs no lock, no answer and no clean-up.
 
-    header                    magic  ranks  ending | leader: length, JSON
+    header                    magic  ranks  ending | course: see there | leader: length, JSON
     slot, once for a rank     life: state pid beat heartbeat stall | work: notes step microbatch evaluations
-                              peer phase module | measures: idle memory | report: length, JSON
+                              peer phase module | measures: idle memory | loop: step | report: length,
+                              JSON
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from weft.errors import LaunchError
 from weft.visible import visible
+from weft.watch.course import Course
 from weft.watch.process import host_name
 
 WAITING = frozenset({"wait", "receive", "send", "collective", "barrier"})
@@ -37,6 +39,7 @@ _MEASURES = struct.Struct("<dq")
 _BEAT_AT = 16
 _WORK_AT = 64
 _MEASURES_AT = 256
+_LOOP_AT = 272
 _LEADER_AT = 64
 _REPORT_AT = 512
 _SLOTS_AT = 4096
@@ -152,6 +155,7 @@ class Page:
         self._memory = memory
         self._host = host_name()
         self.ranks = ranks
+        self.course = Course(memory)
 
     @classmethod
     def create(cls, ranks: int) -> tuple[Page, int]:
@@ -234,6 +238,11 @@ class Page:
     def signs(self) -> dict[int, Sign]:
         return {rank: self.sign(rank) for rank in range(self.ranks)}
 
+    def loop_step(self, rank: int) -> int:
+        """The step of the script's loop that a rank is in, counted over restarts; 0 where nobody counts so."""
+        (step,) = _LENGTH.unpack_from(self._memory, _SLOTS_AT + rank * _SLOT + _LOOP_AT)
+        return int(step)
+
     def report(self, rank: int) -> str:
         """What a rank left behind as it failed; empty if nothing."""
         at = _SLOTS_AT + rank * _SLOT
@@ -295,6 +304,10 @@ class Slot:
     def measure(self, idle: float, memory_bytes: int) -> None:
         """How the rank's last step was; see :class:`Sign`."""
         _MEASURES.pack_into(self._memory, self._at + _MEASURES_AT, idle, memory_bytes)
+
+    def reach(self, step: int) -> None:
+        """The script's loop is in this step, counted over restarts."""
+        _LENGTH.pack_into(self._memory, self._at + _LOOP_AT, step)
 
     def note(
         self,

@@ -77,6 +77,8 @@ class Monitor:
         self._store: Any = None
         self.note: Callable[..., None] = board.slot.note
         self.measure: Callable[[float, int], None] = board.slot.measure
+        self.reach: Callable[[int], None] = board.slot.reach
+        self.course = board.course
 
     @classmethod
     def start(cls, place: _Place, limits: Limits, store: Any | None = None) -> Monitor:

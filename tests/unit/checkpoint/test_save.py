@@ -44,7 +44,7 @@ def job() -> Any:
         recorder=None,
         place=SimpleNamespace(rank=0, world_size=1),
         mesh=Mesh(1, 1),
-        monitor=SimpleNamespace(note=lambda *told: None, signs=dict),
+        monitor=SimpleNamespace(note=lambda *told: None, signs=dict, course=SimpleNamespace(saves=0)),
         steps=3,
         store=Store(),
         saves=None,

@@ -15,7 +15,7 @@ from weft.cli.live import fresh_page as fresh_page_module
 from weft.cli.live.fresh_page import fresh_page
 from weft.cli.main import main
 from weft.errors import LaunchError
-from weft.launch.local import Job
+from weft.launch.running.job import Job
 from weft.profiler.detail import REPORT
 
 

@@ -13,8 +13,8 @@ from weft.cli import run
 from weft.cli.main import main
 from weft.launch.discovery import discover
 from weft.launch.environ import free_port, master_environ, rank_environ
-from weft.launch.local import Job
 from weft.launch.rank import FILE, MODULE
+from weft.launch.running.job import Job
 
 
 @pytest.fixture
@@ -188,3 +188,13 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out.startswith("weft 0.")
+
+
+def test_restarts_are_the_launchers(jobs: list[Job], script: str, monkeypatch: pytest.MonkeyPatch, capsys):
+    again: list[Job] = []
+    monkeypatch.setattr(run.again, "run", lambda job: again.append(job) or 75)
+    assert main(["run", "--max-restarts", "3", script]) == 75
+    assert [job.restarts for job in again] == [3] and jobs == []
+    assert main(["run", "--max-restarts", "3", "--dry-run", script]) == 0
+    assert "note: started again after a failure, up to 3 times" in capsys.readouterr().out
+    assert main(["run", "--max-restarts", "3", "--engine", "mpirun", script]) == 2

@@ -49,7 +49,10 @@ def job_of(engine: str, **more: Any) -> Job:
         ({"gpus_per_host": -1}, "gpus_per_host is -1: write a whole number of at least 0"),
         ({"gpus_per_host": 2, "engine": "ssh"}, "gpus_per_host is 2: ranks of the engine ssh take the GPUs"),
         ({"time_limit": timedelta(seconds=5)}, "time_limit is 0:00:05: give a minute at least"),
-        ({"max_restarts": 2}, "max_restarts is 2: the engine local starts nothing again"),
+        (
+            {"max_restarts": 2, "engine": "mpirun"},
+            "max_restarts is 2: the engine mpirun starts nothing again",
+        ),
         ({"hosts": 2}, "the engine local has one host: leave hosts out"),
         ({"hosts": "a,b"}, "hosts is 'a,b': write how many, or a list of names"),
         ({"hosts": 0, "engine": "slurm"}, "hosts is 0: write how many"),

@@ -29,7 +29,7 @@ FORMS = {
 }
 """The engines, and for each the forms that it has; the first one is taken if none is given."""
 PYTHON = "python"
-RESTARTING = ("torchrun", "slurm", "ray", "kubernetes")
+RESTARTING = ("local", "torchrun", "slurm", "ray", "kubernetes")
 TIMED = ("slurm", "kubernetes")
 WITH_GPUS = ("slurm", "ray", "kubernetes", "skypilot")
 """Engines that are asked for GPUs; ranks of the others take those that they see."""

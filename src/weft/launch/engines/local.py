@@ -11,7 +11,8 @@ from weft.launch.rank import FILE, MODULE
 
 def plan(job: Described, environ: Mapping[str, str]) -> Plan:
     """One process for each rank; see :mod:`weft.launch.local`, which also says who is who (``RANK`` and its like)."""
-    return Plan(job.engine, [Command(rank_program(job), times=job.ranks)], environ=environ)
+    notes = [f"started again after a failure, up to {job.max_restarts} times"] if job.max_restarts else []
+    return Plan(job.engine, [Command(rank_program(job), times=job.ranks)], environ=environ, notes=notes)
 
 
 def rank_program(job: Described) -> list[str]:

@@ -262,9 +262,10 @@ class Endpoint:
         return generate_latest(registry)
 
     def start(self, collector: Collector) -> None:
-        """Answer from now on."""
+        """Answer from now on; or of another job, one that was started again."""
         self._collector = collector
-        self._thread.start()
+        if self._thread.ident is None:
+            self._thread.start()
 
     def close(self) -> None:
         """Answer no more."""

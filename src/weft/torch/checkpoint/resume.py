@@ -77,7 +77,7 @@ def resume_from_checkpoint(
         raise UsageError(f"verify is {verify!r}: write one of {', '.join(LEVELS)}")
     if allow_pickle not in (True, False, "leave"):
         raise UsageError(f'allow_pickle is {allow_pickle!r}: write True, False or "leave"')
-    model = _only_model(session, model)
+    model = only_model(session, model)
     if optimizer is None and model is not None:
         optimizer = model.optimizer
     has_masters = partial and isinstance(optimizer, DistributedOptimizer)
@@ -111,7 +111,8 @@ def resume_from_checkpoint(
     return restore.restore(session, save, wanted, verify)
 
 
-def _only_model(session: Session, model: DistributedModel | None) -> DistributedModel | None:
+def only_model(session: Session, model: DistributedModel | None) -> DistributedModel | None:
+    """The given model, or the only one there is, or None if there is none."""
     if model is not None:
         return model
     if len(session.models) > 1:

@@ -1,0 +1,57 @@
+"""What weft's own launcher is to run, and what it uses of a process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Protocol
+
+from weft.watch.heartbeat import Page
+from weft.watch.monitor import Limits
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run.
+
+    Attributes:
+        command: The program and its arguments.
+        ranks: How many processes.
+        environ: Their environment, but for what the launcher adds.
+        prefix: Whose lines start with `[rank n]`: "all", "others" (than rank 0) or "none".
+        limits: When a rank that weft does not watch yet, or no more, is to blame.
+        attend: Called with the page of the ranks' signs once they are started.
+        attempt: How often the job was started before.
+        restarts: How often it may be started again.
+    """
+
+    command: Sequence[str]
+    ranks: int
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    prefix: str = "others"
+    limits: Limits = Limits()
+    attend: Callable[[Page], None] | None = None
+    attempt: int = 0
+    restarts: int = 0
+
+
+class Process(Protocol):
+    """A rank's process: what the launcher uses of ``subprocess.Popen``."""
+
+    pid: int
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+
+    def poll(self) -> int | None:
+        """The exit code, or None while the process runs."""
+
+    def wait(self) -> int | None:
+        """The exit code, after the end of the process."""
+
+
+def usable_cores() -> int:
+    """How many processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
