@@ -215,11 +215,14 @@ WAYS = {
     r"pickle\.(loads?|Unpickler)\(": {"communication/serialise.py"},
     r"torch\.load\(": {"torch/checkpoint/formats/torch_file.py", "compat/written.py"},
     r"safe_open\(": {"torch/checkpoint/formats/source.py"},
-    r"\.isdigit\(|\.isdecimal\(": {"foreign.py", "profiler/recorder.py", "profiler/host/linux.py", "launch/guard.py"},
+    r"\.isdigit\(|\.isdecimal\(": {
+        "foreign.py", "profiler/recorder.py", "profiler/host/linux.py", "launch/guard.py",
+    },
     r"int\((os\.)?environ": set(),
     r"json\.loads\(": {
         "foreign.py", "watch", "report/chrome.py", "launch", "cli/verify.py", "checkpoint/agree.py",
-        "checkpoint/meeting.py", "checkpoint/save.py", "checkpoint/shard.py", "communication/messages.py",
+        "checkpoint/meeting.py", "checkpoint/save.py", "checkpoint/shard.py", "checkpoint/stop.py",
+        "communication/messages.py",
         "compat/modelparallel/optimizer.py", "plan/chosen.py", "session", "tensorflow/split/decide.py", "torch",
     },
 }  # fmt: skip

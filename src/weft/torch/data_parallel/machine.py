@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 import weft.torch.data_parallel  # noqa: F401 - registers the backend that adds up gradients
+from weft.torch.data_parallel import ranks as here
 
 LEAST_S, ROUNDS, LONGEST_S = 0.02, 5, 0.5
 WIDTHS = {"cpu": (64, 128, 256, 512, 1024, 2048), "cuda": (512, 1024, 2048, 4096, 8192)}
@@ -130,15 +131,15 @@ def memory_bytes(device: torch.device, ranks: int) -> int:
 
 def main(folder: str) -> None:
     """Measure on this rank, and write it into the folder."""
-    ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    ranks = here.size()
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        device = torch.device("cuda", here.local_rank() % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if ranks > 1:
         dist.init_process_group("weft")
     found = measure(device, ranks)
-    Path(folder, f"rank{rank}.json").write_text(json.dumps(found))
+    Path(folder, f"rank{here.rank()}.json").write_text(json.dumps(found))
     if ranks > 1:
         dist.barrier()
         dist.destroy_process_group()
