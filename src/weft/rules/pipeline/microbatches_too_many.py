@@ -21,7 +21,7 @@ class MicrobatchesTooMany(Rule):
 
     explains = ("CPUBottleneck", "LowGPUUtilization", "PipelineBubble")
 
-    warn: float = 0.10
+    warn: float = 0.15
     severe: float = 0.25
     bubble: float = 0.20
 
