@@ -127,9 +127,6 @@ class _Turns:
         with self._lock:
             return next(self._reads, None) if time.perf_counter() < self._until_s else None
 
-    def over(self) -> bool:
-        return time.perf_counter() >= self._until_s
-
 
 def _read(turns: _Turns, found: list[tuple[float, int]], faults: _Faults) -> None:
     try:

@@ -83,9 +83,8 @@ class DeviceTimes:
     def __init__(self, make_event: Callable[[], Event], captures: Callable[[], bool] = lambda: False) -> None:
         self._make, self._captures = make_event, captures
         self._free: deque[Event] = deque()
-        self._queue: deque[Queued] = (
-            deque()
-        )  # takes more without a lock: a collector pause may be within any line
+        self._queue: deque[Queued] = deque()
+        """Takes more without a lock: a collector pause may be within any line."""
         self._made = 0
         self._tie: tuple[Event, float] | None = None
         self._reached_s = float("-inf")

@@ -10,6 +10,7 @@ import pytest
 
 from tests.launching import SOURCE
 from weft.cli.main import main
+from weft.cli.plan import measure as measuring
 from weft.config import resolve
 from weft.graph import Graph, Unit
 from weft.machines.catalogue import host_of
@@ -266,3 +267,11 @@ def test_a_machine_is_measured_and_planned_for(tmp_path: Path, capsys, monkeypat
 @pytest.mark.parametrize("options", [[], ["--cluster", "8xH100"], ["--global-batch", "8"]])
 def test_a_plan_needs_machines_and_a_batch(capsys, options: list[str]):
     assert "a plan needs --" in told(capsys, *SMALL, *options, code=2)
+
+
+def test_a_measurement_that_takes_too_long_or_has_no_ranks_is_told(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setattr(measuring, "SECONDS", 0.01)
+    path = tmp_path / "mine.json"
+    assert "took more than 0.01 s" in told(capsys, "--measure", path, code=2)
+    assert "--ranks is 0, it must be at least 1" in told(capsys, "--measure", path, "-n", 0, code=2)
+    assert not path.exists()

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 
 from weft.cli.draw import write
-from weft.errors import LaunchError
+from weft.errors import LaunchError, UsageError
 from weft.foreign import read_file
 from weft.machines.machine_file import host_to_json
 from weft.measure.machine import host_of, measured_from_json
+from weft.tune.trial import weft_run
 from weft.units import format_seconds
 from weft.watch.process import die_with_parent
 
@@ -23,29 +23,25 @@ MODULE = "weft.torch.data_parallel.machine"
 
 
 def measure(out: Path, ranks: int) -> None:
-    """Measure with so many ranks at once, and write the file."""
+    """Measure with so many ranks at once, write the file, and say what is in it.
+
+    Raises:
+        LaunchError: A rank failed, or it took longer than `SECONDS`; nothing is written then.
+    """
+    if ranks < 1:
+        raise UsageError(f"--ranks is {ranks}, it must be at least 1")
     with tempfile.TemporaryDirectory(prefix="weft-measure-") as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "weft",
-            "run",
-            "-n",
-            str(ranks),
-            "-m",
-            "weft.torch.data_parallel.machine",
-            folder,
-        ]
         environ = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)), **os.environ}
-        done = subprocess.run(
-            command,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-            preexec_fn=partial(die_with_parent, os.getpid()),
-        )
+        try:
+            done = subprocess.run(
+                [*weft_run(["-n", str(ranks), "-m", MODULE]), folder],
+                env=environ, capture_output=True, text=True, timeout=SECONDS, check=False,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise LaunchError(
+                f"measuring took more than {SECONDS} s: try it when nothing else runs on this machine"
+            ) from error
         if done.returncode:
             raise LaunchError(
                 f"measuring failed: {done.stderr.strip()[-1000:] or f'exit code {done.returncode}'}"

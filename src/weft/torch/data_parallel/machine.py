@@ -22,7 +22,8 @@ from weft.torch.data_parallel import ranks as here
 
 LEAST_S, ROUNDS, LONGEST_S = 0.02, 5, 0.5
 WIDTHS = {"cpu": (64, 128, 256, 512, 1024, 2048), "cuda": (512, 1024, 2048, 4096, 8192)}
-MOVED_BYTES = {"cpu": (1 << 24, 1 << 26), "cuda": (1 << 28, 1 << 30)}
+MOVED_BYTES = {"cpu": (1 << 28, 1 << 29), "cuda": (1 << 28, 1 << 30)}
+"""Far more than caches hold."""
 SUMMED_BYTES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 SEQUENCES = {"cpu": (256, 512), "cuda": (1024, 4096)}
 HEADS, HEAD = 8, 64
