@@ -275,3 +275,5 @@ def test_a_measurement_that_takes_too_long_or_has_no_ranks_is_told(tmp_path: Pat
     assert "took more than 0.01 s" in told(capsys, "--measure", path, code=2)
     assert "--ranks is 0, it must be at least 1" in told(capsys, "--measure", path, "-n", 0, code=2)
     assert not path.exists()
+    plan = [*SMALL, "--cluster", "1x8xH100", "--global-batch", 8]
+    assert "a plan takes its ranks from --cluster" in told(capsys, *plan, "-n", 4, code=2)

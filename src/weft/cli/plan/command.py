@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> None:
         "--measure", metavar="FILE.json", help="plan nothing: measure this machine, and write a file for --cluster"
     )  # fmt: skip
     parser.add_argument(
-        "-n", "--ranks", type=count, default=1, metavar="N", help="with --measure: ranks at once (default: 1)"
+        "-n", "--ranks", type=count,  metavar="N", help="with --measure: ranks at once (default: 1)"
     )  # fmt: skip
     _add_model(parser)
     _add_training(parser)
@@ -132,8 +132,12 @@ def _count(text: str) -> int:
 
 def main(options: argparse.Namespace) -> int:
     if options.measure is not None:
-        measure(Path(options.measure), options.ranks)
+        measure(Path(options.measure), 1 if options.ranks is None else options.ranks)
         return 0
+    if options.ranks is not None:
+        raise UsageError(
+            "-n says with how many ranks --measure measures; a plan takes its ranks from --cluster"
+        )
     missing = [name for name in ("cluster", "global_batch") if getattr(options, name) is None]
     if missing:
         raise UsageError(
