@@ -166,7 +166,7 @@ def serve(connection: socket.socket, more: Sequence[str]) -> None:
 def _launch(connection: socket.socket, request: Mapping[str, Any], output: Sequence[int]) -> object:
     """The launcher's process: `weft`, whose ranks are forked; or a script."""
     from weft.cli.main import main
-    from weft.launch.local import Launcher
+    from weft.launch.running.here import Here
 
     connection.close()
     os.setsid()
@@ -174,7 +174,7 @@ def _launch(connection: socket.socket, request: Mapping[str, Any], output: Seque
         os.dup2(descriptor, target)
         os.close(descriptor)
     os.chdir(request["cwd"])
-    Launcher.start_process = Rank
+    Here.start_process = Rank
     arguments = request["arguments"]
     if arguments[0].endswith(".py"):
         _become(request["env"], arguments)

@@ -19,6 +19,7 @@ class End:
         code: Its exit code, or minus the number of the signal that killed it.
         time: When the launcher saw it, in seconds on the monotonic clock.
         ordered: The launcher itself told it to end.
+        host: Where it ran.
     """
 
     rank: int
@@ -26,6 +27,7 @@ class End:
     code: int
     time: float
     ordered: bool = False
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,7 @@ def is_failure(end: End, sign: Sign) -> bool:
     return not end.ordered and (end.code != 0 or sign.state is State.RUNNING)
 
 
-def blame(
-    ends: Sequence[End], failures: Sequence[Failure], signs: Mapping[int, Sign], host: str
-) -> Blame | None:
+def blame(ends: Sequence[End], failures: Sequence[Failure], signs: Mapping[int, Sign]) -> Blame | None:
     """The rank that failed first and not only because another one did; None if all ended well.
 
     A rank that reported a failure counts even while its process has not ended yet: those that only lost
@@ -55,7 +55,7 @@ def blame(
     ended = {end.rank: end for end in ends if is_failure(end, signs[end.rank])}
     if not ended:
         return None
-    silent = [_silent(end, signs[rank], host) for rank, end in ended.items() if rank not in reported]
+    silent = [_silent(end, signs[rank]) for rank, end in ended.items() if rank not in reported]
     cause = root_cause([*reported.values(), *silent])
     assert cause is not None
     code = exit_code(ended[cause.rank].code) if cause.rank in ended else 1
@@ -65,7 +65,7 @@ def blame(
     others = {
         rank: sign for rank, sign in signs.items() if sign.state is State.RUNNING and rank != cause.rank
     }
-    return Blame(cause.rank, _headline(end, signs[cause.rank], host, others), "", code)
+    return Blame(cause.rank, _headline(end, signs[cause.rank], others), "", code)
 
 
 def exit_code(code: int) -> int:
@@ -102,14 +102,14 @@ def victims_text(failures: Sequence[Failure], culprit: int) -> str:
     return "\n".join(lines)
 
 
-def _silent(end: End, sign: Sign, host: str) -> Failure:
+def _silent(end: End, sign: Sign) -> Failure:
     """The failure of a rank that could not report one."""
-    return Failure(end.rank, host, end.pid, "exit", "", where=sign.where(), time=end.time)
+    return Failure(end.rank, end.host, end.pid, "exit", "", where=sign.where(), time=end.time)
 
 
-def _headline(end: End, sign: Sign, host: str, others: Mapping[int, Sign]) -> str:
+def _headline(end: End, sign: Sign, others: Mapping[int, Sign]) -> str:
     where = f" in {sign.where()}" if sign.where() else ""
-    who = f"rank {end.rank} on {host} (pid {end.pid})"
+    who = f"rank {end.rank} on {end.host} (pid {end.pid})"
     if end.code == 0:
         if others:
             return leaving_text(end.rank, sign, others)

@@ -12,12 +12,9 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, ClassVar
+from collections.abc import Iterable, Iterator, Sequence
 
-from weft.errors import LaunchError
 from weft.launch.culprit import (
     Blame,
     End,
@@ -28,18 +25,17 @@ from weft.launch.culprit import (
     signal_name,
     victims_text,
 )
-from weft.launch.discovery import SHARED_FD
 from weft.launch.environ import attempt_environ, free_port, rank_environ
-from weft.launch.guard import MARK, Guard
-from weft.launch.output import Lines, Sink, Streams
-from weft.launch.running.job import Job, Process, usable_cores
+from weft.launch.output import Lines, Streams
+from weft.launch.running.here import Here
+from weft.launch.running.job import Job, usable_cores
 from weft.launch.running.restarts import Failed
 from weft.watch import early
 from weft.watch.board import read_reports
 from weft.watch.failure import Failure
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.judge import Judge, Verdict
-from weft.watch.process import die_with_parent, host_name, is_stopped, stack_signal
+from weft.watch.process import stack_signal
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 0.3
@@ -70,27 +66,20 @@ def run(job: Job) -> int:
 class Launcher:
     """One running job. All of it happens in the main thread.
 
-    ``start_process`` starts one rank. The launcher calls it as it would call ``subprocess.Popen``. Tests set another
-    one, which forks ranks from a process that has imported PyTorch.
-
     ``failed`` is how the job failed, once it did.
     """
-
-    start_process: ClassVar[Callable[..., Process]] = subprocess.Popen
 
     def __init__(self, job: Job) -> None:
         self.failed: Failed | None = None
         self._job = job
         self._page, self._shared = Page.create(job.ranks)
         self._judge = Judge()
-        self._host = host_name()
-        self._processes: list[Process] = []
         self._ends: dict[int, End] = {}
         self._ordered = False
         self._stopped_by: list[int] = []
         self._selector = selectors.DefaultSelector()
-        self._lines: list[Lines] = []
-        self._guard = Guard()
+        self._lines: dict[tuple[int, bool], Lines] = {}
+        self._ranks = Here(job.command, self._shared, self._selector, self._take)
         self._moves = dict.fromkeys(range(job.ranks), 0)
         self._shown = Streams(1, 2)
         self._held, self._master = free_port()
@@ -99,16 +88,10 @@ class Launcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._signal_all(signal.SIGKILL)
-        for process in self._processes:
-            process.wait()
-            for pipe in (process.stdout, process.stderr):
-                if pipe is not None:
-                    pipe.close()
+        self._ranks.close()
         self._selector.close()
         os.close(self._shared)
         self._held.close()
-        self._guard.close()
 
     def run(self) -> int:
         with self._signals():
@@ -150,47 +133,24 @@ class Launcher:
         self._stopped_by.append(number)
 
     def _start(self, rank: int) -> None:
-        environ = rank_environ(self._job.environ, rank, self._job.ranks, usable_cores())
-        own = {**self._master, **attempt_environ(self._job.attempt, self._job.restarts)}
-        launcher = os.getpid()
-
-        def in_child() -> None:
-            os.setpgid(0, 0)
-            die_with_parent(launcher)
-
-        try:
-            process = self.start_process(
-                self._job.command,
-                env={**environ, **own, SHARED_FD: str(self._shared), MARK: self._guard.mark},
-                stdin=None if rank == 0 and not os.isatty(0) else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=[self._shared],
-                preexec_fn=in_child,
-            )
-        except OSError as error:
-            raise LaunchError(f"rank {rank} cannot be started: {self._job.command[0]}: {error}") from error
-        self._processes.append(process)
-        self._guard.watch(process.pid)
         shown = self._job.prefix == "all" or (self._job.prefix == "others" and rank != 0)
         prefix = f"[rank {rank}] ".encode() if shown else b""
-        for pipe, sink in ((process.stdout, self._shown.out), (process.stderr, self._shown.err)):
-            assert pipe is not None
-            self._read(pipe, sink, prefix, live=rank == 0 and not shown)
+        for is_error in (False, True):
+            self._lines[rank, is_error] = self._show(is_error, prefix, live=rank == 0 and not shown)
+        environ = rank_environ(self._job.environ, rank, self._job.ranks, usable_cores())
+        own = {**self._master, **attempt_environ(self._job.attempt, self._job.restarts)}
+        self._ranks.start(rank, {**environ, **own}, typed=rank == 0 and not os.isatty(0))
 
-    def _read(self, pipe: IO[bytes], sink: Sink, prefix: bytes, live: bool) -> None:
-        writer = object()
-        lines = Lines(lambda data: sink.write(writer, data), prefix, live)
-        self._lines.append(lines)
+    def _show(self, is_error: bool, prefix: bytes, live: bool) -> Lines:
+        sink, writer = self._shown.err if is_error else self._shown.out, object()
+        return Lines(lambda data: sink.write(writer, data), prefix, live)
 
-        def ready() -> None:
-            data = os.read(pipe.fileno(), 1 << 16)
-            lines.feed(data)
-            if not data:
-                self._selector.unregister(pipe)
-                lines.close()
-
-        self._selector.register(pipe, selectors.EVENT_READ, ready)
+    def _take(self, rank: int, is_error: bool, data: bytes) -> None:
+        """What a rank wrote; nothing at the end of that."""
+        lines = self._lines[rank, is_error]
+        lines.feed(data)
+        if not data:
+            lines.close()
 
     def _watch(self) -> int:
         """Until all ranks ended well, one did not, or the launcher is told to stop."""
@@ -232,25 +192,24 @@ class Launcher:
         left those that wait for it.
         """
         signs = self._page.signs()
-        for rank, process in enumerate(self._processes):
+        for rank in range(self._job.ranks):
             watched = signs[rank].state in (State.RUNNING, State.FINISHING)
             if rank not in self._ends:
                 signs[rank] = signs[rank] if watched else self._seen(rank, signs[rank])
             elif signs[rank].state is State.ABSENT:
-                signs[rank] = Sign(State.FINISHING, process.pid, host=self._host)
+                signs[rank] = Sign(State.FINISHING, self._ranks.pid(rank), host=self._ranks.host(rank))
             else:
                 del signs[rank]
         return signs
 
     def _seen(self, rank: int, sign: Sign) -> Sign:
         """The sign of a process that weft does not watch: it beats as long as it is not stopped."""
-        pid = self._processes[rank].pid
-        self._moves[rank] += not is_stopped(pid)
+        self._moves[rank] += not self._ranks.is_stopped(rank)
         limits = self._job.limits
         phase = early.BEFORE if sign.state is State.ABSENT else early.AFTER
         return Sign(
-            State.RUNNING, pid, self._moves[rank], sign.heartbeat or limits.heartbeat, limits.start,
-            phase=phase, host=self._host,
+            State.RUNNING, self._ranks.pid(rank), self._moves[rank], sign.heartbeat or limits.heartbeat, limits.start,
+            phase=phase, host=self._ranks.host(rank),
         )  # fmt: skip
 
     def _turn(self, seconds: float = TICK_SECONDS) -> None:
@@ -261,15 +220,14 @@ class Launcher:
             events = self._selector.select(seconds)
             for key, _ in events:
                 key.data()
-            for lines in self._lines if not events else ():
+            for lines in self._lines.values() if not events else ():
                 lines.flush()
         self._shown.push()
-        for rank, process in enumerate(self._processes):
-            if rank not in self._ends and (code := process.poll()) is not None:
-                ordered = self._ordered or (code == GO_ON and bool(self._page.course.asked))
-                end = End(rank, process.pid, code, time.monotonic(), ordered)
-                self._ends[rank] = end
-                self._guard.forget(process.pid)
+        for rank, code in self._ranks.ends():
+            ordered = self._ordered or (code == GO_ON and bool(self._page.course.asked))
+            self._ends[rank] = End(
+                rank, self._ranks.pid(rank), code, time.monotonic(), ordered, self._ranks.host(rank)
+            )
 
     def _hand_over(self, seconds: float | None) -> None:
         """Until the reader has taken all output, a further signal, or for so many seconds."""
@@ -298,7 +256,7 @@ class Launcher:
         self._settle(verdict)
         failures = read_reports(self._page)
         ends = list(self._ends.values())
-        found = blame_by(verdict, ends) if verdict else blame(ends, failures, self._page.signs(), self._host)
+        found = blame_by(verdict, ends) if verdict else blame(ends, failures, self._page.signs())
         assert found is not None
         self._note_failure(found, failures)
         self._drain()
@@ -342,8 +300,7 @@ class Launcher:
         self._shown.err.write(self, b"weft: stacks of the ranks that answer:\n")
         for rank, sign in self._page.signs().items():
             if sign.state is not State.ABSENT and rank not in self._ends:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(sign.pid, stack_signal())
+                self._ranks.send(rank, stack_signal(), alone=True)
         self._turn_until(time.monotonic() + STACKS_SECONDS)
 
     def _stop(self) -> int:
@@ -360,20 +317,15 @@ class Launcher:
         """Asks all ranks to end, and kills those that did not after `grace` seconds, or at a further signal."""
         self._ordered = True
         self._page.end()
-        self._signal_all(signal.SIGTERM)
+        self._signal(range(self._job.ranks), signal.SIGTERM)
         self._turn_until(time.monotonic() + grace, heard)
-        self._signal_all(signal.SIGKILL)
+        self._signal(range(self._job.ranks), signal.SIGKILL)
         self._turn_until(time.monotonic() + 1.0)
         self._drain()
 
-    def _signal_all(self, number: int) -> None:
-        self._signal(range(len(self._processes)), number)
-
     def _signal(self, ranks: Iterable[int], number: int) -> None:
-        """To a rank's whole process group: its own children must not outlive it."""
         for rank in ranks:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._processes[rank].pid, number)
+            self._ranks.send(rank, number)
 
     def _drain(self) -> None:
         """What the ranks that ended wrote; a pipe that a grandchild keeps open, or fills, is not waited for."""
@@ -381,5 +333,5 @@ class Launcher:
         while (ready := self._selector.select(0)) and time.monotonic() < deadline and not self._shown.full:
             for key, _ in ready:
                 key.data()
-        for lines in self._lines:
+        for lines in self._lines.values():
             lines.close()

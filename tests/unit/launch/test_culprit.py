@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from weft.launch.culprit import End, blame, blame_by, is_failure, only_victims, victims_text
+from weft.launch import culprit
+from weft.launch.culprit import blame, blame_by, is_failure, only_victims, victims_text
 from weft.watch.failure import Failure
 from weft.watch.heartbeat import Sign, State
 from weft.watch.judge import Verdict
 
+End = partial(culprit.End, host="node")
 RUNNING = Sign(State.RUNNING, pid=1, step=3, phase="forward", notes=1)
 SIGNS = {0: RUNNING, 1: RUNNING}
 
@@ -21,7 +24,7 @@ def failure(rank: int, time: float, victim: bool = False) -> Failure:
 
 def test_the_earliest_failure_counts():
     ends = [End(0, 40, 1, 9.1), End(1, 41, 1, 9.2)]
-    found = blame(ends, [failure(0, 9.0), failure(1, 8.9)], SIGNS, "node")
+    found = blame(ends, [failure(0, 9.0), failure(1, 8.9)], SIGNS)
     assert found is not None
     assert (found.rank, found.code, found.details) == (1, 1, "trace")
     assert found.headline == "rank 1 on node (pid 41) failed in step 3: ValueError: no"
@@ -29,7 +32,7 @@ def test_the_earliest_failure_counts():
 
 def test_a_victim_is_not_blamed_even_if_it_was_first():
     ends = [End(0, 40, 1, 9.0), End(1, 41, -9, 9.3)]
-    found = blame(ends, [failure(0, 8.9, victim=True)], SIGNS, "node")
+    found = blame(ends, [failure(0, 8.9, victim=True)], SIGNS)
     assert found is not None
     assert (found.rank, found.code) == (1, 137)
     assert found.headline.startswith(
@@ -38,7 +41,7 @@ def test_a_victim_is_not_blamed_even_if_it_was_first():
 
 
 def test_a_rank_that_reported_is_blamed_before_its_process_has_ended():
-    found = blame([End(1, 41, 1, 9.0)], [failure(1, 8.9, victim=True), failure(0, 8.8)], SIGNS, "node")
+    found = blame([End(1, 41, 1, 9.0)], [failure(1, 8.9, victim=True), failure(0, 8.8)], SIGNS)
     assert found is not None
     assert (found.rank, found.code, found.details) == (0, 1, "trace")
 
@@ -52,28 +55,28 @@ def test_the_launcher_waits_while_only_victims_are_known():
 
 
 def test_a_victim_is_blamed_if_nobody_else_can_be():
-    found = blame([End(0, 40, 1, 9.0)], [failure(0, 8.9, victim=True)], SIGNS, "node")
+    found = blame([End(0, 40, 1, 9.0)], [failure(0, 8.9, victim=True)], SIGNS)
     assert found is not None and found.rank == 0
 
 
 def test_ranks_that_the_launcher_ended_are_not_blamed():
     ends = [End(0, 40, -15, 8.0, ordered=True), End(1, 41, 3, 9.0)]
-    found = blame(ends, [], SIGNS, "node")
+    found = blame(ends, [], SIGNS)
     assert found is not None
     assert (found.rank, found.code) == (1, 3)
     assert found.headline == "rank 1 on node (pid 41) ended with exit code 3 in step 3, forward"
 
 
 def test_a_rank_that_left_names_who_needs_it():
-    found = blame([End(1, 41, 0, 9.0)], [], SIGNS, "node")
+    found = blame([End(1, 41, 0, 9.0)], [], SIGNS)
     assert found is not None and found.code == 1
     assert "left at step 3 while rank 0 still needs it" in found.headline
-    alone = blame([End(1, 41, 0, 9.0)], [], {0: Sign(State.FINISHED), 1: RUNNING}, "node")
+    alone = blame([End(1, 41, 0, 9.0)], [], {0: Sign(State.FINISHED), 1: RUNNING})
     assert alone is not None and "without coming to the end of its script" in alone.headline
 
 
 def test_a_job_that_ended_well_has_no_culprit():
-    assert blame([End(0, 40, 0, 9.0)], [], {0: Sign(State.FINISHED)}, "node") is None
+    assert blame([End(0, 40, 0, 9.0)], [], {0: Sign(State.FINISHED)}) is None
 
 
 @pytest.mark.parametrize(
@@ -116,6 +119,6 @@ def test_those_that_failed_with_the_culprits_words_are_one_line():
 
 
 def test_a_signal_without_a_name():
-    found = blame([End(1, 41, -42, 9.0)], [], SIGNS, "node")
+    found = blame([End(1, 41, -42, 9.0)], [], SIGNS)
     assert found is not None and found.code == 170
     assert "signal 42" in found.headline
