@@ -10,11 +10,12 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import weft
 from weft import config
 from weft.analysis.analysis import Analysis
 from weft.cli import engines
@@ -29,7 +30,7 @@ from weft.foreign import shown_path, shown_text, translated
 from weft.launch.discovery import TOKEN
 from weft.launch.engines import mpirun
 from weft.launch.environ import RANK_DEFAULTS
-from weft.launch.local import run
+from weft.launch.journal.journal import Journal, Nowhere
 from weft.launch.rank import FILE, MODULE
 from weft.launch.running import again
 from weft.launch.running.job import Job
@@ -119,7 +120,10 @@ def _add_watching(parser: argparse.ArgumentParser) -> None:
     for name, meaning in (
         ("record", "each rank records there what it runs when; weft draw shows it"),
         ("report", "records there all that says where time goes, and keeps FOLDER/report.html up to date"),
-        ("log-dir", "where weft.log writes values of the script (default: weft-log)"),
+        (
+            "log-dir",
+            "logs of all ranks, events and weft.log's values; see weft status, weft logs and weft stop",
+        ),
         ("tensorboard", "where values of the script go for TensorBoard (default: --log-dir)"),
     ):
         group.add_argument(f"--{name}", metavar="FOLDER", help=meaning)
@@ -175,19 +179,41 @@ def main(options: argparse.Namespace) -> int:
     if options.engine == "mpirun":
         return _by_mpirun(options, environ, [*variables, *added], told.mpi_options)
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
+    command = _command(options)
     container = {}
     if options.smdistributed:
         container = container_environ(environ, options.ranks, options.script[1:])
         environ |= container
     fresh = fresh_page(Path(options.report)) if options.report else nullcontext()
     before = recording_files(Path(settings.record)) if options.fail_on else {}
-    with folders(container), fresh, _metrics(options, settings) as attend:
+    with (
+        folders(container), fresh, _metrics(options, settings) as attend,
+        closing(_journal(options, where, {**variables, **given, **added}, settings)) as journal,
+    ):  # fmt: skip
         job = Job(
-            _command(options), options.ranks, environ, options.prefix or "others", limits, attend,
-            restarts=options.max_restarts,
+            command, options.ranks, environ, options.prefix or "others", limits, attend,
+            restarts=options.max_restarts, journal=journal,
         )  # fmt: skip
-        code = again.run(job) if job.restarts else run(job)
+        code = again.run(job)
     return code or _judge(options, Path(settings.record), before)
+
+
+def _journal(
+    options: argparse.Namespace,
+    where: engines.Places,
+    variables: Mapping[str, str],
+    settings: config.Settings,
+) -> Journal | Nowhere:
+    """What is told of the job in the folder of `--log-dir`."""
+    if options.log_dir is None:
+        return Nowhere()
+    job = engines.job_of(options, where, variables, [])
+    told = {
+        **job.plan().as_record(), "script": job.script, "ranks": job.ranks, "hosts": list(job.host_names),
+        "max_restarts": job.max_restarts, "folder": os.getcwd(), "settings": json.loads(settings.to_json()),
+        "weft": weft.__version__,
+    }  # fmt: skip
+    return Journal(Path(options.log_dir), told)
 
 
 def _hand_over(

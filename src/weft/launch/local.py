@@ -30,6 +30,7 @@ from weft.launch.output import Lines, Streams
 from weft.launch.running.here import Here
 from weft.launch.running.job import Job, usable_cores
 from weft.launch.running.restarts import Failed
+from weft.visible import LINES, visible
 from weft.watch import early
 from weft.watch.board import read_reports
 from weft.watch.failure import Failure
@@ -57,12 +58,6 @@ GO_ON = os.EX_TEMPFAIL
 """Its exit code then."""
 
 
-def run(job: Job) -> int:
-    """Runs a job to its end and returns the exit code for the launcher."""
-    with Launcher(job) as launcher:
-        return launcher.run()
-
-
 class Launcher:
     """One running job. All of it happens in the main thread.
 
@@ -81,6 +76,8 @@ class Launcher:
         self._lines: dict[tuple[int, bool], Lines] = {}
         self._ranks = Here(job.command, self._shared, self._selector, self._take)
         self._moves = dict.fromkeys(range(job.ranks), 0)
+        self._journal = job.journal
+        self._stacks: dict[int, bytes] | None = None
         self._shown = Streams(1, 2)
         self._held, self._master = free_port()
 
@@ -96,8 +93,14 @@ class Launcher:
     def run(self) -> int:
         with self._signals():
             try:
+                self._journal.begin(self._job.attempt, self._job.ranks)
                 for rank in range(self._job.ranks):
                     self._start(rank)
+                places = {
+                    r: {"pid": self._ranks.pid(r), "host": self._ranks.host(r)}
+                    for r in range(self._job.ranks)
+                }
+                self._journal.note("started", ranks=places)
                 if self._job.attend is not None:
                     self._job.attend(self._page)
                 return self._watch()
@@ -147,6 +150,9 @@ class Launcher:
 
     def _take(self, rank: int, is_error: bool, data: bytes) -> None:
         """What a rank wrote; nothing at the end of that."""
+        self._journal.take(rank, data)
+        if is_error and self._stacks is not None:
+            self._stacks[rank] = self._stacks.get(rank, b"") + data
         lines = self._lines[rank, is_error]
         lines.feed(data)
         if not data:
@@ -171,7 +177,10 @@ class Launcher:
             return GO_ON
         if self._stopped_by and not self._page.course.asked:
             return 128 + self._stopped_by[0]
-        return OUTPUT_LOST if self._shown.lost else 0
+        if self._journal.lost:
+            text = f"weft: --log-dir cannot be written to: {self._journal.lost}. Some of it is missing\n"
+            self._shown.err.write(self, text.encode(errors="replace"))
+        return OUTPUT_LOST if self._shown.lost or self._journal.lost else 0
 
     def _lets_save(self) -> bool:
         """Whether the ranks save and end by themselves, as they were asked to; one signal asks, the second one ends."""
@@ -181,6 +190,7 @@ class Launcher:
         if not course.asked:
             course.asked = 1
             name = signal_name(self._stopped_by[0])
+            self._journal.note("saving", signal=name)
             text = f"weft: {name}: the job saves after a step and ends; a second signal ends it at once\n"
             self._shown.err.write(self, text.encode())
         return True
@@ -224,6 +234,7 @@ class Launcher:
                 lines.flush()
         self._shown.push()
         for rank, code in self._ranks.ends():
+            self._journal.note("rank ended", rank=rank, code=code)
             ordered = self._ordered or (code == GO_ON and bool(self._page.course.asked))
             self._ends[rank] = End(
                 rank, self._ranks.pid(rank), code, time.monotonic(), ordered, self._ranks.host(rank)
@@ -260,9 +271,20 @@ class Launcher:
         assert found is not None
         self._note_failure(found, failures)
         self._drain()
-        self._report(found, victims_text(failures, found.rank))
-        if verdict is not None and verdict.kind != "left":
-            self._show_stacks()
+        others = victims_text(failures, found.rank)
+        self._report(found, others)
+        said = {each.rank: f"{each.headline()}\n{each.details()}" for each in failures}
+        for rank, text in ({found.rank: found.headline} | said).items():
+            self._journal.take(rank, f"weft: {text}\n".encode(errors="replace"))
+        stacks = self._show_stacks() if verdict is not None and verdict.kind != "left" else {}
+        self._journal.fail(
+            {
+                "rank": found.rank, "host": self._ranks.host(found.rank), "headline": found.headline,
+                "details": found.details, "others": others, "code": found.code,
+                "step": self._page.loop_step(found.rank) or self._page.sign(found.rank).step,
+                "kind": verdict.kind if verdict is not None else "ended", "stacks": stacks,
+            }
+        )  # fmt: skip
         if verdict is not None and verdict.kind == "frozen":
             self._signal(verdict.ranks, signal.SIGKILL)  # it would not hear anything less
         self._end_all(FAILURE_GRACE_SECONDS)
@@ -295,17 +317,22 @@ class Launcher:
         text = "\n".join(part for part in parts if part)
         self._shown.err.write(self, f"{text}\n".encode(errors="replace"))
 
-    def _show_stacks(self) -> None:
-        """Asks the ranks that still answer for the stacks of their threads; they come as output."""
+    def _show_stacks(self) -> dict[int, str]:
+        """Asks the ranks that still answer for the stacks of their threads; they come as output, and are given."""
+        found: dict[int, bytes] = {}
+        self._stacks = found
         self._shown.err.write(self, b"weft: stacks of the ranks that answer:\n")
         for rank, sign in self._page.signs().items():
             if sign.state is not State.ABSENT and rank not in self._ends:
                 self._ranks.send(rank, stack_signal(), alone=True)
         self._turn_until(time.monotonic() + STACKS_SECONDS)
+        self._stacks = None
+        return {rank: visible(text.decode(errors="replace"), LINES) for rank, text in found.items()}
 
     def _stop(self) -> int:
         """Somebody ended the launcher; a second time means at once."""
         number = self._stopped_by[0]
+        self._journal.note("stopping", signal=signal_name(number))
         text = f"weft: {signal_name(number)}: ending {self._job.ranks - len(self._ends)} ranks\n"
         with contextlib.suppress(BrokenPipeError):
             self._shown.err.write(self, text.encode())

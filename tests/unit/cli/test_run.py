@@ -21,7 +21,7 @@ from weft.launch.running.job import Job
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """The jobs that would have been started."""
     started: list[Job] = []
-    monkeypatch.setattr(run, "run", lambda job: started.append(job) or 0)
+    monkeypatch.setattr(run.again, "run", lambda job: started.append(job) or 0)
     for name in ("WEFT_CONFIG", "WEFT_SET"):
         monkeypatch.delenv(name, raising=False)
     return started

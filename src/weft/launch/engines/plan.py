@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 MASK = "***"
 _SECRET = ("TOKEN", "SECRET", "KEY", "PASSWORD", "PASSWD", "CREDENTIAL")
@@ -84,6 +85,25 @@ class Plan:
           python 'a b.py'
         """
         return "\n".join((self.shown or self)._lines())
+
+    def as_record(self) -> dict[str, Any]:
+        """The same as JSON has it, without secrets, too.
+
+        >>> Plan("local", [Command(["python", "a.py"])], environ={"HF_TOKEN": "hf_12345"}).as_record()["variables"]
+        {'HF_TOKEN': '***'}
+        """
+        shown = self.shown or self
+        commands = [
+            {"on": each.where, "times": each.times, "arguments": list(each.arguments)}
+            for each in shown.commands
+        ]
+        variables = {name: MASK if is_secret(name) else text for name, text in sorted(shown.environ.items())}
+        return {
+            "engine": self.engine,
+            "commands": commands,
+            "variables": variables,
+            "notes": list(shown.notes),
+        }
 
     def _lines(self) -> Iterator[str]:
         yield f"engine: {self.engine}"

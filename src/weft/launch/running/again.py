@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from weft.errors import WeftError
 from weft.launch.culprit import signal_name
 from weft.launch.local import STOPPING, Launcher
 from weft.launch.running.job import Job
-from weft.launch.running.restarts import Attempt, backoff_s, reason_to_stop, told
+from weft.launch.running.restarts import WRONG_USE, Attempt, backoff_s, reason_to_stop, told
 from weft.units import format_seconds
 
 _TICK_S = 0.05
@@ -22,6 +23,16 @@ def run(job: Job, wait: Callable[[float], int] | None = None) -> int:
 
     ``wait`` lets so many seconds pass and gives the number of a signal that ended them, or 0.
     """
+    try:
+        code = _attempts(job, wait or wait_for_signal)
+    except WeftError:
+        job.journal.note("ended", code=WRONG_USE)
+        raise
+    job.journal.note("ended", code=code)
+    return code
+
+
+def _attempts(job: Job, wait: Callable[[float], int]) -> int:
     attempts: list[Attempt] = []
     while True:
         began = time.monotonic()
@@ -36,7 +47,8 @@ def run(job: Job, wait: Callable[[float], int] | None = None) -> int:
             return _end(job, attempts, code, reason)
         seconds = backoff_s(len(attempts))
         _say(f"weft: restart {len(attempts)} of {job.restarts} in {format_seconds(seconds)}")
-        number = (wait or wait_for_signal)(seconds)
+        job.journal.note("restart", number=len(attempts), seconds=seconds)
+        number = wait(seconds)
         if number:
             return _end(job, attempts, 128 + number, f"{signal_name(number)} before the next one")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Protocol
 
+from weft.launch.journal.journal import Journal, Nowhere
 from weft.watch.heartbeat import Page
 from weft.watch.monitor import Limits
 
@@ -24,6 +25,7 @@ class Job:
         attend: Called with the page of the ranks' signs once they are started.
         attempt: How often the job was started before.
         restarts: How often it may be started again.
+        journal: What is told of it in a folder of its own.
     """
 
     command: Sequence[str]
@@ -34,6 +36,7 @@ class Job:
     attend: Callable[[Page], None] | None = None
     attempt: int = 0
     restarts: int = 0
+    journal: Journal | Nowhere = field(default_factory=Nowhere)
 
 
 class Process(Protocol):

@@ -10,7 +10,7 @@ from weft.units import format_seconds
 FIRST_S, LONGEST_S = 1.0, 60.0
 SAME = 3
 """So many failures in a row that are the same one end the job."""
-_WRONG_USE = 2
+WRONG_USE = 2
 """The exit code of a command that was called wrongly."""
 
 
@@ -64,7 +64,7 @@ def reason_to_stop(failures: Sequence[Failed], restarts: int) -> str:
     ``restarts``: how often it may be.
     """
     last = failures[-1]
-    if last.code == _WRONG_USE and not last.step:
+    if last.code == WRONG_USE and not last.step:
         return "exit code 2 before the first step means wrong use, which a restart cannot mend"
     row = failures[-SAME:]
     if len(row) == SAME and all(is_same(before, now) for before, now in zip(row, row[1:], strict=False)):

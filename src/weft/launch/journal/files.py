@@ -1,0 +1,49 @@
+"""The names in a job's folder, and how files there are opened.
+
+A folder may have come from elsewhere, so no link in it is followed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+RUN, EVENTS, FAILURE = "run.json", "events.jsonl", "failure.json"
+_ATTEMPT = re.compile(r"attempt-([0-9]{1,9})")
+
+
+def attempt_folder(folder: Path, number: int) -> Path:
+    """Where the logs of one start are."""
+    return folder / f"attempt-{number}"
+
+
+def log_file(folder: Path, attempt: int, rank: int) -> Path:
+    """What a rank wrote after one start."""
+    return attempt_folder(folder, attempt) / f"rank-{rank}.log"
+
+
+def attempts(folder: Path) -> list[int]:
+    """The numbers of the starts whose logs are there, the oldest first."""
+    found = (_ATTEMPT.fullmatch(path.name) for path in folder.iterdir())
+    return sorted(int(match[1]) for match in found if match)
+
+
+def opened(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A regular file, which no link leads to; nothing is waited for.
+
+    Raises:
+        OSError: It is something else, or is not there.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "it is no regular file", str(path))
+    return descriptor
+
+
+def reader(path: Path) -> BinaryIO:
+    """The same, to read bytes from."""
+    return os.fdopen(opened(path), "rb")

@@ -1,0 +1,157 @@
+"""The writing side of a job's folder: one launcher at a time, which holds the lock of the events."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from weft.errors import LaunchError
+from weft.foreign import reason, shown_path
+from weft.launch.journal.files import EVENTS, FAILURE, RUN, attempt_folder, attempts, log_file, opened
+from weft.profiler.clock import clock_offset_s
+from weft.watch.process import began, boot, host_name
+
+
+class Journal:
+    """What a job leaves behind as it runs.
+
+    Whatever cannot be written later (a full disk) is told once, as ``lost``, and the job goes on.
+
+    Args:
+        folder: Where; it is made if it is not there.
+        run: What is to run; see `weft.launch.engines.plan.Plan.as_record`.
+
+    Raises:
+        LaunchError: The folder cannot be written to, or another job runs with it.
+    """
+
+    def __init__(self, folder: Path, run: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.lost = ""
+        self._logs: dict[int, int] = {}
+        self._attempt = 0
+        self._offset_s = clock_offset_s()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._events = opened(folder / EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            self._lock()
+            with suppress(FileNotFoundError):
+                (folder / FAILURE).unlink()
+            known = attempts(folder)
+            self._next = known[-1] + 1 if known else 0
+            launcher = {"pid": os.getpid(), "began": began(os.getpid()), "boot": boot(), "host": host_name()}
+            before = os.fstat(self._events).st_size
+            self._write(RUN, {**run, "time": self._now(), "launcher": launcher, "events_from": before})
+        except OSError as error:
+            raise LaunchError(
+                f'--log-dir "{shown_path(folder)}" cannot be written to ({reason(error)}): name another folder'
+            ) from error
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._events, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._events)
+            raise LaunchError(
+                f'a job runs with the folder "{shown_path(self.folder)}": name another one for this job, or end that '
+                f"one with weft stop {shown_path(self.folder)}"
+            ) from None
+        except OSError:  # this file system has no locks
+            return
+
+    def begin(self, attempt: int, ranks: int) -> None:
+        """A start, ``attempt`` restarts after the first one: its ranks get logs of their own."""
+        self._close_logs()
+        self._attempt, number = attempt, self._next
+        try:
+            attempt_folder(self.folder, number).mkdir()
+            self._next += 1
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            for rank in range(ranks):
+                self._logs[rank] = opened(log_file(self.folder, number, rank), flags)
+        except OSError as error:
+            self._lose(error)
+        self.note("attempt", logs=f"attempt-{number}", ranks=ranks)
+
+    def take(self, rank: int, data: bytes) -> None:
+        """What a rank wrote."""
+        if data and rank in self._logs:
+            self._append(self._logs[rank], data)
+
+    def note(self, event: str, **values: Any) -> None:
+        """One line of what happens."""
+        told = {"time": self._now(), "event": event, "attempt": self._attempt, **values}
+        self._append(self._events, f"{json.dumps(told)}\n".encode())
+
+    def fail(self, failure: Mapping[str, Any]) -> None:
+        """How the present attempt failed."""
+        with_time = {"time": self._now(), "attempt": self._attempt, **failure}
+        try:
+            self._write(FAILURE, with_time)
+        except OSError as error:
+            self._lose(error)
+        self.note("failed", rank=failure.get("rank"), headline=failure.get("headline"))
+
+    def close(self) -> None:
+        """Nothing more comes; another job may use the folder."""
+        self._close_logs()
+        os.close(self._events)
+
+    def _now(self) -> float:
+        return round(time.perf_counter() + self._offset_s, 3)
+
+    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+        """Whole or not at all."""
+        new = self.folder / f".{name}-{secrets.token_hex(4)}"
+        descriptor = opened(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(value, file, indent=1)
+            new.replace(self.folder / name)
+        except OSError:
+            with suppress(OSError):
+                new.unlink()
+            raise
+
+    def _append(self, descriptor: int, data: bytes) -> None:
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        self.lost = self.lost or reason(error)
+
+    def _close_logs(self) -> None:
+        for descriptor in self._logs.values():
+            os.close(descriptor)
+        self._logs.clear()
+
+
+class Nowhere:
+    """The journal of a job that leaves none."""
+
+    lost = ""
+
+    def begin(self, attempt: int, ranks: int) -> None:
+        """Nothing."""
+
+    def take(self, rank: int, data: bytes) -> None:
+        """Nothing."""
+
+    def note(self, event: str, **values: Any) -> None:
+        """Nothing."""
+
+    def fail(self, failure: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
