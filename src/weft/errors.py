@@ -8,6 +8,7 @@
     +-- ScheduleError    (ValueError)  a list of actions is not legal
     +-- UsageError                     a function was called in the wrong place or order
     +-- LaunchError                    the processes of a job could not be started
+    +-- JobError                       a job that was started from Python failed
     +-- TransportError                 a tensor could not be moved
     +-- CheckpointError                a checkpoint cannot be written, or none that is whole can be read
     +-- DivergenceError                ranks run different programs, settings, models or inputs
@@ -51,6 +52,20 @@ class UsageError(WeftError):
 
 class LaunchError(WeftError):
     """The processes of a job could not be started."""
+
+
+class JobError(WeftError):
+    """A job that was started from Python failed.
+
+    Attributes:
+        code: Its exit code.
+        rank: The rank to blame, if that is known.
+    """
+
+    def __init__(self, text: str, code: int, rank: int | None = None) -> None:
+        super().__init__(text)
+        self.code = code
+        self.rank = rank
 
 
 class TransportError(WeftError):

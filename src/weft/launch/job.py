@@ -14,6 +14,7 @@ from weft.launch.discovery import TOKEN
 from weft.launch.engines import kubernetes, local, mpirun, ray, skypilot, slurm, ssh, torchrun
 from weft.launch.engines.described import Described
 from weft.launch.engines.plan import MASK, Plan, is_secret, masked, masked_arguments, secret_arguments
+from weft.launch.started.handle import Handle, start
 
 _PLANS: dict[str, Callable[[Described, Mapping[str, str]], Plan]] = {
     "local": local.plan,
@@ -54,8 +55,8 @@ class Job(Described):
         name: The job's name: small letters, digits, hyphens. By default it is made of the script's.
         time_limit: After which the engine ends it; for Slurm and Kubernetes.
         max_restarts: How often the engine starts it again, if it does so.
-        log_dir: Where the engine writes logs, where it can.
-        folder: Where the job runs on each host, for ssh.
+        log_dir: The job's folder, see ``docs/jobs.md``; where other engines than ``local`` and ``ssh`` write logs.
+        folder: Where the job runs, on each host.
         python: Python's command on the hosts.
         image: The image of containers, for Kubernetes.
         gpus_per_host: How many GPUs a host has for the job, for engines that ask.
@@ -103,6 +104,18 @@ class Job(Described):
         secret = [value for name, value in found.items() if is_secret(name)]
         shown = self._masked(found, [*secret, *told.values()])
         return replace(found_plan, shown=replace(shown, notes=found_plan.notes))
+
+    def start(self, environ: Mapping[str, str] | None = None) -> Handle:
+        """The job, running: wait for it, read its logs, stop it.
+
+        It goes on if this process ends. ``environ``: what it is started with; by default this process's environment.
+
+        Raises:
+            LaunchError: The engine can only be planned, the script is not there, or a variable to hand on is not set.
+        """
+        environ = os.environ if environ is None else environ
+        self.plan(environ)
+        return start(self, environ)
 
     def _masked(self, found: Mapping[str, str], secrets: Sequence[str]) -> Plan:
         """The plan for reading: that of the same job without its secrets, whatever an engine's quotes make of them."""
