@@ -7,6 +7,7 @@ from typing import Any
 
 from weft.launch.job import Job
 from weft.launch.rank import FILE
+from weft.launch.remote import agent
 
 SECRET = "hf_0123456789"
 ENVIRON = {"HF_TOKEN": SECRET, "WEFT_TOKEN": "0f" * 16, "NOT_NAMED": "stays here"}
@@ -45,4 +46,6 @@ JOBS = {
 
 def plan_text(job: Job) -> str:
     """The plan for reading, without the folder that weft is installed in."""
-    return f"{job.plan(ENVIRON)}\n".replace(FILE, "weft/launch/rank.py")
+    return f"{job.plan(ENVIRON)}\n".replace(FILE, "weft/launch/rank.py").replace(
+        agent.FILE, "weft/launch/remote/agent.py"
+    )

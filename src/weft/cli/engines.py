@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,8 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
+import weft
 from weft.cli.machine import count
+from weft.config import Settings
 from weft.errors import LaunchError
 from weft.foreign import read_text, shown_text, translated, whole
 from weft.launch.engines.described import FORMS
@@ -21,9 +26,13 @@ from weft.launch.engines.mpirun import HANDED_ON
 from weft.launch.engines.plan import Plan
 from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.job import Job
+from weft.launch.journal.journal import Journal, Nowhere
+from weft.launch.running.job import Host
 
 IN_CONTAINERS = ("kubernetes", "skypilot")
 """Engines whose hosts have another Python, in other places."""
+SSH_OPTIONS = "WEFT_SSH_OPTIONS"
+"""The variable with further arguments of ssh."""
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 
@@ -50,6 +59,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(
         "--mpi-options", metavar="OPTIONS", help='for mpirun, in one piece: --mpi-options="--bind-to core"'
     )
+    option(
+        "--ssh-options", metavar="OPTIONS",
+        help='for ssh, in one piece: --ssh-options="-F config -p 2222" (default: WEFT_SSH_OPTIONS)',
+    )  # fmt: skip
     option("--dry-run", action="store_true", help="print what would run where, and start nothing")
 
 
@@ -64,6 +77,11 @@ class Places:
     def ranks(self) -> int:
         """How many ranks there are, on all hosts."""
         return self.ranks_per_host * (self.hosts if isinstance(self.hosts, int) else len(self.hosts))
+
+
+def default(where: Places) -> str:
+    """Who starts a job if nobody is named: ssh on hosts with names, weft itself on this machine."""
+    return "local" if isinstance(where.hosts, int) else "ssh"
 
 
 def places(options: argparse.Namespace, default: int | None = None) -> Places:
@@ -151,6 +169,8 @@ def handed_over(options: argparse.Namespace) -> bool:
 
     Weft's own launcher starts the others, and ``mpirun`` by itself, as it is given options.
     """
+    if options.engine == "ssh" and not options.dry_run:
+        return False
     asked = ("dry_run", "hosts", "hostfile", "form", "time", "gpus_per_host", "name")
     given = [name for name in asked if getattr(options, name)]
     restarts = options.max_restarts and options.engine != "local"
@@ -186,7 +206,51 @@ def job_of(
         image=options.image or "",
         gpus_per_host=options.gpus_per_host,
         mpi_options=mpi_options,
+        ssh_options=_ssh_options(options),
     )
+
+
+class Hosts(NamedTuple):
+    """Where ssh starts ranks, and their variables; nowhere for other engines."""
+
+    there: Sequence[Host] = ()
+    environ: Mapping[str, str] = {}
+
+
+def hosts_of(options: argparse.Namespace, where: Places, variables: Mapping[str, str]) -> Hosts:
+    """The hosts of the engine ssh."""
+    if options.engine != "ssh":
+        return Hosts()
+    job = job_of(options, where, variables, [])
+    plan = job.plan()
+    there = zip(job.host_names or ("localhost",), plan.commands, strict=False)
+    return Hosts([Host(name, command.arguments) for name, command in there], plan.environ)
+
+
+def journal_of(
+    options: argparse.Namespace, where: Places, variables: Mapping[str, str], settings: Settings
+) -> Journal | Nowhere:
+    """What is told of the job in the folder of `--log-dir`."""
+    if options.log_dir is None:
+        return Nowhere()
+    job = job_of(options, where, variables, [])
+    told = {
+        **job.plan().as_record(), "script": job.script, "ranks": job.ranks, "hosts": list(job.host_names),
+        "max_restarts": job.max_restarts, "folder": os.getcwd(), "settings": json.loads(settings.to_json()),
+        "weft": weft.__version__,
+    }  # fmt: skip
+    return Journal(Path(options.log_dir), told)
+
+
+def _ssh_options(options: argparse.Namespace) -> list[str]:
+    """Arguments of ssh, as one would type them."""
+    given, name = options.ssh_options, "--ssh-options"
+    if given is None and options.engine == "ssh":
+        given, name = os.environ.get(SSH_OPTIONS), SSH_OPTIONS
+    try:
+        return shlex.split(given or "")
+    except ValueError as error:
+        raise LaunchError(f"{name} cannot be read: {error}: {shown_text(given or '')}") from None
 
 
 def _by_text(variables: Mapping[str, str]) -> dict[str, str]:

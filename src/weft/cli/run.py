@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import weft
 from weft import config
 from weft.analysis.analysis import Analysis
 from weft.cli import engines
@@ -30,7 +29,6 @@ from weft.foreign import shown_path, shown_text, translated
 from weft.launch.discovery import TOKEN
 from weft.launch.engines import mpirun
 from weft.launch.environ import RANK_DEFAULTS
-from weft.launch.journal.journal import Journal, Nowhere
 from weft.launch.rank import FILE, MODULE
 from weft.launch.running import again
 from weft.launch.running.job import Job
@@ -156,7 +154,7 @@ def _add_original(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     told = distribution.read(options.distribution) if options.distribution else distribution.Distribution()
     where = engines.places(options, told.processes_per_host)
-    options.engine = options.engine or (told.engine if where.hosts != 1 else "") or "local"
+    options.engine = options.engine or (told.engine if where.hosts != 1 else "") or engines.default(where)
     options.ranks = where.ranks
     variables = {**told.hand_over(os.environ), **_variables(options.variables)}
     given = _settings(options, told)
@@ -173,47 +171,32 @@ def main(options: argparse.Namespace) -> int:
         _needs_launcher(options, "--metrics-port")
     if options.mpi_options is not None and options.engine != "mpirun":
         raise LaunchError("--mpi-options is for mpirun: add --engine mpirun, or leave it out")
+    if options.ssh_options is not None and options.engine != "ssh":
+        raise LaunchError("--ssh-options is for ssh: name the hosts with --hosts, or leave it out")
     _tell_of_page(options)
     if engines.handed_over(options):
         return _hand_over(options, where, {**variables, **given, **added}, told)
     if options.engine == "mpirun":
         return _by_mpirun(options, environ, [*variables, *added], told.mpi_options)
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
-    command = _command(options)
+    command, hosts = _command(options), engines.hosts_of(options, where, {**variables, **given, **added})
+    environ = dict(hosts.environ) if hosts.there else environ
     container = {}
-    if options.smdistributed:
+    if options.smdistributed and not hosts.there:
         container = container_environ(environ, options.ranks, options.script[1:])
         environ |= container
     fresh = fresh_page(Path(options.report)) if options.report else nullcontext()
     before = recording_files(Path(settings.record)) if options.fail_on else {}
     with (
         folders(container), fresh, _metrics(options, settings) as attend,
-        closing(_journal(options, where, {**variables, **given, **added}, settings)) as journal,
+        closing(engines.journal_of(options, where, {**variables, **given, **added}, settings)) as journal,
     ):  # fmt: skip
         job = Job(
             command, options.ranks, environ, options.prefix or "others", limits, attend,
-            restarts=options.max_restarts, journal=journal,
+            restarts=options.max_restarts, journal=journal, hosts=hosts.there,
         )  # fmt: skip
         code = again.run(job)
     return code or _judge(options, Path(settings.record), before)
-
-
-def _journal(
-    options: argparse.Namespace,
-    where: engines.Places,
-    variables: Mapping[str, str],
-    settings: config.Settings,
-) -> Journal | Nowhere:
-    """What is told of the job in the folder of `--log-dir`."""
-    if options.log_dir is None:
-        return Nowhere()
-    job = engines.job_of(options, where, variables, [])
-    told = {
-        **job.plan().as_record(), "script": job.script, "ranks": job.ranks, "hosts": list(job.host_names),
-        "max_restarts": job.max_restarts, "folder": os.getcwd(), "settings": json.loads(settings.to_json()),
-        "weft": weft.__version__,
-    }  # fmt: skip
-    return Journal(Path(options.log_dir), told)
 
 
 def _hand_over(
@@ -241,16 +224,14 @@ def _hand_over(
 
 def _needs_launcher(options: argparse.Namespace, name: str) -> None:
     if options.engine != "local":
-        raise LaunchError(
-            f"{name} is not for {options.engine}, which runs without weft's launcher: leave it out"
-        )
+        raise LaunchError(f"{name} is for ranks on this machine, and not for {options.engine}: leave it out")
 
 
 def _tell_of_page(options: argparse.Namespace) -> None:
     """Who keeps the page of a job up to date where weft's launcher does not: nobody."""
     if options.report and options.engine != "local":
         print(
-            f"weft run: {options.engine} runs without weft's launcher, which keeps the page up to date: write it by "
+            "weft run: the page is kept up to date only for ranks on this machine: write it by "
             f"weft report {shown_path(options.report)} --html",
             file=sys.stderr,
         )
@@ -310,7 +291,7 @@ def _progress(options: argparse.Namespace) -> dict[str, str]:
     """How rank 0 shows that the job goes on."""
     if options.quiet:
         return {progress.VARIABLE: "off"}
-    if options.engine != "local" or not sys.stderr.isatty():
+    if options.engine not in ("local", "ssh") or not sys.stderr.isatty():
         return {progress.VARIABLE: "plain"}
     return {progress.VARIABLE: "terminal", "COLUMNS": str(shutil.get_terminal_size().columns)}
 

@@ -143,8 +143,14 @@ def discover(environ: Mapping[str, str]) -> Place:
     source, place = complete[0]
     shared = environ.get(SHARED_FD, "")
     if source is _EXPLICIT and shared:
-        return replace(place, source="weft", shared_fd=_whole(SHARED_FD, shared))
+        place = replace(place, source="weft", shared_fd=_whole(SHARED_FD, shared))
+        return place if place.one_host else _over_hosts(place, environ)
     return _with_leader(replace(place, source=source.name), environ)
+
+
+def _over_hosts(place: Place, environ: Mapping[str, str]) -> Place:
+    """The place of a rank of `weft run` on one of several hosts: it is told how the others reach the first one."""
+    return replace(place, leader=environ.get("MASTER_ADDR") or None, token=environ.get(TOKEN, ""))
 
 
 def master_told(environ: Mapping[str, str]) -> bool:

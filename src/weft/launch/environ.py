@@ -21,30 +21,33 @@ RANK_DEFAULTS = {
 """Variables that every rank has, unless they are set."""
 
 
-def rank_environ(environ: Mapping[str, str], rank: int, ranks: int, cores: int) -> dict[str, str]:
-    """The variables of one rank.
+def rank_environ(
+    environ: Mapping[str, str], rank: int, ranks: int, cores: int, hosts: int = 1
+) -> dict[str, str]:
+    """The variables of one rank; each host has as many ranks, and the first host the first ones.
 
     Threads share the cores. glibc keeps freed memory: giving large tensors back to the system and
     taking them again costs several percent of a step. See ``weft.runtime.allocator``.
     """
-    defaults = {"OMP_NUM_THREADS": str(max(1, cores // ranks)), **RANK_DEFAULTS}
+    here = ranks // hosts
+    defaults = {"OMP_NUM_THREADS": str(max(1, cores // here)), **RANK_DEFAULTS}
     own = {
-        "RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank, "GROUP_RANK": 0,
-        "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "ROLE_WORLD_SIZE": ranks, "GROUP_WORLD_SIZE": 1,
+        "RANK": rank, "LOCAL_RANK": rank % here, "ROLE_RANK": rank, "GROUP_RANK": rank // here,
+        "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": here, "ROLE_WORLD_SIZE": ranks, "GROUP_WORLD_SIZE": hosts,
         "ROLE_NAME": "default",
     }  # fmt: skip
     return {**defaults, **environ, **{name: str(value) for name, value in own.items()}}
 
 
-def master_environ(port: int) -> dict[str, str]:
+def master_environ(port: int, address: str = LOOPBACK) -> dict[str, str]:
     """The variables by which PyTorch's ``env://`` finds rank 0, which holds the store: there is no agent that does.
 
     Lightning takes a process for one of several by the name of the run.
     """
     return {
-        "MASTER_ADDR": LOOPBACK,
+        "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
-        MASTER: f"{LOOPBACK}:{port}",
+        MASTER: f"{address}:{port}",
         "TORCHELASTIC_RUN_ID": "weft",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
@@ -59,20 +62,20 @@ def attempt_environ(attempt: int, restarts: int) -> dict[str, str]:
     }
 
 
-def free_port() -> tuple[socket.socket, dict[str, str]]:
-    """A port for rank 0, and the variables that name it.
+def free_port(address: str = LOOPBACK) -> tuple[socket.socket, dict[str, str]]:
+    """A port for rank 0 at an address of this host, and the variables that name it.
 
     The socket has the port without listening there. Until it is closed nobody gets that port by chance, but rank 0,
     which asks for it and lets addresses be used again, as PyTorch's store does, gets it.
     """
-    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        held.bind((LOOPBACK, 0))
+        held.bind((address, 0))
     except OSError as error:
         held.close()
-        raise LaunchError(f"there is no free port on {LOOPBACK} for rank 0: {error}") from error
-    return held, master_environ(held.getsockname()[1])
+        raise LaunchError(f"there is no free port on {address} for rank 0: {error}") from error
+    return held, master_environ(held.getsockname()[1], address)
 
 
 def torchrun_environ(environ: Mapping[str, str]) -> dict[str, str]:

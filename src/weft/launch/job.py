@@ -29,8 +29,8 @@ _PLANS: dict[str, Callable[[Described, Mapping[str, str]], Plan]] = {
 _OWN_TOKEN = ("local", "slurm", "ray")
 """Engines whose jobs make a secret themselves, or need none."""
 
-_TYPED = ("ssh", "kubernetes")
-"""Engines that read secrets from the standard input."""
+_TYPED = ("kubernetes",)
+"""Engines that read secrets line by line from the standard input."""
 
 _MADE = f"{TOKEN} was made for this plan: to start by hand, set one of your own, the same on all hosts"
 _REMEDY = "hand a variable on instead"
@@ -61,6 +61,7 @@ class Job(Described):
         image: The image of containers, for Kubernetes.
         gpus_per_host: How many GPUs a host has for the job, for engines that ask.
         mpi_options: Further arguments of ``mpirun``.
+        ssh_options: Further arguments of ``ssh``, such as ``["-F", "config"]``; they win over weft's own.
 
     Raises:
         LaunchError: A value is wrong, or values do not go together; all faults are named.
@@ -97,7 +98,11 @@ class Job(Described):
             **dict(secret_arguments(self.mpi_options).values()),
             **dict(secret_arguments(self.arguments).values()),
         }
-        made = [_MADE] if TOKEN in found and TOKEN not in {*environ, *self.variables} else []
+        made = (
+            [_MADE]
+            if TOKEN in found and self.engine != "ssh" and TOKEN not in {*environ, *self.variables}
+            else []
+        )
         open_arguments = [f"{name} is an argument, which others can read: {_REMEDY}" for name in told]
         found_plan = _PLANS[self.engine](self, found)
         found_plan = replace(found_plan, notes=[*found_plan.notes, *made, *open_arguments])

@@ -1,6 +1,6 @@
-"""Starts the ranks of a job on this machine, watches them, and ends them all as soon as one fails.
+"""Starts the ranks of a job, watches them, and ends them all as soon as one fails.
 
-start     one process a rank, in a process group of its own, that is killed when the launcher dies
+start     one process a rank, here (`running.here`) or on other hosts (`remote.elsewhere`)
 watch     their output, their ends and their signs, in one loop of one thread
 fail      a rank ended abnormally or was judged: wait a moment for what others report, end all, say why
 """
@@ -27,6 +27,7 @@ from weft.launch.culprit import (
 )
 from weft.launch.environ import attempt_environ, free_port, rank_environ
 from weft.launch.output import Lines, Streams
+from weft.launch.remote.elsewhere import Elsewhere
 from weft.launch.running.here import Here
 from weft.launch.running.job import Job, usable_cores
 from weft.launch.running.restarts import Failed
@@ -74,12 +75,19 @@ class Launcher:
         self._stopped_by: list[int] = []
         self._selector = selectors.DefaultSelector()
         self._lines: dict[tuple[int, bool], Lines] = {}
-        self._ranks = Here(job.command, self._shared, self._selector, self._take)
         self._moves = dict.fromkeys(range(job.ranks), 0)
         self._journal = job.journal
         self._stacks: dict[int, bytes] | None = None
         self._shown = Streams(1, 2)
-        self._held, self._master = free_port()
+        self._own = attempt_environ(job.attempt, job.restarts)
+        self._held: socket.socket | None = None
+        self._ranks: Here | Elsewhere
+        if job.hosts:
+            self._ranks = Elsewhere(job, self._page, self._own, self._selector, self._take, self._say)
+        else:
+            self._ranks = Here(job.command, self._shared, self._selector, self._take)
+            self._held, master = free_port()
+            self._own |= master
 
     def __enter__(self) -> Launcher:
         return self
@@ -88,19 +96,14 @@ class Launcher:
         self._ranks.close()
         self._selector.close()
         os.close(self._shared)
-        self._held.close()
+        if self._held is not None:
+            self._held.close()
 
     def run(self) -> int:
         with self._signals():
             try:
                 self._journal.begin(self._job.attempt, self._job.ranks)
-                for rank in range(self._job.ranks):
-                    self._start(rank)
-                places = {
-                    r: {"pid": self._ranks.pid(r), "host": self._ranks.host(r)}
-                    for r in range(self._job.ranks)
-                }
-                self._journal.note("started", ranks=places)
+                self._start()
                 if self._job.attend is not None:
                     self._job.attend(self._page)
                 return self._watch()
@@ -135,14 +138,26 @@ class Launcher:
     def _on_signal(self, number: int, _: object) -> None:
         self._stopped_by.append(number)
 
-    def _start(self, rank: int) -> None:
-        shown = self._job.prefix == "all" or (self._job.prefix == "others" and rank != 0)
-        prefix = f"[rank {rank}] ".encode() if shown else b""
-        for is_error in (False, True):
-            self._lines[rank, is_error] = self._show(is_error, prefix, live=rank == 0 and not shown)
-        environ = rank_environ(self._job.environ, rank, self._job.ranks, usable_cores())
-        own = {**self._master, **attempt_environ(self._job.attempt, self._job.restarts)}
-        self._ranks.start(rank, {**environ, **own}, typed=rank == 0 and not os.isatty(0))
+    def _start(self) -> None:
+        """All ranks; on other hosts they may not be there yet when a host is lost, or the launcher told to stop."""
+        ranks = range(self._job.ranks)
+        for rank in ranks:
+            shown = self._job.prefix == "all" or (self._job.prefix == "others" and rank != 0)
+            prefix = f"[rank {rank}] ".encode() if shown else b""
+            for is_error in (False, True):
+                self._lines[rank, is_error] = self._show(is_error, prefix, live=rank == 0 and not shown)
+        if isinstance(self._ranks, Here):
+            for rank in ranks:
+                environ = rank_environ(self._job.environ, rank, self._job.ranks, usable_cores())
+                self._ranks.start(rank, {**environ, **self._own}, typed=rank == 0 and not os.isatty(0))
+        while not (self._ranks.ready or self._ranks.lost or self._stopped_by):
+            self._turn()
+        places = {rank: {"pid": self._ranks.pid(rank), "host": self._ranks.host(rank)} for rank in ranks}
+        self._journal.note("started", ranks=places)
+
+    def _say(self, line: bytes) -> None:
+        """What is no rank's: an ssh says it of itself."""
+        self._shown.err.write(self, line)
 
     def _show(self, is_error: bool, prefix: bytes, live: bool) -> Lines:
         sink, writer = self._shown.err if is_error else self._shown.out, object()
@@ -164,6 +179,8 @@ class Launcher:
             self._turn()
             if self._stopped_by and not self._lets_save():
                 return self._stop()
+            if self._ranks.lost is not None:
+                return self._fail(self._ranks.lost)
             if self._failed():
                 return self._fail(None)
             if self._shown.full:
@@ -233,6 +250,7 @@ class Launcher:
             for lines in self._lines.values() if not events else ():
                 lines.flush()
         self._shown.push()
+        self._ranks.exchange()
         for rank, code in self._ranks.ends():
             self._journal.note("rank ended", rank=rank, code=code)
             ordered = self._ordered or (code == GO_ON and bool(self._page.course.asked))
@@ -276,7 +294,7 @@ class Launcher:
         said = {each.rank: f"{each.headline()}\n{each.details()}" for each in failures}
         for rank, text in ({found.rank: found.headline} | said).items():
             self._journal.take(rank, f"weft: {text}\n".encode(errors="replace"))
-        stacks = self._show_stacks() if verdict is not None and verdict.kind != "left" else {}
+        stacks = self._show_stacks() if verdict is not None and verdict.kind not in ("left", "lost") else {}
         self._journal.fail(
             {
                 "rank": found.rank, "host": self._ranks.host(found.rank), "headline": found.headline,

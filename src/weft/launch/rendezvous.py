@@ -1,6 +1,6 @@
 """How the ranks of a job find each other: a store of weft's own (`weft.launch.store`), held by rank 0.
 
-    weft                rank 0 opens the store; its address goes through the launcher's memory
+    weft                rank 0 opens the store; its address goes through the launcher's memory, on several hosts too
     torchrun            the same; the address goes through the agent's store, under run id and restart count
     mpirun, one host    the same; the address goes through a file in a private directory
     several hosts       rank 0 opens the store on the port that the launcher's variables give; so where it is not told
@@ -275,7 +275,8 @@ def own_address(place: Place) -> str:
     """The address under which this rank's peers reach it: loopback if all ranks share the host.
 
     Raises:
-        LaunchError: The job spans hosts, but only loopback leads to the leader.
+        LaunchError: The job spans hosts, but only loopback leads to the leader, and no launcher of weft's has said that
+            all of them can be reached so.
     """
     if place.one_host:
         return LOOPBACK
@@ -287,7 +288,7 @@ def own_address(place: Place) -> str:
             address = str(probe.getsockname()[0])
     except OSError as error:
         raise LaunchError(f'no way leads to "{place.leader}", the host of rank 0: {error}') from error
-    if address.startswith("127.") or address == "::1":
+    if place.source != "weft" and (address.startswith("127.") or address == "::1"):
         raise LaunchError(
             f'"{place.leader}" leads to {address} on this host, which other hosts cannot reach: set '
             "WEFT_LEADER=host:port (or MASTER_ADDR) to an address that rank 0 has on the hosts' network"

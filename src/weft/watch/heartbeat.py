@@ -154,6 +154,8 @@ class Page:
     def __init__(self, memory: mmap.mmap, ranks: int) -> None:
         self._memory = memory
         self._host = host_name()
+        self.hosts: dict[int, str] = {}
+        """Hosts of ranks that are not on this one."""
         self.ranks = ranks
         self.course = Course(memory)
 
@@ -215,11 +217,7 @@ class Page:
 
     def sign(self, rank: int) -> Sign:
         """What a rank shows; read until it did not change meanwhile."""
-        at = _SLOTS_AT + rank * _SLOT
-        for _ in range(8):
-            seen = self._memory[at : at + _REPORT_AT]
-            if seen == self._memory[at : at + _REPORT_AT]:
-                break
+        seen = self.head(rank)
         state, pid, beat, heartbeat, stall = _LIFE.unpack_from(seen, 0)
         notes, *numbers, phase, module = _WORK.unpack_from(seen, _WORK_AT)
         texts = [visible(field.rstrip(b"\0").decode(errors="replace")) for field in (phase, module)]
@@ -231,12 +229,28 @@ class Page:
         evaluations, evaluates = divmod(counted or 0, 2)
         measures = _MEASURES.unpack_from(seen, _MEASURES_AT)
         return Sign(
-            *life, notes, step, microbatch, peer, evaluations, bool(evaluates), texts[0], texts[1], self._host,
-            *measures,
+            *life, notes, step, microbatch, peer, evaluations, bool(evaluates), texts[0], texts[1],
+            self.hosts.get(rank, self._host), *measures,
         )  # fmt: skip
 
     def signs(self) -> dict[int, Sign]:
         return {rank: self.sign(rank) for rank in range(self.ranks)}
+
+    def head(self, rank: int) -> bytes:
+        """All of a rank's slot but its report, for a page on another host; read until it did not change meanwhile."""
+        at = _SLOTS_AT + rank * _SLOT
+        for _ in range(8):
+            seen = self._memory[at : at + _REPORT_AT]
+            if seen == self._memory[at : at + _REPORT_AT]:
+                break
+        return seen
+
+    def put_head(self, rank: int, head: bytes) -> None:
+        """What `head` gave on the rank's own host."""
+        if len(head) != _REPORT_AT:
+            raise ValueError(f"a slot's head has {_REPORT_AT} bytes, and {len(head)} came")
+        at = _SLOTS_AT + rank * _SLOT
+        self._memory[at : at + _REPORT_AT] = head
 
     def loop_step(self, rank: int) -> int:
         """The step of the script's loop that a rank is in, counted over restarts; 0 where nobody counts so."""

@@ -47,7 +47,7 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], dict
         ("local", "on this host, 2 times:"),
         ("mpirun", "mpirun -np 2 "),
         ("torchrun", "-m torch.distributed.run --standalone --nproc-per-node=2 train.py --lr 1"),
-        ("ssh", "ssh -o BatchMode=yes -o StrictHostKeyChecking=yes -- localhost"),
+        ("ssh", "-o BatchMode=yes -o StrictHostKeyChecking=yes "),
         ("slurm", "#SBATCH --ntasks-per-node=2"),
         ("ray", "TorchTrainer("),
         ("kubernetes", '"kind": "TrainJob"'),
@@ -101,10 +101,8 @@ def test_mpirun_on_hosts(script, replaced):
 def test_the_page_of_a_job_that_others_start_is_written_by_hand(engine, script, capsys):
     assert main(["run", "--engine", engine, "--report", "out", "--dry-run", script]) == 0
     captured = capsys.readouterr()
-    assert f"{engine} runs without weft's launcher" in captured.err
-    assert (
-        captured.err.endswith("write it by weft report out --html\n")
-        and "weft's launcher" not in captured.out
+    assert captured.err == (
+        "weft run: the page is kept up to date only for ranks on this machine: write it by weft report out --html\n"
     )
 
 
@@ -124,7 +122,7 @@ def test_hosts_of_a_file(script, capsys):
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[run.Job]:
     started: list[run.Job] = []
-    monkeypatch.setattr(run, "run", lambda job: started.append(job) or 0)
+    monkeypatch.setattr(run.again, "run", lambda job: started.append(job) or 0)
     return started
 
 
@@ -154,10 +152,27 @@ def test_options_win_over_a_distribution(jobs, script):
     assert jobs[0].ranks == 4 and json.loads(jobs[0].environ["WEFT_SET"]) == {"partitions": 4}
 
 
+def test_named_hosts_are_reached_by_ssh(jobs, script, monkeypatch):
+    monkeypatch.setenv("WEFT_SSH_OPTIONS", "-F 'a file'")
+    options = ["--hosts", "a:2,u@b:2", "-x", "MY_TOKEN=0123456", "--max-restarts", "3", "--prefix", "all"]
+    assert main(["run", *options, script, "--lr", "1"]) == 0
+    (job,) = jobs
+    assert (job.ranks, job.restarts, job.prefix) == (4, 3, "all") and job.command[2:] == [script, "--lr", "1"]
+    assert [host.name for host in job.hosts] == ["a", "u@b"]
+    for host in job.hosts:
+        assert host.command[:3] == ["ssh", "-F", "a file"] and host.command[-3:-1] == ["--", host.name]
+        assert "0123456" not in " ".join(host.command)
+    assert job.environ["MY_TOKEN"] == "0123456" and len(job.environ["WEFT_TOKEN"]) == 32
+    assert "HOME" not in job.environ
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--engine", "ssh"], "the engine ssh starts nothing yet: --dry-run prints what is to be run"),
+        (
+            ["--engine", "skypilot"],
+            "the engine skypilot starts nothing yet: --dry-run prints what is to be run",
+        ),
         (["--engine", "torchrun", "--hosts", "a,b"], "torchrun starts the ranks of one host: --dry-run"),
         (["--hosts", "2"], "the engine local has one host: leave hosts out"),
         (["--name", "a"], "--hosts, --name and --form are for other engines: add --engine"),
@@ -181,8 +196,20 @@ def test_options_win_over_a_distribution(jobs, script):
         (["--log-dir", "train.py"], "--log-dir train.py: this is a file, name a folder"),
         (["--config", "{"], "--config is not JSON"),
         (["--time", "2h"], "time_limit is 2:00:00: the engine local has none; leave it out"),
-        (["--engine", "slurm", "--prefix", "all"], "--prefix is not for slurm, which runs without weft's"),
-        (["--engine", "slurm", "--metrics-port", "0"], "--metrics-port is not for slurm"),
+        (
+            ["--engine", "slurm", "--prefix", "all"],
+            "--prefix is for ranks on this machine, and not for slurm",
+        ),
+        (
+            ["--engine", "slurm", "--metrics-port", "0"],
+            "--metrics-port is for ranks on this machine, and not for slurm",
+        ),
+        (["--ssh-options=-v"], "--ssh-options is for ssh: name the hosts with --hosts, or leave it out"),
+        (["--hosts", "a,b", "--ssh-options=-F 'x"], "--ssh-options cannot be read: No closing quotation"),
+        (
+            ["--hosts", "a,b", "--metrics-port", "0"],
+            "--metrics-port is for ranks on this machine, and not for ssh",
+        ),
         (["--engine", "slurm", "--mpi-options=-H a"], "--mpi-options is for mpirun"),
         (["--engine", "kubernetes", "--dry-run"], "the engine kubernetes runs an image: give one"),
         (["--engine", "skypilot", "--smdistributed"], "--smdistributed is not for skypilot"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import shlex
 import subprocess
 from datetime import timedelta
 from typing import Any
@@ -15,7 +14,9 @@ import pytest
 from weft.errors import LaunchError
 from weft.launch.engines.described import FORMS
 from weft.launch.engines.plan import MASK
+from weft.launch.engines.ssh import STRICT
 from weft.launch.job import Job
+from weft.launch.remote.agent import FILE
 
 IMAGE = {"kubernetes": {"image": "registry/train:1"}}
 HOSTS = {"local": 1}
@@ -119,10 +120,9 @@ def test_a_variable_that_is_not_set():
         Job("train.py", hand_on=["NONE_SUCH"]).plan({})
 
 
-@pytest.mark.parametrize("engine", ["ssh", "kubernetes"])
-def test_a_secret_of_several_lines(engine: str):
+def test_a_secret_of_several_lines():
     with pytest.raises(LaunchError, match="SSH_KEY has several lines"):
-        job_of(engine, variables={"SSH_KEY": "a\nb"}).plan({})
+        job_of("kubernetes", variables={"SSH_KEY": "a\nb"}).plan({})
 
 
 def test_every_job_over_hosts_has_a_secret_of_its_own():
@@ -130,7 +130,9 @@ def test_every_job_over_hosts_has_a_secret_of_its_own():
     assert first != second and len(first) == 32
     given = job_of("torchrun").plan({"WEFT_TOKEN": "given"})
     assert given.environ["WEFT_TOKEN"] == "given" and "was made" not in str(given)
-    assert "note: WEFT_TOKEN was made for this plan: to start by hand, set one" in str(job_of("ssh").plan({}))
+    assert "note: WEFT_TOKEN was made for this plan: to start by hand, set one" in str(
+        job_of("torchrun").plan({})
+    )
 
 
 def test_a_shell_reads_the_batch_script_as_it_was_meant(tmp_path):
@@ -148,27 +150,31 @@ def test_a_shell_reads_the_batch_script_as_it_was_meant(tmp_path):
 
 
 def test_a_remote_shell_reads_the_command_as_it_was_meant(tmp_path):
-    """The text for the remote shell really runs, with a torchrun that writes down what it is given."""
-    torchrun = tmp_path / "torchrun"
-    torchrun.write_text('#!/bin/sh\nprintf "%s\\0" "$@" "$HF_TOKEN" "$NOTE" "$PWD"\n')
-    torchrun.chmod(0o755)
-    folder = tmp_path / "a folder"
+    """The text for the remote shell really runs, with a Python that writes down what it is given."""
+    python = tmp_path / "my python"
+    python.write_text('#!/bin/sh\nprintf "%s\\0" "$@" "$PYTHONPATH" "$PWD"\n')
+    python.chmod(0o755)
+    folder = tmp_path / "a folder'; $HOME"
     folder.mkdir()
-    job = Job(
-        "train.py", AWKWARD, engine="ssh", hosts=["a"], folder=str(folder),
-        variables={"NOTE": "x y", "HF_TOKEN": " a\\b "},
-    )  # fmt: skip
-    (command,) = job.plan({}).commands
-    assert list(command.arguments[:7]) == shlex.split(
-        "ssh -o BatchMode=yes -o StrictHostKeyChecking=yes -- a"
-    )
-    typed = "".join(f"{job.variables[name]}\n" for name in command.typed)
+    given: dict[str, Any] = {
+        "engine": "ssh",
+        "hosts": ["a"],
+        "python": str(python),
+        "ssh_options": ["-p", "1"],
+    }
+    variables = {"PYTHONPATH": "x y:$HOME", "HF_TOKEN": "hidden"}
+    agent, rank = Job("train.py", AWKWARD, folder=str(folder), variables=variables, **given).plan({}).commands
+    assert list(agent.arguments[:-1]) == ["ssh", "-p", "1", *STRICT, "--", "a"]
+    assert agent.typed == ["HF_TOKEN", "PYTHONPATH"] and "hidden" not in agent.arguments[-1]
+    assert list(rank.arguments[2:]) == ["train.py", *AWKWARD]
+    run = ["/bin/sh", "-c", agent.arguments[-1]]
     done = subprocess.run(
-        ["/bin/sh", "-c", command.arguments[7]], env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        input=typed, capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    found = done.stdout.split("\0")[:-1]
-    assert found[found.index("train.py") + 1 :] == [*AWKWARD, " a\\b ", "x y", str(folder)]
+        run, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split("\0")[:-1] == [FILE, "x y:$HOME", str(folder)]
+    folder.rmdir()
+    done = subprocess.run(run, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60)
+    assert done.returncode and "a folder" in done.stderr and not done.stdout
 
 
 def expanded(text: str) -> str:

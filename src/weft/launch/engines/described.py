@@ -29,7 +29,7 @@ FORMS = {
 }
 """The engines, and for each the forms that it has; the first one is taken if none is given."""
 PYTHON = "python"
-RESTARTING = ("local", "torchrun", "slurm", "ray", "kubernetes")
+RESTARTING = ("local", "ssh", "torchrun", "slurm", "ray", "kubernetes")
 TIMED = ("slurm", "kubernetes")
 WITH_GPUS = ("slurm", "ray", "kubernetes", "skypilot")
 """Engines that are asked for GPUs; ranks of the others take those that they see."""
@@ -62,6 +62,7 @@ class Described:
     image: str = ""
     gpus_per_host: int = 0
     mpi_options: Sequence[str] = field(default=(), repr=False)
+    ssh_options: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if faults := [*_kind_faults(self)] or [*_faults(self)]:
@@ -99,7 +100,7 @@ def _kind_faults(job: Described) -> Iterator[str]:
     for name in ("script", "engine", "form", "name", "log_dir", "folder", "python", "image"):
         if not isinstance(getattr(job, name), str):
             yield f"{name} is {shown(getattr(job, name))}: give a text"
-    for name in ("arguments", "hand_on", "mpi_options"):
+    for name in ("arguments", "hand_on", "mpi_options", "ssh_options"):
         value = getattr(job, name)
         if (
             isinstance(value, str)
@@ -181,6 +182,7 @@ def _text_faults(job: Described) -> Iterator[str]:
         *job.arguments,
         *job.variables.values(),
         *job.mpi_options,
+        *job.ssh_options,
         job.log_dir,
         job.folder,
         job.python,

@@ -1,30 +1,38 @@
-"""ssh to each host, where ``torchrun`` starts the ranks."""
+"""ssh to each host, where weft's agent starts the ranks."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
 
-from weft.launch.engines import torchrun
 from weft.launch.engines.described import Described
-from weft.launch.engines.plan import Command, Plan, is_secret
+from weft.launch.engines.local import rank_program
+from weft.launch.engines.plan import Command, Plan
+from weft.launch.remote.agent import FILE
 
-STRICT = ("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes")
-"""Nobody is asked, and a host whose key is not known is refused."""
-_READ = 'cd -- "$1" || exit; shift; for name in {names}; do IFS= read -r "$name" && export "$name"; done; exec "$@"'
-_PLAIN = 'cd -- "$1" || exit; shift; exec "$@"'
+STRICT = (
+    "-T", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=20",
+    "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3",
+)  # fmt: skip
+"""Nobody is asked, a host whose key is not known is refused, and one that is cut off is noticed."""
+_PATH = "PYTHONPATH"
+"""The agent's Python needs it before it is told anything."""
+_REMOTE = 'cd -- "$1" || exit; shift; exec "$@"'
 
 
 def plan(job: Described, environ: Mapping[str, str]) -> Plan:
-    """ssh for each host. Secrets are read from the standard input, so that no list of processes shows them."""
+    """An ssh for each host, which starts weft's agent, and what the agents start.
+
+    What ranks run and find is said on the standard input of ssh: no list of processes on this host shows it.
+    """
+    path = ["env", f"{_PATH}={environ[_PATH]}"] if _PATH in environ else []
+    # sshd gives one text to the remote shell, so each argument is quoted for it
+    remote = shlex.join(["sh", "-c", _REMOTE, "sh", job.folder, *path, job.python, FILE])
     hosts = job.host_names or ("localhost",)
-    open_names = [f"{name}={value}" for name, value in sorted(environ.items()) if not is_secret(name)]
-    typed = sorted(name for name in environ if is_secret(name))
-    read = _READ.format(names=" ".join(typed)) if typed else _PLAIN
-    commands = []
-    for number, host in enumerate(hosts):
-        options = torchrun.placed(job, str(number)) if len(hosts) > 1 else ["--standalone"]
-        remote = ["sh", "-c", read, "sh", job.folder, "env", *open_names, *torchrun.command(job, options)]
-        # sshd gives one text to the remote shell, so each argument is quoted for it
-        commands.append(Command(["ssh", *STRICT, "--", host, shlex.join(remote)], typed=typed))
-    return Plan(job.engine, commands, environ=environ)
+    agents = [
+        Command(["ssh", *job.ssh_options, *STRICT, "--", host, remote], typed=sorted(environ))
+        for host in hosts
+    ]
+    ranks = [Command(rank_program(job), host, times=job.ranks_per_host) for host in hosts]
+    again = f"started again after a failure, up to {job.max_restarts} times"
+    return Plan(job.engine, [*agents, *ranks], environ=environ, notes=[again] if job.max_restarts else [])

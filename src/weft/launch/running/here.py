@@ -14,6 +14,7 @@ from weft.errors import LaunchError
 from weft.launch.discovery import SHARED_FD
 from weft.launch.guard import MARK, Guard
 from weft.launch.running.job import Process
+from weft.watch.judge import Verdict
 from weft.watch.process import die_with_parent, host_name, is_stopped
 
 Take = Callable[[int, bool, bytes], None]
@@ -34,6 +35,9 @@ class Here:
     """
 
     start_process: ClassVar[Callable[..., Process]] = subprocess.Popen
+    lost: Verdict | None = None
+    gone: Sequence[str] = ()
+    ready = True
 
     def __init__(
         self, command: Sequence[str], shared: int, selector: selectors.BaseSelector, take: Take
@@ -83,6 +87,9 @@ class Here:
             self._take(rank, is_error, data)
 
         self._selector.register(pipe, selectors.EVENT_READ, ready)
+
+    def exchange(self) -> None:
+        """Nothing: signs of ranks on this machine are seen at once."""
 
     def ends(self) -> list[tuple[int, int]]:
         """Ranks that ended since the last call, with their exit codes; a signal's is negative."""

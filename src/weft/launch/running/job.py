@@ -13,6 +13,14 @@ from weft.watch.monitor import Limits
 
 
 @dataclass(frozen=True)
+class Host:
+    """A host, and the ``ssh`` that starts weft's agent there."""
+
+    name: str
+    command: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Job:
     """What to run.
 
@@ -26,6 +34,7 @@ class Job:
         attempt: How often the job was started before.
         restarts: How often it may be started again.
         journal: What is told of it in a folder of its own.
+        hosts: Where the ranks are, the same number on each; this machine if there are none.
     """
 
     command: Sequence[str]
@@ -37,6 +46,7 @@ class Job:
     attempt: int = 0
     restarts: int = 0
     journal: Journal | Nowhere = field(default_factory=Nowhere)
+    hosts: Sequence[Host] = ()
 
 
 class Process(Protocol):

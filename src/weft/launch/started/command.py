@@ -34,6 +34,8 @@ def command(job: Described, python: str) -> list[str]:
     line += [part for name, value in options.items() if value for part in (name, value)]
     if job.mpi_options:
         line.append(f"--mpi-options={shlex.join(job.mpi_options)}")
+    if job.ssh_options:
+        line.append(f"--ssh-options={shlex.join(job.ssh_options)}")
     for name, value in job.settings.items():
         line += ["--set", f"{name}={json.dumps(value)}"]
     for name in dict.fromkeys([*job.hand_on, *job.variables]):

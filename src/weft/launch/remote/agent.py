@@ -1,0 +1,175 @@
+"""The agent on a host: starts the ranks there, tells the launcher all that they say and show, and ends them with it.
+
+hello    what this host is called, and the address by which ssh reached it
+start    the launcher says what to run; nothing of it stands in a command line
+watch    output, signs and ends go to the launcher, signals and signs of others come from there
+end      the launcher is gone, says so, or has not been heard of for a while: all ranks end
+
+It is started by its path, as ranks are: a folder called `weft` beside the script is nothing to it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import selectors
+import socket
+import sys
+import time
+from typing import Any
+
+import weft
+from weft.errors import WeftError
+from weft.launch.environ import free_port, rank_environ
+from weft.launch.output import KEPT_LIMIT
+from weft.launch.remote.mirror import Mirror
+from weft.launch.remote.wire import MARK, PING_S, SILENT_S, Incoming, Outgoing
+from weft.launch.running.here import Here
+from weft.launch.running.job import usable_cores
+from weft.watch.heartbeat import Page
+from weft.watch.process import host_name
+
+DRAIN_S = 1.0
+FILE = os.path.abspath(__file__)
+
+
+def main() -> int:
+    """Serves the launcher at the other end of the standard streams until one of the two is gone."""
+    talking = os.dup(1)
+    os.dup2(2, 1)  # whatever is printed by mistake is not a message
+    os.write(talking, MARK)
+    out = Outgoing(talking)
+    address = ([*os.environ.get("SSH_CONNECTION", "").split()] + [""] * 4)[2]
+    hello = {"host": host_name(), "address": address, "time": time.monotonic()}
+    out.say({"kind": "hello", **hello, "weft": weft.__version__, "python": platform.python_version()})
+    try:
+        return _Agent(out).run()
+    except WeftError as error:
+        out.say({"kind": "error", "text": str(error)})
+        os.set_blocking(talking, True)
+        out.push()
+        return 1
+    except BrokenPipeError:  # the launcher is gone
+        return 1
+
+
+class _Agent:
+    def __init__(self, out: Outgoing) -> None:
+        self.out = out
+        self.incoming = Incoming()
+        self.heard = time.monotonic()
+        self.said = time.monotonic()
+        self.over = False
+        self.here: Here | None = None
+        self.mirror: Mirror | None = None
+        self.ranks = range(0)
+        self.stopped: list[int] = []
+        self.held: socket.socket | None = None
+        self.pipes = selectors.DefaultSelector()
+        self.selector = selectors.DefaultSelector()
+        os.set_blocking(0, False)
+        self.selector.register(0, selectors.EVENT_READ)
+
+    def run(self) -> int:
+        try:
+            while not self.over and time.monotonic() - self.heard < SILENT_S:
+                self._turn()
+                if time.monotonic() - self.said > PING_S:
+                    self._say({"kind": "ping"})
+            return 0
+        finally:
+            if self.here is not None:
+                self.here.close()
+            if self.held is not None:
+                self.held.close()
+
+    def _turn(self) -> None:
+        full = len(self.out.kept) > KEPT_LIMIT
+        self._watch(self.pipes, self.here is not None and not full)
+        self._watch(self.out.descriptor, bool(self.out.kept), selectors.EVENT_WRITE)
+        for key, _ in self.selector.select(0.05):
+            if key.fileobj == 0:
+                self._listen()
+            elif key.fileobj is self.pipes:
+                self._read()
+        self.out.push()
+        if self.here is not None and self.mirror is not None and not full:
+            self._tell(self.here, self.mirror)
+
+    def _read(self) -> bool:
+        """What ranks have written; whether there was any."""
+        ready = self.pipes.select(0)
+        for pipe, _ in ready:
+            pipe.data()
+        return bool(ready)
+
+    def _watch(self, file: Any, wanted: bool, events: int = selectors.EVENT_READ) -> None:
+        watched = file in self.selector.get_map()
+        if wanted and not watched:
+            self.selector.register(file, events)
+        elif watched and not wanted:
+            self.selector.unregister(file)
+
+    def _say(self, values: dict[str, Any], data: bytes = b"") -> None:
+        self.out.say(values, data)
+        self.said = time.monotonic()
+
+    def _tell(self, here: Here, mirror: Mirror) -> None:
+        """What the ranks show, and who has ended: that comes after all that it wrote and showed."""
+        for values, data in mirror.changes():
+            self._say(values, data)
+        stopped = [rank for rank in self.ranks if here.is_stopped(rank)]
+        if stopped != self.stopped:
+            self.stopped = stopped
+            self._say({"kind": "stopped", "ranks": stopped})
+        ended = here.ends()
+        deadline = time.monotonic() + DRAIN_S
+        while ended and time.monotonic() < deadline and self._read():
+            pass
+        for values, data in mirror.changes(at_once=True) if ended else ():
+            self._say(values, data)
+        for rank, code in ended:
+            self._say({"kind": "end", "rank": rank, "code": code})
+
+    def _listen(self) -> None:
+        data = os.read(0, 1 << 16)
+        self.over = self.over or not data
+        self.heard = time.monotonic()
+        for values, more in self.incoming.feed(data):
+            kind = values.get("kind")
+            if kind == "port":
+                self._hold_port(values["address"])
+            elif kind == "start" and self.here is None:
+                self._start(values)
+            elif kind == "signal" and self.here is not None:
+                for rank in values["ranks"]:
+                    self.here.send(rank, values["number"], values["alone"])
+            elif kind == "end":
+                self.over = True
+            elif self.mirror is not None:
+                self.mirror.apply((values, more))
+
+    def _hold_port(self, address: str) -> None:
+        """A port of the first host, for scripts that make their process group themselves."""
+        self.held, found = free_port(address)
+        self._say({"kind": "port", "variables": found})
+
+    def _start(self, told: dict[str, Any]) -> None:
+        ranks, hosts, number = told["ranks"], told["hosts"], told["host"]
+        count = ranks // hosts
+        self.ranks = range(number * count, (number + 1) * count)
+        page, shared = Page.create(ranks)
+        self.mirror = Mirror(page, "agent", self.ranks, leads=number == 0)
+        self.here = Here(told["command"], shared, self.pipes, self._take)
+        base = {**os.environ, **told["variables"]}
+        for rank in self.ranks:
+            own = rank_environ(base, rank, ranks, usable_cores(), hosts)
+            self.here.start(rank, {**own, **told["own"]})
+        self._say({"kind": "started", "pids": {str(rank): self.here.pid(rank) for rank in self.ranks}})
+
+    def _take(self, rank: int, is_error: bool, data: bytes) -> None:
+        self._say({"kind": "output", "rank": rank, "error": is_error}, data)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

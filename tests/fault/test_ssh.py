@@ -1,0 +1,155 @@
+"""Jobs over two hosts that ssh reaches; the hosts are two addresses of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests import sshd
+from tests.launching import MARK, Running, processes_left, started
+from weft.launch.journal.stopping import stop
+from weft.launch.journal.told import read
+from weft.launch.remote.agent import FILE
+
+pytestmark = sshd.needs_sshd
+RESTARTING = Path(__file__).parent / "workers" / "restarting.py"
+WAITS = "import time\nimport weft.torch as weft\nweft.init()\nprint('here', flush=True)\ntime.sleep(1000)\n"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with sshd.running(tmp_path_factory.mktemp("sshd")) as path:
+        yield path
+
+
+@contextlib.contextmanager
+def job(
+    config: Path, script: str | Path, args: Sequence[str] = (), options: Sequence[str] = (), each: int = 1
+) -> Iterator[Running]:
+    hosts = ",".join(f"{host}:{each}" for host in sshd.HOSTS)
+    known = ["--hosts", hosts, "--ssh-options", f"-F {config}", "-x", MARK]
+    with started(2 * each, script, args, options=[*known, *options]) as running:
+        yield running
+        assert processes_left(running.mark) == []
+        assert agents(seconds=10) == []
+
+
+def agents(seconds: float = 0.0) -> list[int]:
+    """Weft's agents on this machine, that still run after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = []
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                line = (folder / "cmdline").read_bytes().split(b"\0") if folder.name.isdigit() else []
+                if line[1:2] == [FILE.encode()]:
+                    found.append(int(folder.name))
+        if not found or time.monotonic() > deadline:
+            return sorted(found)
+        time.sleep(0.05)
+
+
+def wait_for_lines(folder: Path, text: str, ranks: int = 2) -> None:
+    deadline = time.monotonic() + 120
+    logs = [folder / "attempt-0" / f"rank-{rank}.log" for rank in range(ranks)]
+    while not all(log.exists() and text in log.read_text() for log in logs) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def test_ranks_of_two_hosts_are_one_job(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Variables, settings and places reach all; what is secret stands in no list of processes."""
+    monkeypatch.setenv("AN_API_KEY", "hidden\nvalue")
+    script = (
+        "import os, sys, subprocess, torch\nimport weft.torch as weft\nweft.init()\n"
+        "names = 'RANK LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE'.split()\n"
+        "mine = [*(os.environ[name] for name in names), weft.pp_rank(), weft.dp_rank()]\n"
+        "told = weft.allgather(mine)\n"
+        "listed = subprocess.run(['ps', 'axww'], capture_output=True, text=True).stdout\n"
+        "assert os.environ['AN_API_KEY'] == 'hidden\\nvalue' and 'hidden' not in listed\n"
+        "sum = torch.ones(2)\ntorch.distributed.all_reduce(sum)\n"
+        "print(sys.argv[1:], told, sum.tolist(), file=sys.stderr, flush=True)\nweft.shutdown()\nsys.exit(0)\n"
+    )
+    options = ["--set", "partitions=2", "-x", "AN_API_KEY", "--log-dir", str(tmp_path), "--prefix", "all"]
+    with job(config, script, ["a b", ";", "$HOME"], options, each=2) as running:
+        done = running.wait(150).check()
+    told = [[str(n), str(n % 2), "2", str(n // 2), "2", n % 2, n // 2] for n in range(4)]
+    for rank in range(4):
+        assert f"[rank {rank}] {['a b', ';', '$HOME']} {told} [4.0, 4.0]\n" in done.stderr
+    places = read(tmp_path).events[1]["ranks"]
+    assert len({place["pid"] for place in places.values()}) == 4
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"hidden" in path.read_bytes()]
+
+
+def test_a_failure_ends_all_hosts_and_the_job_goes_on_from_its_save(config: Path, tmp_path: Path):
+    """A rank of the second host is killed; then the job is told to end, and saves."""
+    folder = tmp_path / "runs"
+    given = [str(tmp_path), "100000", "--pause", "0.05", "--faults", "[[1, 8]]"]
+    with job(config, RESTARTING, given, ["--max-restarts", "2", "--log-dir", str(folder)]) as running:
+        deadline = time.monotonic() + 150
+        while not (tmp_path / "losses-1").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert stop(folder, 90).code == 75
+        done = running.wait(60)
+    assert done.returncode == 75, done.stderr
+    first = next(line for line in done.stderr.splitlines() if line.startswith("weft: "))
+    assert first.startswith("weft: rank 1 on ") and "was killed by SIGKILL in step 8" in first
+    assert "weft: restart 1 of 2 in 1 s" in done.stderr
+    assert (tmp_path / "losses-1").read_text().startswith("6 ")  # after the save of step 5
+
+
+def test_an_exception_and_its_traceback_come_first(config: Path):
+    script = (
+        "import weft.torch as weft\nweft.init()\nweft.barrier()\n"
+        "if weft.rank() == 1:\n    raise ValueError('boom')\nweft.barrier()\n"
+    )
+    with job(config, script) as running:
+        done = running.wait(120)
+    assert done.returncode == 1
+    first, second, *_ = [line for line in done.stderr.splitlines() if not line.startswith("[rank")]
+    assert first.startswith("weft: rank 1 on ") and first.endswith("ValueError: boom")
+    assert second == "Traceback (most recent call last):"
+
+
+@pytest.mark.parametrize("what", ["agent", "frozen", "launcher"])
+def test_who_is_gone(config: Path, tmp_path: Path, what: str):
+    """An agent with its host, a rank that stands still, or the launcher: nothing is left, and the culprit is named."""
+    with job(config, WAITS, options=["--log-dir", str(tmp_path), "--timeout-heartbeat", "3"]) as running:
+        wait_for_lines(tmp_path, "here")
+        assert len(agents()) == 4  # and a guard beside each
+        if what == "launcher":
+            running.process.send_signal(signal.SIGKILL)  # type: ignore[union-attr]
+        elif what == "agent":
+            pid = read(tmp_path).events[1]["ranks"]["1"]["pid"]
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(parent, signal.SIGKILL)
+        else:
+            os.kill(read(tmp_path).events[1]["ranks"]["1"]["pid"], signal.SIGSTOP)
+        done = running.wait(60)
+    if what == "launcher":
+        assert done.returncode == -signal.SIGKILL
+        return
+    assert done.returncode == 1
+    first = next(line for line in done.stderr.splitlines() if line.startswith("weft: "))
+    if what == "agent":
+        assert first.startswith("weft: 127.0.0.2 (rank 1) is gone: ")
+    else:
+        assert first.startswith("weft: rank 1 on ") and "is frozen: no heartbeat for 3." in first
+        assert json.loads((tmp_path / "failure.json").read_text())["stacks"].keys() == {"0"}
+
+
+def test_a_host_whose_key_is_not_known(config: Path, tmp_path: Path):
+    changed = tmp_path / "config"
+    changed.write_text(config.read_text().replace("/known", "/not-known"))
+    with job(changed, WAITS) as running:
+        done = running.wait(60)
+    assert done.returncode == 1
+    told = done.stderr.splitlines()[0]
+    assert told.startswith("weft: 127.0.0.") and "cannot be reached by ssh: " in told
+    assert "Host key verification failed" in told
