@@ -117,31 +117,55 @@ def test_an_exception_and_its_traceback_come_first(config: Path):
     assert second == "Traceback (most recent call last):"
 
 
-@pytest.mark.parametrize("what", ["agent", "frozen", "launcher"])
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("what", ["agent", "frozen", "cut", "launcher"])
 def test_who_is_gone(config: Path, tmp_path: Path, what: str):
-    """An agent with its host, a rank that stands still, or the launcher: nothing is left, and the culprit is named."""
+    """An agent with its host, a rank that stands still, a connection that is silent, or the launcher: nothing is left,
+    and the culprit is named."""
     with job(config, WAITS, options=["--log-dir", str(tmp_path), "--timeout-heartbeat", "3"]) as running:
         wait_for_lines(tmp_path, "here")
         assert len(agents()) == 4  # and a guard beside each
         if what == "launcher":
             running.process.send_signal(signal.SIGKILL)  # type: ignore[union-attr]
-        elif what == "agent":
-            pid = read(tmp_path).events[1]["ranks"]["1"]["pid"]
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            os.kill(parent, signal.SIGKILL)
         else:
-            os.kill(read(tmp_path).events[1]["ranks"]["1"]["pid"], signal.SIGSTOP)
+            rank = int(read(tmp_path).events[1]["ranks"]["1"]["pid"])
+            struck = {"agent": parent(rank), "frozen": rank, "cut": parent(parent(rank))}[what]
+            os.kill(struck, signal.SIGKILL if what == "agent" else signal.SIGSTOP)
         done = running.wait(60)
+        if what == "cut":
+            assert agents(seconds=30) == []  # the agent notices by itself that nobody is there
+            os.kill(struck, signal.SIGKILL)
     if what == "launcher":
         assert done.returncode == -signal.SIGKILL
         return
     assert done.returncode == 1
     first = next(line for line in done.stderr.splitlines() if line.startswith("weft: "))
-    if what == "agent":
+    if what in ("agent", "cut"):
         assert first.startswith("weft: 127.0.0.2 (rank 1) is gone: ")
     else:
         assert first.startswith("weft: rank 1 on ") and "is frozen: no heartbeat for 3." in first
         assert json.loads((tmp_path / "failure.json").read_text())["stacks"].keys() == {"0"}
+
+
+def test_a_job_goes_on_without_a_host(config: Path, tmp_path: Path):
+    """Two copies of a pipeline become one, which reads the save of both."""
+    folder = tmp_path / "runs"
+    options = ["--max-restarts", "2", "--min-hosts", "1", "--log-dir", str(folder)]
+    with job(config, RESTARTING, [str(tmp_path), "24", "--pause", "0.2"], options, each=2) as running:
+        deadline = time.monotonic() + 150
+        losses = tmp_path / "losses-0"
+        while not (losses.exists() and losses.read_text().count("\n") >= 6) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(parent(read(folder).events[1]["ranks"]["3"]["pid"]), signal.SIGKILL)
+        done = running.wait(150).check()
+    assert "weft: 127.0.0.2 (ranks 2 to 3) is gone: " in done.stderr
+    assert "weft: goes on without 127.0.0.2: 2 ranks on 127.0.0.1\n" in done.stderr
+    assert [event["ranks"] for event in read(folder).events if event["event"] == "attempt"] == [4, 2]
+    steps = [int(line.split()[0]) for line in (tmp_path / "losses-1").read_text().splitlines()]
+    assert steps[0] > 5 and steps[0] % 5 == 1 and steps[-1] == 24
 
 
 def test_a_host_whose_key_is_not_known(config: Path, tmp_path: Path):

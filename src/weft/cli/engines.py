@@ -53,6 +53,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option("--hostfile", metavar="FILE", help="the names of the hosts, one a line: node1 slots=4")
     option("--time", metavar="SPAN", help="when the engine ends the job: 2h, 1h30m, or 02:00:00")
     option("--max-restarts", type=count, default=0, metavar="N", help="how often the engine starts it again")
+    option(
+        "--min-hosts", type=count, default=0, metavar="N",
+        help="with how many hosts it is started again, for ssh (default: all)",
+    )  # fmt: skip
     option("--gpus-per-host", type=count, default=0, metavar="N", help="GPUs, for engines that ask")
     option("--name", help="the job's name (default: the script's)")
     option("--image", help="the image of containers, for Kubernetes")
@@ -207,6 +211,7 @@ def job_of(
         gpus_per_host=options.gpus_per_host,
         mpi_options=mpi_options,
         ssh_options=_ssh_options(options),
+        min_hosts=options.min_hosts,
     )
 
 

@@ -173,6 +173,8 @@ def main(options: argparse.Namespace) -> int:
         raise LaunchError("--mpi-options is for mpirun: add --engine mpirun, or leave it out")
     if options.ssh_options is not None and options.engine != "ssh":
         raise LaunchError("--ssh-options is for ssh: name the hosts with --hosts, or leave it out")
+    if options.min_hosts and options.engine != "ssh":
+        raise LaunchError("--min-hosts is for ssh: name the hosts with --hosts, or leave it out")
     _tell_of_page(options)
     if engines.handed_over(options):
         return _hand_over(options, where, {**variables, **given, **added}, told)
@@ -193,7 +195,7 @@ def main(options: argparse.Namespace) -> int:
     ):  # fmt: skip
         job = Job(
             command, options.ranks, environ, options.prefix or "others", limits, attend,
-            restarts=options.max_restarts, journal=journal, hosts=hosts.there,
+            restarts=options.max_restarts, journal=journal, hosts=hosts.there, least_hosts=options.min_hosts,
         )  # fmt: skip
         code = again.run(job)
     return code or _judge(options, Path(settings.record), before)

@@ -62,6 +62,7 @@ class Job(Described):
         gpus_per_host: How many GPUs a host has for the job, for engines that ask.
         mpi_options: Further arguments of ``mpirun``.
         ssh_options: Further arguments of ``ssh``, such as ``["-F", "config"]``; they win over weft's own.
+        min_hosts: With how many hosts the engine ``ssh`` starts it again when others are gone; 0: only with all.
 
     Raises:
         LaunchError: A value is wrong, or values do not go together; all faults are named.

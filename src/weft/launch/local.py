@@ -187,7 +187,7 @@ class Launcher:
                 continue  # ranks that wait for the reader of their output are not to blame
             verdict = self._judge.observe(time.monotonic(), self._living_signs())
             if verdict is not None:
-                return self._fail(verdict)
+                return self._fail(self._ranks.instead(verdict))
         self._drain()
         self._hand_over(None)
         if any(end.code == GO_ON for end in self._ends.values()):
@@ -283,6 +283,7 @@ class Launcher:
         """Finds out who is to blame, says so, and ends the rest."""
         self._page.end()
         self._settle(verdict)
+        verdict = verdict or self._ranks.lost
         failures = read_reports(self._page)
         ends = list(self._ends.values())
         found = blame_by(verdict, ends) if verdict else blame(ends, failures, self._page.signs())
@@ -308,6 +309,11 @@ class Launcher:
         self._end_all(FAILURE_GRACE_SECONDS)
         self._hand_over(None)
         return found.code
+
+    @property
+    def gone(self) -> Sequence[str]:
+        """The hosts that could not be reached, or not any more."""
+        return self._ranks.gone
 
     def _note_failure(self, found: Blame, failures: Sequence[Failure]) -> None:
         """How the job failed, for whoever may start it again; a job that was told to end is not started again."""

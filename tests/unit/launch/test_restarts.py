@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from weft.launch.running import again
-from weft.launch.running.job import Job
+from weft.launch.running.job import Host, Job
 from weft.launch.running.restarts import Failed, backoff_s, reason_to_stop
 
 KILLED = Failed("rank 1 was killed", "", 7, 0, 137)
@@ -49,6 +49,8 @@ class Launched:
     """In the place of a launcher: the attempts fail as `ends` says."""
 
     ends: list[Any]
+
+    gone = ()
 
     def __init__(self, job: Job) -> None:
         self.failed: Failed | None = None
@@ -100,3 +102,20 @@ def test_a_signal_before_a_restart_ends_the_job(monkeypatch: pytest.MonkeyPatch,
     assert again.run(JOB) == 143
     assert signal.getsignal(signal.SIGTERM) is before
     assert capsys.readouterr().err == "weft: restart 1 of 5 in 1 s\n"
+
+
+HOSTS = [Host(name, ["ssh", name]) for name in ("a", "b", "c")]
+
+
+def test_a_job_goes_on_with_the_hosts_that_are_left(capsys: pytest.CaptureFixture[str]):
+    job = Job(["train.py"], 6, {"WEFT_SET": '{"partitions": 2}'}, hosts=HOSTS, least_hosts=2)
+    left, reason = again.without(job, ["b"])
+    assert ([host.name for host in left.hosts], left.ranks, reason) == (["a", "c"], 4, "")
+    assert "weft: goes on without b: 4 ranks on a, c\n" in capsys.readouterr().err
+    assert again.without(job, ["a", "b"]) == (job, "without a, b there are 1 hosts (--min-hosts 2)")
+    assert again.without(job, []) == (job, "")
+    assert again.without(replace(job, least_hosts=0), ["b"]) == (replace(job, least_hosts=0), "")
+    odd = replace(job, environ={"WEFT_SET": '{"partitions": 3}'})
+    assert again.without(odd, ["b"])[1].startswith(
+        "without b there are 4 ranks, which the settings do not fit: partitions is 3"
+    )

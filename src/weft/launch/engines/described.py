@@ -63,6 +63,7 @@ class Described:
     gpus_per_host: int = 0
     mpi_options: Sequence[str] = field(default=(), repr=False)
     ssh_options: Sequence[str] = ()
+    min_hosts: int = 0
 
     def __post_init__(self) -> None:
         if faults := [*_kind_faults(self)] or [*_faults(self)]:
@@ -137,6 +138,7 @@ def _number_faults(job: Described) -> Iterator[str]:
         ("ranks_per_host", job.ranks_per_host, 1),
         ("max_restarts", job.max_restarts, 0),
         ("gpus_per_host", job.gpus_per_host, 0),
+        ("min_hosts", job.min_hosts, 0),
     ):
         if type(value) is not int or not least <= value <= MOST_RANKS:
             yield f"{name} is {shown(value)}: write a whole number of at least {least}"
@@ -146,6 +148,12 @@ def _number_faults(job: Described) -> Iterator[str]:
         yield f"time_limit is {job.time_limit}: the engine {job.engine} has none; leave it out"
     if job.max_restarts and job.engine in FORMS and job.engine not in RESTARTING:
         yield f"max_restarts is {shown(job.max_restarts)}: the engine {job.engine} starts nothing again; leave it out"
+    if job.min_hosts and job.engine != "ssh":
+        yield f"min_hosts is {shown(job.min_hosts)}: only the engine ssh goes on with fewer hosts; leave it out"
+    elif job.min_hosts and not job.max_restarts:
+        yield f"min_hosts is {shown(job.min_hosts)}: nothing is started again without max_restarts; give both"
+    elif type(job.min_hosts) is int and job.min_hosts > job.host_count:
+        yield f"min_hosts is {shown(job.min_hosts)}: there are {job.host_count} hosts"
     if job.gpus_per_host and job.engine in FORMS and job.engine not in WITH_GPUS:
         yield (
             f"gpus_per_host is {shown(job.gpus_per_host)}: ranks of the engine {job.engine} take the GPUs that they "

@@ -59,6 +59,7 @@ class _Agent:
         self.incoming = Incoming()
         self.heard = time.monotonic()
         self.said = time.monotonic()
+        self.silent_s = SILENT_S
         self.over = False
         self.here: Here | None = None
         self.mirror: Mirror | None = None
@@ -72,7 +73,7 @@ class _Agent:
 
     def run(self) -> int:
         try:
-            while not self.over and time.monotonic() - self.heard < SILENT_S:
+            while not self.over and time.monotonic() - self.heard < self.silent_s:
                 self._turn()
                 if time.monotonic() - self.said > PING_S:
                     self._say({"kind": "ping"})
@@ -155,6 +156,7 @@ class _Agent:
         self._say({"kind": "port", "variables": found})
 
     def _start(self, told: dict[str, Any]) -> None:
+        self.silent_s = told["silent_s"]
         ranks, hosts, number = told["ranks"], told["hosts"], told["host"]
         count = ranks // hosts
         self.ranks = range(number * count, (number + 1) * count)

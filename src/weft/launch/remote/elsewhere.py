@@ -23,7 +23,7 @@ from weft.foreign import shown_text
 from weft.launch.environ import LOOPBACK
 from weft.launch.output import Lines
 from weft.launch.remote.mirror import SLOWLY_S, Mirror
-from weft.launch.remote.wire import PING_S, SILENT_S, Incoming, Outgoing
+from weft.launch.remote.wire import PING_S, Incoming, Outgoing
 from weft.launch.running.here import Take
 from weft.launch.running.job import Host, Job
 from weft.units import format_seconds
@@ -35,7 +35,10 @@ from weft.watch.process import die_with_parent
 
 CONNECT_S = 120.0
 """How long an agent may take until it says its first word."""
+LEAST_SILENT_S = 10.0
+"""A host is never given up earlier: agents wait for the machine, too."""
 CLOSE_S = 5.0
+_MOST_OF = 0.8
 _WORDS = 2000
 """So much is kept of what ssh says of itself."""
 
@@ -123,6 +126,7 @@ class Elsewhere:
         self._job, self._page, self._own, self._selector = job, page, own, selector
         self._take, self._say = take, say
         self._asked = self._closing = False
+        self._silent_s = max(job.limits.heartbeat, LEAST_SILENT_S)
         self._ended: list[tuple[int, int]] = []
         count = job.ranks // len(job.hosts)
         self._links: list[_Link] = []
@@ -213,6 +217,7 @@ class Elsewhere:
         return {
             "kind": "start", "command": [*self._job.command], "variables": dict(self._job.environ),
             "own": {**port, **self._own}, "ranks": self._job.ranks, "hosts": len(self._links), "host": link.number,
+            "silent_s": self._silent_s,
         }  # fmt: skip
 
     def exchange(self) -> None:
@@ -227,7 +232,7 @@ class Elsewhere:
         for link in self._links:
             if link.gone:
                 continue
-            limit = SILENT_S if link.hello else CONNECT_S
+            limit = self._silent_s if link.hello else CONNECT_S
             if now - link.heard > limit and not self._closing:
                 self._lose(link, f"it has said nothing for {format_seconds(limit)}")
                 continue
@@ -238,6 +243,14 @@ class Elsewhere:
                 link.say({"kind": "ping"})
             with suppress(BrokenPipeError):
                 link.out.push()
+
+    def instead(self, verdict: Verdict) -> Verdict:
+        """What is to be said of ranks that show nothing: that their host does not, if that is so."""
+        link = self._of(verdict.ranks[0])
+        silent_s = time.monotonic() - link.heard
+        if verdict.kind == "frozen" and not link.gone and silent_s > _MOST_OF * self._job.limits.heartbeat:
+            self._lose(link, f"it has said nothing for {format_seconds(silent_s)}")
+        return self.lost or verdict
 
     def _address(self) -> str:
         """Where the other hosts reach the first one: where ssh has reached it.

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from weft.launch.remote.wire import PING_S, Message
+from weft.launch.remote.wire import Message
 from weft.watch.heartbeat import Page
 
-SLOWLY_S = PING_S
+SLOWLY_S = 5.0
 """How often an agent is told how the ranks of other hosts get on."""
 _TICK_S = 0.1
 _FIELDS = {"agent": ("heeded", "saves"), "launcher": ("asked",)}

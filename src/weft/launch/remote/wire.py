@@ -18,8 +18,9 @@ from weft.foreign import translated
 
 MARK = b"\n\0weft-agent-1\0\n"
 SILENT_S = 30.0
-"""Who says nothing for so long counts as gone, on both sides."""
-PING_S = 5.0
+"""Who says nothing for so long counts as gone, on both sides, until the launcher has told its own limit."""
+PING_S = 1.0
+"""Who has nothing to say says so after this time."""
 _LENGTHS = struct.Struct("<II")
 _LONGEST = 16 << 20
 _NOISE = 1 << 16

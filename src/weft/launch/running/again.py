@@ -5,15 +5,17 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from weft.errors import WeftError
+from weft.config import resolve
+from weft.errors import ConfigError, WeftError
 from weft.launch.culprit import signal_name
 from weft.launch.local import STOPPING, Launcher
 from weft.launch.running.job import Job
 from weft.launch.running.restarts import WRONG_USE, Attempt, backoff_s, reason_to_stop, told
 from weft.units import format_seconds
+from weft.visible import visible
 
 _TICK_S = 0.05
 
@@ -42,7 +44,8 @@ def _attempts(job: Job, wait: Callable[[float], int]) -> int:
         failures = [attempt.failed for attempt in attempts if attempt.failed is not None]
         if launcher.failed is None:
             return _end(job, attempts, code, f"exit code {code}")
-        reason = reason_to_stop(failures, job.restarts)
+        job, reason = without(job, launcher.gone)
+        reason = reason_to_stop(failures, job.restarts) or reason
         if reason:
             return _end(job, attempts, code, reason)
         seconds = backoff_s(len(attempts))
@@ -51,6 +54,24 @@ def _attempts(job: Job, wait: Callable[[float], int]) -> int:
         number = wait(seconds)
         if number:
             return _end(job, attempts, 128 + number, f"{signal_name(number)} before the next one")
+
+
+def without(job: Job, gone: Sequence[str]) -> tuple[Job, str]:
+    """The job on the hosts that are left, if it may go on so, and why it may not; the whole job if hosts come back."""
+    if not gone or not job.least_hosts:
+        return job, ""
+    left = [host for host in job.hosts if host.name not in gone]
+    lost = visible(", ".join(gone))
+    if len(left) < job.least_hosts:
+        return job, f"without {lost} there are {len(left)} hosts (--min-hosts {job.least_hosts})"
+    ranks = job.ranks // len(job.hosts) * len(left)
+    try:
+        resolve(None, job.environ, ranks)
+    except ConfigError as error:
+        return job, f"without {lost} there are {ranks} ranks, which the settings do not fit: {error}"
+    _say(f"weft: goes on without {lost}: {ranks} ranks on {visible(', '.join(host.name for host in left))}")
+    job.journal.note("hosts", left=[host.name for host in left], ranks=ranks)
+    return replace(job, hosts=left, ranks=ranks), ""
 
 
 def wait_for_signal(seconds: float) -> int:

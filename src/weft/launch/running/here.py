@@ -91,6 +91,10 @@ class Here:
     def exchange(self) -> None:
         """Nothing: signs of ranks on this machine are seen at once."""
 
+    def instead(self, verdict: Verdict) -> Verdict:
+        """The verdict itself: there is one host."""
+        return verdict
+
     def ends(self) -> list[tuple[int, int]]:
         """Ranks that ended since the last call, with their exit codes; a signal's is negative."""
         codes = {rank: self._processes[rank].poll() for rank in sorted(self._running)}

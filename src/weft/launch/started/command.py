@@ -27,6 +27,7 @@ def command(job: Described, python: str) -> list[str]:
         "--name": "" if job.engine == "local" else job.name,
         "--time": "" if job.time_limit is None else f"{-(-job.time_limit // timedelta(seconds=1))}s",
         "--max-restarts": str(job.max_restarts or ""),
+        "--min-hosts": str(job.min_hosts or ""),
         "--log-dir": job.log_dir,
         "--gpus-per-host": str(job.gpus_per_host or ""),
         "--image": job.image,
