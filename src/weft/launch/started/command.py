@@ -16,7 +16,7 @@ def command(job: Described, python: str) -> list[str]:
         job: What is to run.
         python: Python's command, unless the job has one of its own.
 
-    >>> command(Described("train.py", ranks_per_host=2, settings={"partitions": 2}), "python")[3:]
+    >>> command(Described("train.py", ranks_per_host=2, settings={"partitions": 2}), "python")[4:]
     ['--engine', 'local', '--ranks-per-host', '2', '--set', 'partitions=2', '--', 'train.py']
     """
     line = [python if job.python == PYTHON else job.python, "-m", "weft", "run", "--engine", job.engine]
