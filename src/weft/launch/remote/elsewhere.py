@@ -322,8 +322,12 @@ class Elsewhere:
 
     def send(self, rank: int, number: int, alone: bool = False) -> None:
         """A signal to a rank's whole process group, or ``alone`` to itself."""
-        if rank in self._of(rank).alive:
-            self._of(rank).say({"kind": "signal", "ranks": [rank], "number": int(number), "alone": alone})
+        link = self._of(rank)
+        if rank in link.alive and not link.pids:  # it has not started yet, and will not
+            link.alive.discard(rank)
+            self._ended.append((rank, -number))
+        elif rank in link.alive:
+            link.say({"kind": "signal", "ranks": [rank], "number": int(number), "alone": alone})
 
     def close(self) -> None:
         """Ends what is left; returns when the agents are gone, or do not answer."""
