@@ -75,6 +75,7 @@ class Launcher:
         self._stopped_by: list[int] = []
         self._selector = selectors.DefaultSelector()
         self._lines: dict[tuple[int, bool], Lines] = {}
+        self._taken = 0
         self._moves = dict.fromkeys(range(job.ranks), 0)
         self._journal = job.journal
         self._stacks: dict[int, bytes] | None = None
@@ -165,6 +166,7 @@ class Launcher:
 
     def _take(self, rank: int, is_error: bool, data: bytes) -> None:
         """What a rank wrote; nothing at the end of that."""
+        self._taken += 1
         self._journal.take(rank, data)
         if is_error and self._stacks is not None:
             self._stacks[rank] = self._stacks.get(rank, b"") + data
@@ -241,16 +243,16 @@ class Launcher:
 
     def _turn(self, seconds: float = TICK_SECONDS) -> None:
         """Shows output and notices ends for a moment."""
-        if self._shown.full:
+        full, taken = self._shown.full, self._taken
+        if full:
             self._shown.wait(seconds, self._wakeup)
         else:
-            events = self._selector.select(seconds)
-            for key, _ in events:
+            for key, _ in self._selector.select(seconds):
                 key.data()
-            for lines in self._lines.values() if not events else ():
+            for lines in self._lines.values() if taken == self._taken else ():
                 lines.flush()
         self._shown.push()
-        self._ranks.exchange()
+        self._ranks.exchange(listening=not full)
         for rank, code in self._ranks.ends():
             self._journal.note("rank ended", rank=rank, code=code)
             ordered = self._ordered or (code == GO_ON and bool(self._page.course.asked))

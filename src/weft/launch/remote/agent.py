@@ -85,8 +85,8 @@ class _Agent:
                 self.held.close()
 
     def _turn(self) -> None:
-        full = len(self.out.kept) > KEPT_LIMIT
-        self._watch(self.pipes, self.here is not None and not full)
+        waiting = len(self.out.kept)  # the launcher's reader stalls: then ranks wait when they print
+        self._watch(self.pipes, self.here is not None and waiting <= KEPT_LIMIT)
         self._watch(self.out.descriptor, bool(self.out.kept), selectors.EVENT_WRITE)
         for key, _ in self.selector.select(0.05):
             if key.fileobj == 0:
@@ -94,7 +94,7 @@ class _Agent:
             elif key.fileobj is self.pipes:
                 self._read()
         self.out.push()
-        if self.here is not None and self.mirror is not None and not full:
+        if self.here is not None and self.mirror is not None and waiting <= 2 * KEPT_LIMIT:
             self._tell(self.here, self.mirror)
 
     def _read(self) -> bool:

@@ -87,8 +87,8 @@ class _Link:
 
     def last_words(self) -> str:
         """What ssh said last of itself, in one line."""
-        lines = [line.strip() for line in visible(self.words.decode(errors="replace"), "\n").splitlines()]
-        return "; ".join([line for line in lines if line][-3:])
+        lines = (line.strip() for line in self.words.decode(errors="replace").splitlines())
+        return "; ".join([visible(line) for line in lines if line][-3:])
 
 
 def _named(ranks: range) -> str:
@@ -220,8 +220,11 @@ class Elsewhere:
             "silent_s": self._silent_s,
         }  # fmt: skip
 
-    def exchange(self) -> None:
-        """Says what is to be said, and notices who is silent; the launcher calls this in each of its turns."""
+    def exchange(self, listening: bool = True) -> None:
+        """Says what is to be said, and notices who is silent; the launcher calls this in each of its turns.
+
+        ``listening``: it has looked for messages; one that waits for the reader of its output does not.
+        """
         now = time.monotonic()
         if not self._asked and all(link.hello for link in self._links) and self.lost is None:
             self._asked = True
@@ -232,6 +235,8 @@ class Elsewhere:
         for link in self._links:
             if link.gone:
                 continue
+            if not listening:
+                link.heard = now
             limit = self._silent_s if link.hello else CONNECT_S
             if now - link.heard > limit and not self._closing:
                 self._lose(link, f"it has said nothing for {format_seconds(limit)}")

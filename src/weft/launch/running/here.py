@@ -88,7 +88,7 @@ class Here:
 
         self._selector.register(pipe, selectors.EVENT_READ, ready)
 
-    def exchange(self) -> None:
+    def exchange(self, listening: bool = True) -> None:
         """Nothing: signs of ranks on this machine are seen at once."""
 
     def instead(self, verdict: Verdict) -> Verdict:
