@@ -9,11 +9,14 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import sshd
-from tests.launching import MARK, Running, processes_left, started
+from tests.launching import MARK, SOURCE, Running, processes_left, started
+from weft.errors import JobError
+from weft.launch import Job
 from weft.launch.journal.stopping import stop
 from weft.launch.journal.told import read
 from weft.launch.remote.agent import FILE
@@ -104,17 +107,19 @@ def test_a_failure_ends_all_hosts_and_the_job_goes_on_from_its_save(config: Path
     assert (tmp_path / "losses-1").read_text().startswith("6 ")  # after the save of step 5
 
 
-def test_an_exception_and_its_traceback_come_first(config: Path):
-    script = (
-        "import weft.torch as weft\nweft.init()\nweft.barrier()\n"
-        "if weft.rank() == 1:\n    raise ValueError('boom')\nweft.barrier()\n"
+def test_a_handle(config: Path, tmp_path: Path):
+    """A job that Python starts: a script that knows nothing of weft fails on the second host."""
+    (tmp_path / "train.py").write_text(
+        "import os, sys, time\nprint('rank', os.environ['RANK'], flush=True)\n"
+        "if os.environ['RANK'] == '1':\n    raise ValueError('boom')\ntime.sleep(1000)\n"
     )
-    with job(config, script) as running:
-        done = running.wait(120)
-    assert done.returncode == 1
-    first, second, *_ = [line for line in done.stderr.splitlines() if not line.startswith("[rank")]
-    assert first.startswith("weft: rank 1 on ") and first.endswith("ValueError: boom")
-    assert second == "Traceback (most recent call last):"
+    places: dict[str, Any] = {"hosts": sshd.HOSTS, "engine": "ssh", "ssh_options": ["-F", str(config)]}
+    given = {"folder": str(tmp_path), "log_dir": "runs/a", "hand_on": ["PYTHONPATH"], **places}
+    handle = Job("train.py", **given).start({**os.environ, "PYTHONPATH": str(SOURCE)})
+    with pytest.raises(JobError, match=r"rank 1 on .* failed in .*: ValueError: boom\nTraceback") as told:
+        handle.wait(90)
+    assert (told.value.rank, told.value.code, handle.logs(0)) == (1, 1, "rank 0\n")
+    assert agents(seconds=10) == []
 
 
 def parent(pid: int) -> int:

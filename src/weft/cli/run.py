@@ -1,4 +1,4 @@
-"""`weft run`: a script on several processes of this machine, or of several hosts by mpirun."""
+"""`weft run`: a script on several processes, of this machine or of several hosts."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ examples:
   weft run -n 2 --record recording train.py
   weft run -n 2 --report out train.py
   weft run -n 2 --device cpu --smdistributed train_gpt.py
+  weft run --hosts node1:4,node2:4 --max-restarts 5 --log-dir runs/a train.py
   weft run -n 4 --engine mpirun --mpi-options "-H node1:2,node2:2" train.py
   weft run --engine slurm --hosts 4 --ranks-per-host 2 --time 2h --dry-run train.py
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from weft.cli.main import main
 from weft.errors import FormatError, LaunchError
+from weft.launch.journal import stopping
 from weft.launch.journal.journal import Journal
 from weft.launch.journal.stopping import stop
 from weft.launch.journal.told import read
@@ -101,6 +103,23 @@ def test_only_the_launcher_of_this_folder_is_signalled(folder: Path, change: dic
         assert other.poll() is None
         other.communicate(b"\n", timeout=60)
     assert other.returncode == 0
+
+
+def test_a_launcher_that_does_not_listen_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stopping, "END_S", 1.0)
+    deaf = (
+        "import pathlib, signal, sys, time\nfrom weft.launch.journal.journal import Journal\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\njournal = Journal(pathlib.Path(sys.argv[1]), {})\n"
+        "print('here', flush=True)\ntime.sleep(1000)\n"
+    )
+    said: list[str] = []
+    with subprocess.Popen([sys.executable, "-c", deaf, str(folder)], stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None and launcher.stdout.readline() == b"here\n"
+        assert stop(folder, 0, said.append).code is None
+        assert launcher.wait(60) == -signal.SIGKILL
+    assert [text.rpartition(" (")[0].rpartition(" is ")[2] for text in said] == [
+        "asked to end", "told to end at once", "killed"
+    ]  # fmt: skip
 
 
 def test_a_job_of_another_host(folder: Path):
