@@ -236,7 +236,24 @@ def _texts(root: Path) -> None:
         "custom_mpi_options": "-x A='b c' -mca btl tcp,self -x D",
     }
     distribution = {"smdistributed": library, "mpi": mpi, "torch_distributed": {"enabled": False}}
+    began = {"pid": 7, "began": 9, "boot": "b", "host": "node1"}
+    ran = {
+        "engine": "local",
+        "script": "x.py",
+        "ranks": 2,
+        "time": 1.7e9,
+        "launcher": began,
+        "events_from": 0,
+    }
+    events: list[dict[str, Any]] = [
+        {"time": 1.7e9, "event": "attempt", "attempt": 0, "logs": "attempt-0", "ranks": 2},
+        {"time": 1.7e9, "event": "started", "attempt": 0, "ranks": {"0": {"pid": 8, "host": "node1"}}},
+        {"time": 1.8e9, "event": "failed", "attempt": 0, "rank": 1, "headline": "rank 1 failed"},
+        {"time": 1.8e9, "event": "ended", "attempt": 0, "code": 1},
+    ]
     files = {
+        "ran/run.json": json.dumps(ran), "ran/events.jsonl": "".join(f"{json.dumps(each)}\n" for each in events),
+        "ran/failure.json": json.dumps({"rank": 1, "headline": "rank 1 failed", "stacks": {}}),
         "distribution/distribution.json": json.dumps(distribution),
         "hosts/hosts": "# all\nnode1 slots=2\nnode2:2\n",
         "machine/machine.json": host_to_json(host_of("L4", 4)), "config/config.json": CONFIG,

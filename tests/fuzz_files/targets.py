@@ -186,6 +186,10 @@ def hosts_of(folder: Path, made: Trained) -> str:
     return command(["run", "--engine", "ssh", "--hostfile", "hosts", "--dry-run", "x.py"], folder)
 
 
+def ran(folder: Path, made: Trained) -> str:
+    return command(["status", "."], folder)
+
+
 def launchers(folder: Path, made: Trained) -> str:
     discover(environment(folder))
     return "read"
@@ -308,6 +312,7 @@ TARGETS: tuple[Target, ...] = (
     Target("script", ("*",), checked_script, pipes=False),
     Target("distribution", ("*",), distribution_of, pipes=False),
     Target("hosts", ("*",), hosts_of, pipes=False),
+    Target("ran", ("*",), ran),
     Target("slurm", ("*",), launchers, pipes=False),
     Target("torchrun", ("*",), launchers, pipes=False),
     Target("options", ("*",), options, pipes=False),
