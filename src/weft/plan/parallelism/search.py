@@ -116,7 +116,7 @@ def search(job: Job, machines: Machines, *, memory_bytes: float | None = None) -
     found = Found()
     times = StepTimes(job, machines)
     for division in divisions(job, machines, found):
-        memory = memory_of(job, division, times.layers_of_first(division))
+        memory = memory_of(job, division, times.shares(division))
         if memory.total > limit:
             found.lack(division, memory)
         else:
