@@ -277,3 +277,42 @@ def test_a_measurement_that_takes_too_long_or_has_no_ranks_is_told(tmp_path: Pat
     assert not path.exists()
     plan = [*SMALL, "--cluster", "1x8xH100", "--global-batch", 8]
     assert "a plan takes its ranks from --cluster" in told(capsys, *plan, "-n", 4, code=2)
+
+
+MIXTRAL = LLAMA | {
+    "model_type": "mixtral", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+    "intermediate_size": 14336, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2,
+}  # fmt: skip
+
+
+def test_a_mixture_of_experts(tmp_path, capsys):
+    """By its file and by options: the same plan; all parameters and those that a token meets."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(MIXTRAL))
+    training = ("--cluster", "4x8xA100-80", "--seq", 4096, "--global-batch", 256)
+    by_file = planned(capsys, *training, "--config", path)
+    assert [round(by_file[name] / 1e9, 1) for name in ("parameters", "active_parameters")] == [46.7, 12.9]
+    sizes = (
+        "--layers 32 --hidden 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 32000 --gated --untied".split()
+    )
+    experts = ("--experts", 8, "--experts-per-token", 2)
+    assert planned(capsys, *training, *sizes, *experts) == by_file
+    assert by_file["best"][0]["division"]["experts"] > 1
+    assert by_file["best"][0]["weft_cannot"] == "expert parallelism is not in weft"
+    out = told(capsys, *training, "--config", path, "--explain")
+    assert (
+        "46.7 billion parameters, of which a token meets 12.9 billion (2 of 8 experts), 256 sequences" in out
+    )
+    assert "steps with experts were not published" in out and "- all-to-all of experts" in out
+    wider = planned(
+        capsys, *training, *sizes, *experts, "--expert-ffn", 7168, "--shared-ffn", 0, "--dense-layers", 0
+    )
+    assert wider["parameters"] < by_file["parameters"]
+
+
+def test_a_mixture_of_experts_that_is_not_told_in_full(capsys):
+    training = ("--cluster", "8xT4", *SMALL, "--global-batch", 8)
+    assert "lacks --experts-per-token: --experts 8 --experts-per-token 2" in told(
+        capsys, *training, "--experts", 8, code=2
+    )
+    assert "lacks --experts and --experts-per-token" in told(capsys, *training, "--shared-ffn", 64, code=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from weft.graph.sizes import Sizes
 from weft.machines.catalogue import not_fitted
 from weft.plan.parallelism.answer import Answer, Asked, divisible
 from weft.plan.parallelism.explain import memory_terms, step_terms
@@ -44,16 +45,27 @@ def question(asked: Asked) -> str:
     job, machines = asked.job, asked.machines
     device = machines.host.accelerator
     hosts = "1 host" if machines.hosts == 1 else f"{machines.hosts} hosts"
-    why = not_fitted(device.name)
+    why = [not_fitted(device.name)] if not_fitted(device.name) else []
+    why += ["steps with experts were not published"] if job.sizes.experts else []
     ratios = (
-        f"\nnot fitted to published steps ({why}): compare these times, do not rely on them" if why else ""
+        f"\nnot fitted to published steps ({'; '.join(why)}): compare these times, do not rely on them"
+        if why
+        else ""
     )
     return (
-        f"{_many(job.sizes.parameters)} parameters, {job.batch} sequences of {job.sizes.seq} tokens a step, "
+        f"{_many(job.sizes.parameters)} parameters,{_experts(job.sizes)} {job.batch} sequences of {job.sizes.seq} tokens a step, "
         f"{job.precision}, {job.optimizer}\n"
         f"{machines.size} x {device.name} with {format_bytes(device.memory_bytes)}, on {hosts} ({machines.host.name})"
         f"{ratios}"
     )
+
+
+def _experts(sizes: Sizes) -> str:
+    """What of a mixture of experts a token meets; nothing for other models."""
+    experts = sizes.experts
+    if experts is None:
+        return ""
+    return f" of which a token meets {_many(sizes.active_parameters)} ({experts.per_token} of {experts.count} experts),"
 
 
 def _many(number: int) -> str:
@@ -228,6 +240,7 @@ def as_json(found: Answer) -> dict[str, Any]:
     nearest = search.nearest
     return {
         "parameters": asked.job.sizes.parameters,
+        "active_parameters": asked.job.sizes.active_parameters,
         "accelerators": asked.machines.size,
         "not_fitted": not_fitted(asked.machines.host.accelerator.name),
         "best": [_plan_json(asked, plan) for plan in search.best],

@@ -1,6 +1,7 @@
 """What the fullest rank needs: parameters, gradients, optimizer states, activations, and what is in use for a moment.
 
-N are the parameters of the rank (its layers and ends, over t), d the replicas that share them.
+N are the parameters of the rank (its layers and ends, over t), d the replicas that share them. Experts that are shared
+out count as what a rank has of them, and for d only the replicas that have the same ones.
 
     parameters     N x 2 bytes (4 in 32 bits)           over d if parameters are sharded, with two layers gathered
     gradients      N x 4 bytes (or 2)                   over d if parameters are sharded
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.graph.sizes import Sizes
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.layer import rank_tokens
 from weft.plan.parallelism.shares import Part, Shares, shares
@@ -58,21 +60,25 @@ def memory_of(job: Job, division: Division, shared: Shares | None = None) -> Mem
 
     `shared`: layers of each rank (`StepTimes.shares`); as even as can be, with a head that costs nothing, if not given.
     """
-    found = shared or shares(job.sizes.layers, division, 0.0)
+    found = shared or shares(job.sizes.layers, division, 0.0, job.sizes.dense_layers)
     return max((_rank_memory(job, division, part) for part in found.parts), key=lambda one: one.total)
 
 
 def _rank_memory(job: Job, division: Division, part: Part) -> Memory:
     """What one rank needs."""
     numbers = rank_parameters(job, division, part)
-    sharing = division.data * division.context
-    whole = sharing if division.sharded == "parameters" else 1
-    states = sharing if division.sharded != "none" else 1
-    gathered = 2 * job.sizes.layer_parameters / division.tensor * job.parameter_bytes if whole > 1 else 0.0
+    sharing = (division.alike, division.alike_experts)
+    whole = numbers.each(*sharing) if division.sharded == "parameters" else numbers.all
+    states = numbers.each(*sharing) if division.sharded != "none" else numbers.all
+    gathered = 0.0
+    if division.sharded == "parameters" and division.alike > 1:
+        sizes = job.sizes
+        layer = sizes.layer_parameters - sizes.expert_parameters * (1 - 1 / division.experts)
+        gathered = 2 * layer / division.tensor * job.parameter_bytes
     return Memory(
-        numbers * job.parameter_bytes / whole + gathered,
-        numbers * job.gradient_bytes / whole,
-        numbers * job.state_bytes / states,
+        whole * job.parameter_bytes + gathered,
+        whole * job.gradient_bytes,
+        states * job.state_bytes,
         activation_bytes(job, division, part),
         moment_bytes(job, division),
     )
@@ -110,13 +116,19 @@ def activation_bytes(job: Job, division: Division, part: Part) -> float:
     """
     sizes, tokens = job.sizes, rank_tokens(job, division)
     width = job.parameter_bytes / 2
-    one = sizes.kept_bytes(
-        tokens, division.recompute, division.tensor, division.along, scores=not job.fused_attention
-    )
+    layers = (part.layers - part.dense) * _kept(job, division, sizes, division.recompute)
+    if part.dense:
+        layers += part.dense * _kept(job, division, sizes.dense, division.recompute)
     many = held(division, division.microbatches(job), part.place)
     ends = many * sizes.embedding_bytes(tokens, division.tensor) if part.embedding else 0.0
     ends += sizes.head_bytes(tokens, division.tensor) if part.head else 0.0
-    return (many * part.layers * one + ends) * width
+    return (many * layers + ends) * width
+
+
+def _kept(job: Job, division: Division, sizes: Sizes, recompute: str) -> float:
+    """What one layer keeps of a microbatch on a rank, in bytes at 16 bits."""
+    tokens, scores = rank_tokens(job, division), not job.fused_attention
+    return sizes.kept_bytes(tokens, recompute, division.tensor, division.along, scores)
 
 
 def moment_bytes(job: Job, division: Division) -> float:
@@ -124,9 +136,9 @@ def moment_bytes(job: Job, division: Division) -> float:
     sizes, tokens = job.sizes, rank_tokens(job, division)
     again = 0.0
     if division.recompute == "full":
-        again = sizes.kept_bytes(
-            tokens, "none", division.tensor, division.along, scores=not job.fused_attention
-        )
+        again = _kept(job, division, sizes, "none")
     elif division.recompute == "selective" and not job.fused_attention:
         again = 5 * sizes.heads * sizes.seq * tokens / division.tensor
-    return again + 2 * tokens * max(sizes.ffn, sizes.hidden) / division.tensor * (2 if sizes.gated else 1)
+    return again + 2 * tokens * max(sizes.ffn_width, sizes.hidden) / division.tensor * (
+        2 if sizes.gated else 1
+    )

@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weft.machines.host import Machines
 from weft.plan.parallelism.job import Division, Job
-from weft.plan.parallelism.layer import LayerTimes, Times, all_reduce_s, gather_s, layer_times, rank_tokens
+from weft.plan.parallelism.layer import (
+    LayerTimes,
+    Times,
+    all_reduce_s,
+    gather_s,
+    mean_layer_times,
+    rank_tokens,
+)
 from weft.plan.parallelism.shares import Part, Shares, shares
 
 
@@ -21,7 +29,7 @@ class Step:
     """The terms of a step, in seconds.
 
     Attributes:
-        layer: One layer, one microbatch, one rank.
+        layer: One layer, one microbatch, one rank; the mean of all if they are not alike.
         busiest: What the busiest rank computes of one microbatch.
         microbatches: How many of them.
         bubble: In which ranks wait for the first and the last microbatches.
@@ -65,10 +73,10 @@ class StepTimes:
         """A layer's times and the head's, for one microbatch on one rank."""
         one = division
         several = one.microbatches(self.job) > 1
-        key = (one.tensor, one.context, one.microbatch, one.recompute, one.along, several)
+        key = (one.tensor, one.context, one.microbatch, one.recompute, one.along, several, one.experts)
         if key not in self._known:
             self._known[key] = (
-                layer_times(self.job, one, self.machines),
+                mean_layer_times(self.job, one, self.machines),
                 head_times(self.job, one, self.machines),
             )
         return self._known[key]
@@ -76,7 +84,8 @@ class StepTimes:
     def shares(self, division: Division) -> Shares:
         """Layers of each stage, with a head that costs as much as it does here."""
         layer, head = self.of(division)
-        return shares(self.job.sizes.layers, division, head.total / layer.total.total)
+        sizes = self.job.sizes
+        return shares(sizes.layers, division, head.total / layer.total.total, sizes.dense_layers)
 
 
 def step_of(job: Job, division: Division, machines: Machines, times: StepTimes | None = None) -> Step:
@@ -175,8 +184,24 @@ def crossing_rounds(division: Division, microbatches: int) -> float:
     return 2 * (ranks - 1) + (visits - 1) * 2 * (ranks - 1) / ranks
 
 
-def rank_parameters(job: Job, division: Division, part: Part) -> float:
-    """Parameters of a rank, before data-parallel ranks share them: its layers, the embedding, the head, over t.
+class Numbers(NamedTuple):
+    """Parameters of one rank, before those that have the same share them.
+
+    Attributes:
+        all: How many.
+        experts: How many of them are experts', which fewer ranks have.
+    """
+
+    all: float
+    experts: float
+
+    def each(self, ranks: int, experts: int) -> float:
+        """What one rank has if so many share all but the experts, and so many those."""
+        return (self.all - self.experts) / ranks + self.experts / experts
+
+
+def rank_parameters(job: Job, division: Division, part: Part) -> Numbers:
+    """Parameters of a rank: its layers with its experts, the embedding, the head, over t.
 
     A head that shares the embedding's matrix has a copy of it where they are on two ranks.
     """
@@ -184,10 +209,16 @@ def rank_parameters(job: Job, division: Division, part: Part) -> float:
     ends = sizes.embedding_parameters if part.embedding else 0
     if part.head and not (sizes.tied and part.embedding):
         ends += sizes.table_parameters
-    return (part.layers * sizes.layer_parameters + ends) / division.tensor
+    experts = (part.layers - part.dense) * sizes.expert_parameters
+    rest = (part.layers - part.dense) * sizes.layer_parameters - experts + ends
+    rest += part.dense * sizes.dense.layer_parameters
+    own = experts / division.experts / division.tensor
+    return Numbers(rest / division.tensor + own, own)
 
 
-def exchanged_s(job: Job, division: Division, machines: Machines, microbatches: int, numbers: float) -> float:
+def exchanged_s(
+    job: Job, division: Division, machines: Machines, microbatches: int, numbers: Numbers
+) -> float:
     """What replicas exchange in a step, in seconds, for the N parameters (`numbers`) of the rank that has most.
 
         none          an all-reduce of N gradients
@@ -195,18 +226,26 @@ def exchanged_s(job: Job, division: Division, machines: Machines, microbatches: 
         parameters    for each microbatch, layer by layer, N parameters are gathered for the forward and again for the
                       backward pass, and N gradients added up and scattered (Rajbhandari et al., arXiv 1910.02054, 7)
 
-    Context-parallel ranks have the same parameters, so they add up with the replicas.
+    Context-parallel ranks have the same parameters, so they add up with the replicas. Experts are exchanged by those
+    that have the same ones.
     """
-    ranks = division.data * division.context
-    ring = machines.ring(ranks, division.tensor)
-    gradients, parameters = numbers * job.gradient_bytes, numbers * job.parameter_bytes
-    if division.sharded == "none":
-        return all_reduce_s(gradients, ranks, ring)
-    if division.sharded == "optimizer":
-        return gather_s(gradients, ranks, ring) + gather_s(parameters, ranks, ring)
-    layers = job.sizes.layers / division.pipeline
-    one = 2 * gather_s(parameters / layers, ranks, ring) + gather_s(gradients / layers, ranks, ring)
-    return microbatches * layers * one
+
+    def exchange(count: float, ranks: int, stride: int) -> float:
+        ring = machines.ring(ranks, stride)
+        gradients, parameters = count * job.gradient_bytes, count * job.parameter_bytes
+        if division.sharded == "none":
+            return all_reduce_s(gradients, ranks, ring)
+        if division.sharded == "optimizer":
+            return gather_s(gradients, ranks, ring) + gather_s(parameters, ranks, ring)
+        layers = job.sizes.layers / division.pipeline
+        one = 2 * gather_s(parameters / layers, ranks, ring) + gather_s(gradients / layers, ranks, ring)
+        return microbatches * layers * one
+
+    if division.experts == 1:
+        return exchange(numbers.all, division.alike, division.tensor)
+    return exchange(numbers.all - numbers.experts, division.alike, division.tensor) + exchange(
+        numbers.experts, division.alike_experts, division.tensor * division.experts
+    )
 
 
 def _exposed(whole: float, computed: float, division: Division, machines: Machines) -> float:
@@ -216,9 +255,8 @@ def _exposed(whole: float, computed: float, division: Division, machines: Machin
     return max(whole * (1 - share), whole - computed)
 
 
-def optimizer_s(job: Job, division: Division, machines: Machines, numbers: float) -> float:
+def optimizer_s(job: Job, division: Division, machines: Machines, numbers: Numbers) -> float:
     """Reading gradients, reading and writing states and the parameters of 32 and 16 bits, in seconds."""
-    if division.sharded != "none":
-        numbers /= division.data * division.context
+    shared = (division.alike, division.alike_experts) if division.sharded != "none" else (1, 1)
     moved = job.gradient_bytes + 2 * job.state_bytes + 2 * job.parameter_bytes
-    return machines.host.accelerator.move_s(numbers * moved)
+    return machines.host.accelerator.move_s(numbers.each(*shared) * moved)
