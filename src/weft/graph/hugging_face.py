@@ -133,7 +133,7 @@ def _refuse_other_layers(config: Document) -> None:
     for name in EVERY:
         if _first(config, (name,)) not in (None, 0, 1):
             raise FormatError(
-                f"$.{name}: one layer of {config[name].whole()} has experts, and weft plans them in every one: give the "
+                f"$.{name}: one layer of {config[name].whole()} has experts, weft plans them in every one: give the "
                 "number of layers that have none by --dense-layers, they count as the first ones"
             )
     if "mlp_only_layers" in config and config["mlp_only_layers"].value:

@@ -13,7 +13,8 @@
     }
 
 What stands for what: `weft.machines.host.Host`, `weft.machines.accelerator.Accelerator`, `weft.machines.host.Conduct`.
-An accelerator may be a known name instead of an object. `conduct`, `memory` and `price_per_hour` may be left out.
+An accelerator may be a known name instead of an object. `conduct`, `memory` and `price_per_hour` may be left out. So
+may an accelerator's shares: those that are count as assumed, as what `assumed` says does.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ _HOST = (
     "conduct",
 )
 _ACCELERATOR = (
-    "name", "memory", "bandwidth", "peak", "share", "half_flops", "memory_share", "attention_share",
+    "name", "memory", "bandwidth", "peak", "share", "half_flops", "memory_share", "attention_share", "assumed",
 )  # fmt: skip
+_PLAIN = ("half_flops", "memory_share", "attention_share")
 _CONDUCT = tuple(one.name for one in fields(Conduct))
 
 
@@ -104,6 +106,7 @@ def host_to_json(host: Host) -> str:
                 "half_flops": device.half_flops,
                 "memory_share": device.memory_share,
                 "attention_share": device.attention_share,
+                **({"assumed": device.assumed} if device.assumed else {}),
             },
             "conduct": asdict(host.conduct),
         },
@@ -121,18 +124,19 @@ def _is_text(given: Document, key: str) -> bool:
 
 def _accelerator(given: Document) -> Accelerator:
     given.only(*_ACCELERATOR)
-    plain = {
-        name: given[name].number()
-        for name in ("half_flops", "memory_share", "attention_share")
-        if name in given
-    }
+    plain = {name: given[name].number() for name in _PLAIN if name in given}
+    peak, share = _by_dtype(given["peak"]), _by_dtype(given["share"]) if "share" in given else {}
+    lacking = [f"the share of products in {dtype}" for dtype in peak if dtype not in share]
+    lacking += [name for name in _PLAIN if name not in plain]
+    own = given["assumed"].text() if "assumed" in given else ""
     return Accelerator(
         given["name"].text(),
         parse_bytes(given["memory"].text()),
         parse_rate(given["bandwidth"].text()),
-        _by_dtype(given["peak"]),
-        _by_dtype(given["share"]) if "share" in given else {},
+        peak,
+        share,
         **plain,
+        assumed=", ".join([own, *lacking] if own else lacking),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.cli.plan.text import (
+    assumptions,
     guide_table,
     kinds_table,
     nothing_fits,
@@ -93,6 +94,8 @@ def _assumptions(asked: Asked) -> list[str]:
         else "Operations between products are fused, as by `torch.compile` (`--eager` says otherwise).",
         "All ranks are alike, and data are there when they are needed.",
     ]
+    if assumptions(asked):
+        lines.append(f"Assumed, not fitted: {assumptions(asked)}.")
     if asked.memory_bytes is None:
         lines.append(
             f"{format_bytes(asked.limit_bytes)} of a device's {format_bytes(device.memory_bytes)} can be used: "

@@ -45,19 +45,22 @@ def question(asked: Asked) -> str:
     job, machines = asked.job, asked.machines
     device = machines.host.accelerator
     hosts = "1 host" if machines.hosts == 1 else f"{machines.hosts} hosts"
-    why = [not_fitted(device.name)] if not_fitted(device.name) else []
-    why += ["steps with experts were not published"] if job.sizes.experts else []
-    ratios = (
-        f"\nnot fitted to published steps ({'; '.join(why)}): compare these times, do not rely on them"
-        if why
-        else ""
-    )
-    return (
-        f"{_many(job.sizes.parameters)} parameters,{_experts(job.sizes)} {job.batch} sequences of {job.sizes.seq} tokens a step, "
-        f"{job.precision}, {job.optimizer}\n"
-        f"{machines.size} x {device.name} with {format_bytes(device.memory_bytes)}, on {hosts} ({machines.host.name})"
-        f"{ratios}"
-    )
+    lines = [
+        f"{_many(job.sizes.parameters)} parameters,{_experts(job.sizes)} {job.batch} sequences of {job.sizes.seq} "
+        f"tokens a step, {job.precision}, {job.optimizer}",
+        f"{machines.size} x {device.name} with {format_bytes(device.memory_bytes)}, on {hosts} ({machines.host.name})",
+    ]
+    assumed = assumptions(asked)
+    if assumed:
+        lines.append(f"assumed, not fitted: {assumed}; compare these times, do not rely on them")
+    return "\n".join(lines)
+
+
+def assumptions(asked: Asked) -> str:
+    """What times stand on that was neither fitted to published steps nor measured; empty if nothing."""
+    found = [not_fitted(asked.machines.host.accelerator, asked.job.precision)]
+    found += ["all that experts take (no published step has them)"] if asked.job.sizes.experts else []
+    return " and ".join(each for each in found if each)
 
 
 def _experts(sizes: Sizes) -> str:
@@ -242,7 +245,7 @@ def as_json(found: Answer) -> dict[str, Any]:
         "parameters": asked.job.sizes.parameters,
         "active_parameters": asked.job.sizes.active_parameters,
         "accelerators": asked.machines.size,
-        "not_fitted": not_fitted(asked.machines.host.accelerator.name),
+        "not_fitted": assumptions(asked),
         "best": [_plan_json(asked, plan) for plan in search.best],
         "of_kind": {kind: _plan_json(asked, plan) for kind, plan in search.of_kind.items()},
         "runs_today": None if found.runs_today is None else _plan_json(asked, found.runs_today),
