@@ -68,6 +68,7 @@ class Host:
         memory_bytes: The host's own memory; 0 if that is not known.
         price_per_hour: What it costs; not known if None.
         conduct: How its ranks work together.
+        storage_bytes_per_s: What its own disks give, reading; 0 if that is not known.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Host:
     memory_bytes: int = 0
     price_per_hour: float | None = None
     conduct: Conduct = field(default_factory=Conduct)
+    storage_bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.accelerators < 1:

@@ -13,7 +13,8 @@
     }
 
 What stands for what: `weft.machines.host.Host`, `weft.machines.accelerator.Accelerator`, `weft.machines.host.Conduct`.
-An accelerator may be a known name instead of an object. `conduct`, `memory` and `price_per_hour` may be left out. So
+An accelerator may be a known name instead of an object. `conduct`, `memory`, `price_per_hour` and `storage` (what a
+host's own disks give, "7GB/s") may be left out. So
 may an accelerator's shares: those that are count as assumed, as what `assumed` says does.
 """
 
@@ -41,6 +42,7 @@ _HOST = (
     "price_per_hour",
     "accelerator",
     "conduct",
+    "storage",
 )
 _ACCELERATOR = (
     "name", "memory", "bandwidth", "peak", "share", "half_flops", "memory_share", "attention_share", "assumed",
@@ -77,6 +79,7 @@ def host_from_json(text: str) -> Host:
         parse_bytes(given["memory"].text()) if "memory" in given else 0,
         None if price is None or price.value is None else price.number(),
         conduct,
+        parse_rate(given["storage"].text()) if "storage" in given else 0.0,
     )
 
 
@@ -109,6 +112,7 @@ def host_to_json(host: Host) -> str:
                 **({"assumed": device.assumed} if device.assumed else {}),
             },
             "conduct": asdict(host.conduct),
+            **({"storage": f"{host.storage_bytes_per_s!r}B/s"} if host.storage_bytes_per_s else {}),
         },
         indent=2,
     )

@@ -317,3 +317,25 @@ def test_a_mixture_of_experts_that_is_not_told_in_full(capsys):
         capsys, *training, "--experts", 8, code=2
     )
     assert "lacks --experts and --experts-per-token" in told(capsys, *training, "--shared-ffn", 64, code=2)
+
+
+def test_storage_by_its_rate(tmp_path, capsys):
+    """Of EFS, object stores and hosts' disks weft has no figures: a rate that was given is held against the need."""
+    given = json.loads(host_to_json(host_of("L4", 4))) | {"storage": "7GB/s"}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(given))
+    asked = ("--cluster", f"4x{path}", *SMALL, "--global-batch", 64, "--data", "100GB", "--epoch", "30s")
+    text = told(capsys, *asked, "--storage-rate", "3GB/s")
+    assert "--storage-rate: 3 GB/s as was given, too little; an epoch takes 33.3 s to read." in text
+    assert "disks of the hosts: 28 GB/s as was given, enough; an epoch takes 3.57 s to read." in text
+    assert "SCRATCH_2" in text
+    found = planned(capsys, *asked)["storage_given"]
+    assert [(one["name"], one["serves"]) for one in found] == [("disks of the hosts", True)]
+    assert host_from_json(host_to_json(host_from_json(path.read_text()))).storage_bytes_per_s == 7e9
+
+
+def test_a_rate_of_storage_that_says_nothing(capsys):
+    asked = ("--cluster", "8xT4", *SMALL, "--global-batch", 8, "--storage-rate")
+    assert "what it must give say --data and --epoch" in told(capsys, *asked, "3GB/s", code=2)
+    need = ("--data", "1GB", "--epoch", "3s")
+    assert "--storage-rate is 0GB/s, it must be above 0" in told(capsys, *asked, "0GB/s", *need, code=2)

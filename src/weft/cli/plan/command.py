@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from weft.plan.parallelism.answer import Asked, answer
 from weft.plan.parallelism.job import STATES, Job
 from weft.report.plan.page import plan_page
 from weft.report.plan.report import PlanReport
-from weft.units import parse_bytes, parse_seconds
+from weft.units import parse_bytes, parse_rate, parse_seconds
 
 _EXAMPLES = """\
 examples:
@@ -126,6 +127,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--memory", metavar="SIZE", help="what of a device may be used (default: 96 %% of it)")
     group.add_argument("--data", metavar="SIZE", help="what an epoch reads, for example 100GB")
     group.add_argument("--epoch", metavar="TIME", help="how long an epoch may take to read, for example 30s")
+    group.add_argument(
+        "--storage-rate", metavar="RATE", help="what storage that you have gives all hosts together: 3GB/s"
+    )
 
 
 def _count(text: str) -> int:
@@ -213,6 +217,10 @@ def _asked(options: argparse.Namespace) -> Asked:
     machines = _machines(options)
     if (options.data is None) != (options.epoch is None):
         raise UsageError("--data and --epoch belong together: --data 100GB --epoch 30s")
+    if options.storage_rate is not None and options.data is None:
+        raise UsageError(
+            "--storage-rate says what storage gives; what it must give say --data and --epoch: --data 100GB --epoch 30s"
+        )
     return Asked(
         _job(options, machines),
         machines,
@@ -220,7 +228,16 @@ def _asked(options: argparse.Namespace) -> Asked:
         None if options.memory is None else parse_bytes(options.memory),
         None if options.data is None else parse_bytes(options.data),
         None if options.epoch is None else parse_seconds(options.epoch),
+        None if options.storage_rate is None else _rate(options.storage_rate),
     )
+
+
+def _rate(text: str) -> float:
+    """Bytes a second, above 0."""
+    rate = parse_rate(text)
+    if not 0 < rate < math.inf:
+        raise UsageError(f"--storage-rate is {shown_text(text)}, it must be above 0: 3GB/s")
+    return rate
 
 
 def _job(options: argparse.Namespace, machines: Machines) -> Job:

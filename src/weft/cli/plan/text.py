@@ -231,8 +231,16 @@ def storage(found: Answer) -> tuple[str, Table]:
         )
         for first, later in found.storage
     ]
+    at_hand = [
+        f"{one.name}: {one.bytes_per_s / 1e9:.3g} GB/s as was given, {'enough' if one.serves else 'too little'}; an "
+        f"epoch takes {format_seconds(one.epoch_s)} to read."
+        for one in found.given
+    ]
+    first_line = (
+        f"Storage: {need / 1e9:.3g} GB/s in all, {need / hosts / 1e9:.3g} GB/s for each host; {cached}"
+    )
     return (
-        f"Storage: {need / 1e9:.3g} GB/s in all, {need / hosts / 1e9:.3g} GB/s for each host; {cached}",
+        "\n".join([first_line, *at_hand]),
         Table("", ("FSx for Lustre", "first epoch, too", "later epochs", "of them in its cache"), rows, "<>>>"),
     )  # fmt: skip
 
@@ -259,6 +267,7 @@ def as_json(found: Answer) -> dict[str, Any]:
         "refused": search.refused,
         "hosts_that_fit": found.hosts_that_fit,
         "guide": [asdict(advice) for advice in found.guide],
+        "storage_given": [asdict(one) for one in found.given],
         "storage": [{"first": asdict(first), "later": asdict(later)} for first, later in found.storage],
     }  # fmt: skip
 
