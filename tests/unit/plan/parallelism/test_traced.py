@@ -8,7 +8,9 @@ from weft.errors import ConfigError
 from weft.graph import Graph, Unit
 from weft.machines.catalogue import host_of
 from weft.machines.host import Conduct, Host, Machines
-from weft.plan.parallelism.traced import traced_search
+from weft.plan.parallelism.job import Division
+from weft.plan.parallelism.memory import held
+from weft.plan.parallelism.traced import traced_plan, traced_search
 from weft.schedule import make
 from weft.simulate import StageCost, simulate
 from weft.topology.cluster import Link
@@ -28,6 +30,40 @@ def test_a_pipeline_takes_what_the_simulation_takes():
     step = simulate(made.ranks, made.rank_of_stage, [StageCost(0.02, 0.04)] * 4)
     assert plan.step.work + plan.step.bubble == pytest.approx(step.step_s)
     assert plan.memory.activations == 4 * 2 * 30 * MIB
+
+
+def test_a_rank_holds_as_many_microbatches_as_its_place_says():
+    """The last rank's large logits wait for one microbatch, not for as many as the first rank holds."""
+    units = [Unit(f"u{i}", 10.0, 20.0, 10 * MIB, MIB if i < 3 else 100 * MIB, MIB) for i in range(4)]
+    division = Division(pipeline=4)
+    found = traced_plan(Graph(units), division, Machines(HOST, 1), 8).memory
+    assert (found.activations, found.parameters) == (100 * MIB, 10 * MIB)
+
+
+def test_blocks_that_are_computed_again_keep_their_inputs():
+    """Two blocks of two units, and a head outside of blocks: 2 x 8 MiB of inputs, and what the head keeps."""
+    names = ["blocks.0.a", "blocks.0.b", "blocks.1.a", "blocks.1.b", "head"]
+    units = [Unit(name, 10.0, 20.0, 0, 30 * MIB, 8 * MIB) for name in names]
+    division = Division(data=2, recompute="full")
+    found = traced_plan(Graph(units), division, Machines(HOST, 1), 8).memory
+    assert (found.activations, found.moment) == ((8 + 30) * MIB, 60 * MIB)
+    step = traced_plan(Graph(units), division, Machines(HOST, 1), 8).step
+    assert step.busiest.total == pytest.approx(5 * 0.04)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("schedule", ["simple", "interleaved", "looped", "zb_h1", "zb_v"])
+def test_microbatches_held_are_those_of_the_schedules(schedule, ranks):
+    """The most that each rank of weft's own schedules has between a forward pass and its last backward pass."""
+    made = make(schedule, ranks, 8)
+    chunks = len(made.rank_of_stage) // ranks
+    division = Division(pipeline=ranks, chunks=chunks, schedule=schedule)
+    for place, actions in enumerate(made.ranks):
+        there = most = 0
+        for action in actions:
+            there += {"F": 1, "B": -1, "W": -1}.get(str(action)[len(str(action.stage))], 0)
+            most = max(most, there)
+        assert most / chunks == pytest.approx(held(division, 8, place))
 
 
 def test_replicas_add_up_over_the_network():
