@@ -35,8 +35,8 @@ SAMPLES = 2
 """Of a microbatch."""
 HEADER = (
     "| model | division | parameters | gradients | states | activations | moment | predicted MiB | measured MiB "
-    "| error |\n"
-    "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    "| error | its parameters |\n"
+    "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
 )
 
 
@@ -75,15 +75,15 @@ def predicted(model: str, graph: Graph | None, division: Division, small: bool) 
     return memory_of(job, division, StepTimes(job, machines).shares(division))
 
 
-def row(model: str, division: Division, found: Memory, measured: float) -> tuple[str, float]:
-    """A line of the table, and the error."""
+def row(
+    model: str, division: Division, found: Memory, measured: float, parameters: float
+) -> tuple[str, float]:
+    """A line of the table, and the error; `parameters` are those that the fullest rank really has."""
     own = found.total - found.reserved
     error = own / measured - 1
     parts = (found.parameters, found.gradients, found.states, found.activations, found.moment, own, measured)
-    return (
-        f"| {model} | {division} | {' | '.join(f'{part / MIB:.0f}' for part in parts)} | {error:+.0%} |",
-        error,
-    )
+    told = " | ".join(f"{part / MIB:.0f}" for part in parts)
+    return f"| {model} | {division} | {told} | {error:+.0%} | {parameters / MIB:.0f} |", error
 
 
 def verdict(errors: list[float]) -> str:
@@ -115,7 +115,8 @@ def main(arguments: list[str]) -> int:
                 print(f"| {model} | {division} | {measured} |", flush=True)
                 continue
             found = predicted(model, graph, division, given.small)
-            line, error = row(model, division, found, max(measured.memory_bytes) - libraries(division))
+            fullest = max(zip(measured.memory_bytes, measured.parameter_bytes, strict=True))
+            line, error = row(model, division, found, fullest[0] - libraries(division), fullest[1])
             errors.append(error)
             print(line, flush=True)
     if errors:
