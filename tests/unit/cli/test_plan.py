@@ -339,3 +339,11 @@ def test_a_rate_of_storage_that_says_nothing(capsys):
     assert "what it must give say --data and --epoch" in told(capsys, *asked, "3GB/s", code=2)
     need = ("--data", "1GB", "--epoch", "3s")
     assert "--storage-rate is 0GB/s, it must be above 0" in told(capsys, *asked, "0GB/s", *need, code=2)
+
+
+def test_a_traced_model_that_fits_with_checkpoints_only(tmp_path, capsys):
+    path = tmp_path / "eight.graph.json"
+    path.write_text(Graph(Unit(f"layers.{i}", 10.0, 20.0, 2**20, 2**30, 2**20) for i in range(8)).to_json())
+    asked = (path, "--cluster", "4xT4", "--global-batch", 16, "--memory")
+    assert "with activation checkpoints around every block" in told(capsys, *asked, "4GiB")
+    assert "checkpoints" not in told(capsys, *asked, "100GiB")

@@ -9,11 +9,9 @@ from dataclasses import replace
 
 from weft.graph.model import Graph
 from weft.machines.host import Machines
-from weft.partition.chain.exact import exact
-from weft.partition.problem import Problem
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.step import StepTimes
-from weft.plan.stages import stages_in
+from weft.plan.parallelism.traced import rank_costs
 from weft.simulate import StageCost
 
 
@@ -36,7 +34,7 @@ def stage_costs(job: Job, machines: Machines, division: Division) -> list[StageC
 
 def traced_stage_costs(graph: Graph, division: Division) -> list[StageCost]:
     """The same of a traced model, whose units are placed so that the busiest rank is as small as possible."""
-    stages = stages_in(exact(Problem(graph, division.pipeline))).stages
+    _, stages = rank_costs(graph, division.pipeline)
     if division.recompute == "none":
         return list(stages)
     return [

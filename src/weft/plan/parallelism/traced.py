@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from weft.errors import ConfigError
 from weft.graph.model import Graph
 from weft.machines.host import Machines
 from weft.partition.chain.exact import exact
+from weft.partition.placement import Placement
 from weft.partition.problem import Problem
 from weft.plan.parallelism.job import Division
 from weft.plan.parallelism.layer import LayerTimes, Times, all_reduce_s, gather_s
@@ -119,8 +120,7 @@ def _variants(data: int, pipeline: int) -> Iterator[Division]:
 
 
 def _row(graph: Graph, ranks: int) -> Row:
-    placement = exact(Problem(graph, ranks))
-    stages = stages_in(placement).stages
+    placement, stages = rank_costs(graph, ranks)
     times = [_times(stage) for stage in stages]
     whole = Times(*(sum(getattr(one, name) for one in times) for name in ("forward", "inputs", "weights")))
     return Row(
@@ -132,6 +132,23 @@ def _row(graph: Graph, ranks: int) -> Row:
             for stage, again in zip(stages, _again(graph, placement.partitions, ranks), strict=True)
         ],
     )
+
+
+def rank_costs(graph: Graph, ranks: int) -> tuple[Placement, list[StageCost]]:
+    """Units placed so that the busiest rank is as small as possible, and what each rank takes: all its stages together.
+
+    Units that share a parameter lie together, so microbatches may come to a rank more than once.
+    """
+    placement = exact(Problem(graph, ranks))
+    placed = stages_in(placement)
+    owners = placed.rank_of_stage or tuple(range(ranks))
+    found = [StageCost(0.0, 0.0) for _ in range(ranks)]
+    for stage, rank in zip(placed.stages, owners, strict=True):
+        own = found[rank]
+        found[rank] = StageCost(
+            *(getattr(own, one.name) + getattr(stage, one.name) for one in fields(StageCost))
+        )
+    return placement, found
 
 
 def block_of(unit: str) -> str:

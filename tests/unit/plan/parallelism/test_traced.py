@@ -10,7 +10,8 @@ from weft.machines.catalogue import host_of
 from weft.machines.host import Conduct, Host, Machines
 from weft.plan.parallelism.job import Division
 from weft.plan.parallelism.memory import held
-from weft.plan.parallelism.traced import traced_plan, traced_search
+from weft.plan.parallelism.stage_costs import traced_stage_costs
+from weft.plan.parallelism.traced import rank_costs, traced_plan, traced_search
 from weft.schedule import make
 from weft.simulate import StageCost, simulate
 from weft.topology.cluster import Link
@@ -72,6 +73,25 @@ def test_replicas_add_up_over_the_network():
     found = traced_search(GRAPH, Machines(host, 2), 8, 15e9)
     plan = found.of_kind["data"]
     assert plan.step.exposed == pytest.approx(2 * 7 / 8 * 800 * MIB / 4e9)
+
+
+def test_a_rank_to_which_microbatches_come_back_counts_all_its_stages():
+    """Embedding and head share a matrix, so they lie together: three stages on two ranks."""
+    units = [
+        Unit("embedding", 1.0, 2.0, 8 * MIB, 2 * MIB, MIB, group="table"),
+        *(Unit(f"blocks.{i}", 10.0, 20.0, 4 * MIB, MIB, MIB) for i in range(3)),
+        Unit("head", 9.0, 18.0, 0, 6 * MIB, MIB, group="table"),
+    ]
+    placement, found = rank_costs(Graph(units), 2)
+    assert placement.partitions[0] == placement.partitions[-1]
+    assert sum(one.forward_s for one in found) == pytest.approx(0.04)
+    ends = found[placement.partitions[0]]
+    assert ends.parameter_bytes >= 8 * MIB and ends.activation_bytes >= 8 * MIB
+    for recompute in ("none", "full"):
+        plan = traced_plan(Graph(units), Division(pipeline=2, recompute=recompute), Machines(HOST, 1), 8)
+        assert plan.step.busiest.forward == pytest.approx(max(one.forward_s for one in found))
+    costs = traced_stage_costs(Graph(units), Division(pipeline=2))
+    assert [one.forward_s for one in costs] == [one.forward_s for one in found]
 
 
 def test_what_does_not_fit_falls_out():
