@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from weft.document import Document
 from weft.errors import FormatError
@@ -93,8 +92,8 @@ def sizes_from_config(text: str, **given: int) -> Sizes:
         found["head_width"] = None
         found["kv_heads"] = None
     tied = "tie_word_embeddings" not in config or config["tie_word_embeddings"].value is not False
-    sizes = Sizes(**found, gated=_gated(config), tied=tied)  # type: ignore[arg-type]  # none of the five is None
-    return replace(sizes, experts=_experts(config, given), latent=latent)
+    experts = _experts(config, given)
+    return Sizes(**found, gated=_gated(config), tied=tied, experts=experts, latent=latent)  # type: ignore[arg-type]
 
 
 def _first(given: Document, names: tuple[str, ...]) -> int | None:

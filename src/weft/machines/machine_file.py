@@ -14,8 +14,8 @@
 
 What stands for what: `weft.machines.host.Host`, `weft.machines.accelerator.Accelerator`, `weft.machines.host.Conduct`.
 An accelerator may be a known name instead of an object. `conduct`, `memory`, `price_per_hour` and `storage` (what a
-host's own disks give, "7GB/s") may be left out. So
-may an accelerator's shares: those that are count as assumed, as what `assumed` says does.
+host's own disks give, "7GB/s") may be left out. So may an accelerator's shares: those that are left out count as
+assumed, as what `assumed` says does.
 """
 
 from __future__ import annotations

@@ -326,8 +326,8 @@ def test_storage_by_its_rate(tmp_path, capsys):
     path.write_text(json.dumps(given))
     asked = ("--cluster", f"4x{path}", *SMALL, "--global-batch", 64, "--data", "100GB", "--epoch", "30s")
     text = told(capsys, *asked, "--storage-rate", "3GB/s")
-    assert "--storage-rate: 3 GB/s as was given, too little; an epoch takes 33.3 s to read." in text
-    assert "disks of the hosts: 28 GB/s as was given, enough; an epoch takes 3.57 s to read." in text
+    assert "--storage-rate: 3 GB/s as was given, too little; an epoch takes 33.3 s to read" in text
+    assert "disks of the hosts: 28 GB/s as was given, enough; an epoch takes 3.57 s to read" in text
     assert "SCRATCH_2" in text
     found = planned(capsys, *asked)["storage_given"]
     assert [(one["name"], one["serves"]) for one in found] == [("disks of the hosts", True)]

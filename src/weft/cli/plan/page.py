@@ -50,7 +50,7 @@ def report_of(found: Answer) -> PlanReport:
         plans_table(asked, search.best),
         kinds_table(found),
         guide_table(found),
-        storage(found) if found.storage else None,
+        _storage(found) if found.storage else None,
         others(found),
         terms(found) if best else (),
         pipeline(best, stage_costs(asked.job, asked.machines, best.division)) if best else None,
@@ -58,6 +58,12 @@ def report_of(found: Answer) -> PlanReport:
         HOW_RIGHT,
         machine_table(asked.machines),
     )
+
+
+def _storage(found: Answer) -> tuple[str, Table]:
+    """What is printed in lines, as sentences."""
+    told, systems = storage(found)
+    return told.replace("\n", ". "), systems
 
 
 def _to_write(found: Answer) -> ToWrite | None:

@@ -233,7 +233,7 @@ def storage(found: Answer) -> tuple[str, Table]:
     ]
     at_hand = [
         f"{one.name}: {one.bytes_per_s / 1e9:.3g} GB/s as was given, {'enough' if one.serves else 'too little'}; an "
-        f"epoch takes {format_seconds(one.epoch_s)} to read."
+        f"epoch takes {format_seconds(one.epoch_s)} to read"
         for one in found.given
     ]
     first_line = (
