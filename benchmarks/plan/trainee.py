@@ -38,7 +38,11 @@ def network_of(task: Task) -> nn.Module:
     if task.model == "gpt":
         torch.manual_seed(0)
         return GPT(SMALL_GPT if task.small else GPTTask().config)
-    return MODELS[task.model].build(task.small)
+    network = MODELS[task.model].build(task.small)
+    for module in network.modules():
+        if hasattr(module, "config"):
+            module.config.use_cache = False  # a cache of keys is for generating, and forbids checkpoints
+    return network
 
 
 def inputs_of(task: Task) -> Inputs:
