@@ -127,7 +127,7 @@ def read(path: Path = FILE) -> tuple[list[Row], int]:
 def _row(given: dict[str, str]) -> Row | None:
     source = SOURCES.get(given["set"], OTHER)
     needed = ("layers", "hidden", "heads", "seq", "tp", "pp", "mbs", "gbs")
-    chunks = given["vp"] or "1"
+    chunks = given["vp"] or ("2" if given["sched"] == "ZB-V" else "1")
     if given["set"] == "alpa":
         given["mbs"] = "4"  # four microbatches of a replica's 16 sequences
     device = given["gpu"].split(" ")[0]

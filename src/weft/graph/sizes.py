@@ -9,13 +9,16 @@ not given), f width of the feed-forward layer, V vocabulary, s sequence, b micro
 [3] Shazeer, "GLU Variants Improve Transformer", arXiv 2002.05202: three matrices instead of two.
 [4] Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models", arXiv 2305.13245: fewer heads of keys
     and values than of queries.
+
+Experts, their letters and sources [5] to [8]: `weft.graph.experts`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.errors import ConfigError
+from weft.graph.experts import Experts, Latent
 
 RECOMPUTE = ("none", "selective", "full")
 """What the backward pass computes again: nothing, the attention scores, whole layers."""
@@ -37,11 +40,16 @@ class Sizes:
         gated: Whether the feed-forward layer has a gate (SwiGLU) [3]. Such a model is taken to be like Llama otherwise,
             too: without biases, without dropout, with rotated positions instead of a table of them.
         tied: Whether embedding and head share their matrix.
+        experts: What its layers have in place of one feed-forward network; none in a dense model.
+        latent: How its keys and values are made, if not from the residual stream.
 
     >>> gpt3 = Sizes(layers=96, hidden=12288, heads=96, ffn=4 * 12288, vocab=51200, seq=2048)
     >>> llama = Sizes(80, 8192, 64, 28672, 128256, 8192, kv_heads=8, gated=True, tied=False)
     >>> gpt3.parameters, llama.parameters
     (174615822336, 70553698304)
+    >>> mixtral = Sizes(32, 4096, 32, 14336, 32000, 4096, 8, gated=True, tied=False, experts=Experts(8, 2, 14336))
+    >>> mixtral.parameters, mixtral.active_parameters
+    (46702788608, 12879921152)
     """
 
     layers: int
@@ -54,6 +62,8 @@ class Sizes:
     head_width: int | None = None
     gated: bool = False
     tied: bool = True
+    experts: Experts | None = None
+    latent: Latent | None = None
 
     def __post_init__(self) -> None:
         names = ("layers", "hidden", "heads", "ffn", "vocab", "seq", "kv_heads", "head_width")
@@ -67,9 +77,13 @@ class Sizes:
                 f"kv_heads is {self.kv_heads}, which must divide heads, {self.heads}: "
                 "each head of keys serves as many heads of queries"
             )
-        if not faults and self.head_width is None and self.hidden % self.heads:
+        if not faults and self.head_width is None and self.latent is None and self.hidden % self.heads:
             faults.append(
                 f"heads is {self.heads}, which must divide hidden, {self.hidden}: each head is hidden / heads wide"
+            )
+        if self.experts is not None and self.experts.dense_layers >= self.layers:
+            faults.append(
+                f"dense layers are {self.experts.dense_layers} of {self.layers} layers: at least one must have experts"
             )
         if faults:
             raise ConfigError("; ".join(faults))
@@ -82,26 +96,82 @@ class Sizes:
     @property
     def query_width(self) -> int:
         """Width of all queries together: a d."""
+        if self.latent is not None:
+            return self.heads * (self.latent.plain + self.latent.rotated)
         return self.heads * self.head_width if self.head_width else self.hidden
 
     @property
     def key_width(self) -> int:
-        """Width of all keys together, as of all values: k d."""
-        return self.query_width * self.key_heads // self.heads
+        """Width of all keys together: k d."""
+        return self.query_width if self.latent else self.query_width * self.key_heads // self.heads
+
+    @property
+    def value_width(self) -> int:
+        """Width of all values together: k d."""
+        return self.heads * self.latent.value if self.latent else self.key_width
+
+    @property
+    def result_width(self) -> int:
+        """Width of what attention gives: a d."""
+        return self.heads * self.latent.value if self.latent else self.query_width
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers without experts, the first ones, in a model that has experts."""
+        return self.experts.dense_layers if self.experts else 0
+
+    @property
+    def dense(self) -> Sizes:
+        """The model as if no layer had experts: what its dense layers are like."""
+        return replace(self, experts=None)
+
+    @property
+    def ffn_width(self) -> int:
+        """What a token meets of feed-forward networks: f, or j g + u with experts."""
+        return self.experts.active if self.experts else self.ffn
+
+    @property
+    def attention_products(self) -> tuple[int, ...]:
+        """Numbers in the matrices of attention: h (a d + 2 k d) and a d h [4]; latent ones as [8] has them."""
+        if self.latent is not None:
+            return self.latent.products(self.hidden, self.heads)
+        return self.hidden * (self.query_width + 2 * self.key_width), self.hidden * self.query_width
 
     @property
     def layer_matrices(self) -> int:
-        """Numbers in a layer's matrices: 2 h (a d + k d) + 2 h f, or 3 h f with a gate [3] [4]."""
-        attention = 2 * self.hidden * (self.query_width + self.key_width)
-        return attention + (3 if self.gated else 2) * self.hidden * self.ffn
+        """Numbers of a layer's matrices that a token meets: 2 h (a d + k d) + 2 h f, or 3 h f with a gate [3] [4].
+
+        With experts j g + u in place of f, and the router's h e [5].
+        """
+        router = self.hidden * self.experts.count if self.experts else 0
+        return sum(self.attention_products) + router + self._network(self.ffn_width)
+
+    def _network(self, width: int) -> int:
+        """Numbers in the matrices of feed-forward networks that are so wide together."""
+        return (3 if self.gated else 2) * self.hidden * width
+
+    @property
+    def expert_parameters(self) -> int:
+        """A layer's parameters in experts among which the router chooses: 2 h e g, or 3 h e g with a gate."""
+        return self._network(self.experts.count * self.experts.width) if self.experts else 0
+
+    @property
+    def missed_parameters(self) -> int:
+        """Those of a layer's experts that a token does not meet."""
+        if self.experts is None:
+            return 0
+        return self.expert_parameters - self._network(self.experts.per_token * self.experts.width)
 
     @property
     def layer_parameters(self) -> int:
         """A layer's parameters: its matrices, with 9 h + f of norms and biases [1], or 2 h in a gated model.
 
-        With k = a, d = h / a and f = 4 h these are the published 12 h^2 + 13 h.
+        With k = a, d = h / a and f = 4 h these are the published 12 h^2 + 13 h. With experts all of them count.
         """
-        return self.layer_matrices + (2 * self.hidden if self.gated else 9 * self.hidden + self.ffn)
+        small = 2 * self.hidden if self.gated else 9 * self.hidden + self.ffn_width
+        if self.latent is not None:
+            small += self.latent.queries + self.latent.keys
+        return self.layer_matrices + self.missed_parameters + small
 
     @property
     def table_parameters(self) -> int:
@@ -117,7 +187,13 @@ class Sizes:
     def parameters(self) -> int:
         """All parameters."""
         own = 0 if self.tied else self.table_parameters
-        return self.layers * self.layer_parameters + self.embedding_parameters + own
+        layers = (self.layers - self.dense_layers) * self.layer_parameters
+        return layers + self.dense_layers * self.dense.layer_parameters + self.embedding_parameters + own
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that a token meets: all, but for experts that it does not go to."""
+        return self.parameters - (self.layers - self.dense_layers) * self.missed_parameters
 
     def matrix_flops(self, tokens: int) -> int:
         """FLOPs of a layer's matrices in a forward pass: two for each number and token [1]."""
@@ -125,7 +201,7 @@ class Sizes:
 
     def score_flops(self, tokens: int) -> int:
         """FLOPs of a layer's attention scores in a forward pass: 4 b s^2 a d, masked ones too [1]."""
-        return 4 * tokens * self.seq * self.query_width
+        return 2 * tokens * self.seq * (self.query_width + self.result_width)
 
     def head_flops(self, tokens: int) -> int:
         """FLOPs of the logits in a forward pass: 2 b s h V [1]."""
@@ -138,8 +214,9 @@ class Sizes:
         recomputed part.
         """
         tokens = sequences * self.seq
-        layer = self.matrix_flops(tokens) + self.score_flops(tokens)
-        return 3 * (self.layers * layer + self.head_flops(tokens))
+        layers = (self.layers - self.dense_layers) * self.matrix_flops(tokens)
+        layers += self.dense_layers * self.dense.matrix_flops(tokens) + self.layers * self.score_flops(tokens)
+        return 3 * (layers + self.head_flops(tokens))
 
     def kept_bytes(
         self, tokens: int, recompute: str = "none", tensor: int = 1, along: bool = True, scores: bool = True
@@ -152,7 +229,8 @@ class Sizes:
             full                                 2 s b h, the layer's input; split along the sequence 2 s b h / t
 
         Other widths: of the 34 h are 4 k d keys and values, 3 a d queries and result, 4 f the feed-forward layer, and
-        h the rest; with a gate (and no dropout) 6 f, and 2 h fewer masks.
+        h the rest; with a gate (and no dropout) 6 f, and 2 h fewer masks. With experts f is j g + u, and each of the j
+        keeps what came to it and what it gave, 4 j h; the router's e numbers are left out.
 
         Args:
             tokens: b s of this rank.
@@ -169,7 +247,12 @@ class Sizes:
         if recompute == "full":
             return 2 * tokens * hidden / (tensor if along else 1)
         outside = (8 if self.gated else 10) * hidden
-        inside = 4 * self.query_width + 4 * self.key_width + (6 if self.gated else 4) * self.ffn
+        inside = 2 * (self.query_width + self.key_width + self.value_width + self.result_width)
+        inside += (6 if self.gated else 4) * self.ffn_width
+        if self.experts is not None:
+            outside += 4 * self.experts.per_token * hidden
+        if self.latent is not None:
+            outside += 2 * (self.latent.queries + self.latent.keys + self.latent.rotated)
         table = 5 * self.heads * self.seq if scores and recompute == "none" else 0
         return tokens * (outside / (tensor if along else 1) + (inside + table) / tensor)
 

@@ -31,6 +31,7 @@ class Accelerator:
         half_flops: FLOPs of a product that reaches half of that share: starting it, and filling all units.
         memory_share: The share of the memory's bandwidth that operations between products reach.
         attention_share: The share of the 16-bit peak that fused attention reaches.
+        assumed: Which of these shares were neither fitted nor measured, in words; empty if all were.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Accelerator:
     half_flops: float = 2e9
     memory_share: float = 0.7
     attention_share: float = 0.5
+    assumed: str = ""
 
     def __post_init__(self) -> None:
         faults = [

@@ -13,7 +13,7 @@ Peak rates are dense, without sparsity; links are one direction of one accelerat
     instance types        lines of p4d and p3dn: NVIDIA/nccl, issues 527 and 235. The rest, and the hosts' memory, from
                           no source that was read
     shares, conduct       fitted to published steps for A100, H100 and the H100 of 96 GB at 500 W, on five rows each
-                          (`benchmarks/plan`); the others borrow them, as `NOT_FITTED` says
+                          (`benchmarks/plan`); the others borrow them, as their `assumed` says
 
 Prices are not here: they change, and depend on the contract.
 """
@@ -44,6 +44,7 @@ _HOPPER = Accelerator(
 _VOLTA = Accelerator(
     "V100-32", 32 * GB, 0.9e12,
     {"fp32": 15.7 * TFLOPS, "fp16": 125 * TFLOPS}, {"fp32": 0.8, "fp16": 0.7}, 1.5e9, 0.62, 0.17,
+    "shares near those of A100",
 )  # fmt: skip
 _ADA_PEAK = {
     "fp32": 30.3 * TFLOPS, "tf32": 60 * TFLOPS, "fp16": 121 * TFLOPS, "bf16": 121 * TFLOPS, "fp8": 242 * TFLOPS,
@@ -65,31 +66,22 @@ ACCELERATORS: Mapping[str, Accelerator] = {
             share={"fp32": 0.5, "tf32": 0.5, "fp16": 0.5, "bf16": 0.5, "fp8": 0.41},
             memory_share=0.33, attention_share=0.24,
         ),
-        replace(_HOPPER, name="H200", memory_bytes=141 * GB, bytes_per_s=4.8e12),
+        replace(_HOPPER, name="H200", memory_bytes=141 * GB, bytes_per_s=4.8e12, assumed="shares of H100"),
         replace(
-            _HOPPER, name="B200", memory_bytes=180 * GB, bytes_per_s=8.0e12, peak=_BLACKWELL_PEAK, half_flops=8.7e9
+            _HOPPER, name="B200", memory_bytes=180 * GB, bytes_per_s=8.0e12, peak=_BLACKWELL_PEAK, half_flops=8.7e9,
+            assumed="shares of H100",
         ),
         Accelerator(
             "L4", 24 * GB, 0.3e12, _ADA_PEAK,
-            {"fp32": 0.6, "tf32": 0.6, "fp16": 0.6, "bf16": 0.6, "fp8": 0.5}, 0.7e9, 0.62, 0.17,
+            {"fp32": 0.6, "tf32": 0.6, "fp16": 0.6, "bf16": 0.6, "fp8": 0.5}, 0.7e9, 0.62, 0.17, "all shares",
         ),
         Accelerator(
             "T4", 16 * GB, 0.32e12,
-            {"fp32": 8.1 * TFLOPS, "fp16": 65 * TFLOPS}, {"fp32": 0.6, "fp16": 0.5}, 0.4e9, 0.62, 0.17,
+            {"fp32": 8.1 * TFLOPS, "fp16": 65 * TFLOPS}, {"fp32": 0.6, "fp16": 0.5}, 0.4e9, 0.62, 0.17, "all shares",
         ),
     )
 }  # fmt: skip
 """By name; `cpu:CORES` is another one, see `cpu`."""
-NOT_FITTED: Mapping[str, str] = {
-    "H200": "shares are those of H100",
-    "B200": "shares are those of H100",
-    "V100-16": "shares are near those of A100",
-    "V100-32": "shares are near those of A100",
-    "L4": "shares are assumed",
-    "T4": "shares are assumed",
-}
-"""Accelerators whose steps were compared with no published ones, or with one only, and where their shares come from."""
-
 _ON_AMPERE = Conduct(tensor=0.0, data=0.0, parameters=0.5, ring=0.32, crossing_s=1.1e-4)
 _ON_HOPPER = Conduct(tensor=0.46, data=0.8, parameters=0.7, ring=0.6, crossing_s=4.6e-5, spread=0.0031)
 _PLAIN = Conduct(tensor=0.0, data=0.5, parameters=0.5, ring=0.32, crossing_s=1.1e-4)
@@ -119,8 +111,9 @@ def cpu(cores: int) -> Host:
     ('cpu:4', 192000000000.0)
     """
     device = Accelerator(
-        f"cpu:{cores}", 4 * GB * cores, 8e9 * cores, {"fp32": 96e9 * cores}, {"fp32": 0.5}, 1e6, 0.7, 0.25
-    )
+        f"cpu:{cores}", 4 * GB * cores, 8e9 * cores, {"fp32": 96e9 * cores}, {"fp32": 0.5}, 1e6, 0.7, 0.25,
+        "all shares",
+    )  # fmt: skip
     return Host(device.name, device, 1, Link(5e-6, 8e9), Link(5e-5, 1.25e9), conduct=_PLAIN)
 
 
@@ -148,13 +141,16 @@ def host_of(name: str, accelerators: int = 8) -> Host:
     return Host(key, ACCELERATORS[key], accelerators, inside, network, conduct=conduct)
 
 
-def not_fitted(device: str) -> str:
-    """Why steps on a known accelerator are ratios rather than times; empty for one that was fitted, or is not known.
+def not_fitted(device: Accelerator, dtype: str) -> str:
+    """What of an accelerator is assumed, not fitted to published steps and not measured; empty if nothing is.
 
-    >>> not_fitted("H200"), not_fitted("H100")
-    ('shares are those of H100', '')
+    >>> not_fitted(ACCELERATORS["H200"], "bf16"), not_fitted(ACCELERATORS["H100"], "bf16")
+    ('shares of H100', '')
+    >>> not_fitted(ACCELERATORS["H100"], "tf32")
+    'the share of products in tf32'
     """
-    return NOT_FITTED.get(device, "shares are assumed" if device.startswith("cpu:") else "")
+    wide = f"the share of products in {dtype}" if dtype in ("fp32", "tf32") else ""
+    return device.assumed or (wide if device.name in ACCELERATORS else "")
 
 
 def _instance(gib: int, gbit: float, accelerators: int, device: str) -> Callable[[str], Host]:

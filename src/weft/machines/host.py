@@ -68,6 +68,7 @@ class Host:
         memory_bytes: The host's own memory; 0 if that is not known.
         price_per_hour: What it costs; not known if None.
         conduct: How its ranks work together.
+        storage_bytes_per_s: What its own disks give, reading; 0 if that is not known.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Host:
     memory_bytes: int = 0
     price_per_hour: float | None = None
     conduct: Conduct = field(default_factory=Conduct)
+    storage_bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.accelerators < 1:
@@ -126,6 +128,28 @@ class Machines:
         between = here * self.host.network.bytes_per_s * self.host.conduct.ring
         inside = self.host.inside.bytes_per_s if here > 1 else math.inf
         return Link(self.host.network.latency_s, min(inside, between))
+
+    def all_to_all_s(self, size: float, ranks: int, stride: int) -> float:
+        """How long each of `ranks`, `stride` apart, takes to send an equal part of its `size` bytes to each other one.
+
+            max(bytes to the same host / inside, bytes to other hosts / network) + (n - 1) latency
+
+        Pairwise exchange (Thakur et al., "Optimization of Collective Communication Operations in MPICH", 2005, section
+        3.4); to both at once. Of the network so much is reached as by rings.
+
+        >>> host = Host("h", Accelerator("a", 1, 1.0, {"fp16": 1.0}), 2, Link(0.0, 4e9), Link(0.0, 1e9))
+        >>> Machines(host, 2).all_to_all_s(4e9, 4, 1), Machines(host, 1).all_to_all_s(4e9, 2, 1)
+        (4.0, 0.5)
+        """
+        if ranks == 1:
+            return 0.0
+        here = max(1, min(ranks, self.host.accelerators // max(1, stride)))
+        inside, network = self.host.inside, self.host.network
+        seconds = (here - 1) / ranks * size / inside.bytes_per_s
+        if ranks <= here:
+            return seconds + (ranks - 1) * inside.latency_s
+        across = (ranks - here) / ranks * size / (network.bytes_per_s * self.host.conduct.ring)
+        return max(seconds, across) + (ranks - 1) * network.latency_s
 
     def hop_s(self, size: float, stride: int) -> float:
         """How long `size` bytes take from a rank to the one `stride` further on, in seconds: the mean over all ranks.

@@ -13,7 +13,9 @@
     }
 
 What stands for what: `weft.machines.host.Host`, `weft.machines.accelerator.Accelerator`, `weft.machines.host.Conduct`.
-An accelerator may be a known name instead of an object. `conduct`, `memory` and `price_per_hour` may be left out.
+An accelerator may be a known name instead of an object. `conduct`, `memory`, `price_per_hour` and `storage` (what a
+host's own disks give, "7GB/s") may be left out. So may an accelerator's shares: those that are left out count as
+assumed, as what `assumed` says does.
 """
 
 from __future__ import annotations
@@ -40,10 +42,12 @@ _HOST = (
     "price_per_hour",
     "accelerator",
     "conduct",
+    "storage",
 )
 _ACCELERATOR = (
-    "name", "memory", "bandwidth", "peak", "share", "half_flops", "memory_share", "attention_share",
+    "name", "memory", "bandwidth", "peak", "share", "half_flops", "memory_share", "attention_share", "assumed",
 )  # fmt: skip
+_PLAIN = ("half_flops", "memory_share", "attention_share")
 _CONDUCT = tuple(one.name for one in fields(Conduct))
 
 
@@ -75,6 +79,7 @@ def host_from_json(text: str) -> Host:
         parse_bytes(given["memory"].text()) if "memory" in given else 0,
         None if price is None or price.value is None else price.number(),
         conduct,
+        parse_rate(given["storage"].text()) if "storage" in given else 0.0,
     )
 
 
@@ -104,8 +109,10 @@ def host_to_json(host: Host) -> str:
                 "half_flops": device.half_flops,
                 "memory_share": device.memory_share,
                 "attention_share": device.attention_share,
+                **({"assumed": device.assumed} if device.assumed else {}),
             },
             "conduct": asdict(host.conduct),
+            **({"storage": f"{host.storage_bytes_per_s!r}B/s"} if host.storage_bytes_per_s else {}),
         },
         indent=2,
     )
@@ -121,18 +128,19 @@ def _is_text(given: Document, key: str) -> bool:
 
 def _accelerator(given: Document) -> Accelerator:
     given.only(*_ACCELERATOR)
-    plain = {
-        name: given[name].number()
-        for name in ("half_flops", "memory_share", "attention_share")
-        if name in given
-    }
+    plain = {name: given[name].number() for name in _PLAIN if name in given}
+    peak, share = _by_dtype(given["peak"]), _by_dtype(given["share"]) if "share" in given else {}
+    lacking = [f"the share of products in {dtype}" for dtype in peak if dtype not in share]
+    lacking += [name for name in _PLAIN if name not in plain]
+    own = given["assumed"].text() if "assumed" in given else ""
     return Accelerator(
         given["name"].text(),
         parse_bytes(given["memory"].text()),
         parse_rate(given["bandwidth"].text()),
-        _by_dtype(given["peak"]),
-        _by_dtype(given["share"]) if "share" in given else {},
+        peak,
+        share,
         **plain,
+        assumed=", ".join([own, *lacking] if own else lacking),
     )
 
 

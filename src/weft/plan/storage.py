@@ -63,6 +63,33 @@ class FileSystem:
     cache_bytes: float
 
 
+@dataclass(frozen=True)
+class Given:
+    """Storage by a rate that somebody gave: EFS, an object store, disks of the hosts, of which weft has no figures.
+
+    Attributes:
+        name: Which it is.
+        bytes_per_s: What all hosts together get.
+        epoch_s: How long an epoch takes to read.
+        serves: Whether that is in time.
+    """
+
+    name: str
+    bytes_per_s: float
+    epoch_s: float
+    serves: bool
+
+
+def given(name: str, bytes_per_s: float, data_bytes: float, epoch_s: float) -> Given:
+    """Whether storage of a rate gives an epoch in time.
+
+    >>> given("--storage-rate", 2e9, 100e9, 30.0)
+    Given(name='--storage-rate', bytes_per_s=2000000000.0, epoch_s=50.0, serves=False)
+    """
+    takes_s = data_bytes / bytes_per_s
+    return Given(name, bytes_per_s, takes_s, takes_s <= epoch_s)
+
+
 def need_bytes_per_s(data_bytes: float, epoch_s: float) -> float:
     """Bytes a second that all hosts together read.
 

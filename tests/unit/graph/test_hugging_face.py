@@ -7,6 +7,7 @@ import json
 import pytest
 
 from weft.errors import ConfigError, FormatError
+from weft.graph.experts import Experts
 from weft.graph.hugging_face import sizes_from_config
 
 LLAMA = {
@@ -14,6 +15,7 @@ LLAMA = {
     "num_key_value_heads": 2, "intermediate_size": 100, "vocab_size": 1000,
     "max_position_embeddings": 512, "tie_word_embeddings": False,
 }  # fmt: skip
+MIXED = {"num_experts": 8, "num_experts_per_tok": 2}
 
 
 def test_a_llama():
@@ -57,7 +59,16 @@ def test_a_model_of_an_unknown_type_has_a_gate_if_its_activation_is_that_of_gate
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"num_local_experts": 8}, r"\$\.num_local_experts: this is a mixture of 8 experts"),
+        ({"num_local_experts": 8}, r"mixture of 8 experts, but none of .* give it by --experts-per-token"),
+        ({"num_experts": 8, "num_experts_per_tok": 9}, "experts per token is 9, but there are 8"),
+        (MIXED | {"decoder_sparse_step": 2}, r"\$\.decoder_sparse_step: one layer of 2 .* by --dense-layers"),
+        (MIXED | {"mlp_only_layers": [1]}, r"\$\.mlp_only_layers: some layers .* by --dense-layers"),
+        ({"ffn_config": {"moe_num_experts": 16}}, r"\$\.ffn_config\.moe_num_experts: this is a mixture"),
+        (
+            {"expert_count": 4},
+            r"\$\.expert_count: this is a mixture of experts, but none of num_local_experts",
+        ),
+        ({"kv_lora_rank": 16}, "kv_lora_rank says that keys are latent, but qk_nope_head_dim is missing"),
         ({"vocab_size": None}, "no vocab: none of vocab_size is there; give it by --vocab"),
         ({"hidden_size": "wide"}, r"\$\.hidden_size: expected a whole number"),
         ({"num_key_value_heads": 3}, "kv_heads is 3, which must divide heads, 8"),
@@ -72,3 +83,63 @@ def test_what_cannot_be_planned(change, told):
 def test_what_is_no_json():
     with pytest.raises(FormatError, match="this is not JSON, so it cannot be a config.json"):
         sizes_from_config("hidden_size: 3")
+
+
+@pytest.mark.parametrize("more", [{"num_local_experts": 0}, {"num_experts": 1}, {"num_local_experts": None}])
+def test_no_experts(more):
+    assert sizes_from_config(json.dumps(LLAMA | more)) == sizes_from_config(json.dumps(LLAMA))
+
+
+def test_options_say_how_experts_lie():
+    told = MIXED | {
+        "decoder_sparse_step": 2,
+        "shared_expert_intermediate_size": 50,
+        "moe_intermediate_size": 30,
+    }
+    found = sizes_from_config(json.dumps(LLAMA | told), dense_layers=1, experts_per_token=3)
+    assert found.experts == Experts(8, 3, 30, 50, 1)
+    assert sizes_from_config(json.dumps(LLAMA), experts=4, experts_per_token=1).experts == Experts(4, 1, 100)
+    unknown = json.dumps(LLAMA | {"ffn_config": {"moe_num_experts": 16}})
+    assert sizes_from_config(unknown, experts=1).experts is None
+
+
+SMALL = {
+    "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "intermediate_size": 96, "vocab_size": 500, "tie_word_embeddings": False, "max_position_embeddings": 64,
+}  # fmt: skip
+FAMILIES = {
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 8},
+    "qwen2_moe": {
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 80,
+    },
+    "deepseek_v3": {
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 2,
+        "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+        "v_head_dim": 12, "num_key_value_heads": 8, "n_group": 1, "topk_group": 1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mixtures_have_the_parameters_of_the_models_themselves(family):
+    """Against the models as `transformers` builds them: all matrices are counted; norms and biases of a part of a per
+    cent are not."""
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    config = SMALL | FAMILIES[family]
+    sizes = sizes_from_config(json.dumps(config | {"model_type": family, "hidden_act": "silu"}))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(family, **config)
+        )
+    matrices = sum(each.numel() for each in model.parameters() if each.dim() > 1)
+    every = sum(each.numel() for each in model.parameters())
+    assert sizes.parameters == pytest.approx(every, rel=2e-3)
+    small = sizes.layers * (
+        2 * sizes.hidden + (sizes.latent.queries + sizes.latent.keys if sizes.latent else 0)
+    )
+    extra = sizes.layers * sizes.hidden if family == "qwen2_moe" else 0  # a gate for the shared expert
+    assert sizes.parameters - small == matrices - extra

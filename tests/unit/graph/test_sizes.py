@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from weft.errors import ConfigError
+from weft.graph.experts import Experts, Latent
 from weft.graph.sizes import Sizes
 
 GPT3 = Sizes(96, 12288, 96, 4 * 12288, 51200, 2048)
@@ -69,3 +72,48 @@ def test_all_faults_are_told():
     ):
         Sizes(1, 8, 3, 8, 8, 8)
     assert Sizes(1, 8, 3, 8, 8, 8, head_width=4).query_width == 12
+
+
+def test_experts_count_once_each_and_only_some_are_met():
+    """Shazeer et al., arXiv 1701.06538: a router of h e numbers, and j of e networks for a token."""
+    plain = Sizes(4, 64, 8, 256, 100, 32, gated=True)
+    mixed = replace(plain, experts=Experts(8, 2, 96, shared=32, dense_layers=1))
+    one = 3 * 64 * 96
+    assert mixed.layer_parameters == plain.layer_parameters - 3 * 64 * 256 + 64 * 8 + 3 * 64 * 32 + 8 * one
+    assert mixed.parameters - mixed.active_parameters == 3 * 6 * one
+    assert mixed.parameters == plain.parameters + 3 * (mixed.layer_parameters - plain.layer_parameters)
+    assert (plain.active_parameters, plain.expert_parameters, mixed.dense) == (plain.parameters, 0, plain)
+    met = mixed.layer_matrices - plain.layer_matrices
+    assert met == 3 * 64 * (2 * 96 + 32) + 64 * 8 - 3 * 64 * 256
+    assert mixed.model_flops(1) - plain.model_flops(1) == 3 * 3 * 2 * 32 * met
+    kept = mixed.kept_bytes(32) - plain.kept_bytes(32)
+    assert kept == 32 * (6 * (2 * 96 + 32 - 256) + 4 * 2 * 64)
+    assert mixed.kept_bytes(32, "full") == plain.kept_bytes(32, "full")
+
+
+def test_experts_like_one_network_cost_what_it_costs():
+    """One expert of one, as wide as the network, is the network but for its router."""
+    plain = Sizes(4, 64, 8, 256, 100, 32, gated=True)
+    alone = replace(plain, experts=Experts(1, 1, 256))
+    assert alone.parameters == alone.active_parameters == plain.parameters + 4 * 64
+
+
+@pytest.mark.parametrize(
+    ("experts", "told"),
+    [
+        ((4, 5, 8), "experts per token is 5, but there are 4 experts"),
+        ((0, 1, 0), "experts is 0, it must be at least 1; expert ffn is 0"),
+        ((4, 1, 8, -1, -2), "shared ffn is -1, it must be at least 0; dense layers is -2"),
+        ((4, 1, 8, 0, 2), "dense layers are 2 of 2 layers: at least one must have experts"),
+    ],
+)
+def test_experts_that_cannot_be(experts, told):
+    with pytest.raises(ConfigError, match=told):
+        Sizes(2, 8, 2, 8, 8, 8, experts=Experts(*experts))
+
+
+def test_latent_attention_that_cannot_be():
+    with pytest.raises(
+        ConfigError, match="latent attention: keys is 0, it must be at least 1; latent attention: value is -1"
+    ):
+        Latent(0, 0, 8, 4, -1)

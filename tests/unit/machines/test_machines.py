@@ -8,7 +8,7 @@ import pytest
 
 from weft.errors import ConfigError, FormatError
 from weft.machines.accelerator import Accelerator
-from weft.machines.catalogue import ACCELERATORS, INSTANCES, NOT_FITTED, host_of, not_fitted
+from weft.machines.catalogue import ACCELERATORS, INSTANCES, host_of, not_fitted
 from weft.machines.cluster import parse_cluster
 from weft.machines.host import Conduct, Host, Machines
 from weft.machines.machine_file import host_from_json, host_to_json
@@ -18,9 +18,25 @@ PLAIN = {"name": "X", "memory": "1GB", "bandwidth": "1GB/s", "peak": {"bf16": 1}
 
 
 def test_accelerators_that_were_not_fitted_say_so():
-    fitted = {name for name in ACCELERATORS if not not_fitted(name)}
-    assert fitted == {"A100-40", "A100-80", "H100", "H100-96-500W"} == set(ACCELERATORS) - set(NOT_FITTED)
-    assert not_fitted(host_of("cpu:8").accelerator.name) and not not_fitted("one of a file")
+    fitted = {name for name, device in ACCELERATORS.items() if not not_fitted(device, "bf16")}
+    assert fitted == {"A100-40", "A100-80", "H100", "H100-96-500W"}
+    assert not_fitted(host_of("cpu:8").accelerator, "fp32") == "all shares"
+    assert not_fitted(ACCELERATORS["A100-80"], "fp32") == "the share of products in fp32"
+
+
+def test_shares_that_a_file_leaves_out_are_assumed():
+    """And those that it has are not; nor is the file's own word on them lost."""
+    given = json.loads(host_to_json(host_of("H100")))
+    assert (
+        "assumed" not in given["accelerator"] and host_from_json(json.dumps(given)).accelerator.assumed == ""
+    )
+    least = host_from_json(json.dumps({**given, "accelerator": PLAIN})).accelerator
+    missing = "the share of products in bf16, half_flops, memory_share, attention_share"
+    assert not_fitted(least, "bf16") == missing
+    told = {**given["accelerator"], "assumed": "shares of another"}
+    assert (
+        host_from_json(json.dumps({**given, "accelerator": told})).accelerator.assumed == "shares of another"
+    )
 
 
 @pytest.mark.parametrize("name", [*ACCELERATORS, "cpu:8"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,8 @@ from weft.cli.plan.text import as_json, as_text, nothing_fits
 from weft.cli.plan.traced import limit_of, plans_of, traced_json, traced_report, traced_text
 from weft.errors import ConfigError, PlacementError, UsageError
 from weft.foreign import read_file, shown_path, shown_text, whole
-from weft.graph.hugging_face import sizes_from_config
+from weft.graph.experts import Experts
+from weft.graph.hugging_face import EXPERTS, sizes_from_config
 from weft.graph.sizes import Sizes
 from weft.machines.accelerator import DTYPES
 from weft.machines.cluster import EXAMPLE, parse_cluster
@@ -28,7 +30,7 @@ from weft.plan.parallelism.answer import Asked, answer
 from weft.plan.parallelism.job import STATES, Job
 from weft.report.plan.page import plan_page
 from weft.report.plan.report import PlanReport
-from weft.units import parse_bytes, parse_seconds
+from weft.units import parse_bytes, parse_rate, parse_seconds
 
 _EXAMPLES = """\
 examples:
@@ -91,6 +93,14 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         ("seq", "tokens of a sequence"),
     ):
         group.add_argument(f"--{name}", type=_count, metavar="N", help=meaning)
+    for name, meaning in (
+        ("experts", "experts of a layer, in place of one feed-forward layer"),
+        ("experts-per-token", "how many of them a token goes to"),
+        ("expert-ffn", "width of an expert (default: --ffn)"),
+        ("shared-ffn", "width of the experts that all tokens go to, together"),
+        ("dense-layers", "layers without experts, the first ones"),
+    ):
+        group.add_argument(f"--{name}", type=_count_or_none, metavar="N", help=meaning)
     group.add_argument(
         "--gated", action="store_true", help="feed-forward layers have a gate (SwiGLU), as in Llama"
     )
@@ -117,6 +127,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--memory", metavar="SIZE", help="what of a device may be used (default: 96 %% of it)")
     group.add_argument("--data", metavar="SIZE", help="what an epoch reads, for example 100GB")
     group.add_argument("--epoch", metavar="TIME", help="how long an epoch may take to read, for example 30s")
+    group.add_argument(
+        "--storage-rate", metavar="RATE", help="what storage that you have gives all hosts together: 3GB/s"
+    )
 
 
 def _count(text: str) -> int:
@@ -128,6 +141,11 @@ def _count(text: str) -> int:
             f"'{shown_text(text)}' is no whole number above 0, such as 2048 or 300B"
         )
     return value * COUNTS[unit]
+
+
+def _count_or_none(text: str) -> int:
+    """A whole number, or 0."""
+    return 0 if text == "0" else _count(text)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -199,6 +217,10 @@ def _asked(options: argparse.Namespace) -> Asked:
     machines = _machines(options)
     if (options.data is None) != (options.epoch is None):
         raise UsageError("--data and --epoch belong together: --data 100GB --epoch 30s")
+    if options.storage_rate is not None and options.data is None:
+        raise UsageError(
+            "--storage-rate says what storage gives; what it must give say --data and --epoch: --data 100GB --epoch 30s"
+        )
     return Asked(
         _job(options, machines),
         machines,
@@ -206,7 +228,16 @@ def _asked(options: argparse.Namespace) -> Asked:
         None if options.memory is None else parse_bytes(options.memory),
         None if options.data is None else parse_bytes(options.data),
         None if options.epoch is None else parse_seconds(options.epoch),
+        None if options.storage_rate is None else _rate(options.storage_rate),
     )
+
+
+def _rate(text: str) -> float:
+    """Bytes a second, above 0."""
+    rate = parse_rate(text)
+    if not 0 < rate < math.inf:
+        raise UsageError(f"--storage-rate is {shown_text(text)}, it must be above 0: 3GB/s")
+    return rate
 
 
 def _job(options: argparse.Namespace, machines: Machines) -> Job:
@@ -223,21 +254,38 @@ def _job(options: argparse.Namespace, machines: Machines) -> Job:
 
 
 def _sizes(options: argparse.Namespace) -> Sizes:
-    given = {
-        "layers": options.layers, "hidden": options.hidden, "heads": options.heads, "ffn": options.ffn,
-        "vocab": options.vocab, "seq": options.seq, "kv_heads": options.kv_heads,
-    }  # fmt: skip
-    given = {name: value for name, value in given.items() if value is not None}
-    marks = {"gated": True} if options.gated else {}
-    marks |= {"tied": False} if options.untied else {}
+    names = ("layers", "hidden", "heads", "ffn", "vocab", "seq", "kv_heads")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    experts = {name: value for name in EXPERTS if (value := getattr(options, name)) is not None}
     if options.config is not None:
-        return replace(read_file(options.config, lambda text: sizes_from_config(text, **given)), **marks)
+        found = read_file(options.config, lambda text: sizes_from_config(text, **given, **experts))
+        gated, tied = options.gated or found.gated, found.tied and not options.untied
+        return replace(found, gated=gated, tied=tied)
     missing = [name for name in ("layers", "hidden", "heads", "vocab", "seq") if name not in given]
     if missing:
         raise ConfigError(
             f"the model lacks {', '.join(f'--{name}' for name in missing)}: give them, or --config config.json"
         )
-    return Sizes(**{"ffn": 4 * given["hidden"], **given}, **marks)
+    ffn = given.pop("ffn", 4 * given["hidden"])
+    return Sizes(
+        **given, ffn=ffn, gated=options.gated, tied=not options.untied, experts=_experts(experts, ffn)
+    )
+
+
+def _experts(given: dict[str, int], ffn: int) -> Experts | None:
+    """The experts that options describe."""
+    if not given:
+        return None
+    lacking = [name for name in ("experts", "experts_per_token") if name not in given]
+    if lacking:
+        raise ConfigError(
+            f"a mixture of experts lacks {' and '.join('--' + name.replace('_', '-') for name in lacking)}: "
+            "--experts 8 --experts-per-token 2"
+        )
+    return Experts(
+        given["experts"], given["experts_per_token"], given.get("expert_ffn", ffn), given.get("shared_ffn", 0),
+        given.get("dense_layers", 0),
+    )  # fmt: skip
 
 
 def _plan_traced(options: argparse.Namespace) -> None:

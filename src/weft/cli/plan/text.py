@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from weft.graph.sizes import Sizes
 from weft.machines.catalogue import not_fitted
 from weft.plan.parallelism.answer import Answer, Asked, divisible
 from weft.plan.parallelism.explain import memory_terms, step_terms
@@ -44,16 +45,30 @@ def question(asked: Asked) -> str:
     job, machines = asked.job, asked.machines
     device = machines.host.accelerator
     hosts = "1 host" if machines.hosts == 1 else f"{machines.hosts} hosts"
-    why = not_fitted(device.name)
-    ratios = (
-        f"\nnot fitted to published steps ({why}): compare these times, do not rely on them" if why else ""
-    )
-    return (
-        f"{_many(job.sizes.parameters)} parameters, {job.batch} sequences of {job.sizes.seq} tokens a step, "
-        f"{job.precision}, {job.optimizer}\n"
-        f"{machines.size} x {device.name} with {format_bytes(device.memory_bytes)}, on {hosts} ({machines.host.name})"
-        f"{ratios}"
-    )
+    lines = [
+        f"{_many(job.sizes.parameters)} parameters,{_experts(job.sizes)} {job.batch} sequences of {job.sizes.seq} "
+        f"tokens a step, {job.precision}, {job.optimizer}",
+        f"{machines.size} x {device.name} with {format_bytes(device.memory_bytes)}, on {hosts} ({machines.host.name})",
+    ]
+    assumed = assumptions(asked)
+    if assumed:
+        lines.append(f"assumed, not fitted: {assumed}; compare these times, do not rely on them")
+    return "\n".join(lines)
+
+
+def assumptions(asked: Asked) -> str:
+    """What times stand on that was neither fitted to published steps nor measured; empty if nothing."""
+    found = [not_fitted(asked.machines.host.accelerator, asked.job.precision)]
+    found += ["all that experts take (no published step has them)"] if asked.job.sizes.experts else []
+    return " and ".join(each for each in found if each)
+
+
+def _experts(sizes: Sizes) -> str:
+    """What of a mixture of experts a token meets; nothing for other models."""
+    experts = sizes.experts
+    if experts is None:
+        return ""
+    return f" of which a token meets {_many(sizes.active_parameters)} ({experts.per_token} of {experts.count} experts),"
 
 
 def _many(number: int) -> str:
@@ -216,8 +231,16 @@ def storage(found: Answer) -> tuple[str, Table]:
         )
         for first, later in found.storage
     ]
+    at_hand = [
+        f"{one.name}: {one.bytes_per_s / 1e9:.3g} GB/s as was given, {'enough' if one.serves else 'too little'}; an "
+        f"epoch takes {format_seconds(one.epoch_s)} to read"
+        for one in found.given
+    ]
+    first_line = (
+        f"Storage: {need / 1e9:.3g} GB/s in all, {need / hosts / 1e9:.3g} GB/s for each host; {cached}"
+    )
     return (
-        f"Storage: {need / 1e9:.3g} GB/s in all, {need / hosts / 1e9:.3g} GB/s for each host; {cached}",
+        "\n".join([first_line, *at_hand]),
         Table("", ("FSx for Lustre", "first epoch, too", "later epochs", "of them in its cache"), rows, "<>>>"),
     )  # fmt: skip
 
@@ -228,8 +251,9 @@ def as_json(found: Answer) -> dict[str, Any]:
     nearest = search.nearest
     return {
         "parameters": asked.job.sizes.parameters,
+        "active_parameters": asked.job.sizes.active_parameters,
         "accelerators": asked.machines.size,
-        "not_fitted": not_fitted(asked.machines.host.accelerator.name),
+        "not_fitted": assumptions(asked),
         "best": [_plan_json(asked, plan) for plan in search.best],
         "of_kind": {kind: _plan_json(asked, plan) for kind, plan in search.of_kind.items()},
         "runs_today": None if found.runs_today is None else _plan_json(asked, found.runs_today),
@@ -243,6 +267,7 @@ def as_json(found: Answer) -> dict[str, Any]:
         "refused": search.refused,
         "hosts_that_fit": found.hosts_that_fit,
         "guide": [asdict(advice) for advice in found.guide],
+        "storage_given": [asdict(one) for one in found.given],
         "storage": [{"first": asdict(first), "later": asdict(later)} for first, later in found.storage],
     }  # fmt: skip
 

@@ -19,6 +19,10 @@ from weft.report.run.words import Table
 from weft.report.text import table
 from weft.units import format_bytes, format_seconds
 
+AGAIN = (
+    "with activation checkpoints around every block: the modules that a number tells apart, such as layers.0"
+)
+
 
 def limit_of(machines: Machines, memory_bytes: int | None) -> float:
     """What of a device may be used."""
@@ -47,11 +51,12 @@ def plans_of(graph: Graph, machines: Machines, microbatches: int, limit_bytes: f
 def traced_text(found: Found, machines: Machines, graph: Graph) -> str:
     """The answer for a terminal."""
     shown = plans_table(found.best)
+    again = f"{AGAIN}\n" if found.best[0].division.recompute == "full" else ""
     parts = [
         question(machines, graph),
         sentence(found),
         table(shown.headers, shown.rows, shown.align),
-        f"  {_to_write(found, machines).command}",
+        f"{again}  {_to_write(found, machines).command}",
     ]
     parts[3:3] = _others(found)
     return "\n\n".join(parts)
@@ -94,8 +99,9 @@ def _others(found: Found) -> list[str]:
 def _to_write(found: Found, machines: Machines) -> ToWrite:
     best = found.best[0]
     one, microbatches = best.division, best.step.microbatches
+    again = one.recompute == "full"
     return ToWrite(
-        "weft runs the best one today:",
+        "weft runs the best one today:" + (f"\n{AGAIN}" if again else ""),
         command(one, microbatches, machines),
         settings(one, microbatches),
         f"A step of each replica: {microbatches} microbatches like the one that was traced.",

@@ -11,7 +11,7 @@ from weft.plan.parallelism.guide import Advice, fewest_microbatches, guide
 from weft.plan.parallelism.job import Job
 from weft.plan.parallelism.memory import usable_bytes
 from weft.plan.parallelism.search import Found, Plan, search
-from weft.plan.storage import DEPLOYMENTS, FileSystem, need_bytes_per_s, smallest
+from weft.plan.storage import DEPLOYMENTS, FileSystem, Given, given, need_bytes_per_s, smallest
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Asked:
         memory_bytes: What of a device may be used; all but what allocators lose if None.
         data_bytes: What an epoch reads, if storage is asked for.
         epoch_s: How long that may take.
+        storage_bytes_per_s: What the storage at hand gives all hosts together, if somebody said so.
     """
 
     job: Job
@@ -33,6 +34,7 @@ class Asked:
     memory_bytes: int | None = None
     data_bytes: float | None = None
     epoch_s: float | None = None
+    storage_bytes_per_s: float | None = None
 
     @property
     def limit_bytes(self) -> float:
@@ -72,6 +74,7 @@ class Answer:
         hosts_that_fit: How many of these hosts something fits on, where nothing fits on those that are there.
         microbatches: From which number on the best one's bubble is under 5 %.
         storage: File systems that serve, if storage was asked for: in the first epoch, and in later ones.
+        given: Storage whose rate was given, and whether it serves.
     """
 
     asked: Asked
@@ -81,6 +84,7 @@ class Answer:
     hosts_that_fit: int | None = None
     microbatches: int = 1
     storage: list[tuple[FileSystem, FileSystem]] = field(default_factory=list)
+    given: list[Given] = field(default_factory=list)
 
 
 def answer(asked: Asked) -> Answer:
@@ -97,9 +101,14 @@ def answer(asked: Asked) -> Answer:
             f"{machines.size} accelerators cannot divide this job ({why}): give a batch that they divide, for example "
             f"{divisible(job.batch, machines.size)}"
         )
-    storage = []
+    storage, rates = [], []
     if asked.data_bytes is not None and asked.epoch_s is not None:
         need_bytes_per_s(asked.data_bytes, asked.epoch_s)
+        if asked.storage_bytes_per_s is not None:
+            rates.append(given("--storage-rate", asked.storage_bytes_per_s, asked.data_bytes, asked.epoch_s))
+        if machines.host.storage_bytes_per_s:
+            disks = machines.hosts * machines.host.storage_bytes_per_s
+            rates.append(given("disks of the hosts", disks, asked.data_bytes, asked.epoch_s))
         for name in DEPLOYMENTS:
             first = smallest(name, asked.data_bytes, asked.epoch_s, first=True)
             storage.append((first, smallest(name, asked.data_bytes, asked.epoch_s)))
@@ -111,6 +120,7 @@ def answer(asked: Asked) -> Answer:
         None if found.best else _hosts_that_fit(asked),
         fewest_microbatches(job, found.best[0].division, machines) if found.best else 1,
         storage,
+        rates,
     )
 
 

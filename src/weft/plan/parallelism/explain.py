@@ -28,11 +28,20 @@ def step_terms(job: Job, plan: Plan) -> list[Term]:
         ),
         "- computed again": (layer.again, one.recompute),
     }
+    experts = job.sizes.experts
+    if experts is not None:
+        met = f"{experts.per_token} of {experts.count} experts a token"
+        parts["- products"] = (
+            layer.products.total, f"2 FLOPs a number that a token meets ({met}), three times, over tensor"
+        )  # fmt: skip
+        parts["- all-to-all of experts"] = (
+            layer.dispatch.total, f"two in each pass of b s {experts.per_token} h, over {one.experts} replicas"
+        )  # fmt: skip
     head = max(0.0, step.work - layers * layer.total.total)
     work = (
         f"{many} microbatches x {step.busiest.total:.4g} s on the busiest rank, with {step.layers:g} layers"
     )
-    ranks = one.data * one.context
+    ranks = one.alike
     return [
         ("work", step.work, work),
         *((name, seconds * layers, formula) for name, (seconds, formula) in parts.items()),
@@ -55,10 +64,16 @@ def memory_terms(job: Job, plan: Plan) -> list[Term]:
     """What the fullest rank needs, in bytes."""
     memory, one = plan.memory, plan.division
     many = held(one, plan.step.microbatches)
-    shared = f", shared by {one.data * one.context} ranks"
+    shared = f", shared by {one.alike} ranks"
+    if one.experts > 1:
+        shared += f", experts by {one.alike_experts}"
+    sizes = job.sizes
+    spread = (
+        f"; {sizes.experts.count // one.experts} of {sizes.experts.count} experts" if sizes.experts else ""
+    )
     whole, states = (shared if one.sharded in kinds else "" for kinds in (SHARDED[2:], SHARDED[1:]))
     return [
-        ("parameters", memory.parameters, f"{job.parameter_bytes} bytes each{whole}"),
+        ("parameters", memory.parameters, f"{job.parameter_bytes} bytes each{whole}{spread}"),
         ("gradients", memory.gradients, f"{job.gradient_bytes} bytes each{whole}"),
         (
             "optimizer states",

@@ -78,6 +78,8 @@ class Division:
         recompute: One of `weft.graph.sizes.RECOMPUTE`.
         along: Whether tensor-parallel ranks split the sequence, too (sequence parallelism, arXiv 2205.05198).
         scattered: Whether each of them sends only its part to the next stage (arXiv 2104.04473, section 4.1).
+        experts: Replicas that share the experts of every layer, each of them with its own ones (expert parallelism;
+            Lepikhin et al., GShard, arXiv 2006.16668).
     """
 
     data: int = 1
@@ -91,9 +93,10 @@ class Division:
     recompute: str = "none"
     along: bool = True
     scattered: bool = True
+    experts: int = 1
 
     def __post_init__(self) -> None:
-        names = ("data", "tensor", "pipeline", "chunks", "context", "microbatch")
+        names = ("data", "tensor", "pipeline", "chunks", "context", "microbatch", "experts")
         faults = [
             f"{name} is {value}, it must be at least 1"
             for name in names
@@ -108,6 +111,10 @@ class Division:
             )
             if value not in known
         ]
+        if not faults and self.data % self.experts:
+            faults.append(
+                f"experts are shared by {self.experts} replicas, which must divide data, {self.data}"
+            )
         if faults:
             raise ConfigError("; ".join(faults))
 
@@ -115,6 +122,16 @@ class Division:
     def ranks(self) -> int:
         """How many ranks it takes."""
         return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def alike(self) -> int:
+        """Ranks that have the same parameters, but for experts: replicas and context-parallel ranks."""
+        return self.data * self.context
+
+    @property
+    def alike_experts(self) -> int:
+        """Ranks that have the same experts."""
+        return self.alike // self.experts
 
     @property
     def stages(self) -> int:
@@ -129,7 +146,7 @@ class Division:
         parts = [f"data {self.data}"]
         parts += [
             f"{name} {value}"
-            for name in ("context", "tensor", "pipeline")
+            for name in ("experts", "context", "tensor", "pipeline")
             if (value := getattr(self, name)) > 1
         ]
         if self.pipeline > 1:

@@ -6,7 +6,7 @@ ranks. All is in seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from weft.machines.host import Host, Machines
 from weft.plan.parallelism.job import Division, Job
@@ -55,11 +55,32 @@ class LayerTimes:
     between: Times
     exchange: Times
     again: float
+    dispatch: Times = field(default_factory=Times)
 
     @property
     def total(self) -> Times:
-        parts = self.products.plus(self.attention).plus(self.between).plus(self.exchange)
+        parts = self.products.plus(self.attention).plus(self.between).plus(self.exchange).plus(self.dispatch)
         return parts.plus(Times(inputs=self.again))
+
+    def times(self, factor: float) -> LayerTimes:
+        return LayerTimes(
+            self.products.times(factor),
+            self.attention.times(factor),
+            self.between.times(factor),
+            self.exchange.times(factor),
+            self.again * factor,
+            self.dispatch.times(factor),
+        )
+
+    def plus(self, other: LayerTimes) -> LayerTimes:
+        return LayerTimes(
+            self.products.plus(other.products),
+            self.attention.plus(other.attention),
+            self.between.plus(other.between),
+            self.exchange.plus(other.exchange),
+            self.again + other.again,
+            self.dispatch.plus(other.dispatch),
+        )
 
 
 def all_reduce_s(size: float, ranks: int, link: Link) -> float:
@@ -80,6 +101,17 @@ def gather_s(size: float, ranks: int, link: Link) -> float:
     return (ranks - 1) / ranks * size / link.bytes_per_s + (ranks - 1) * link.latency_s if ranks > 1 else 0.0
 
 
+def mean_layer_times(job: Job, division: Division, machines: Machines) -> LayerTimes:
+    """The mean of all layers' times on one rank: where the first ones have no experts, they count as what they are."""
+    sizes = job.sizes
+    found = layer_times(job, division, machines)
+    if not sizes.dense_layers:
+        return found
+    dense = layer_times(replace(job, sizes=sizes.dense), division, machines)
+    share = sizes.dense_layers / sizes.layers
+    return found.times(1 - share).plus(dense.times(share))
+
+
 def layer_times(job: Job, division: Division, machines: Machines) -> LayerTimes:
     """One layer's times on one rank.
 
@@ -87,12 +119,14 @@ def layer_times(job: Job, division: Division, machines: Machines) -> LayerTimes:
     products for each one, and with several microbatches reads and writes the gradients to add to them. Attention: see
     `attention_times`. Between: see `between_bytes`. Exchange: two sums of T h numbers in each pass (Shoeybi et al.,
     Megatron-LM, arXiv 1909.08053); along the sequence each is a gather and a scatter of the same bytes
-    (arXiv 2205.05198).
+    (arXiv 2205.05198). Experts: see `experts_s` and `dispatch_s`.
     """
     host, device = machines.host, machines.host.accelerator
     tokens = rank_tokens(job, division)
     ahead = sum(device.product_s(flops, job.precision) for flops in _products(job, division, tokens))
-    summed = device.move_s(2 * job.gradient_bytes * job.sizes.layer_matrices / division.tensor)
+    ahead += experts_s(job, division, machines, tokens)
+    kept = job.sizes.layer_matrices + job.sizes.missed_parameters / division.experts
+    summed = device.move_s(2 * job.gradient_bytes * kept / division.tensor)
     products = Times(ahead, ahead, ahead + (summed if division.microbatches(job) > 1 else 0.0))
     attention = attention_times(job, division, host, tokens)
     moved = device.move_s(between_bytes(job, division, tokens))
@@ -100,14 +134,15 @@ def layer_times(job: Job, division: Division, machines: Machines) -> LayerTimes:
     between = Times(moved + scores, 2 * moved + 2 * scores)
     ring = machines.ring(division.tensor, 1)
     wide = tokens * job.sizes.hidden * job.parameter_bytes
-    sums = 2 * all_reduce_s(wide, division.tensor, ring) * (1 - host.conduct.tensor)
-    exchange = Times(sums, sums)
+    networks = job.sizes.experts.per_token if job.sizes.experts else 1
+    sums = (1 + networks) * all_reduce_s(wide, division.tensor, ring) * (1 - host.conduct.tensor)
+    exchange, dispatch = Times(sums, sums), dispatch_s(job, division, machines, tokens)
     again = {
         "none": 0.0,
         "selective": 0.0 if job.fused_attention else attention.forward + scores,
-        "full": products.forward + attention.forward + between.forward + exchange.forward,
+        "full": products.forward + attention.forward + between.forward + exchange.forward + dispatch.forward,
     }[division.recompute]
-    return LayerTimes(products, attention, between, exchange, again)
+    return LayerTimes(products, attention, between, exchange, again, dispatch)
 
 
 def rank_tokens(job: Job, division: Division) -> int:
@@ -116,15 +151,51 @@ def rank_tokens(job: Job, division: Division) -> int:
 
 
 def _products(job: Job, division: Division, tokens: int) -> list[float]:
-    """FLOPs of a layer's products on one rank: queries with keys and values, their result, up (and gate), down."""
+    """FLOPs of a layer's products on one rank: queries with keys and values, their result, up (and gate), down.
+
+    Of a layer with experts up and down are those of the shared ones, if there are any, and the router's is added.
+    """
     sizes = job.sizes
-    numbers = [
-        sizes.hidden * (sizes.query_width + 2 * sizes.key_width),
-        sizes.hidden * sizes.query_width,
-        sizes.hidden * sizes.ffn * (2 if sizes.gated else 1),
-        sizes.hidden * sizes.ffn,
-    ]
+    width = sizes.experts.shared if sizes.experts else sizes.ffn
+    up = sizes.hidden * width * (2 if sizes.gated else 1)
+    numbers = [*sizes.attention_products, *((up, sizes.hidden * width) if width else ())]
+    if sizes.experts:
+        numbers.append(sizes.hidden * sizes.experts.count)
     return [2 * tokens * one / division.tensor for one in numbers]
+
+
+def experts_s(job: Job, division: Division, machines: Machines, tokens: int) -> float:
+    """Products of the experts of one rank in a forward pass, in seconds; j of e experts for each token.
+
+    Up (and gate) and down, of T j tokens: so many come to a rank in the mean, and the router is taken to spread them
+    evenly. Experts of a rank run as one grouped product (Gale et al., MegaBlocks, arXiv 2211.15841), or eager one after
+    the other. With few tokens for each, reading their numbers takes longer, and counts instead (Williams et al.,
+    "Roofline", 2009).
+    """
+    sizes, device = job.sizes, machines.host.accelerator
+    if sizes.experts is None:
+        return 0.0
+    own = sizes.experts.count / division.experts
+    starts = own if job.eager else 1.0
+    seconds = 0.0
+    for matrices in (2 if sizes.gated else 1, 1):
+        numbers = matrices * sizes.hidden * sizes.experts.width / division.tensor
+        flops = 2 * tokens * sizes.experts.per_token * numbers
+        read = device.move_s(own * numbers * job.parameter_bytes)
+        seconds += max(starts * device.product_s(flops / starts, job.precision), read)
+    return seconds
+
+
+def dispatch_s(job: Job, division: Division, machines: Machines, tokens: int) -> Times:
+    """What sending tokens to their experts and back takes, in seconds: two all-to-alls in each pass (GShard, arXiv
+    2006.16668, section 3.2) of T j h numbers, over t where tensor-parallel ranks split the sequence."""
+    sizes = job.sizes
+    if sizes.experts is None or division.experts == 1:
+        return Times()
+    size = float(tokens * sizes.experts.per_token * sizes.hidden * job.parameter_bytes)
+    size /= division.tensor if division.along else 1
+    both = 2 * machines.all_to_all_s(size, division.experts, division.tensor * division.context)
+    return Times(both, both)
 
 
 def attention_times(job: Job, division: Division, host: Host, tokens: int) -> Times:
@@ -150,15 +221,21 @@ def between_bytes(job: Job, division: Division, tokens: int) -> float:
     Two norms read and write h numbers each (8 h). Two residual sums with dropout read two, write one and a mask of a
     byte (14 h), or without dropout 12 h. The activation reads and writes f numbers (4 f), with a gate reads two (6 f).
     What is h wide is split over tensor-parallel ranks only along the sequence. The backward pass moves twice as much.
+    With experts tokens are put in order for them (read and written j times: 4 j h), and what they give is added up
+    (2 j h + 2 h); f is j g + u.
 
     Eager: queries, keys and values are copied apart and rotated besides (8 h and 8 h), and the activation and its gate
     are two operations (4 f and 6 f).
     """
     sizes = job.sizes
     outside = (20 if sizes.gated else 22) * sizes.hidden / (division.tensor if division.along else 1)
-    inside = (6 if sizes.gated else 4) * sizes.ffn / division.tensor
+    if sizes.experts:
+        outside += (
+            (6 * sizes.experts.per_token + 2) * sizes.hidden / (division.tensor if division.along else 1)
+        )
+    inside = (6 if sizes.gated else 4) * sizes.ffn_width / division.tensor
     if job.eager:
-        inside += (16 * sizes.hidden + (4 if sizes.gated else 0) * sizes.ffn) / division.tensor
+        inside += (16 * sizes.hidden + (4 if sizes.gated else 0) * sizes.ffn_width) / division.tensor
     return tokens * (outside + inside) * job.parameter_bytes / 2
 
 

@@ -1,6 +1,7 @@
 """What the fullest rank needs: parameters, gradients, optimizer states, activations, and what is in use for a moment.
 
-N are the parameters of the rank (its layers and ends, over t), d the replicas that share them.
+N are the parameters of the rank (its layers and ends, over t), d the replicas that share them. Experts that are shared
+out count as what a rank has of them, and for d only the replicas that have the same ones.
 
     parameters     N x 2 bytes (4 in 32 bits)           over d if parameters are sharded, with two layers gathered
     gradients      N x 4 bytes (or 2)                   over d if parameters are sharded
@@ -16,9 +17,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.graph.sizes import Sizes
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.layer import rank_tokens
-from weft.plan.parallelism.step import equal_layers, rank_parameters
+from weft.plan.parallelism.shares import Part, Shares, shares
+from weft.plan.parallelism.step import rank_parameters
 
 RESERVED = 2 * 2**30
 """Bytes of a device that its driver, its libraries and the buffers of collectives take before training begins."""
@@ -52,31 +55,41 @@ def usable_bytes(memory_bytes: int) -> float:
     return memory_bytes * (1 - LOST)
 
 
-def memory_of(job: Job, division: Division, layers: float | None = None) -> Memory:
-    """What the fullest rank needs: the first one of a pipeline, which holds most microbatches and the embedding.
+def memory_of(job: Job, division: Division, shared: Shares | None = None) -> Memory:
+    """What the fullest rank of a pipeline needs: mostly the first one, which holds most microbatches.
 
-    `layers`: how many it has (`StepTimes.layers_of_first`); as many as all if not given.
+    `shared`: layers of each rank (`StepTimes.shares`); as even as can be, with a head that costs nothing, if not given.
     """
-    numbers = rank_parameters(job, division, layers)
-    sharing = division.data * division.context
-    whole = sharing if division.sharded == "parameters" else 1
-    states = sharing if division.sharded != "none" else 1
-    gathered = 2 * job.sizes.layer_parameters / division.tensor * job.parameter_bytes if whole > 1 else 0.0
+    found = shared or shares(job.sizes.layers, division, 0.0, job.sizes.dense_layers)
+    return max((_rank_memory(job, division, part) for part in found.parts), key=lambda one: one.total)
+
+
+def _rank_memory(job: Job, division: Division, part: Part) -> Memory:
+    """What one rank needs."""
+    numbers = rank_parameters(job, division, part)
+    sharing = (division.alike, division.alike_experts)
+    whole = numbers.each(*sharing) if division.sharded == "parameters" else numbers.all
+    states = numbers.each(*sharing) if division.sharded != "none" else numbers.all
+    gathered = 0.0
+    if division.sharded == "parameters" and division.alike > 1:
+        sizes = job.sizes
+        layer = sizes.layer_parameters - sizes.expert_parameters * (1 - 1 / division.experts)
+        gathered = 2 * layer / division.tensor * job.parameter_bytes
     return Memory(
-        numbers * job.parameter_bytes / whole + gathered,
-        numbers * job.gradient_bytes / whole,
-        numbers * job.state_bytes / states,
-        activation_bytes(job, division, layers),
+        whole * job.parameter_bytes + gathered,
+        whole * job.gradient_bytes,
+        states * job.state_bytes,
+        activation_bytes(job, division, part),
         moment_bytes(job, division),
     )
 
 
-def held(division: Division, microbatches: int) -> float:
-    """How many microbatches' activations the first rank holds at once, in units of all its layers.
+def held(division: Division, microbatches: int, place: int = 0) -> float:
+    """How many microbatches' activations a rank holds at once, in units of all its layers; r is its place in the row.
 
         simple         m
-        interleaved    min(m, p)                           Narayanan et al., arXiv 2104.04473, section 2.2
-        looped         p (1 + (p - 1) / (p v))             Korthikanti et al., arXiv 2205.05198, section 4.2.3
+        interleaved    min(m, p - r)                       Narayanan et al., arXiv 2104.04473, section 2.2
+        looped         p (1 + (p - 1 - 2 r) / (p v))       Korthikanti et al., arXiv 2205.05198, 4.2.3, for r = 0
         zb_h1, zb_v    p                                   Qi et al., arXiv 2401.10241; sail-sg
         zb_2p          2 p - 1                             the same
 
@@ -88,28 +101,34 @@ def held(division: Division, microbatches: int) -> float:
         return 1.0
     most = {
         "simple": float(microbatches),
-        "looped": ranks + (ranks - 1) / chunks,
+        "interleaved": float(ranks - place),
+        "looped": ranks + (ranks - 1 - 2 * place) / chunks,
         "zb_2p": 2.0 * ranks - 1,
     }.get(division.schedule, float(ranks))
     return min(float(microbatches), most)
 
 
-def activation_bytes(job: Job, division: Division, layers: float | None = None) -> float:
-    """What waits for its backward pass on the first rank, in bytes (arXiv 2205.05198, section 4).
+def activation_bytes(job: Job, division: Division, part: Part) -> float:
+    """What waits for its backward pass on a rank, in bytes (arXiv 2205.05198, section 4).
 
-    its layers x microbatches held x bytes of a layer, + p embeddings' masks, + the head's if p = 1
+    its layers x microbatches held x bytes of a layer, + as many embeddings' masks on the first rank, + the head's, of
+    one microbatch, on the last
     """
     sizes, tokens = job.sizes, rank_tokens(job, division)
-    layers = equal_layers(job, division) if layers is None else layers
     width = job.parameter_bytes / 2
-    one = sizes.kept_bytes(
-        tokens, division.recompute, division.tensor, division.along, scores=not job.fused_attention
-    )
-    many = held(division, division.microbatches(job))
-    ends = many * sizes.embedding_bytes(tokens, division.tensor)
-    if division.pipeline == 1:
-        ends += sizes.head_bytes(tokens, division.tensor)
-    return (many * layers * one + ends) * width
+    layers = (part.layers - part.dense) * _kept(job, division, sizes, division.recompute)
+    if part.dense:
+        layers += part.dense * _kept(job, division, sizes.dense, division.recompute)
+    many = held(division, division.microbatches(job), part.place)
+    ends = many * sizes.embedding_bytes(tokens, division.tensor) if part.embedding else 0.0
+    ends += sizes.head_bytes(tokens, division.tensor) if part.head else 0.0
+    return (many * layers + ends) * width
+
+
+def _kept(job: Job, division: Division, sizes: Sizes, recompute: str) -> float:
+    """What one layer keeps of a microbatch on a rank, in bytes at 16 bits."""
+    tokens, scores = rank_tokens(job, division), not job.fused_attention
+    return sizes.kept_bytes(tokens, recompute, division.tensor, division.along, scores)
 
 
 def moment_bytes(job: Job, division: Division) -> float:
@@ -117,9 +136,9 @@ def moment_bytes(job: Job, division: Division) -> float:
     sizes, tokens = job.sizes, rank_tokens(job, division)
     again = 0.0
     if division.recompute == "full":
-        again = sizes.kept_bytes(
-            tokens, "none", division.tensor, division.along, scores=not job.fused_attention
-        )
+        again = _kept(job, division, sizes, "none")
     elif division.recompute == "selective" and not job.fused_attention:
         again = 5 * sizes.heads * sizes.seq * tokens / division.tensor
-    return again + 2 * tokens * max(sizes.ffn, sizes.hidden) / division.tensor * (2 if sizes.gated else 1)
+    return again + 2 * tokens * max(sizes.ffn_width, sizes.hidden) / division.tensor * (
+        2 if sizes.gated else 1
+    )

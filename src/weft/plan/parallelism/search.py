@@ -2,6 +2,7 @@
 
     ranks = tensor x context x data x pipeline        tensor x context within a host
     batch = data x microbatch x microbatches          all whole numbers
+    experts                                           shared by a number of replicas that divides both
 
 What is left out is never better: schedules with one microbatch a rank at most, chunks that layers do not fill, context
 parallelism of short sequences, sharded parameters in a pipeline (they would be gathered for every microbatch of every
@@ -10,6 +11,7 @@ stage). A division whose parameters, gradients and states alone do not fit is no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -55,7 +57,7 @@ class Plan:
         ranks; hybrid: anything else.
         """
         one = self.division
-        if one.ranks == one.data:
+        if one.ranks == one.data and one.experts == 1:
             return "data" if one.sharded == "none" else "sharded"
         if one.ranks in (one.pipeline, one.tensor):
             return "pipeline" if one.ranks == one.pipeline else "tensor"
@@ -116,7 +118,7 @@ def search(job: Job, machines: Machines, *, memory_bytes: float | None = None) -
     found = Found()
     times = StepTimes(job, machines)
     for division in divisions(job, machines, found):
-        memory = memory_of(job, division, times.layers_of_first(division))
+        memory = memory_of(job, division, times.shares(division))
         if memory.total > limit:
             found.lack(division, memory)
         else:
@@ -164,8 +166,15 @@ def divisions(job: Job, machines: Machines, found: Found) -> Iterator[Division]:
                 if job.batch % data:
                     found.refuse(f"{data} replicas do not divide the batch of {job.batch}")
                     continue
-                base = Division(data, tensor, pipeline, context=context)
-                yield from _variants(job, base)
+                for experts in _expert_ranks(job, data):
+                    base = Division(data, tensor, pipeline, context=context, experts=experts)
+                    yield from _variants(job, base)
+
+
+def _expert_ranks(job: Job, data: int) -> list[int]:
+    """How many replicas may share the experts."""
+    experts = job.sizes.experts
+    return [1] if experts is None else divisors(math.gcd(experts.count, data))
 
 
 def _variants(job: Job, base: Division) -> Iterator[Division]:

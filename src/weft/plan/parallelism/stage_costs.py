@@ -9,17 +9,14 @@ from dataclasses import replace
 
 from weft.graph.model import Graph
 from weft.machines.host import Machines
-from weft.partition.chain.exact import exact
-from weft.partition.problem import Problem
 from weft.plan.parallelism.job import Division, Job
-from weft.plan.parallelism.layer import Times
-from weft.plan.parallelism.step import StepTimes, layers_of_busiest
-from weft.plan.stages import stages_in
+from weft.plan.parallelism.step import StepTimes
+from weft.plan.parallelism.traced import rank_costs
 from weft.simulate import StageCost
 
 
 def stage_costs(job: Job, machines: Machines, division: Division) -> list[StageCost]:
-    """Times of one microbatch by stage: layers as the step's formulas share them out, the head on the last stage.
+    """Times of one microbatch by stage: layers as `shares` has them, the head on the last stage.
 
     >>> from weft.graph.sizes import Sizes
     >>> from weft.machines.cluster import parse_cluster
@@ -28,32 +25,16 @@ def stage_costs(job: Job, machines: Machines, division: Division) -> list[StageC
     >>> first.forward_s / last.forward_s < 1.5
     True
     """
-    layer, head = StepTimes(job, machines).of(division)
-    times = [layer.total.times(share) for share in _layers(job.sizes.layers, division, head, layer.total)]
+    known = StepTimes(job, machines)
+    layer, head = known.of(division)
+    times = [layer.total.times(share) for share in known.shares(division).stages]
     times[-1] = times[-1].plus(head)
     return [StageCost(each.forward, each.backward, each.inputs, each.weights) for each in times]
 
 
-def _layers(layers: int, division: Division, head: Times, one: Times) -> list[int]:
-    """How many each stage has: whole ones, the first stages one more where they do not divide.
-
-    With one stage a rank, the last one has fewer because of the head.
-    """
-    stages = division.stages
-    if division.chunks > 1 or stages == 1:
-        return _shared(layers, stages)
-    last = round(layers_of_busiest(layers, division, head.total / one.total)[1])
-    return [*_shared(layers - last, stages - 1), last]
-
-
-def _shared(layers: int, stages: int) -> list[int]:
-    least, more = divmod(layers, stages)
-    return [least + (place < more) for place in range(stages)]
-
-
 def traced_stage_costs(graph: Graph, division: Division) -> list[StageCost]:
     """The same of a traced model, whose units are placed so that the busiest rank is as small as possible."""
-    stages = stages_in(exact(Problem(graph, division.pipeline))).stages
+    _, stages = rank_costs(graph, division.pipeline)
     if division.recompute == "none":
         return list(stages)
     return [

@@ -9,10 +9,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weft.machines.host import Machines
 from weft.plan.parallelism.job import Division, Job
-from weft.plan.parallelism.layer import LayerTimes, Times, all_reduce_s, gather_s, layer_times, rank_tokens
+from weft.plan.parallelism.layer import (
+    LayerTimes,
+    Times,
+    all_reduce_s,
+    gather_s,
+    mean_layer_times,
+    rank_tokens,
+)
+from weft.plan.parallelism.shares import Part, Shares, shares
 
 
 @dataclass(frozen=True)
@@ -20,7 +29,7 @@ class Step:
     """The terms of a step, in seconds.
 
     Attributes:
-        layer: One layer, one microbatch, one rank.
+        layer: One layer, one microbatch, one rank; the mean of all if they are not alike.
         busiest: What the busiest rank computes of one microbatch.
         microbatches: How many of them.
         bubble: In which ranks wait for the first and the last microbatches.
@@ -41,7 +50,7 @@ class Step:
     beside: float
     optimizer: float
     late: float
-    layers: float = 0.0
+    layers: int = 0
 
     @property
     def work(self) -> float:
@@ -64,27 +73,30 @@ class StepTimes:
         """A layer's times and the head's, for one microbatch on one rank."""
         one = division
         several = one.microbatches(self.job) > 1
-        key = (one.tensor, one.context, one.microbatch, one.recompute, one.along, several)
+        key = (one.tensor, one.context, one.microbatch, one.recompute, one.along, several, one.experts)
         if key not in self._known:
             self._known[key] = (
-                layer_times(self.job, one, self.machines),
+                mean_layer_times(self.job, one, self.machines),
                 head_times(self.job, one, self.machines),
             )
         return self._known[key]
 
-    def layers_of_first(self, division: Division) -> float:
-        """Layers on the ranks before the last one, which has the head: what a step and the memory reckon with."""
+    def shares(self, division: Division) -> Shares:
+        """Layers of each stage, with a head that costs as much as it does here."""
         layer, head = self.of(division)
-        return layers_of_busiest(self.job.sizes.layers, division, head.total / layer.total.total)[0]
+        sizes = self.job.sizes
+        return shares(sizes.layers, division, head.total / layer.total.total, sizes.dense_layers)
 
 
 def step_of(job: Job, division: Division, machines: Machines, times: StepTimes | None = None) -> Step:
     """The step of a job that is divided so; `times` are those that other divisions of the job have reckoned."""
-    microbatches = division.microbatches(job)
-    layer, head = (times or StepTimes(job, machines)).of(division)
-    busiest, mean, layers = _ranks(job, division, layer.total, head)
+    microbatches, times = division.microbatches(job), times or StepTimes(job, machines)
+    layer, head = times.of(division)
+    found = times.shares(division)
+    busiest, mean, layers = _ranks(found, layer.total, head)
+    numbers = max(rank_parameters(job, division, part) for part in found.parts)
     computed = microbatches * busiest.total
-    whole = exchanged_s(job, division, machines, microbatches)
+    whole = exchanged_s(job, division, machines, microbatches, numbers)
     exposed = _exposed(whole, computed, division, machines)
     return Step(
         layer,
@@ -94,7 +106,7 @@ def step_of(job: Job, division: Division, machines: Machines, times: StepTimes |
         crossings_s(job, division, machines, microbatches),
         exposed,
         whole - exposed,
-        optimizer_s(job, division, machines),
+        optimizer_s(job, division, machines, numbers),
         machines.host.conduct.late(division.ranks),
         layers,
     )
@@ -110,33 +122,14 @@ def head_times(job: Job, division: Division, machines: Machines) -> Times:
     return Times(ahead + 12 * moved, ahead + 8 * moved, ahead)
 
 
-def layers_of_busiest(layers: int, division: Division, head: float) -> tuple[float, float]:
-    """Layers on the busiest rank but the last, and on the last one, which has the head besides.
-
-    With one chunk the units may be placed unevenly: as evenly as whole layers allow, with a head that costs `head`
-    layers. With several chunks each has equally many layers, the last ones what is left.
-
-    >>> layers_of_busiest(8, Division(pipeline=2), head=2.0), layers_of_busiest(8, Division(pipeline=2, chunks=2), 2.0)
-    ((5, 3), (4, 4))
-    """
-    ranks = division.pipeline
-    equal = math.ceil(layers / (ranks * division.chunks)) * division.chunks
-    if ranks == 1 or division.chunks > 1:
-        return equal, max(0, layers - (ranks - 1) * equal)
-    even = (layers + head) / ranks
-    most = math.ceil(layers / (ranks - 1))
-    owns = {min(max(own, math.ceil(layers / ranks)), most) for own in (math.floor(even), math.ceil(even))}
-    tried = [(own, max(0, layers - (ranks - 1) * own)) for own in sorted(owns)]
-    return min(tried, key=lambda pair: max(pair[0], pair[1] + head))
-
-
-def _ranks(job: Job, division: Division, layer: Times, head: Times) -> tuple[Times, Times, float]:
+def _ranks(found: Shares, layer: Times, head: Times) -> tuple[Times, Times, int]:
     """What the busiest rank and the mean of all take of a microbatch, and the layers of the busiest one."""
-    layers, ranks = job.sizes.layers, division.pipeline
-    own, last = layers_of_busiest(layers, division, head.total / layer.total)
-    ends, inner = layer.times(last).plus(head), layer.times(own)
-    busiest, many = (inner, own) if ranks > 1 and inner.total >= ends.total else (ends, last)
-    return busiest, layer.times(layers / ranks).plus(head.times(1 / ranks)), many
+    ranks = [
+        (layer.times(part.layers).plus(head if part.head else Times()), part.layers) for part in found.parts
+    ]
+    busiest, layers = max(ranks, key=lambda rank: rank[0].total)
+    whole = layer.times(sum(found.stages)).plus(head)
+    return busiest, whole.times(1 / len(found.ranks)), layers
 
 
 def bubble_s(division: Division, busiest: Times, mean: Times, microbatches: int) -> float:
@@ -187,51 +180,72 @@ def crossings_s(job: Job, division: Division, machines: Machines, microbatches: 
 def crossing_rounds(division: Division, microbatches: int) -> float:
     """How many crossings the busiest rank pays for in a step: see `crossings_s`."""
     ranks = division.pipeline
-    visits = (
-        microbatches * division.chunks * (2 if division.schedule == "zb_v" and division.chunks == 1 else 1)
-    )
+    visits = microbatches * division.chunks
     return 2 * (ranks - 1) + (visits - 1) * 2 * (ranks - 1) / ranks
 
 
-def equal_layers(job: Job, division: Division) -> int:
-    """Layers of the fullest rank if all have as many as whole ones allow."""
-    return math.ceil(job.sizes.layers / division.stages) * division.chunks
+class Numbers(NamedTuple):
+    """Parameters of one rank, before those that have the same share them.
+
+    Attributes:
+        all: How many.
+        experts: How many of them are experts', which fewer ranks have.
+    """
+
+    all: float
+    experts: float
+
+    def each(self, ranks: int, experts: int) -> float:
+        """What one rank has if so many share all but the experts, and so many those."""
+        return (self.all - self.experts) / ranks + self.experts / experts
 
 
-def rank_parameters(job: Job, division: Division, layers: float | None = None) -> float:
-    """Parameters on the fullest rank, before data-parallel ranks share them: its layers and the embedding, over t.
+def rank_parameters(job: Job, division: Division, part: Part) -> Numbers:
+    """Parameters of a rank: its layers with its experts, the embedding, the head, over t.
 
-    `layers`: how many it has; as many as all if not given.
+    A head that shares the embedding's matrix has a copy of it where they are on two ranks.
     """
     sizes = job.sizes
-    layers = equal_layers(job, division) if layers is None else layers
-    ends = sizes.embedding_parameters
-    if division.pipeline == 1 and not sizes.tied:
+    ends = sizes.embedding_parameters if part.embedding else 0
+    if part.head and not (sizes.tied and part.embedding):
         ends += sizes.table_parameters
-    return (layers * sizes.layer_parameters + ends) / division.tensor
+    experts = (part.layers - part.dense) * sizes.expert_parameters
+    rest = (part.layers - part.dense) * sizes.layer_parameters - experts + ends
+    rest += part.dense * sizes.dense.layer_parameters
+    own = experts / division.experts / division.tensor
+    return Numbers(rest / division.tensor + own, own)
 
 
-def exchanged_s(job: Job, division: Division, machines: Machines, microbatches: int) -> float:
-    """What replicas exchange in a step, in seconds, for N parameters of a rank.
+def exchanged_s(
+    job: Job, division: Division, machines: Machines, microbatches: int, numbers: Numbers
+) -> float:
+    """What replicas exchange in a step, in seconds, for the N parameters (`numbers`) of the rank that has most.
 
         none          an all-reduce of N gradients
         optimizer     gradients are added up and scattered, N parameters of 16 bits gathered
         parameters    for each microbatch, layer by layer, N parameters are gathered for the forward and again for the
                       backward pass, and N gradients added up and scattered (Rajbhandari et al., arXiv 1910.02054, 7)
 
-    Context-parallel ranks have the same parameters, so they add up with the replicas.
+    Context-parallel ranks have the same parameters, so they add up with the replicas. Experts are exchanged by those
+    that have the same ones.
     """
-    ranks = division.data * division.context
-    ring = machines.ring(ranks, division.tensor)
-    numbers = rank_parameters(job, division)
-    gradients, parameters = numbers * job.gradient_bytes, numbers * job.parameter_bytes
-    if division.sharded == "none":
-        return all_reduce_s(gradients, ranks, ring)
-    if division.sharded == "optimizer":
-        return gather_s(gradients, ranks, ring) + gather_s(parameters, ranks, ring)
-    layers = job.sizes.layers / division.pipeline
-    one = 2 * gather_s(parameters / layers, ranks, ring) + gather_s(gradients / layers, ranks, ring)
-    return microbatches * layers * one
+
+    def exchange(count: float, ranks: int, stride: int) -> float:
+        ring = machines.ring(ranks, stride)
+        gradients, parameters = count * job.gradient_bytes, count * job.parameter_bytes
+        if division.sharded == "none":
+            return all_reduce_s(gradients, ranks, ring)
+        if division.sharded == "optimizer":
+            return gather_s(gradients, ranks, ring) + gather_s(parameters, ranks, ring)
+        layers = job.sizes.layers / division.pipeline
+        one = 2 * gather_s(parameters / layers, ranks, ring) + gather_s(gradients / layers, ranks, ring)
+        return microbatches * layers * one
+
+    if division.experts == 1:
+        return exchange(numbers.all, division.alike, division.tensor)
+    return exchange(numbers.all - numbers.experts, division.alike, division.tensor) + exchange(
+        numbers.experts, division.alike_experts, division.tensor * division.experts
+    )
 
 
 def _exposed(whole: float, computed: float, division: Division, machines: Machines) -> float:
@@ -241,10 +255,8 @@ def _exposed(whole: float, computed: float, division: Division, machines: Machin
     return max(whole * (1 - share), whole - computed)
 
 
-def optimizer_s(job: Job, division: Division, machines: Machines) -> float:
+def optimizer_s(job: Job, division: Division, machines: Machines, numbers: Numbers) -> float:
     """Reading gradients, reading and writing states and the parameters of 32 and 16 bits, in seconds."""
-    numbers = rank_parameters(job, division)
-    if division.sharded != "none":
-        numbers /= division.data * division.context
+    shared = (division.alike, division.alike_experts) if division.sharded != "none" else (1, 1)
     moved = job.gradient_bytes + 2 * job.state_bytes + 2 * job.parameter_bytes
-    return machines.host.accelerator.move_s(numbers * moved)
+    return machines.host.accelerator.move_s(numbers.each(*shared) * moved)

@@ -7,13 +7,16 @@ other terms are those of `weft.plan.parallelism.step`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from weft.errors import ConfigError
 from weft.graph.model import Graph
 from weft.machines.host import Machines
 from weft.partition.chain.exact import exact
+from weft.partition.placement import Placement
 from weft.partition.problem import Problem
 from weft.plan.parallelism.job import Division
 from weft.plan.parallelism.layer import LayerTimes, Times, all_reduce_s, gather_s
@@ -29,15 +32,42 @@ MOMENTS = 2
 """Copies of the parameters that the optimizer keeps: the two moments of an Adam-like one."""
 
 
+class Bytes(NamedTuple):
+    """What one rank of a pipeline has, in bytes; of a microbatch what is not parameters.
+
+    Attributes:
+        parameters: Parameters.
+        activations: What waits for the backward pass.
+        kept: What waits where blocks are computed again: their inputs, and all of units outside of blocks.
+        again: What the largest block has once it was computed again.
+    """
+
+    parameters: int
+    activations: int
+    kept: int
+    again: int
+
+
 @dataclass(frozen=True)
-class Rank:
-    """What the ranks of a pipeline take of a microbatch, and the most that one has of each thing, in bytes."""
+class Row:
+    """What the ranks of a pipeline take of a microbatch.
+
+    Attributes:
+        busiest: The times of the busiest rank.
+        mean: The mean of all.
+        crossing_bytes: The most that goes from one stage to the next.
+        bytes: What each rank has.
+    """
 
     busiest: Times
     mean: Times
-    parameter_bytes: int
-    activation_bytes: int
     crossing_bytes: int
+    bytes: Sequence[Bytes]
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Those of the rank that has most."""
+        return max(one.parameters for one in self.bytes)
 
 
 def traced_search(graph: Graph, machines: Machines, microbatches: int, limit_bytes: float) -> Found:
@@ -66,15 +96,20 @@ def traced_search(graph: Graph, machines: Machines, microbatches: int, limit_byt
         elif microbatches % data:
             found.refuse(f"{data} replicas do not divide {microbatches} microbatches")
         else:
-            rank = _rank(graph, pipeline)
+            row = _row(graph, pipeline)
             for division in _variants(data, pipeline):
-                keep(found, _plan(division, rank, machines, microbatches // data), limit_bytes, "fp32")
+                keep(found, _plan(division, row, machines, microbatches // data), limit_bytes, "fp32")
     if not found.tried:
         raise ConfigError(
             f"{machines.size} accelerators cannot divide {microbatches} microbatches ({'; '.join(found.refused)}): "
             f"give a number that {machines.size} divides"
         )
     return found
+
+
+def traced_plan(graph: Graph, division: Division, machines: Machines, microbatches: int) -> Plan:
+    """What one division of a traced model takes, with so many microbatches a replica."""
+    return _plan(division, _row(graph, division.pipeline), machines, microbatches)
 
 
 def _variants(data: int, pipeline: int) -> Iterator[Division]:
@@ -84,17 +119,67 @@ def _variants(data: int, pipeline: int) -> Iterator[Division]:
                 yield Division(data, 1, pipeline, sharded=sharded, schedule=schedule, recompute=recompute)
 
 
-def _rank(graph: Graph, ranks: int) -> Rank:
-    stages = stages_in(exact(Problem(graph, ranks))).stages
+def _row(graph: Graph, ranks: int) -> Row:
+    placement, stages = rank_costs(graph, ranks)
     times = [_times(stage) for stage in stages]
     whole = Times(*(sum(getattr(one, name) for one in times) for name in ("forward", "inputs", "weights")))
-    return Rank(
+    return Row(
         max(times, key=lambda one: one.total),
         whole.times(1 / ranks),
-        max(stage.parameter_bytes for stage in stages),
-        max(stage.activation_bytes for stage in stages),
         max(stage.forward_bytes for stage in stages),
+        [
+            Bytes(stage.parameter_bytes, stage.activation_bytes, *again)
+            for stage, again in zip(stages, _again(graph, placement.partitions, ranks), strict=True)
+        ],
     )
+
+
+def rank_costs(graph: Graph, ranks: int) -> tuple[Placement, list[StageCost]]:
+    """Units placed so that the busiest rank is as small as possible, and what each rank takes: all its stages together.
+
+    Units that share a parameter lie together, so microbatches may come to a rank more than once.
+    """
+    placement = exact(Problem(graph, ranks))
+    placed = stages_in(placement)
+    owners = placed.rank_of_stage or tuple(range(ranks))
+    found = [StageCost(0.0, 0.0) for _ in range(ranks)]
+    for stage, rank in zip(placed.stages, owners, strict=True):
+        own = found[rank]
+        found[rank] = StageCost(
+            *(getattr(own, one.name) + getattr(stage, one.name) for one in fields(StageCost))
+        )
+    return placement, found
+
+
+def block_of(unit: str) -> str:
+    """The block that a unit is in: a model's modules up to the first number in their names; empty outside of blocks.
+
+    >>> block_of("encoder.layers.0.attention.out"), block_of("encoder.norm")
+    ('encoder.layers.0', '')
+    """
+    parts = unit.split(".")
+    first = next((at for at, part in enumerate(parts) if part.isdecimal()), None)
+    return "" if first is None else ".".join(parts[: first + 1])
+
+
+def _again(graph: Graph, partitions: Sequence[int], ranks: int) -> list[tuple[int, int]]:
+    """What waits on each rank where every block is a checkpoint, and what its largest block takes, in bytes.
+
+    A checkpoint keeps the inputs of what it wraps (Chen et al., arXiv 1604.06174).
+    """
+    names = [block_of(unit.name) for unit in graph]
+    kept = [0] * ranks
+    sizes: list[dict[str, int]] = [defaultdict(int) for _ in range(ranks)]
+    for unit, block, at in zip(graph, names, partitions, strict=True):
+        if block:
+            sizes[at][block] += unit.activation_bytes
+        else:
+            kept[at] += unit.activation_bytes
+    for source, targets, size in graph.flows:
+        into = {(partitions[target], names[target]) for target in targets if names[target]}
+        for at, _ in into - {(partitions[source], names[source])}:
+            kept[at] += size
+    return [(own, max(blocks.values(), default=0)) for own, blocks in zip(kept, sizes, strict=True)]
 
 
 def _times(stage: StageCost) -> Times:
@@ -104,17 +189,17 @@ def _times(stage: StageCost) -> Times:
     )
 
 
-def _plan(division: Division, rank: Rank, machines: Machines, microbatches: int) -> Plan:
-    again = Times(inputs=rank.busiest.forward) if division.recompute == "full" else Times()
-    busiest, mean = rank.busiest.plus(again), rank.mean.plus(again)
+def _plan(division: Division, row: Row, machines: Machines, microbatches: int) -> Plan:
+    again = Times(inputs=row.busiest.forward) if division.recompute == "full" else Times()
+    busiest, mean = row.busiest.plus(again), row.mean.plus(again)
     conduct, device = machines.host.conduct, machines.host.accelerator
     ring = machines.ring(division.data, 1)
     if division.sharded == "none":
-        exchanged = all_reduce_s(rank.parameter_bytes, division.data, ring)
+        exchanged = all_reduce_s(row.parameter_bytes, division.data, ring)
     else:
-        exchanged = 2 * gather_s(rank.parameter_bytes, division.data, ring)
+        exchanged = 2 * gather_s(row.parameter_bytes, division.data, ring)
     exposed = max(exchanged * (1 - conduct.data), exchanged - microbatches * busiest.total)
-    crossing = machines.hop_s(rank.crossing_bytes, division.data) + conduct.crossing_s
+    crossing = machines.hop_s(row.crossing_bytes, division.data) + conduct.crossing_s
     shared = division.data if division.sharded == "optimizer" else 1
     step = Step(
         NOTHING,
@@ -124,17 +209,25 @@ def _plan(division: Division, rank: Rank, machines: Machines, microbatches: int)
         crossing_rounds(division, microbatches) * crossing if division.pipeline > 1 else 0.0,
         exposed,
         exchanged - exposed,
-        device.move_s((2 + 2 * MOMENTS + 1) * rank.parameter_bytes / shared),
+        device.move_s((2 + 2 * MOMENTS + 1) * row.parameter_bytes / shared),
         conduct.late(division.ranks),
     )
-    many = held(division, microbatches)
-    kept = min(rank.crossing_bytes, rank.activation_bytes) if again.inputs else rank.activation_bytes
-    memory = Memory(
-        rank.parameter_bytes,
-        rank.parameter_bytes,
-        MOMENTS * rank.parameter_bytes / shared,
-        many * kept,
-        rank.activation_bytes if again.inputs else 0.0,
-        min(RESERVED, 0.1 * device.memory_bytes),
+    memory = (
+        _memory(division, one, held(division, microbatches, place), min(RESERVED, 0.1 * device.memory_bytes))
+        for place, one in enumerate(row.bytes)
     )
-    return Plan(division, step, memory)
+    return Plan(division, step, max(memory, key=lambda one: one.total))
+
+
+def _memory(division: Division, one: Bytes, many: float, reserved: float) -> Memory:
+    """What one rank needs, which holds so many microbatches."""
+    shared = division.data if division.sharded == "optimizer" else 1
+    again = division.recompute == "full"
+    return Memory(
+        one.parameters,
+        one.parameters,
+        MOMENTS * one.parameters / shared,
+        many * (min(one.kept, one.activations) if again else one.activations),
+        one.again if again else 0.0,
+        reserved,
+    )

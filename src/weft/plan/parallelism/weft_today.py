@@ -14,6 +14,8 @@ def cannot(precision: str, division: Division) -> str:
     """Why weft cannot run a division today; empty if it can."""
     if division.tensor > 1:
         return "tensor parallelism is not in weft"
+    if division.experts > 1:
+        return "expert parallelism is not in weft"
     if division.context > 1:
         return "context parallelism is not in weft"
     if division.schedule == "zb_2p":

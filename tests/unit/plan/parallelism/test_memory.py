@@ -7,10 +7,15 @@ import pytest
 from weft.graph.sizes import Sizes
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.memory import activation_bytes, held, memory_of
+from weft.plan.parallelism.shares import shares
 
 GPT3 = Sizes(96, 12288, 96, 4 * 12288, 51200, 2048)
 JOB = Job(GPT3, 64, "fp16", fused_attention=False)
 SBH = 2048 * 12288
+
+
+def first(division: Division):
+    return shares(GPT3.layers, division, 0.0).part(0)
 
 
 def test_sixteen_bytes_of_adam():
@@ -35,14 +40,14 @@ def test_the_first_stage_of_korthikanti(chunks, factor):
     schedule = "interleaved" if chunks == 1 else "looped"
     division = Division(1, 8, 8, chunks, schedule=schedule, recompute="selective")
     expected = (96 * 34 * SBH / 8 + SBH * 8 / 8) * factor
-    assert activation_bytes(JOB, division) == pytest.approx(expected)
+    assert activation_bytes(JOB, division, first(division)) == pytest.approx(expected)
 
 
 def test_all_of_korthikanti_without_a_pipeline():
     """Section 4.3, p = 1: s b h L / t (34 + 5 a s / h) + s b h / t + 4 s b h / t (1 + v / h)."""
     division = Division(tensor=8)
     expected = SBH / 8 * (96 * (34 + 80) + 1 + 4 * (1 + 51200 / 12288))
-    assert activation_bytes(JOB, division) == pytest.approx(expected)
+    assert activation_bytes(JOB, division, first(division)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -51,3 +56,13 @@ def test_all_of_korthikanti_without_a_pipeline():
 )
 def test_microbatches_held(schedule, microbatches, expected):
     assert held(Division(pipeline=4, schedule=schedule), microbatches) == expected
+
+
+def test_the_last_rank_may_be_the_fullest():
+    """Its logits are kept in 32 bits: four bytes for each token and word of the vocabulary."""
+    wide = Job(Sizes(8, 1024, 8, 4096, 256000, 2048, tied=False), 8)
+    found, division = shares(8, Division(pipeline=2), 0.0), Division(pipeline=2)
+    assert activation_bytes(wide, division, found.part(1)) > 4 * 2048 * 256000
+    assert memory_of(wide, division).activations == activation_bytes(wide, division, found.part(1))
+    tied = memory_of(Job(Sizes(8, 1024, 8, 4096, 256000, 2048), 8), division)
+    assert tied.parameters == 2 * (4 * wide.sizes.layer_parameters + wide.sizes.table_parameters)

@@ -13,7 +13,7 @@ from weft.machines.cluster import parse_cluster
 from weft.machines.host import Machines
 from weft.plan.parallelism.guide import fewest_microbatches, guide, learning_rate
 from weft.plan.parallelism.job import Division, Job
-from weft.plan.parallelism.memory import memory_of, usable_bytes
+from weft.plan.parallelism.memory import activation_bytes, memory_of, usable_bytes
 from weft.plan.parallelism.search import Found, divisions, search
 from weft.plan.parallelism.step import StepTimes, step_of
 from weft.plan.parallelism.weft_today import cannot, command
@@ -28,7 +28,7 @@ def test_the_best_is_the_fastest_of_all_that_fit():
     limit = usable_bytes(MACHINES.host.accelerator.memory_bytes)
     every = list(divisions(JOB, MACHINES, Found()))
     times = StepTimes(JOB, MACHINES)
-    fit = [one for one in every if memory_of(JOB, one, times.layers_of_first(one)).total <= limit]
+    fit = [one for one in every if memory_of(JOB, one, times.shares(one)).total <= limit]
     found = search(JOB, MACHINES)
     assert (found.tried, found.fits) == (len(every), len(fit))
     assert found.best[0].seconds == pytest.approx(
@@ -126,21 +126,18 @@ def test_commands():
     )
 
 
-def test_a_first_rank_with_more_layers_needs_their_memory():
-    """The head costs as much as two and a half layers, so the ranks before it have nine layers of 32, and not eight."""
+def test_a_rank_with_more_layers_needs_their_memory():
+    """The head costs as much as two and a half layers, so ranks before it have nine layers of 32, and not eight."""
     sizes = Sizes(32, 4096, 32, 14336, 128256, 8192, kv_heads=8, gated=True, tied=False)
     job, machines, division = Job(sizes, batch=64), parse_cluster("4xH100"), Division(pipeline=4)
     times = StepTimes(job, machines)
-    assert times.layers_of_first(division) == 9
-    nine, eight = memory_of(job, division, 9), memory_of(job, division)
-    assert nine.parameters - eight.parameters == 2 * sizes.layer_parameters
-    assert nine.activations / eight.activations == 9 / 8
+    found = times.shares(division)
+    assert found.ranks == (8, 9, 9, 6)
     assert step_of(job, division, machines).busiest.total == pytest.approx(
         9 * times.of(division)[0].total.total
     )
+    first, second = (activation_bytes(job, division, found.part(place)) for place in (0, 1))
+    assert second / first == pytest.approx(9 * 3 / (8 * 4))
+    assert memory_of(job, division, found).activations == first
     plan = search(job, machines, memory_bytes=2**40).of_kind["pipeline"]
-    assert (
-        plan.memory
-        == memory_of(job, plan.division, times.layers_of_first(plan.division))
-        != memory_of(job, plan.division)
-    )
+    assert plan.memory == memory_of(job, plan.division, times.shares(plan.division))

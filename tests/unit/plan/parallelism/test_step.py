@@ -18,7 +18,9 @@ from weft.machines.cluster import parse_cluster
 from weft.machines.host import Machines
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.layer import Times
-from weft.plan.parallelism.step import bubble_s, layers_of_busiest, step_of
+from weft.plan.parallelism.shares import shares
+from weft.plan.parallelism.stage_costs import stage_costs
+from weft.plan.parallelism.step import bubble_s, step_of
 from weft.schedule import make
 from weft.simulate import StageCost, simulate
 from weft.topology.cluster import Link
@@ -80,8 +82,53 @@ def test_bubbles_of_several_chunks(chunks):
 
 
 def test_the_head_is_balanced_by_fewer_layers():
-    assert layers_of_busiest(30, Division(pipeline=8), 1.0) == (4, 2)
-    assert layers_of_busiest(4, Division(pipeline=8), 0.1) == (1, 0)
+    assert shares(30, Division(pipeline=8), 1.0).ranks == (3, 4, 4, 4, 4, 4, 4, 3)
+    assert shares(4, Division(pipeline=8), 0.1).ranks == (0, 1, 1, 1, 1, 0, 0, 0)
+    assert shares(32, Division(pipeline=4), 2.5).ranks == (8, 9, 9, 6)
+
+
+@given(
+    st.integers(1, 60),
+    st.integers(1, 8),
+    st.sampled_from([("interleaved", 1), ("looped", 2), ("looped", 3), ("zb_v", 2)]),
+    st.floats(0.0, 5.0),
+)
+def test_layers_lie_as_evenly_as_they_can(layers, ranks, how, head):
+    found = shares(layers, Division(pipeline=ranks, chunks=how[1], schedule=how[0]), head)
+    assert sum(found.stages) == sum(found.ranks) == layers
+    assert max(found.stages[:-1], default=0) - min(found.stages[:-1], default=0) <= 1
+    assert found.stages[-1] <= -(-layers // len(found.stages))
+    fullest = max(found.ranks[part.place] + head * part.head for part in found.parts)
+    assert fullest == max(own + head * (place == found.end) for place, own in enumerate(found.ranks))
+
+
+@pytest.mark.parametrize("layers", [24, 27, 30, 34])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("interleaved", 1), ("zb_h1", 1), ("looped", 2), ("looped", 3), ("zb_v", 2)]
+)
+def test_steps_of_layers_that_do_not_divide_are_those_of_the_simulation(layers, ranks, schedule, chunks):
+    """Formula and simulation have the same layers on each stage; what is left is how uneven stages wait."""
+    job, machines = Job(replace(SIZES, layers=layers), 4 * ranks), parse_cluster(f"{ranks}xA100-80")
+    division = Division(pipeline=ranks, chunks=chunks, schedule=schedule)
+    made = make(schedule, ranks, 4 * ranks, **({"chunks": chunks} if schedule == "looped" else {}))
+    costs = stage_costs(job, machines, division)
+    step = simulate(made.ranks, made.rank_of_stage, costs)
+    longest = max(ends[-1] - starts[0] for starts, ends in zip(step.start_s, step.end_s, strict=True))
+    found = step_of(job, division, machines)
+    assert found.work + found.bubble == pytest.approx(
+        longest if schedule == "zb_v" else step.step_s, rel=0.08
+    )
+
+
+def test_the_exchange_is_of_what_the_fullest_rank_has():
+    """Nine layers on two ranks: five with the embedding, and four with the head."""
+    sizes, machines = Sizes(9, 2048, 16, 8192, 1000, 512, gated=True), parse_cluster("2x2xA100-80")
+    division = Division(data=2, pipeline=2)
+    found = step_of(Job(sizes, 8), division, machines)
+    link, numbers = machines.ring(2, 1), 5 * sizes.layer_parameters + sizes.embedding_parameters
+    assert found.exposed + found.beside == pytest.approx(numbers * 4 / link.bytes_per_s + 2 * link.latency_s)
+    assert found.optimizer == pytest.approx(machines.host.accelerator.move_s(numbers * (4 + 2 * 12 + 2 * 2)))
 
 
 DIVISIONS = st.builds(

@@ -8,7 +8,10 @@ from weft.errors import ConfigError
 from weft.graph import Graph, Unit
 from weft.machines.catalogue import host_of
 from weft.machines.host import Conduct, Host, Machines
-from weft.plan.parallelism.traced import traced_search
+from weft.plan.parallelism.job import Division
+from weft.plan.parallelism.memory import held
+from weft.plan.parallelism.stage_costs import traced_stage_costs
+from weft.plan.parallelism.traced import rank_costs, traced_plan, traced_search
 from weft.schedule import make
 from weft.simulate import StageCost, simulate
 from weft.topology.cluster import Link
@@ -30,12 +33,65 @@ def test_a_pipeline_takes_what_the_simulation_takes():
     assert plan.memory.activations == 4 * 2 * 30 * MIB
 
 
+def test_a_rank_holds_as_many_microbatches_as_its_place_says():
+    """The last rank's large logits wait for one microbatch, not for as many as the first rank holds."""
+    units = [Unit(f"u{i}", 10.0, 20.0, 10 * MIB, MIB if i < 3 else 100 * MIB, MIB) for i in range(4)]
+    division = Division(pipeline=4)
+    found = traced_plan(Graph(units), division, Machines(HOST, 1), 8).memory
+    assert (found.activations, found.parameters) == (100 * MIB, 10 * MIB)
+
+
+def test_blocks_that_are_computed_again_keep_their_inputs():
+    """Two blocks of two units, and a head outside of blocks: 2 x 8 MiB of inputs, and what the head keeps."""
+    names = ["blocks.0.a", "blocks.0.b", "blocks.1.a", "blocks.1.b", "head"]
+    units = [Unit(name, 10.0, 20.0, 0, 30 * MIB, 8 * MIB) for name in names]
+    division = Division(data=2, recompute="full")
+    found = traced_plan(Graph(units), division, Machines(HOST, 1), 8).memory
+    assert (found.activations, found.moment) == ((8 + 30) * MIB, 60 * MIB)
+    step = traced_plan(Graph(units), division, Machines(HOST, 1), 8).step
+    assert step.busiest.total == pytest.approx(5 * 0.04)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("schedule", ["simple", "interleaved", "looped", "zb_h1", "zb_v"])
+def test_microbatches_held_are_those_of_the_schedules(schedule, ranks):
+    """The most that each rank of weft's own schedules has between a forward pass and its last backward pass."""
+    made = make(schedule, ranks, 8)
+    chunks = len(made.rank_of_stage) // ranks
+    division = Division(pipeline=ranks, chunks=chunks, schedule=schedule)
+    for place, actions in enumerate(made.ranks):
+        there = most = 0
+        for action in actions:
+            there += {"F": 1, "B": -1, "W": -1}.get(str(action)[len(str(action.stage))], 0)
+            most = max(most, there)
+        assert most / chunks == pytest.approx(held(division, 8, place))
+
+
 def test_replicas_add_up_over_the_network():
     """Two hosts of four: a ring of eight over the cards of each host, 2 x 7 / 8 of 800 MiB."""
     host = Host("h", HOST.accelerator, 4, Link(), Link(0.0, 1e9), conduct=Conduct(0.0, 0.0, 0.0, 1.0))
     found = traced_search(GRAPH, Machines(host, 2), 8, 15e9)
     plan = found.of_kind["data"]
     assert plan.step.exposed == pytest.approx(2 * 7 / 8 * 800 * MIB / 4e9)
+
+
+def test_a_rank_to_which_microbatches_come_back_counts_all_its_stages():
+    """Embedding and head share a matrix, so they lie together: three stages on two ranks."""
+    units = [
+        Unit("embedding", 1.0, 2.0, 8 * MIB, 2 * MIB, MIB, group="table"),
+        *(Unit(f"blocks.{i}", 10.0, 20.0, 4 * MIB, MIB, MIB) for i in range(3)),
+        Unit("head", 9.0, 18.0, 0, 6 * MIB, MIB, group="table"),
+    ]
+    placement, found = rank_costs(Graph(units), 2)
+    assert placement.partitions[0] == placement.partitions[-1]
+    assert sum(one.forward_s for one in found) == pytest.approx(0.04)
+    ends = found[placement.partitions[0]]
+    assert ends.parameter_bytes >= 8 * MIB and ends.activation_bytes >= 8 * MIB
+    for recompute in ("none", "full"):
+        plan = traced_plan(Graph(units), Division(pipeline=2, recompute=recompute), Machines(HOST, 1), 8)
+        assert plan.step.busiest.forward == pytest.approx(max(one.forward_s for one in found))
+    costs = traced_stage_costs(Graph(units), Division(pipeline=2))
+    assert [one.forward_s for one in costs] == [one.forward_s for one in found]
 
 
 def test_what_does_not_fit_falls_out():
