@@ -66,6 +66,8 @@ class Session:
         units: What the models were split into, for recordings.
         found: What else was found of the run, for recordings.
         forward: The microbatch of which a forward pass is recorded, and when that began; on ranks without a pipeline.
+        decided: The settings that were left open, by name, and decided here.
+        last_number: Into how many microbatches the settings before these cut.
         steps: How many steps have begun.
         evaluations: How many of them had no backward pass.
         tracing: Whether the step only rehearses.
@@ -100,6 +102,8 @@ class Session:
     forward: tuple[int, float] | None = None
     growth: Growth = field(default_factory=Growth)
     huge_pages: HugePages = field(default_factory=HugePages)
+    decided: set[str] = field(default_factory=set)
+    last_number: int = 1
     steps: int = 0
     evaluations: int = 0
     tracing: bool = False
@@ -200,7 +204,10 @@ class Session:
 
     def use_settings(self, settings: Settings) -> None:
         """Go on with other settings for the same mesh; schedules are chosen anew."""
-        self.settings = settings
+        old, self.settings = self.settings, settings
+        if isinstance(old.microbatches, int):
+            self.last_number = old.microbatches
+        self.decided = {name for name in self.decided if getattr(old, name) == getattr(settings, name)}
         self.chosen = self.watch = None
         if self.executor is not None:
             self.executor.wait_timeout_s = wait_timeout_s(settings)
@@ -208,6 +215,7 @@ class Session:
     def decide(self, **decided: Any) -> None:
         """Put what was decided in the place of settings that were left open; all else stays."""
         self.settings = replace(self.settings, **decided)
+        self.decided |= decided.keys()
 
     def begin_draws(self, seed: int) -> None:
         """From now on random numbers of microbatches follow from this seed."""

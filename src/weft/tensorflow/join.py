@@ -152,6 +152,11 @@ def _check(settings: Settings) -> None:
         asked.append("inputs")
     if asked:
         raise ConfigError(f"weft.tensorflow has no {', '.join(asked)}: leave it out, or use PyTorch")
+    if settings.microbatches == "auto":
+        raise ConfigError(
+            'microbatches is "auto", which weft.tensorflow does not decide: write a number, "microbatches": 4, say, or '
+            "use PyTorch"
+        )
     kind = KINDS[settings.pipeline]
     if settings.contiguous and settings.auto_partition and kind.chunks not in ((1, 1), None):
         raise ConfigError(

@@ -27,7 +27,7 @@ def partition_report(model: Any = None) -> PartitionReport:
         tuple(
             ModelPlacement((), 1)
             if m.plan is None
-            else m.plan.placement(settings.partitions, settings.microbatches)
+            else m.plan.placement(settings.partitions, settings.microbatch_count)
             for m in models
         ),
         "" if session.chosen is None else session.chosen.reasons,
