@@ -178,7 +178,8 @@ def _count(session: Session) -> int:
     if session.settings.microbatches == "auto":
         if not session.models or any(not model.partitioned for model in session.models):
             return 1
-        session.decide(microbatches=session.last_number)  # that of the models
+        one = session.settings.partitions == 1  # where nothing overlaps
+        session.decide(microbatches=1 if one else session.last_number)  # that of the models
     return session.settings.microbatch_count
 
 

@@ -49,11 +49,11 @@ def decide_number(
     models: Sequence[DistributedModel],
     function: Callable[..., Any],
     batch: MiniBatch,
-    link: MeasuredLink | None,
+    link: MeasuredLink,
 ) -> int:
     """Into how many microbatches mini-batches like this one are cut; on the rank that decides.
 
-    `batch`: the first one; `link`: what messages between ranks take, if there are several.
+    `batch`: the first one; `link`: what messages between ranks take.
 
     Raises:
         PlacementError: No number can be placed.
@@ -71,7 +71,7 @@ def decide_number(
         for model in models
     ]
     limit = limit_bytes(session) or ROOM * device_bytes(session)
-    found = [_judge(session, models, sized, number, link or MeasuredLink(), limit) for number in tried]
+    found = [_judge(session, models, sized, number, link, limit) for number in tried]
     best = quickest(found)
     if best is None:
         raise PlacementError(f"no number of microbatches can be placed: {found[0].fault}")

@@ -65,7 +65,7 @@ def partition_models(
     if number_open:
         need_cut(batch)
     by_link = KINDS[session.settings.pipeline].measured and session.chosen is None or number_open
-    link = measure_link(session) if by_link and session.pipeline is not None else None
+    link = measure_link(session) if by_link else None
     if number_open:
         batch = _decide_number(session, models, function, batch, link)
     for model in models:
@@ -105,14 +105,11 @@ def _decide_number(
     resumed = [model.resumed_plan.microbatches for model in models if model.resumed_plan is not None]
     number = max(resumed, default=0)
     if not number:
-        with nullcontext() if session.pipeline is None else keep_others_busy(session):
-            number = int(
-                agree_on(
-                    session,
-                    lambda: str(decide_number(session, models, function, batch, link)),
-                    "the number of microbatches",
-                )
+        with keep_others_busy(session):
+            decide = functools.partial(
+                decide_number, session, models, function, batch, link or MeasuredLink()
             )
+            number = int(agree_on(session, lambda: str(decide()), "the number of microbatches"))
     session.decide(microbatches=number)
     return prepare(function, batch.args, batch.kwargs, batch.cut, number)
 
