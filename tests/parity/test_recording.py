@@ -8,6 +8,7 @@ import pytest
 
 from tests.launching import run_ranks
 from weft.analysis.analysis import Analysis
+from weft.analysis.plan.beside import beside_plan
 from weft.profiler.reading import read_run
 
 TRAIN = """
@@ -100,6 +101,10 @@ def test_what_was_planted_is_seen(tmp_path: Path, workers: int):
     assert run.warnings == () and run.complete and run.ranks == (0, 1)
     assert run.timeline.steps == (1, 2, 3, 4, 5, 6), "what lies before the first step has none"
     check_identity(analysis)
+    beside = beside_plan(analysis)
+    assert beside is not None and len(beside.terms) == 6 and beside.step.planned > 0
+    assert all(term.planned > 0 and term.measured > 0 for term in (*beside.terms, *beside.memory))
+    assert len({facts.planned for facts in run.facts.values()}) == 1
     for rank in run.ranks:
         steps = run.steps[rank]
         assert [step.step for step in steps] == [1, 2, 3, 4, 5, 6]

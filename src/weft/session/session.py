@@ -15,6 +15,7 @@ from weft.config import Settings
 from weft.errors import UsageError
 from weft.launch.discovery import Place
 from weft.plan.chosen import Chosen
+from weft.plan.measured.planned import Planned
 from weft.profiler.recorder import Recorder
 from weft.runtime.allocator import Growth
 from weft.runtime.executor import Executor
@@ -65,6 +66,7 @@ class Session:
         recordings: How many recordings have begun.
         units: What the models were split into, for recordings.
         found: What else was found of the run, for recordings.
+        planned: What is expected of a step, for recordings.
         forward: The microbatch of which a forward pass is recorded, and when that began; on ranks without a pipeline.
         decided: The settings that were left open, by name, and decided here.
         last_number: Into how many microbatches the settings before these cut.
@@ -99,6 +101,7 @@ class Session:
     recordings: int = 0
     units: list[Unit] = field(default_factory=list)
     found: dict[str, object] = field(default_factory=dict)
+    planned: Planned | None = None
     forward: tuple[int, float] | None = None
     growth: Growth = field(default_factory=Growth)
     huge_pages: HugePages = field(default_factory=HugePages)

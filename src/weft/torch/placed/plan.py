@@ -26,6 +26,10 @@ COSTS = ("parameters", "parameter_bytes", "activation_bytes", "forward_ms", "bac
 """What a plan tells of what a unit costs."""
 
 
+EXPECTED = ("forward_s", "backward_s", "memory_bytes")
+"""What a plan tells of what a partition is expected to do."""
+
+
 @dataclass(frozen=True)
 class PlannedUnit:
     """One row of the plan.
@@ -88,6 +92,7 @@ class Plan:
         microbatches: The number of them that was decided with the places; 0 if the settings gave it.
         in_flight: How many microbatches a rank may hold.
         by_hand: The script has placed the units.
+        planned: What a step is expected to take, as :class:`weft.plan.measured.planned.Planned` writes it.
     """
 
     units: tuple[PlannedUnit, ...]
@@ -103,6 +108,7 @@ class Plan:
     microbatches: int = 0
     in_flight: int = 1
     by_hand: bool = False
+    planned: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         rows = tuple(unit.to_record() for unit in self.units)
@@ -126,6 +132,11 @@ class Plan:
         for at in (*places, *self.parameters.values(), *self.buffers.values()):
             if type(at) is not int or not 0 <= at < partitions:
                 raise ValueError(f"a unit of its plan is on the partition {shown(at)} of {partitions}")
+        if self.planned is not None:
+            parts = self.planned["parts"]
+            figures = [self.planned["step_s"], *(part[name] for part in parts for name in EXPECTED)]
+            if len(parts) != partitions or not all(type(figure) in (int, float) for figure in figures):
+                raise ValueError(f"its plan expects {shown(self.planned)} of {partitions} partitions")
         if type(self.microbatches) is not int or self.microbatches < 0:
             raise ValueError(f"its plan is for {shown(self.microbatches)} microbatches")
         if not all(type(unit.name) is str and type(unit.writes) is int for unit in self.units):

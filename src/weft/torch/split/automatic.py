@@ -23,11 +23,13 @@ from weft.plan.chosen import Chosen, ahead, options_for, schedule_for
 from weft.plan.explain import explain
 from weft.plan.late import PARTS
 from weft.plan.measured.corrected import find_better, measure_stages
+from weft.plan.measured.planned import Planned
 from weft.plan.option import Option, Placed
 from weft.plan.search import Found, as_weft_runs, search
 from weft.plan.turn import EFFORT, best_turn, tries
 from weft.schedule.legal import check
 from weft.schedule.table import KINDS
+from weft.session.recording import tell_plan
 from weft.simulate import Links, StageCost
 from weft.torch.session.collectives import agree_on, gather_texts
 from weft.torch.session.session import Session
@@ -231,7 +233,10 @@ def compare(session: Session, steps: list[tuple[float, dict[str, float]]]) -> No
         texts = gather_texts(json.dumps(own), session.group("pp"))
     answer = agree_on(session, lambda: _answer(session, [json.loads(text) for text in texts]))
     if answer.strip():
-        session.use_schedule(Chosen.from_json(answer))
+        chosen = Chosen.from_json(answer)
+        session.use_schedule(chosen)
+        step = as_weft_runs(chosen.schedule, chosen.stages, chosen.links, ahead=ahead(session.settings))
+        tell_plan(session, Planned.of(step))
 
 
 def _answer(session: Session, found: list[dict[str, Any]]) -> str:

@@ -12,19 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weft import schedule
 from weft.config import Settings
 from weft.errors import PlacementError, UsageError
-from weft.plan.chosen import ahead, schedule_for
+from weft.plan.chosen import Chosen, schedule_for
 from weft.plan.measured.microbatches import Judged, Line, explain, judge, numbers, quickest, to_measure
-from weft.plan.search import as_weft_runs
-from weft.schedule import Schedule
 from weft.schedule.table import KINDS
 from weft.simulate import Simulation
 from weft.torch.model import DistributedModel
 from weft.torch.session.session import Session
-from weft.torch.split.automatic import as_placed, find_best, links_of, place_units
+from weft.torch.split.automatic import find_best, links_of, place_units
 from weft.torch.split.by_hand import place_by_hand
+from weft.torch.split.expected import expected_step
 from weft.torch.split.link_speed import MeasuredLink
 from weft.torch.split.memory_room import ROOM, decide_optimize, device_bytes, limit_bytes
 from weft.torch.split.open_modules import Choice
@@ -174,17 +172,10 @@ def simulated(
             tree, model.module, settings.default_partition, settings.partitions
         )
         choice = Choice(frozenset(opened), pieces, places, places, [], 0.0)
-        made: Schedule = schedule.make("interleaved", settings.partitions, settings.microbatch_count)
-        stages = as_placed(choice, made.rank_of_stage).stages
-    elif KINDS[settings.pipeline].measured:
+        return expected_step(settings, choice, None, links)
+    if KINDS[settings.pipeline].measured:
         best = find_best(tree, settings, links, memory_bytes)
-        assert best.schedule is not None and best.placed is not None
-        made, stages = best.schedule, best.placed.stages
-    else:
-        made = schedule_for(settings, None, settings.microbatch_count)
-        stages = place_units(tree, settings, links, made.rank_of_stage).stages
-    if KINDS[settings.pipeline].splits:  # nobody measures the halves where the schedule is given
-        stages = tuple(
-            replace(one, input_s=one.backward_s / 2, weight_s=one.backward_s / 2) for one in stages
-        )
-    return as_weft_runs(made, stages, links, ahead=ahead(settings))
+        assert best.placed is not None
+        return expected_step(settings, best.placed.placement, Chosen.of(best, links, ""))
+    layout = schedule_for(settings, None, settings.microbatch_count).rank_of_stage
+    return expected_step(settings, place_units(tree, settings, links, layout).placement, None, links)

@@ -17,9 +17,10 @@ from weft.config import Settings
 from weft.errors import PlacementError, UsageError
 from weft.graph.model import Unit
 from weft.plan.chosen import Chosen, layout, most_in_flight
+from weft.plan.measured.planned import Planned
 from weft.runtime.allocator import give_back
 from weft.schedule.table import KINDS
-from weft.session.recording import tell_units
+from weft.session.recording import tell_plan, tell_units
 from weft.simulate import FREE
 from weft.torch.calls.attributes import own
 from weft.torch.delayed_parameters import has_delayed
@@ -32,6 +33,7 @@ from weft.torch.session.divergence import from_first_rank
 from weft.torch.session.session import Session
 from weft.torch.split.automatic import Watch, choose_automatically, place_units
 from weft.torch.split.by_hand import place_by_hand
+from weft.torch.split.expected import expected_step
 from weft.torch.split.link_speed import MeasuredLink, keep_others_busy, measure_link
 from weft.torch.split.memory_room import decide_optimize, device_bytes, fits, limit_bytes
 from weft.torch.split.microbatch_number import decide_number, need_cut
@@ -91,7 +93,14 @@ def partition_models(
             log.info("Partition assignments:\n%s", placement.tables())
             for warning in placement.warnings:
                 log.warning("%s", warning)
+    tell_plan(session, _planned(plans))
     return batch
+
+
+def _planned(plans: Sequence[Plan]) -> Planned | None:
+    """What is expected of a step with all these models; None where an older checkpoint's plan does not say."""
+    told = [Planned.from_record(plan.planned) for plan in plans if plan.planned is not None]
+    return functools.reduce(Planned.plus, told) if len(told) == len(plans) else None
 
 
 def _decide_number(
@@ -176,6 +185,7 @@ def make_plan(
         plan = replace_fields(plan, serial=True)
     return replace_fields(
         plan, chosen=None if chosen is None else chosen.to_record(), optimize=settings.optimize,
+        planned=Planned.of(expected_step(settings, found, chosen or session.chosen)).to_record(),
         memory_weight=settings.memory_weight, in_flight=most_in_flight(settings),
         by_hand=not settings.auto_partition,
         microbatches=settings.microbatch_count if "microbatches" in session.decided else 0,
