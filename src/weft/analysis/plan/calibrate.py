@@ -88,8 +88,8 @@ def observe(analysis: Recording, batch: int) -> Observed:
     data = ranks // partitions
     if ranks % partitions or batch % (data * microbatches):
         raise UsageError(
-            f"{analysis.run.name}: {ranks} ranks with {partitions} partitions and {microbatches} microbatches cannot share {batch} "
-            "sequences equally: give --global-batch as the run had it"
+            f"{analysis.run.name}: {ranks} ranks with {partitions} partitions and {microbatches} microbatches cannot "
+            f"share {batch} sequences equally: give --global-batch as the run had it"
         )
     asked = str(analysis.setting("pipeline", "interleaved"))
     schedule = asked if asked in SCHEDULES else "interleaved"  # the others are as quick, or nearly

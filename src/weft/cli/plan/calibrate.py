@@ -73,7 +73,8 @@ def run_calibration(options: argparse.Namespace, job_of: Callable[[Host, int], J
             raise UsageError(
                 f"{shown_path(name)} does not say how many samples a step has: give --global-batch"
             )
-        seen.append(Recording(shown_path(name), job_of(host, batch), observe(analysis, batch)))
+        observed = observe(analysis, batch)
+        seen.append(Recording(shown_path(name), job_of(host, batch), observed))
     corrected = calibrate(host, [(one.job, one.observed) for one in seen])
     if options.machine is not None:
         write(Path(options.machine), host_to_json(corrected) + "\n")
