@@ -160,7 +160,7 @@ def test_rules_of_ones_own_and_their_parameters(capsys):
         (["out", "--plan", "nowhere.json"], "nowhere.json"),
         (
             ["out", "--plan", "other.json"],
-            "other.json has no division like what ran, 4 ranks with 4 partitions",
+            'other.json has no division like what ran, 4 ranks with "partitions": 4',
         ),
         (["out", "--plan", "broken.json"], "broken.json: this is not a plan"),
         (["out", "--set", "DataWait_warm=1"], 'DataWait has no parameter "warm"'),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from weft.analysis.plan.beside import BesidePlan, Seen, Term
@@ -17,6 +18,13 @@ TERMS = {
     "optimizer": "optimizer",
 }
 """The terms of a plan's step, and the parts of a recorded one that they become."""
+USUAL = {
+    "partitions": 1, "microbatches": 1, "pipeline": "interleaved", "shard_optimizer_state": False,
+    "sharded_data_parallel_degree": 1,
+}  # fmt: skip
+"""The settings that tell divisions apart, with their defaults."""
+FOLLOWS = ("auto", "list")
+"""What runs by these is known to the job alone; any schedule of the plan may stand beside it."""
 REST = "all else: late ranks, data, the script"
 
 
@@ -67,17 +75,23 @@ def _entries(document: Document) -> Iterator[Document]:
 
 
 def _that_ran(analysis: Seen, entries: list[Document], name: str) -> Document:
-    partitions, microbatches = (analysis.setting(each, 1) for each in ("partitions", "microbatches"))
+    """The division with the settings of the run."""
+    ran = {setting: analysis.setting(setting, usual) for setting, usual in USUAL.items()}
     ranks = len(analysis.run.ranks)
     for entry in entries:
         division, settings = entry["division"], entry["settings"]
         if "partitions" not in settings:  # weft cannot run it
             continue
-        planned = division["data"].whole() * division["pipeline"].whole()
-        same = settings["partitions"].whole(), settings["microbatches"].whole()
-        if (planned, *same) == (ranks, partitions, microbatches):
+        planned = {
+            setting: settings[setting].value if setting in settings else usual
+            for setting, usual in USUAL.items()
+        }
+        if ran["partitions"] == 1 or ran["pipeline"] in FOLLOWS:
+            planned["pipeline"] = ran["pipeline"]
+        if planned == ran and division["data"].whole() * division["pipeline"].whole() == ranks:
             return entry
+    told = ", ".join(f'"{setting}": {json.dumps(value)}' for setting, value in ran.items() if value)
     raise UsageError(
-        f"{name} has no division like what ran, {ranks} ranks with {partitions} partitions and {microbatches} "
-        "microbatches: make a plan for as many ranks, or leave --plan out for the job's own plan"
+        f"{name} has no division like what ran, {ranks} ranks with {told}: run one that the plan names, with its "
+        "settings, or leave --plan out for the job's own plan"
     )

@@ -59,12 +59,14 @@ class BesidePlan:
         terms: What it is made of, in seconds.
         memory: What ranks have in use, in bytes.
         source: Whose plan it is.
+        counted: What belongs to the memory, or does not.
     """
 
     step: Term
     terms: tuple[Term, ...]
     memory: tuple[Term, ...] = ()
     source: str = "the job's own plan"
+    counted: str = "without what was in use when the rank joined"
 
     @property
     def share(self) -> float:

@@ -86,7 +86,7 @@ def planned(beside: BesidePlan) -> list[Table]:
     tables = [
         Table(f"A usual step beside {beside.source}", headers, _first(rows), "<>>>>"),
         Table(
-            "Memory, without what was in use when the rank joined", ("what", "planned", "measured", "difference"),
+            f"Memory, {beside.counted}", ("what", "planned", "measured", "difference"),
             _first(memory), "<>>>",
         ),
     ]  # fmt: skip

@@ -51,13 +51,24 @@ def test_the_division_that_ran_is_compared_term_by_term():
     assert found.text.startswith("By the plan plan.json a step takes 20 ms; it took 22 ms (+10%)")
 
 
+def test_a_division_that_runs_another_way_is_another_one():
+    other = division(2, 2, 4)
+    other["settings"] |= {"pipeline": "zb_h1"}
+    shared = division(2, 2, 4)
+    shared["settings"] |= {"shard_optimizer_state": True}
+    plan = json.dumps([other, shared, division(2, 2, 4, 0.5)])
+    assert beside_answer(run(), plan, "plan.json").step.planned == 0.5
+    by_chance = run(settings={"pipeline": "auto"})
+    assert beside_answer(by_chance, plan, "plan.json").step.planned == 0.02
+
+
 def test_a_plan_of_a_traced_model_has_no_terms():
     found = beside_answer(run(), json.dumps([division(2, 2, 4)]), "plan.json")
     assert found.terms == () and found.missed is None
 
 
 def test_a_plan_of_something_else_is_refused():
-    with pytest.raises(UsageError, match=r"no division like what ran, 4 ranks with 2 partitions and 4 micro"):
+    with pytest.raises(UsageError, match=r'like what ran, 4 ranks with "partitions": 2, "microbatches": 4'):
         beside_answer(run(), json.dumps([division(4, 2, 4)]), "plan.json")
     for text in ("[", "{}", "[3]", '{"best": 3}', '[{"division": {}}]'):
         with pytest.raises(FormatError):
@@ -74,7 +85,7 @@ def test_what_weft_plan_prints_can_be_read(capsys):
     analysis = Analysis(
         Recorded(
             partitions=settings["partitions"], replicas=4 // settings["partitions"],
-            microbatches=settings["microbatches"],
+            microbatches=settings["microbatches"], settings={**settings, "pipeline": "auto"},
         ).run()
     )  # fmt: skip
     found = beside_answer(analysis, text, "plan.json")
