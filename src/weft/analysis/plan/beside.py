@@ -137,7 +137,7 @@ class Seen(Measured, Protocol):
 def beside_plan(analysis: Seen) -> BesidePlan | None:
     """The run beside the plan that the job itself has made; nothing where it told none, or has no usual step."""
     planned = next((each.planned for each in analysis.run.facts.values() if each.planned is not None), None)
-    if planned is None:
+    if planned is None or planned.step_s <= 0.0:
         return None
     own: dict[int, list[int]] = {}
     for rank in analysis.typical:

@@ -88,5 +88,7 @@ def test_memory_is_what_came_after_the_rank_had_joined():
 def test_nothing_is_said_without_a_plan_or_steps():
     assert beside_plan(Analysis(Recorded(**USUAL).run())) is None
     assert beside_plan(Analysis(Recorded(**{**USUAL, "steps": 1}, planned=planned()).run())) is None
+    nothing = Planned(0.0, (Part(0.0, 0.0),) * 2)
+    assert beside_plan(Analysis(Recorded(**USUAL, planned=nothing).run())) is None
     three = Planned(1.0, (Part(1.0, 1.0),) * 3)
     assert beside_plan(Analysis(Recorded(**USUAL, planned=three).run())) is None
