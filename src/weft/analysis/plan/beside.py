@@ -95,7 +95,7 @@ class BesidePlan:
             words += ", as planned"
         elif self.missed is not None:
             words += (
-                f". Most of that is {self.missed.where}: planned {format_seconds(self.missed.planned)}, measured "
+                f". Most of that: {self.missed.where}, planned {format_seconds(self.missed.planned)}, measured "
                 f"{format_seconds(self.missed.measured)}"
             )
         return f"{words}.{self._of_memory()}"

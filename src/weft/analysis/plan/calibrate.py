@@ -83,7 +83,9 @@ def observe(analysis: Recording, batch: int) -> Observed:
     if not analysis.typical:
         raise UsageError(f"{analysis.run.name} has no usual step: record some more steps")
     settings = {name: analysis.setting(name) for name in ("partitions", "microbatches", "chunks")}
-    partitions, microbatches, chunks = (value if isinstance(value, int) else 1 for value in settings.values())
+    partitions, microbatches, chunks = (
+        value if isinstance(value, int) and value > 0 else 1 for value in settings.values()
+    )
     ranks = len(analysis.run.ranks)
     data = ranks // partitions
     if ranks % partitions or batch % (data * microbatches):
@@ -204,12 +206,15 @@ def _with_sizes(host: Host, seen: Sequence[tuple[Job, Observed]]) -> Host:
     base = replace(host, accelerator=replace(host.accelerator, half_flops=host.accelerator.half_flops or 1e6))
     at_once = replace(host, accelerator=replace(host.accelerator, half_flops=0.0))
     rows = []
+    seen = [(job, one) for job, one in seen if one.parts["work"] >= LEAST_S]
+    if not seen:
+        return host
     for job, one in seen:
         between = _between_s(job, base, one)
         flops = predicted(job, at_once, one).work - between
         starts = predicted(job, base, one).work - between - flops
         left = max(one.parts["work"] - between, LEFT * one.parts["work"])
-        rows.append((flops / left, starts / left))
+        rows.append((max(flops, LEAST_S) / left, max(starts, 0.0) / left))
     large, small = _least_squares(rows)
     job = seen[0][0]
     device = _computing(base.accelerator, job, 1 / large)

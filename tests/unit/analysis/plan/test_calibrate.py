@@ -103,6 +103,16 @@ def test_an_optimizer_that_leaves_nothing_to_products_is_not_believed():
     assert predicted(job(), found, slow).work == pytest.approx(observed.parts["work"], rel=1e-3)
 
 
+def test_a_run_that_did_nothing_changes_nothing_of_the_device():
+    runs = [Division(data=2, microbatch=size) for size in (1, 2)]
+    idle = [
+        (job(), replace(seen(TRUE, one), parts=dict.fromkeys(seen(TRUE, one).parts, 0.0))) for one in runs
+    ]
+    for some in (idle[:1], idle):
+        found = calibrate(GIVEN, some).accelerator
+        assert replace(found, memory_bytes=DEVICE.memory_bytes) == DEVICE
+
+
 def test_a_recording_is_seen_by_its_busiest_rank():
     made = Recorded(
         partitions=2, microbatches=4, replicas=2, forward_s=MS, backward_s=2 * MS, optimizer_s=5 * MS, reduce_s=3 * MS,
@@ -117,6 +127,13 @@ def test_a_recording_is_seen_by_its_busiest_rank():
     assert found.parts["replicas, exposed"] == pytest.approx(3 * MS)
     assert found.message_s == pytest.approx(MS / 2)
     assert found.step_s < analysis.step_s - 15 * MS, "waiting for data and the script are no part of a plan"
+
+
+def test_settings_that_make_no_sense_count_as_left_out():
+    made = Recorded(
+        partitions=2, microbatches=4, settings={"partitions": 0, "microbatches": -1, "chunks": "x"}
+    )
+    assert observe(Analysis(made.run()), 32).division == Division(data=2, microbatch=16)
 
 
 def test_what_no_plan_is_for_is_refused():

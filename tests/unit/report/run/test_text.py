@@ -101,7 +101,7 @@ def test_a_plan_is_told_in_words_and_in_json():
     found = report(made(planned=EXPECTED))
     text = " ".join(run_text(found).split())
     assert "By the job's own plan a step takes 33 ms; it took " in text
-    assert "Most of that is backward pass of partition 3: planned 16 ms, measured 20.8 ms." in text
+    assert "Most of that: backward pass of partition 3, planned 16 ms, measured 20.8 ms." in text
     plan = json.loads(run_json(found))["plan"]
     assert plan["text"] == found.plan.text and plan["source"] == "the job's own plan"
     assert plan["step_s"]["planned"] == 0.033
