@@ -157,7 +157,7 @@ class PartitionReport:
 
     Attributes:
         models: One for each model.
-        reasons: Why `auto` has chosen its schedule; empty otherwise.
+        reasons: Why `auto` has chosen its schedule and its number of microbatches; empty otherwise.
     """
 
     models: tuple[ModelPlacement, ...]

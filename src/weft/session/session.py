@@ -69,6 +69,7 @@ class Session:
         planned: What is expected of a step, for recordings.
         forward: The microbatch of which a forward pass is recorded, and when that began; on ranks without a pipeline.
         decided: The settings that were left open, by name, and decided here.
+        number_reasons: Why there are so many microbatches, if that was decided here.
         last_number: Into how many microbatches the settings before these cut.
         steps: How many steps have begun.
         evaluations: How many of them had no backward pass.
@@ -106,6 +107,7 @@ class Session:
     growth: Growth = field(default_factory=Growth)
     huge_pages: HugePages = field(default_factory=HugePages)
     decided: set[str] = field(default_factory=set)
+    number_reasons: str = ""
     last_number: int = 1
     steps: int = 0
     evaluations: int = 0
@@ -210,6 +212,7 @@ class Session:
         old, self.settings = self.settings, settings
         if isinstance(old.microbatches, int):
             self.last_number = old.microbatches
+        self.number_reasons = ""
         self.decided = {name for name in self.decided if getattr(old, name) == getattr(settings, name)}
         self.chosen = self.watch = None
         if self.executor is not None:
@@ -219,6 +222,10 @@ class Session:
         """Put what was decided in the place of settings that were left open; all else stays."""
         self.settings = replace(self.settings, **decided)
         self.decided |= decided.keys()
+
+    def explain_number(self, reasons: str) -> None:
+        """Remember why there are so many microbatches."""
+        self.number_reasons = reasons
 
     def begin_draws(self, seed: int) -> None:
         """From now on random numbers of microbatches follow from this seed."""

@@ -79,6 +79,7 @@ def decided_number_stays() -> list[str]:
     with taking(6) as seen:
         plain(model, x)
     assert len(seen) == (session().rank == 0)
+    assert "microbatches: 6 of 4 samples" in str(weft.partition_report())
     assert all([one.microbatches for one in found] == [1, 2, 3, 6, 12, 24] for found in seen)
     first = plain(model, x[:18])
     start("auto")

@@ -48,8 +48,8 @@ def decide_number(
     function: Callable[..., Any],
     batch: MiniBatch,
     link: MeasuredLink,
-) -> int:
-    """Into how many microbatches mini-batches like this one are cut; on the rank that decides.
+) -> tuple[int, str]:
+    """Into how many microbatches mini-batches like this one are cut, and why; on the rank that decides.
 
     `batch`: the first one; `link`: what messages between ranks take.
 
@@ -60,8 +60,7 @@ def decide_number(
     partitions = session.settings.partitions
     tried = numbers(batch.size, partitions, batch.cut.uneven)
     if len(tried) == 1:
-        log.info("microbatches: 1, because a mini-batch of %d cannot be cut otherwise", batch.size)
-        return 1
+        return 1, f"microbatches: 1, because a mini-batch of {batch.size} cannot be cut otherwise"
     measured = to_measure(tried, partitions)
     models = [model for model in models if model.resumed_plan is None] or models
     sized = [
@@ -76,8 +75,7 @@ def decide_number(
     if best.fault:
         log.warning("no number of microbatches fits the memory (%s): %d runs", best.fault, best.microbatches)
     time = Line(*(sum(getattr(one.time, part) for one in sized) for part in ("fixed", "each")))
-    log.info(explain(best, found, batch.size, time, measured))
-    return best.microbatches
+    return best.microbatches, explain(best, found, batch.size, time, measured)
 
 
 def need_cut(batch: MiniBatch) -> None:

@@ -6,6 +6,7 @@ One rank traces and decides; the plan travels as JSON; every rank applies it.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -112,14 +113,16 @@ def _decide_number(
 ) -> MiniBatch:
     """The batch, cut into the number of microbatches that a checkpoint's plan has, or else the quickest one."""
     resumed = [model.resumed_plan.microbatches for model in models if model.resumed_plan is not None]
-    number = max(resumed, default=0)
+    number, reasons = max(resumed, default=0), ""
     if not number:
+        decide = functools.partial(decide_number, session, models, function, batch, link or MeasuredLink())
         with keep_others_busy(session):
-            decide = functools.partial(
-                decide_number, session, models, function, batch, link or MeasuredLink()
-            )
-            number = int(agree_on(session, lambda: str(decide()), "the number of microbatches"))
+            text = agree_on(session, lambda: json.dumps(decide()), "the number of microbatches")
+        number, reasons = json.loads(text)
+        if session.rank == 0:
+            log.info("%s", reasons)
     session.decide(microbatches=number)
+    session.explain_number(reasons)
     return prepare(function, batch.args, batch.kwargs, batch.cut, number)
 
 

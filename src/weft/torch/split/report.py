@@ -22,7 +22,7 @@ def partition_report(model: Any = None) -> PartitionReport:
     models = [model] if model is not None else [m for m in session.models if m.partitioned]
     if not models:
         raise UsageError("there is no partition yet: the first step makes it")
-    settings = session.settings
+    settings, chosen = session.settings, session.chosen
     return PartitionReport(
         tuple(
             ModelPlacement((), 1)
@@ -30,7 +30,7 @@ def partition_report(model: Any = None) -> PartitionReport:
             else m.plan.placement(settings.partitions, settings.microbatch_count)
             for m in models
         ),
-        "" if session.chosen is None else session.chosen.reasons,
+        "\n".join(filter(None, (session.number_reasons, "" if chosen is None else chosen.reasons))),
     )
 
 
