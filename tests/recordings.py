@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.analysis.run import Facts, Run, Sample, Step, Unit
+from weft.plan.measured.planned import Planned
 from weft.schedule import make
 from weft.simulate import Links, Simulation, StageCost, as_run, simulate
 from weft.timeline import WORK, Span, Timeline
@@ -52,6 +53,7 @@ class Recorded:
     units: tuple[Unit, ...] = ()
     pauses: Mapping[int, tuple[str, float]] = field(default_factory=dict)
     """After a step, on every rank: a kind of span, and how long it takes."""
+    planned: Planned | None = None
     sample: Sample | None = None
     """What was measured on the host, twice a second, from the begin to the end."""
 
@@ -86,6 +88,7 @@ class Recorded:
         return Facts(
             rank, self.partitions * self.replicas, "node", 100 + rank, rank % self.partitions, rank // self.partitions,
             cores=2, limit_bytes=1 << 30, settings=settings, units=self.units,
+            planned=self.planned,
         )  # fmt: skip
 
     def _costs(self, replica: int, step: int) -> list[StageCost]:

@@ -26,6 +26,24 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class WholeOrWord:
+    """A whole number as in `Whole`, or a word that leaves it open."""
+
+    minimum: int
+    word: str
+
+    @property
+    def name(self) -> str:
+        return f'int | "{self.word}"'
+
+    def accepts(self, value: object) -> bool:
+        return value == self.word or Whole(self.minimum).accepts(value)
+
+    def __str__(self) -> str:
+        return f'{Whole(self.minimum)}, or "{self.word}"'
+
+
+@dataclass(frozen=True)
 class Number:
     """A number between two limits."""
 
@@ -106,4 +124,4 @@ class Steps:
 STEPS = re.compile(r"first (\d{1,9})|every (\d{1,9})|(\d{1,9})-(\d{1,9})|(outliers)|(all)|none")
 """One part of what says which steps."""
 
-Check = Whole | Number | Flag | Choice | Text | Steps
+Check = Whole | WholeOrWord | Number | Flag | Choice | Text | Steps

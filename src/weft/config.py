@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
-from weft.checks import Check, Choice, Flag, Number, Steps, Text, Whole
-from weft.errors import ConfigError, FormatError
+from weft.checks import Check, Choice, Flag, Number, Steps, Text, Whole, WholeOrWord
+from weft.errors import ConfigError, FormatError, UsageError
 from weft.foreign import MOST_RANKS, parse_json, read_text, shown, shown_path, shown_text
 from weft.schedule.table import KINDS
 
@@ -48,7 +48,12 @@ class Settings:
     """
 
     partitions: int = _setting(1, Whole(1), "into how many partitions the model is split")
-    microbatches: int = _setting(1, Whole(1), "into how many microbatches a mini-batch is cut")
+    microbatches: int | Literal["auto"] = _setting(
+        1,
+        WholeOrWord(1, "auto"),
+        "into how many microbatches a mini-batch is cut; auto (with PyTorch): as the first step is measured to be the "
+        "quickest",
+    )
     pipeline: str = _setting("interleaved", Choice(PIPELINES), "the schedule, see docs/schedules.md")
     executor: Literal["graph", "eager"] = _setting(
         "graph", Choice(("graph", "eager")), "with TensorFlow: how a step runs, as a graph or call by call"
@@ -165,6 +170,17 @@ class Settings:
         _raise(_value_faults(given, {}))
         for name, value in _complete(given).items():
             object.__setattr__(self, name, value)
+
+    @property
+    def microbatch_count(self) -> int:
+        """Into how many microbatches a mini-batch is cut.
+
+        Raises:
+            UsageError: That is left open, and no step has decided it.
+        """
+        if isinstance(self.microbatches, int):
+            return self.microbatches
+        raise UsageError('microbatches is "auto": the first step decides how many there are')
 
     def to_json(self) -> str:
         """Stable text: equal settings give equal text on every rank."""
@@ -346,7 +362,18 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
     if faults:
         return faults
     complete = _complete(values)
+    left_open = complete["microbatches"] == "auto"
+    if left_open and complete["pipeline"] == "file":
+        faults.append(
+            'microbatches is "auto", but pipeline is "file", and the file is for one number of microbatches: write '
+            'that number, or another "pipeline"'
+        )
     if complete["deterministic"]:
+        if left_open:
+            faults.append(
+                'microbatches is "auto", which follows measured times, but deterministic is true: write '
+                '"microbatches": 4, say, or leave deterministic out'
+            )
         if KINDS[complete["pipeline"]].timed:
             faults.append(
                 f'pipeline is "{complete["pipeline"]}", which follows measured times, but deterministic is true: '
@@ -391,7 +418,8 @@ def _meant(text: str, check: Check) -> object:
     try:
         return parse_json(text)
     except FormatError:
-        return None
+        words = [check.word] if isinstance(check, WholeOrWord) else []
+        return next(iter(difflib.get_close_matches(text, words, n=1)), None)
 
 
 def _complete(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.browser.opened import Opened
-from tests.unit.report.run.reports import HOSTILE, MS, hostile, made, report
+from tests.unit.report.run.reports import EXPECTED, HOSTILE, MS, hostile, made, report
 from weft.analysis.analysis import Analysis
 from weft.analysis.compare import compare
 from weft.analysis.scaling import scale
-from weft.report.run import step_tables
+from weft.report.run import beside, step_tables
 from weft.report.run.page import run_page, sections
 from weft.report.run.report import Report
 from weft.report.run.words import sentence
@@ -40,7 +40,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
 @pytest.fixture(scope="module")
 def usual() -> Report:
     """A run with everything that a page may show, beside another one."""
-    runs = [made(str(n), replicas=n, data_s=3 * MS, reduce_s=n * MS) for n in (1, 2)]
+    runs = [made(str(n), replicas=n, data_s=3 * MS, reduce_s=n * MS, planned=EXPECTED) for n in (1, 2)]
     old, new = map(Analysis, runs)
     return report(runs[0], comparison=compare(new, old), scaling=scale([old, new]))
 
@@ -56,6 +56,9 @@ def rows(found: Opened, section: str) -> list[list[str]]:
 def test_figures_are_those_of_the_analysis(opened: Callable[..., Opened], usual: Report):
     found = opened(usual)
     assert rows(found, "parts") == [[*row] for row in step_tables.parts(usual).rows]
+    assert usual.plan is not None
+    assert rows(found, "plan") == [[*row] for row in beside.planned(usual.plan)[0].rows]
+    assert usual.plan.text in found.page.text_content("#plan")
     assert rows(found, "waits") == [[*row] for row in step_tables.waits(usual).rows]
     verdict = found.page.locator("#verdict")
     assert usual.verdict.text in verdict.text_content()

@@ -19,6 +19,7 @@ from weft.communication.messages import pack
 from weft.graph.transformer import transformer
 from weft.machines.catalogue import host_of
 from weft.machines.machine_file import host_to_json
+from weft.plan.measured.planned import Part, Planned
 from weft.profiler.clock import Clock
 from weft.profiler.facts import write_facts
 from weft.profiler.format import RECORD
@@ -178,7 +179,11 @@ def _run(root: Path) -> None:
         recorder = Recorder.open(root, rank, 2, clock)
         recorder.book = Book.open(root, rank, 2, clock)
         units = (Unit("first", 0, 0.1, 0.2, 64), Unit("second", 1, 0.1, 0.2, 64))
-        write_facts(root, Facts(rank, 2, "node", 7, rank, settings={"partitions": 2}, units=units), clock)
+        facts = Facts(
+            rank, 2, "node", 7, rank, settings={"partitions": 2}, units=units,
+            planned=Planned(0.5, (Part(0.1, 0.2, 64),) * 2),
+        )  # fmt: skip
+        write_facts(root, facts, clock)
         for step in range(1, 5):
             recorder.begin_step(step)
             recorder.add("F", step, 0, step, step + 0.5, rank)

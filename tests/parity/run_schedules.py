@@ -52,9 +52,13 @@ LIMITED = [
     f"{model}/{kind}+limit" for model in (MODELS[0], MODELS[3], MODELS[6]) for kind in ("auto", "list")
 ]
 """Under a limit on memory no forward pass begins before what the schedule names before it."""
+DECIDED = [f"{MODELS[0]}/{kind}+number" for kind in ("interleaved", "auto")]
+"""The number of microbatches is decided by measured costs."""
 TURNS = [f"{model}/turn" for model in (MODELS[0], MODELS[1], MODELS[5])]
 """List scheduling on a V whose turn is one stage."""
-ITEMS = [f"{model}/{pipeline}" for model in MODELS for pipeline in NAMED] + BY_FILE + LIMITED + TURNS
+ITEMS = (
+    [f"{model}/{pipeline}" for model in MODELS for pipeline in NAMED] + BY_FILE + LIMITED + DECIDED + TURNS
+)
 
 
 def loss_of(case: Case, model: Any, batch: Batch) -> Any:
@@ -104,7 +108,7 @@ def own_part(batch: Batch, replica: int, replicas: int) -> Batch:
 def run_item(item: str, partitions: int) -> tuple[str, dict[str, Any]]:
     """Some steps with one schedule."""
     name, _, pipeline = item.partition("/")
-    pipeline, _, limit = pipeline.partition("+")
+    pipeline, _, more = pipeline.partition("+")
     net, batches, expected = alone(name)
     replicas = weft.rdp_size()
     turn, pipeline = pipeline == "turn", pipeline.replace("turn", "list")
@@ -113,8 +117,10 @@ def run_item(item: str, partitions: int) -> tuple[str, dict[str, Any]]:
         settings["verify"] = "off"
     if pipeline == "file":
         settings["schedule_file"] = written(partitions, MICROBATCHES // replicas)
-    if limit:
+    if more == "limit":
         settings["memory_limit"] = 8.0
+    elif more == "number":
+        settings["microbatches"] = "auto"
     weft.init(settings)
     case = CASES[name]
     mine = [own_part(batch, weft.rdp_rank(), replicas) for batch in batches]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.launching import run_ranks
 from weft.analysis.analysis import Analysis
+from weft.analysis.plan.beside import beside_plan
+from weft.cli.main import main
+from weft.machines.catalogue import cpu
+from weft.machines.machine_file import host_to_json
 from weft.profiler.reading import read_run
 
 TRAIN = """
@@ -100,6 +106,10 @@ def test_what_was_planted_is_seen(tmp_path: Path, workers: int):
     assert run.warnings == () and run.complete and run.ranks == (0, 1)
     assert run.timeline.steps == (1, 2, 3, 4, 5, 6), "what lies before the first step has none"
     check_identity(analysis)
+    beside = beside_plan(analysis)
+    assert beside is not None and len(beside.terms) == 6 and beside.step.planned > 0
+    assert all(term.planned > 0 and term.measured > 0 for term in (*beside.terms, *beside.memory))
+    assert len({facts.planned for facts in run.facts.values()}) == 1
     for rank in run.ranks:
         steps = run.steps[rank]
         assert [step.step for step in steps] == [1, 2, 3, 4, 5, 6]
@@ -147,3 +157,47 @@ def test_only_some_steps_are_kept(tmp_path: Path):
         assert all(
             parts.data > 0.2 for period, parts in analysis.parts[rank].items() if period.step in (1, 2, 5)
         )
+
+
+TRANSFORMER = """
+import sys
+import torch
+from torch import nn
+import weft.torch as weft
+
+weft.init({"partitions": 2, "microbatches": 2, "log_dir": sys.argv[1] + "/log"})
+torch.manual_seed(0)
+layers = [nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True) for _ in range(4)]
+model = weft.DistributedModel(nn.Sequential(nn.Embedding(128, 64), *layers, nn.Linear(64, 128)))
+optimizer = weft.DistributedOptimizer(torch.optim.Adam(model.parameters()))
+
+@weft.step
+def train_step(model, ids):
+    loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+    model.backward(loss)
+
+for step in range(8):
+    train_step(model, torch.randint(128, (8, 32)))
+    optimizer.step()
+"""
+SIZES = "--layers 4 --hidden 64 --heads 4 --ffn 256 --vocab 128 --seq 32 --untied --precision fp32 --eager"
+
+
+def test_a_machine_that_a_run_has_calibrated_predicts_that_run(tmp_path: Path, capsys):
+    record(tmp_path, TRANSFORMER)
+    usual = cpu(2)
+    quick = {dtype: 1e4 * rate for dtype, rate in usual.accelerator.peak.items()}
+    device = replace(usual.accelerator, peak=quick, bytes_per_s=1e4 * usual.accelerator.bytes_per_s)
+    file = tmp_path / "machine.json"
+    file.write_text(host_to_json(replace(usual, accelerator=device)))
+    command = ["plan", "--calibrate", str(tmp_path / "run"), "--machine", str(file), *SIZES.split()]
+    off = []
+    for _ in range(2):
+        assert main(command) == 0
+        found = re.search(
+            r"was off by ([-+\d.]+)%, it is off by ([-+\d.]+)% now", " ".join(capsys.readouterr().out.split())
+        )
+        assert found is not None
+        off.append([abs(float(share)) for share in found.groups()])
+    assert off[0][1] < off[0][0], "it predicted next to nothing, and now all work at least"
+    assert off[1][0] == off[0][1], "the file has what was found"

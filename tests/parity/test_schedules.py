@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from .jobs import Outcome, run_items
-from .run_schedules import BY_FILE, ITEMS, LIMITED, MODELS, NAMED, TURNS
+from .run_schedules import BY_FILE, DECIDED, ITEMS, LIMITED, MODELS, NAMED, TURNS
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -27,6 +27,7 @@ SELECTED = {
     (2, 2): [f"{model}/{kind}" for model in TWO for kind in ("interleaved", "auto", *SPLITTING)]
     + BY_FILE[:1]
     + LIMITED[:1]
+    + DECIDED
     + TURNS[:1]
     + [
         f"{model}/{kind}"

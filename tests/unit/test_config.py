@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError, fields
 import pytest
 
 from weft.config import Settings, describe, parse_assignments, resolve
-from weft.errors import ConfigError
+from weft.errors import ConfigError, UsageError
 
 
 def test_defaults():
@@ -104,6 +104,12 @@ def test_aliases():
     assert resolve({"pipeline_parallel_degree": 2, "partitions": 2}).partitions == 2
 
 
+def test_a_number_of_microbatches_that_is_left_open():
+    assert Settings(microbatches=4).microbatch_count == 4
+    with pytest.raises(UsageError, match=r'microbatches is "auto": the first step decides'):
+        _ = Settings(microbatches="auto").microbatch_count
+
+
 def test_digest_tells_settings_apart():
     assert Settings(wait_timeout=60).digest() == Settings(wait_timeout=60.0).digest()
     assert Settings(partitions=2).digest() != Settings().digest()
@@ -120,7 +126,17 @@ def test_digest_tells_settings_apart():
         ({"partitions": True}, r"partitions is True .*it must be a whole number from 1 to 1000000"),
         ({"partitions": 2.0}, r'partitions is 2.0 .*write "partitions": 1'),
         ({"partitions": None}, r"partitions is None"),
-        ({"microbatches": 0}, r"microbatches is 0"),
+        ({"microbatches": 0}, r'microbatches is 0 .*a whole number from 1 to 1000000, or "auto"'),
+        ({"microbatches": "Auto"}, r"""microbatches is 'Auto'.*write "microbatches": "auto"$"""),
+        ({"microbatches": "4"}, r'write "microbatches": 4$'),
+        (
+            {"microbatches": "auto", "pipeline": "file"},
+            r'microbatches is "auto", but pipeline is "file".*write that number',
+        ),
+        (
+            {"microbatches": "auto", "deterministic": True},
+            r'microbatches is "auto", which follows measured times.*leave deterministic out',
+        ),
         (
             {"pipeline": "Simple"},
             r'it must be one of "interleaved", "simple", .*: write "pipeline": "simple"',

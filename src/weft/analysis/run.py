@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from weft.plan.measured.planned import Planned
 from weft.timeline import Timeline
 
 
@@ -35,6 +36,9 @@ class Facts:
             `batch_norm_samples`, over how many samples a BatchNorm that trains takes its means.
         units: Those of the models, if they were split; the same on all ranks.
         versions: Of weft, the framework, Python, the driver: name to text.
+        base_bytes: The memory that it had in use when it had joined; 0 if that is not known.
+        planned: What the job expects of a step; the same on all ranks. None before the models are split, and where
+            nobody told.
     """
 
     rank: int
@@ -51,6 +55,8 @@ class Facts:
     settings: Mapping[str, object] = field(default_factory=dict)
     units: tuple[Unit, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    base_bytes: int = 0
+    planned: Planned | None = None
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ from typing import Any
 
 from weft.analysis.analysis import Analysis
 from weft.analysis.compare import compare
+from weft.analysis.plan.answer import beside_answer
+from weft.analysis.plan.beside import BesidePlan, beside_plan
 from weft.analysis.scaling import scale
 from weft.cli.draw import write, wrote
 from weft.cli.live.fresh_page import PAGE
 from weft.cli.machine import count
 from weft.errors import UsageError
-from weft.foreign import LARGEST
+from weft.foreign import LARGEST, read_file
 from weft.profiler.foreign_traces import is_traces, read_traces
 from weft.profiler.reading import read_run
 from weft.report.run.document import run_json
@@ -68,6 +70,11 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         metavar="FOLDER",
         help="runs on different numbers of ranks; the last one is shown",
+    )
+    parser.add_argument(
+        "--plan",
+        metavar="FILE",
+        help="what weft plan --json wrote, to compare with instead of the job's own plan",
     )
     parser.add_argument(
         "--step", type=partial(count, most=LARGEST), metavar="N", help="the step at which the timeline opens"
@@ -159,7 +166,12 @@ def _report(options: argparse.Namespace, asked: Sequence[Rule]) -> tuple[Path, R
     compared = compare(_read(Path(options.against)), analysis) if options.against is not None else None
     scaled = scale([others.get(name, analysis) for name in folders]) if folders else None
     report = _judged(analysis, asked)
-    return folder, Report(analysis, report.verdict, asked, compared, scaled, options.step)
+    plan = report.plan if options.plan is None else _beside_file(analysis, options.plan)
+    return folder, Report(analysis, report.verdict, asked, compared, scaled, plan, options.step)
+
+
+def _beside_file(analysis: Analysis, name: str) -> BesidePlan:
+    return read_file(Path(name), lambda text: beside_answer(analysis, text, Path(name).name))
 
 
 def _read(folder: Path) -> Analysis:
@@ -168,4 +180,4 @@ def _read(folder: Path) -> Analysis:
 
 
 def _judged(analysis: Analysis, asked: Sequence[Rule]) -> Report:
-    return Report(analysis, verdict(judge(asked, analysis), asked), asked)
+    return Report(analysis, verdict(judge(asked, analysis), asked), asked, plan=beside_plan(analysis))

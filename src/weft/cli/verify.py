@@ -93,12 +93,12 @@ def refusal(name: str, settings: Settings | None) -> str:
     """Why the settings do not allow a schedule, as far as that is known before a job has run."""
     if name == "file" and (settings is None or not settings.schedule_file):
         return "schedule_file names none"
-    if settings is None or name in ("file", "auto", "list"):
+    if settings is None or settings.microbatches == "auto" or name in ("file", "auto", "list"):
         return ""
     from weft.plan.chosen import schedule_for
 
     try:
-        schedule_for(replace(settings, pipeline=name), None, settings.microbatches)
+        schedule_for(replace(settings, pipeline=name), None, settings.microbatch_count)
     except (ConfigError, ScheduleError, UsageError) as error:
         return str(error)
     return ""

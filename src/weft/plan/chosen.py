@@ -79,7 +79,7 @@ class Chosen:
 
 def layout(settings: Settings, chosen: Chosen | None) -> Sequence[int]:
     """The partition of each stage."""
-    return schedule_for(settings, chosen, settings.microbatches).rank_of_stage
+    return schedule_for(settings, chosen, settings.microbatch_count).rank_of_stage
 
 
 def schedule_for(settings: Settings, chosen: Chosen | None, microbatches: int) -> Schedule:
@@ -116,7 +116,7 @@ def schedule_for(settings: Settings, chosen: Chosen | None, microbatches: int) -
 
 def options_for(settings: Settings, limited: bool) -> list[Option]:
     """The options that may help; where memory is not ``limited``, those that only save memory are left out."""
-    tried = options(settings.partitions, settings.microbatches)
+    tried = options(settings.partitions, settings.microbatch_count)
     if settings.pipeline == "list":
         tried = [option for option in tried if option.schedule == "list"]
     return tried if limited else [o for o in tried if not o.recompute and o.active is None]
@@ -145,8 +145,8 @@ def most_in_flight(settings: Settings) -> int:
     """How many microbatches a rank may hold at once."""
     more = ahead(settings)
     if not KINDS[settings.pipeline].limited or more is None:
-        return settings.microbatches
-    return min(settings.microbatches, settings.active_microbatches + more)
+        return settings.microbatch_count
+    return min(settings.microbatch_count, settings.active_microbatches + more)
 
 
 @functools.lru_cache(16)

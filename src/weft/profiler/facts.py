@@ -15,6 +15,7 @@ from weft.analysis.run import Facts, Unit
 from weft.document import Document
 from weft.errors import UsageError
 from weft.foreign import MOST_RANKS, read_file, shown_path
+from weft.plan.measured.planned import Planned
 from weft.profiler.clock import Clock
 
 SUFFIX = ".facts.json"
@@ -68,7 +69,15 @@ def _facts(document: Document) -> Facts:
         document["joined_s"].number(), document["limit_bytes"].whole(), document["cores"].whole(),
         _mapping(document["settings"]), tuple(map(_unit, document["units"])),
         {name: str(value) for name, value in _mapping(document["versions"]).items()},
+        document["base_bytes"].whole() if "base_bytes" in document else 0, _planned(document),
     )  # fmt: skip
+
+
+def _planned(document: Document) -> Planned | None:
+    """The plan; none in earlier files, and before there is one."""
+    if "planned" not in document or document["planned"].value is None:
+        return None
+    return Planned.from_document(document["planned"])
 
 
 def _unit(document: Document) -> Unit:

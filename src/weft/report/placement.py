@@ -50,12 +50,14 @@ class ModelPlacement:
         partitions: How many there are.
         optimize: What the split balances first, `memory` or `speed`; empty if the script placed the units.
         microbatches: How many a step has.
+        measured: Whether that number was taken by measured costs, and is none to warn of.
     """
 
     units: tuple[PlacementRow, ...]
     partitions: int
     optimize: str = ""
     microbatches: int = 1
+    measured: bool = False
 
     @property
     def shares(self) -> list[Share]:
@@ -80,7 +82,7 @@ class ModelPlacement:
         return [*self._overlap(), *self._uneven()]
 
     def _overlap(self) -> Iterator[str]:
-        if self.partitions > 1 and self.microbatches == 1:
+        if self.partitions > 1 and self.microbatches == 1 and not self.measured:
             yield (
                 "microbatches is 1, so the partitions work one after the other and never at the same time: set "
                 f"microbatches to {2 * self.partitions}, say"
@@ -155,7 +157,7 @@ class PartitionReport:
 
     Attributes:
         models: One for each model.
-        reasons: Why `auto` has chosen its schedule; empty otherwise.
+        reasons: Why `auto` has chosen its schedule and its number of microbatches; empty otherwise.
     """
 
     models: tuple[ModelPlacement, ...]

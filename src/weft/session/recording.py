@@ -16,6 +16,7 @@ from weft.analysis.run import Facts, Unit
 from weft.config import Settings
 from weft.errors import UsageError
 from weft.launch.discovery import Place
+from weft.plan.measured.planned import Planned
 from weft.profiler.clock import Clock, clock_identity
 from weft.profiler.control import Control
 from weft.profiler.detail import parse_detail
@@ -42,6 +43,7 @@ class Process:
         device: Where its part of the model lies.
         limit_bytes: The most memory that it may have.
         versions: Of the framework and what it needs.
+        base_bytes: The memory that it has in use when it joins.
         cpu_s: Processor time of whatever runs steps.
         make_event: Makes an event of the device with timing, where work goes on there after it was handed over.
         captures: Whether work of the device is captured just now, as a CUDA graph, and does not run.
@@ -51,6 +53,7 @@ class Process:
     device: str = "cpu"
     limit_bytes: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
+    base_bytes: int = 0
     cpu_s: Callable[[], float] = time.process_time
     make_event: Callable[[], Event] | None = None
     captures: Callable[[], bool] = lambda: False
@@ -130,10 +133,10 @@ def tell(session: Session, process: Process) -> None:
         session.rank, session.place.world_size, host_name(), os.getpid(), session.position("pp"),
         session.position("rdp"), process.device, process_start_s(), session.joined_s, process.limit_bytes,
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        versions=process.versions,
+        versions=process.versions, base_bytes=process.base_bytes,
     )  # fmt: skip
     given = {**session.found, **asdict(session.settings)}
-    recorder.facts = replace(facts, settings=given, units=tuple(session.units))
+    recorder.facts = replace(facts, settings=given, units=tuple(session.units), planned=session.planned)
     write_facts(recorder.folder, recorder.facts, recorder.clock)
 
 
@@ -144,6 +147,12 @@ def tell_units(session: Session, units: Iterable[Unit], measured: bool = False) 
     """
     session.units += units
     tell_facts(session, measured_costs=measured)
+
+
+def tell_plan(session: Session, planned: Planned | None) -> None:
+    """Of a step so much is expected from now on; recordings that begin later tell of it, too."""
+    session.planned = planned
+    tell_facts(session)
 
 
 def tell_facts(session: Session, **found: object) -> None:

@@ -15,6 +15,7 @@ from weft.config import Settings
 from weft.errors import UsageError
 from weft.launch.discovery import Place
 from weft.plan.chosen import Chosen
+from weft.plan.measured.planned import Planned
 from weft.profiler.recorder import Recorder
 from weft.runtime.allocator import Growth
 from weft.runtime.executor import Executor
@@ -65,7 +66,11 @@ class Session:
         recordings: How many recordings have begun.
         units: What the models were split into, for recordings.
         found: What else was found of the run, for recordings.
+        planned: What is expected of a step, for recordings.
         forward: The microbatch of which a forward pass is recorded, and when that began; on ranks without a pipeline.
+        decided: The settings that were left open, by name, and decided here.
+        number_reasons: Why there are so many microbatches, if that was decided here.
+        last_number: Into how many microbatches the settings before these cut.
         steps: How many steps have begun.
         evaluations: How many of them had no backward pass.
         tracing: Whether the step only rehearses.
@@ -97,9 +102,13 @@ class Session:
     recordings: int = 0
     units: list[Unit] = field(default_factory=list)
     found: dict[str, object] = field(default_factory=dict)
+    planned: Planned | None = None
     forward: tuple[int, float] | None = None
     growth: Growth = field(default_factory=Growth)
     huge_pages: HugePages = field(default_factory=HugePages)
+    decided: set[str] = field(default_factory=set)
+    number_reasons: str = ""
+    last_number: int = 1
     steps: int = 0
     evaluations: int = 0
     tracing: bool = False
@@ -200,7 +209,11 @@ class Session:
 
     def use_settings(self, settings: Settings) -> None:
         """Go on with other settings for the same mesh; schedules are chosen anew."""
-        self.settings = settings
+        old, self.settings = self.settings, settings
+        if isinstance(old.microbatches, int):
+            self.last_number = old.microbatches
+        self.number_reasons = ""
+        self.decided = {name for name in self.decided if getattr(old, name) == getattr(settings, name)}
         self.chosen = self.watch = None
         if self.executor is not None:
             self.executor.wait_timeout_s = wait_timeout_s(settings)
@@ -208,6 +221,11 @@ class Session:
     def decide(self, **decided: Any) -> None:
         """Put what was decided in the place of settings that were left open; all else stays."""
         self.settings = replace(self.settings, **decided)
+        self.decided |= decided.keys()
+
+    def explain_number(self, reasons: str) -> None:
+        """Remember why there are so many microbatches."""
+        self.number_reasons = reasons
 
     def begin_draws(self, seed: int) -> None:
         """From now on random numbers of microbatches follow from this seed."""

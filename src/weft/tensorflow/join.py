@@ -22,7 +22,7 @@ from weft.foreign import MOST_RANKS, whole
 from weft.launch import rendezvous
 from weft.launch.discovery import discover
 from weft.launch.startup import agree
-from weft.runtime.allocator import host_bytes
+from weft.runtime.allocator import host_bytes, resident_bytes
 from weft.schedule.table import KINDS
 from weft.session import current, recording
 from weft.session.leaving import leave
@@ -95,7 +95,7 @@ def _process(joined: Session) -> recording.Process:
         "weft": weft.__version__, "TensorFlow": tf.__version__, "Keras": keras.__version__,
         "Python": platform.python_version(),
     }  # fmt: skip
-    return recording.Process("cpu", limit, versions, observe=observe)
+    return recording.Process("cpu", limit, versions, resident_bytes(), observe=observe)
 
 
 def _report(before: Any, kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -152,6 +152,11 @@ def _check(settings: Settings) -> None:
         asked.append("inputs")
     if asked:
         raise ConfigError(f"weft.tensorflow has no {', '.join(asked)}: leave it out, or use PyTorch")
+    if settings.microbatches == "auto":
+        raise ConfigError(
+            'microbatches is "auto", which weft.tensorflow does not decide: write a number, "microbatches": 4, say, or '
+            "use PyTorch"
+        )
     kind = KINDS[settings.pipeline]
     if settings.contiguous and settings.auto_partition and kind.chunks not in ((1, 1), None):
         raise ConfigError(

@@ -57,7 +57,7 @@ class Step:
             raise UsageError(f"{self.function.__name__}: a step cannot call another step")
         joined = session()
         batch = prepare(
-            self.function, args, kwargs, self.cut, joined.settings.microbatches, self.input_signature
+            self.function, args, kwargs, self.cut, joined.settings.microbatch_count, self.input_signature
         )
         xla = private.wants_xla() if self.jit_compile is None else self.jit_compile
         key = self._key(joined, batch, xla)

@@ -40,6 +40,7 @@ from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import Streams
 from weft.torch.session.session import Session
 from weft.torch.verify.self_check import check
+from weft.torch.watching import memory_bytes
 from weft.transport.groups import make_groups
 from weft.transport.torch_dist import TorchChannel
 from weft.visible import keep_log_visible
@@ -107,7 +108,9 @@ def _process(session: Session) -> recording.Process:
     cpu_s = session.executor.cpu_s if session.executor is not None else time.thread_time
     make_event = partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None
     captures = torch.cuda.is_current_stream_capturing if device.type == "cuda" else lambda: False
-    return recording.Process(str(device), limit, versions, cpu_s, make_event, captures, observe)
+    return recording.Process(
+        str(device), limit, versions, memory_bytes(session), cpu_s, make_event, captures, observe
+    )
 
 
 def describe_start(settings: Settings) -> dict[str, str]:

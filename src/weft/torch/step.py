@@ -63,7 +63,7 @@ class Step:
         session = current.session()
         if session.tracing or in_microbatch():
             raise UsageError(f"{self.function.__name__}: a step cannot call another step")
-        batch = prepare(self.function, args, kwargs, self.cut, session.settings.microbatches)
+        batch = prepare(self.function, args, kwargs, self.cut, _count(session))
         if batch.fault and self._trains:
             raise SplitError(batch.fault)
         with record_step(session, lambda: (batch.size or 0, watching.memory_bytes(session))):
@@ -78,7 +78,7 @@ class Step:
         pending = [model for model in session.models if not model.partitioned]
         if pending:
             with record_preparation(session):
-                self._partition(session, pending, batch)
+                batch = self._partition(session, pending, batch)
         if self.weight is not None:
             batch = self._weighed(session, batch)
         for model in session.models:
@@ -105,14 +105,14 @@ class Step:
         compare.end(session)
         return collect(*results)
 
-    def _partition(self, session: Session, pending: list[DistributedModel], batch: MiniBatch) -> None:
-        """Split the models that are not yet; collective over all ranks."""
+    def _partition(self, session: Session, pending: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
+        """Split the models that are not yet; collective over all ranks. The batch with the microbatches that it has."""
         for model in pending:
             model.move(session.device)
         name = self.function.__qualname__
         compare_start(session, pending, describe_call(name, batch, True), describe_inputs(name, batch))
         session.unproved = compare.reason_against(session, pending)
-        partition_models(session, pending, self.function, batch, counted=self.weight is not None)
+        return partition_models(session, pending, self.function, batch, counted=self.weight is not None)
 
     def note_training(self, trains: bool) -> None:
         """Say of a microbatch that has run whether it had a backward pass."""
@@ -171,6 +171,16 @@ class Step:
         if key not in self._orders:
             self._orders[key] = order_for(settings, chosen, microbatches, session.position("pp"), revisited)
         return self._orders[key]
+
+
+def _count(session: Session) -> int:
+    """Into how many microbatches to cut; 1 where that is decided when the models are split."""
+    if session.settings.microbatches == "auto":
+        if not session.models or any(not model.partitioned for model in session.models):
+            return 1
+        one = session.settings.partitions == 1  # where nothing overlaps
+        session.decide(microbatches=1 if one else session.last_number)  # that of the models
+    return session.settings.microbatch_count
 
 
 class StepRun:

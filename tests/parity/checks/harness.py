@@ -39,7 +39,7 @@ check = CHECKS.check
 Places = Mapping[str, int]
 
 
-def start(microbatches: int = MICROBATCHES, **settings: Any) -> None:
+def start(microbatches: int | str = MICROBATCHES, **settings: Any) -> None:
     """New settings for the models that come."""
     weft.init({"partitions": RANKS, "microbatches": microbatches, **settings})
 

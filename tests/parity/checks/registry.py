@@ -7,6 +7,7 @@ from . import (  # noqa: F401
     chance,
     changes,
     compiled,
+    decided_number,
     first_step,
     functions,
     glue,

@@ -537,6 +537,11 @@ def other_schedules(partitions: int) -> None:
 
         same_gradients(model, step(x, y), expected, f"with {settings} a gradient")
     refuses(
+        ConfigError,
+        'microbatches is "auto", which weft.tensorflow does not decide',
+        lambda: weft.init({"partitions": partitions, "microbatches": "auto"}),
+    )
+    refuses(
         ConfigError, "whose backward passes are split in two", lambda: begin(partitions, pipeline="zb_h1")
     )
 

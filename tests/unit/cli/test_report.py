@@ -90,6 +90,16 @@ def test_against_an_earlier_run(capsys):
     assert "most of all by data" in out and "A usual step, before and now" in out
 
 
+def test_beside_a_plan(runs: Path, capsys):
+    entry = {
+        "division": {"data": 1, "pipeline": 4}, "step_s": 0.02, "memory_bytes": 1 << 20,
+        "settings": {"partitions": 4, "microbatches": 8},
+    }  # fmt: skip
+    (runs / "plan.json").write_text(json.dumps([entry]))
+    assert main(["report", "out", "--plan", "plan.json"]) == 0
+    assert "By the plan plan.json a step takes 20 ms" in capsys.readouterr().out
+
+
 def test_scaling(capsys):
     assert main(["report", "--scaling", "one", "two"]) == 0
     out = capsys.readouterr().out
@@ -147,6 +157,12 @@ def test_rules_of_ones_own_and_their_parameters(capsys):
             '--fail-on "DataWaits": there is no such rule; did you mean "DataWait"?',
         ),
         (["out", "--fail-on", "x" * 9], "write warning, critical, or the name of a rule"),
+        (["out", "--plan", "nowhere.json"], "nowhere.json"),
+        (
+            ["out", "--plan", "other.json"],
+            'other.json has no division like what ran, 4 ranks with "partitions": 4',
+        ),
+        (["out", "--plan", "broken.json"], "broken.json: this is not a plan"),
         (["out", "--set", "DataWait_warm=1"], 'DataWait has no parameter "warm"'),
         (["out", "--rules", "json"], '"json" names no rule: write module:Class'),
         (
@@ -155,7 +171,9 @@ def test_rules_of_ones_own_and_their_parameters(capsys):
         ),
     ],
 )
-def test_mistakes(arguments: list[str], text: str, capsys):
+def test_mistakes(arguments: list[str], text: str, runs: Path, capsys):
+    (runs / "other.json").write_text("[]")
+    (runs / "broken.json").write_text("{")
     assert main(["report", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("weft report: error: ") and text in error

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from weft.analysis.run import Device, Facts, Sample, Step, Unit
 from weft.errors import FormatError
+from weft.plan.measured.planned import Part, Planned
 from weft.profiler.clock import Clock
 from weft.profiler.facts import facts_path, process_start_s, write_facts
 from weft.profiler.reading import read_run
@@ -25,7 +26,7 @@ from weft.profiler.steps import line_of as step_line
 HERE, THERE = Clock(b"h" * 16, 5000.0), Clock(b"t" * 16, 5091.0)
 FACTS = Facts(
     0, 2, "node", 7, 0, 0, "cpu", 99.0, 100.0, 1 << 30, 2, {"partitions": 2}, (Unit("a", 0, 0.1, 0.2, 8),),
-    {"weft": "1"},
+    {"weft": "1"}, 64, Planned(0.5, (Part(0.125, 0.25, 1 << 20), Part(0.25, 0.125))),
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from weft.cli.draw import wrote
 from weft.cli.graph_file import read_graph
 from weft.cli.machine import count
+from weft.cli.plan.calibrate import check_options, run_calibration
 from weft.cli.plan.measure import measure
 from weft.cli.plan.page import report_of
 from weft.cli.plan.text import as_json, as_text, nothing_fits
@@ -24,7 +25,7 @@ from weft.graph.hugging_face import EXPERTS, sizes_from_config
 from weft.graph.sizes import Sizes
 from weft.machines.accelerator import DTYPES
 from weft.machines.cluster import EXAMPLE, parse_cluster
-from weft.machines.host import Machines
+from weft.machines.host import Host, Machines
 from weft.machines.machine_file import host_from_json
 from weft.plan.parallelism.answer import Asked, answer
 from weft.plan.parallelism.job import STATES, Job
@@ -39,6 +40,7 @@ examples:
       --global-batch 1024 --compare
   weft plan gpt.graph.json --cluster 2x8xA100-80 --global-batch 64
   weft plan --measure mine.json -n 8
+  weft plan --calibrate out --machine mine.json --config config.json
   weft plan --cluster 4xp4d.24xlarge --price 20 --config config.json --global-batch 256 --data 100GB --epoch 30s
 """
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -66,6 +68,14 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "-n", "--ranks", type=count,  metavar="N", help="with --measure: ranks at once (default: 1)"
+    )  # fmt: skip
+    parser.add_argument(
+        "--calibrate", metavar="OUT", nargs="+",
+        help="plan nothing: correct a machine by recordings of runs of the model that the options give",
+    )  # fmt: skip
+    parser.add_argument(
+        "--machine", metavar="FILE.json",
+        help="with --calibrate: the machine's file, which is corrected; of the machine in --cluster, if that is given",
     )  # fmt: skip
     _add_model(parser)
     _add_training(parser)
@@ -149,9 +159,17 @@ def _count_or_none(text: str) -> int:
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.calibrate is not None:
+        check_options(options)
+        run_calibration(options, lambda host, batch: _job(options, host, batch))
+        return 0
     if options.measure is not None:
         measure(Path(options.measure), 1 if options.ranks is None else options.ranks)
         return 0
+    if options.machine is not None:
+        raise UsageError(
+            "--machine is the file that --calibrate corrects; a plan takes it as --cluster 1xFILE.json"
+        )
     if options.ranks is not None:
         raise UsageError(
             "-n says with how many ranks --measure measures; a plan takes its ranks from --cluster"
@@ -192,6 +210,8 @@ def _refuse_of_sizes(options: argparse.Namespace) -> None:
         "json",
         "html",
         "measure",
+        "calibrate",
+        "machine",
         "ranks",
     }
     given = [
@@ -222,7 +242,7 @@ def _asked(options: argparse.Namespace) -> Asked:
             "--storage-rate says what storage gives; what it must give say --data and --epoch: --data 100GB --epoch 30s"
         )
     return Asked(
-        _job(options, machines),
+        _job(options, machines.host, options.global_batch),
         machines,
         options.tokens,
         None if options.memory is None else parse_bytes(options.memory),
@@ -240,15 +260,15 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _job(options: argparse.Namespace, machines: Machines) -> Job:
-    peak = machines.host.accelerator.peak
+def _job(options: argparse.Namespace, host: Host, batch: int) -> Job:
+    peak = host.accelerator.peak
     precision = options.precision or next(dtype for dtype in ("bf16", "fp16", *DTYPES) if dtype in peak)
     if precision not in peak:
         raise ConfigError(
-            f"{machines.host.accelerator.name} has no products in {precision}: write --precision {' or '.join(peak)}"
+            f"{host.accelerator.name} has no products in {precision}: write --precision {' or '.join(peak)}"
         )
     return Job(
-        _sizes(options), options.global_batch, precision, options.optimizer,
+        _sizes(options), batch, precision, options.optimizer,
         fused_attention=not options.unfused_attention, eager=options.eager,
     )  # fmt: skip
 

@@ -1,10 +1,14 @@
-"""A run beside others as tables: an earlier one, or the same job on other numbers of ranks."""
+"""A run beside others as tables: an earlier one, the same job on other numbers of ranks, or its plan."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from weft.analysis.compare import Comparison, Difference
+from weft.analysis.plan.beside import BesidePlan
 from weft.analysis.scaling import Scaling
-from weft.report.run.words import PARTS, Table, milliseconds, number, percent
+from weft.report.run.words import MOST_RANKS, PARTS, Table, milliseconds, number, percent
+from weft.units import format_bytes
 
 LEAST = 0.001
 """A share of a step below which a difference is left out."""
@@ -62,6 +66,36 @@ def _by_rank(comparison: Comparison) -> Table:
 
 def _said(value: object) -> str:
     return "not said" if value is None else str(value)
+
+
+def planned(beside: BesidePlan) -> list[Table]:
+    """The step, what each partition does in it, and memory: as planned, and as they were."""
+    headers = ("what", "planned ms", "measured ms", "difference ms", "of the planned step")
+    rows = [
+        (
+            one.where, milliseconds(one.planned), milliseconds(one.measured), milliseconds(one.more),
+            f"{one.more / beside.step.planned:+.1%}" if beside.step.planned else "",
+        )
+        for one in (beside.step, *beside.terms)
+    ]  # fmt: skip
+    memory = [
+        (one.where, format_bytes(one.planned), format_bytes(one.measured),
+         f"{one.more / one.planned:+.1%}" if one.planned else "")
+        for one in beside.memory
+    ]  # fmt: skip
+    tables = [
+        Table(f"A usual step beside {beside.source}", headers, _first(rows), "<>>>>"),
+        Table(
+            f"Memory, {beside.counted}", ("what", "planned", "measured", "difference"),
+            _first(memory), "<>>>",
+        ),
+    ]  # fmt: skip
+    return [table for table in tables if table.rows]
+
+
+def _first(rows: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
+    """As many rows as a table shows."""
+    return rows[: 3 * MOST_RANKS]
 
 
 def scaled(scaling: Scaling) -> list[Table]:

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from weft.analysis.compare import Comparison
+from weft.analysis.plan.beside import BesidePlan, Term
 from weft.analysis.scaling import Scaling
 from weft.report.run.report import Report
 from weft.rules.rule import Finding
@@ -54,6 +55,7 @@ def run_document(report: Report) -> dict[str, Any]:
             {"change": change.name, "step_s": change.step_s, "gain": change.gain, "line": change.line}
             for change in analysis.what_if.changes
         ],
+        "plan": _plan(report.plan) if report.plan is not None else None,
         "comparison": _comparison(report.comparison) if report.comparison is not None else None,
         "scaling": _scaling(report.scaling) if report.scaling is not None else None,
     }
@@ -67,6 +69,22 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
         "cause": comparison.cause.part if comparison.cause is not None else None,
         "rank": comparison.rank,
         "settings": {each.name: {"before": each.old, "now": each.new} for each in comparison.settings},
+    }
+
+
+def _plan(plan: BesidePlan) -> dict[str, Any]:
+    def row(term: Term) -> dict[str, Any]:
+        return {
+            "what": term.name, "partition": term.partition, "planned": term.planned, "measured": term.measured,
+        }  # fmt: skip
+
+    return {
+        "text": plan.text,
+        "source": plan.source,
+        "step_s": {"planned": plan.step.planned, "measured": plan.step.measured},
+        "terms_s": [row(term) for term in plan.terms],
+        "memory_bytes": [row(term) for term in plan.memory],
+        "missed": row(plan.missed) if plan.missed is not None else None,
     }
 
 

@@ -86,7 +86,7 @@ def _values(report: Report) -> dict[str, Any]:
 
 def sections(report: Report) -> list[Section]:
     """What follows the timeline; a section without figures is left out."""
-    found = [*_beside(report), *_of_a_step(report), *_of_the_run(report)]
+    found = [*_beside(report), *_beside_plan(report), *_of_a_step(report), *_of_the_run(report)]
     return [each for each in found if each.charts or any(table.rows for table in each.tables)]
 
 
@@ -101,6 +101,16 @@ def _beside(report: Report) -> list[Section]:
             Section("scaling", "Scaling", scaling.text, beside.scaled(scaling), [chart] if chart else [])
         )
     return found
+
+
+def _beside_plan(report: Report) -> list[Section]:
+    if report.plan is None:
+        return []
+    note = (
+        f"{report.plan.text} Waiting is the rest of a partition's step: for transfers, and with nothing to run. What "
+        "precedes and follows the microbatches is in no row."
+    )
+    return [Section("plan", "Beside the plan", note, beside.planned(report.plan))]
 
 
 def _of_a_step(report: Report) -> list[Section]:

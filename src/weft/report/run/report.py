@@ -9,6 +9,7 @@ from functools import cached_property
 
 from weft.analysis.analysis import Analysis
 from weft.analysis.compare import Comparison
+from weft.analysis.plan.beside import BesidePlan
 from weft.analysis.scaling import Scaling
 from weft.analysis.series import median, outliers
 from weft.rules.rule import FOUND, Finding, Rule, Status
@@ -29,6 +30,7 @@ class Report:
         rules: Those that judged; their questions and parameters are shown.
         comparison: The run beside an earlier one.
         scaling: Runs on different numbers of ranks.
+        plan: The run beside its plan, if one is known.
         step: The step to open the timeline at; nothing for the most usual one.
     """
 
@@ -37,6 +39,7 @@ class Report:
     rules: Sequence[Rule] = ()
     comparison: Comparison | None = None
     scaling: Scaling | None = None
+    plan: BesidePlan | None = None
     step: int | None = None
 
     @cached_property

@@ -31,7 +31,7 @@ def _lines(report: Report) -> Iterator[str]:
     for finding in report.found:
         yield ""
         yield from _finding(finding)
-    for text in (each.text for each in (report.comparison, report.scaling) if each is not None):
+    for text in (each.text for each in (report.comparison, report.scaling, report.plan) if each is not None):
         yield ""
         yield _wrapped(text)
     for each in _tables(report):
@@ -45,6 +45,7 @@ def _tables(report: Report) -> list[Table]:
     return [
         *(beside.compared(report.comparison) if report.comparison is not None else []),
         *(beside.scaled(report.scaling) if report.scaling is not None else []),
+        *(beside.planned(report.plan) if report.plan is not None else []),
         parts.turned() if len(parts.rows) < len(parts.headers) else parts,
         step_tables.what_if(report),
         step_tables.balance(report),

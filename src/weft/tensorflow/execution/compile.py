@@ -140,7 +140,7 @@ def describe_placement(settings: Settings, units: Units, decision: Decision) -> 
         for unit, at in zip(units.graph.units, decision.partitions, strict=True)
     )  # fmt: skip
     optimize = "" if not settings.auto_partition else "memory" if settings.optimize == "memory" else "speed"
-    return ModelPlacement(rows, settings.partitions, optimize, settings.microbatches)
+    return ModelPlacement(rows, settings.partitions, optimize, settings.microbatch_count)
 
 
 def _place(

@@ -230,13 +230,23 @@ def _find_plan(
     """
     text = content.get("model", {}).get("plan")
     before = {name: value for name, value in content["settings"].items() if name not in APART}
-    same = before == split_settings(session) and saved == named_state.state_names(model)
+    asked = _as_decided(split_settings(session), before, text)
+    same = before == asked and saved == named_state.state_names(model)
     if text is None or model.partitioned or not same or not session.settings.auto_partition:
         return None
     plan = Plan.from_json(text)
     plan.check(session.settings.partitions)
     here = {name for name, _ in model.module.named_modules()}
     return plan if all(unit.name in here for unit in plan.units) else None
+
+
+def _as_decided(asked: dict[str, Any], before: dict[str, Any], text: str | None) -> dict[str, Any]:
+    """The settings that this job asks for; what they leave open is as the checkpoint's job has decided it."""
+    if asked["optimize"] == "auto":
+        asked |= {name: before.get(name) for name in ("optimize", "memory_weight")}
+    if asked["microbatches"] == "auto" and text is not None and Plan.from_json(text).microbatches:
+        asked["microbatches"] = before.get("microbatches")
+    return asked
 
 
 def split_settings(session: Session) -> dict[str, Any]:

@@ -26,6 +26,10 @@ COSTS = ("parameters", "parameter_bytes", "activation_bytes", "forward_ms", "bac
 """What a plan tells of what a unit costs."""
 
 
+EXPECTED = ("forward_s", "backward_s", "memory_bytes")
+"""What a plan tells of what a partition is expected to do."""
+
+
 @dataclass(frozen=True)
 class PlannedUnit:
     """One row of the plan.
@@ -85,8 +89,10 @@ class Plan:
         toggled: Parameters of which the step says whether they need gradients.
         optimize: The setting as it was decided; empty in plans of older checkpoints.
         memory_weight: The same of this setting.
+        microbatches: The number of them that was decided with the places; 0 if the settings gave it.
         in_flight: How many microbatches a rank may hold.
         by_hand: The script has placed the units.
+        planned: What a step is expected to take, as :class:`weft.plan.measured.planned.Planned` writes it.
     """
 
     units: tuple[PlannedUnit, ...]
@@ -99,8 +105,10 @@ class Plan:
     toggled: tuple[str, ...] = ()
     optimize: str = ""
     memory_weight: float = 0.0
+    microbatches: int = 0
     in_flight: int = 1
     by_hand: bool = False
+    planned: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         rows = tuple(unit.to_record() for unit in self.units)
@@ -124,6 +132,13 @@ class Plan:
         for at in (*places, *self.parameters.values(), *self.buffers.values()):
             if type(at) is not int or not 0 <= at < partitions:
                 raise ValueError(f"a unit of its plan is on the partition {shown(at)} of {partitions}")
+        if self.planned is not None:
+            parts = self.planned["parts"]
+            figures = [self.planned["step_s"], *(part[name] for part in parts for name in EXPECTED)]
+            if len(parts) != partitions or not all(type(figure) in (int, float) for figure in figures):
+                raise ValueError(f"its plan expects {shown(self.planned)} of {partitions} partitions")
+        if type(self.microbatches) is not int or self.microbatches < 0:
+            raise ValueError(f"its plan is for {shown(self.microbatches)} microbatches")
         if not all(type(unit.name) is str and type(unit.writes) is int for unit in self.units):
             raise ValueError("a unit of its plan has no name")
 
@@ -174,4 +189,7 @@ class Plan:
             for row in self.units
             if row.partition != FLOATING
         ]  # fmt: skip
-        return ModelPlacement(tuple(rows), partitions, "" if self.by_hand else self.optimize, microbatches)
+        return ModelPlacement(
+            tuple(rows), partitions, "" if self.by_hand else self.optimize, microbatches,
+            measured=bool(self.microbatches),
+        )  # fmt: skip

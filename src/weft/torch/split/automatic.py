@@ -20,14 +20,16 @@ from weft.config import Settings
 from weft.errors import ConfigError, FormatError, PlacementError
 from weft.foreign import read_text
 from weft.plan.chosen import Chosen, ahead, options_for, schedule_for
-from weft.plan.corrected import find_better, measure_stages
 from weft.plan.explain import explain
 from weft.plan.late import PARTS
+from weft.plan.measured.corrected import find_better, measure_stages
+from weft.plan.measured.planned import Planned
 from weft.plan.option import Option, Placed
 from weft.plan.search import Found, as_weft_runs, search
 from weft.plan.turn import EFFORT, best_turn, tries
 from weft.schedule.legal import check
 from weft.schedule.table import KINDS
+from weft.session.recording import tell_plan
 from weft.simulate import Links, StageCost
 from weft.torch.session.collectives import agree_on, gather_texts
 from weft.torch.session.session import Session
@@ -56,16 +58,36 @@ def choose_automatically(
         PlacementError: If the units cannot be placed on the stages of any schedule.
     """
     links = links_of(tree, link)
+    if settings.pipeline == "file":
+        return _from_file(settings, functools.partial(place_units, tree, settings, links), links)
+    found, fault = _find(tree, settings, links, memory_bytes)
+    best = _first(found)
+    if fault:
+        log.warning("no schedule fits the memory (%s): %s runs, which may take more", fault, best.option)
+    assert best.placed is not None
+    return Chosen.of(best, links, explain(found)), best.placed.placement
 
+
+def find_best(tree: Tree, settings: Settings, links: Links, memory_bytes: float | None) -> Found:
+    """The best schedule with the placement on its stages; the best of all, if none fits the memory.
+
+    Raises:
+        PlacementError: If the units cannot be placed on the stages of any schedule.
+    """
+    return _first(_find(tree, settings, links, memory_bytes)[0])
+
+
+def _find(
+    tree: Tree, settings: Settings, links: Links, memory_bytes: float | None
+) -> tuple[list[Found], str]:
+    """All that was tried, the best first, and why none fits the memory, if none does."""
     place = functools.partial(place_units, tree, settings, links)
     by_memory = dataclasses.replace(settings, memory_weight=MEMORY_WEIGHT)
-    if settings.pipeline == "file":
-        return _from_file(settings, place, links)
     limits = None if memory_bytes is None else [int(memory_bytes)] * settings.partitions
     look = functools.partial(
         search,
         settings.partitions,
-        settings.microbatches,
+        settings.microbatch_count,
         place,
         links,
         tried=options_for(settings, limits is not None),
@@ -76,12 +98,15 @@ def choose_automatically(
     fault = found[0].fault
     if all(one.schedule is None for one in found):  # "list" makes none that it cannot run
         found = look()
+    return found, fault
+
+
+def _first(found: Sequence[Found]) -> Found:
+    """The first that can run."""
     best = next((one for one in found if one.schedule is not None), None)
     if best is None or best.placed is None:
         raise PlacementError(f"no schedule can run: {found[0].fault}")
-    if fault:
-        log.warning("no schedule fits the memory (%s): %s runs, which may take more", fault, best.option)
-    return Chosen.of(best, links, explain(found)), best.placed.placement
+    return best
 
 
 def _from_file(
@@ -94,7 +119,7 @@ def _from_file(
         raise ConfigError(
             f"schedule_file: {error}: write the path of a CSV file that the first rank can read"
         ) from error
-    made = schedule.make("file", settings.partitions, settings.microbatches, text=text)
+    made = schedule.make("file", settings.partitions, settings.microbatch_count, text=text)
     check(made)
     placed = place(made.rank_of_stage)
     step = as_weft_runs(made, placed.stages, links, ahead=ahead(settings))
@@ -111,14 +136,14 @@ def links_of(tree: Tree, link: MeasuredLink) -> Links:
 def place_units(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
     """The units on stages. ``layout``: the rank of each stage."""
     ranks = settings.partitions
-    if KINDS[settings.pipeline].chunks == (1, 1) and ahead(settings) and settings.microbatches > 1:
+    if KINDS[settings.pipeline].chunks == (1, 1) and ahead(settings) and settings.microbatch_count > 1:
         return _place_shifted(tree, settings, links, layout)
     if ranks == 1 or tuple(layout) != TURN.layout(ranks):
         return as_placed(choose(tree, settings, layout), layout)
-    few = tries(ranks, settings.microbatches)
+    few = tries(ranks, settings.microbatch_count)
     found = [as_placed(choice, layout) for choice in turn_choices(tree, settings, layout, few)]
     halves = any(piece.unit.input_ms is not None for one in found for piece in one.placement.pieces)
-    return best_turn(found, ranks, settings.microbatches, links, halves)
+    return best_turn(found, ranks, settings.microbatch_count, links, halves)
 
 
 def _place_shifted(tree: Tree, settings: Settings, links: Links, layout: Sequence[int]) -> Placed:
@@ -128,15 +153,15 @@ def _place_shifted(tree: Tree, settings: Settings, links: Links, layout: Sequenc
     `EFFORT`. They are even as well where units that share a parameter send microbatches back: then the last rank does
     not end first.
     """
-    made = schedule_for(settings, None, settings.microbatches)
-    most = (1.0 - settings.memory_weight) / settings.microbatches
+    made = schedule_for(settings, None, settings.microbatch_count)
+    most = (1.0 - settings.memory_weight) / settings.microbatch_count
     even = as_placed(choose(tree, settings, layout), layout)
     if _goes_back(even) or (1 + len(PARTS)) * sum(map(len, made.ranks)) > EFFORT:
         return even
 
     def step_s(one: Placed) -> float:
         step = as_weft_runs(made, one.stages, links, ahead=ahead(settings))
-        return step.step_s + settings.microbatches * one.placement.crossing_s
+        return step.step_s + settings.microbatch_count * one.placement.crossing_s
 
     shifted = (as_placed(choose(tree, settings, layout, part * most), layout) for part in PARTS)
     return min((even, *(one for one in shifted if not _goes_back(one))), key=step_s)
@@ -208,7 +233,10 @@ def compare(session: Session, steps: list[tuple[float, dict[str, float]]]) -> No
         texts = gather_texts(json.dumps(own), session.group("pp"))
     answer = agree_on(session, lambda: _answer(session, [json.loads(text) for text in texts]))
     if answer.strip():
-        session.use_schedule(Chosen.from_json(answer))
+        chosen = Chosen.from_json(answer)
+        session.use_schedule(chosen)
+        step = as_weft_runs(chosen.schedule, chosen.stages, chosen.links, ahead=ahead(session.settings))
+        tell_plan(session, Planned.of(step))
 
 
 def _answer(session: Session, found: list[dict[str, Any]]) -> str:

@@ -6,27 +6,25 @@ One rank traces and decides; the plan travels as JSON; every rank applies it.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace as replace_fields
 from typing import Any
-
-import torch
-from torch import nn
 
 from weft.analysis.run import Unit as Recorded
 from weft.config import Settings
 from weft.errors import PlacementError, UsageError
 from weft.graph.model import Unit
 from weft.plan.chosen import Chosen, layout, most_in_flight
+from weft.plan.measured.planned import Planned
 from weft.runtime.allocator import give_back
 from weft.schedule.table import KINDS
-from weft.session.recording import tell_units
+from weft.session.recording import tell_plan, tell_units
 from weft.simulate import FREE
 from weft.torch.calls.attributes import own
 from weft.torch.delayed_parameters import has_delayed
-from weft.torch.execution.thread_settings import no_training
 from weft.torch.execution.unit_call import FLOATING
 from weft.torch.model import DistributedModel
 from weft.torch.placed.apply import apply
@@ -36,18 +34,15 @@ from weft.torch.session.divergence import from_first_rank
 from weft.torch.session.session import Session
 from weft.torch.split.automatic import Watch, choose_automatically, place_units
 from weft.torch.split.by_hand import place_by_hand
+from weft.torch.split.expected import expected_step
 from weft.torch.split.link_speed import MeasuredLink, keep_others_busy, measure_link
 from weft.torch.split.memory_room import decide_optimize, device_bytes, fits, limit_bytes
+from weft.torch.split.microbatch_number import decide_number, need_cut
 from weft.torch.split.open_modules import Choice, graph_of, piece_costs
+from weft.torch.split.trace_step import trace_step
 from weft.torch.split.unit_tree import Piece, Tree
-from weft.torch.tensors.microbatch_weights import Padding
-from weft.torch.tensors.mini_batch import MiniBatch
-from weft.torch.tensors.nested import replace
-from weft.torch.trace.estimated_times import Clock, on_meta
-from weft.torch.trace.kept_state import Kept, copy_argument, hand_to_step, homes_of
+from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.trace.record import Trace
-from weft.torch.trace.side_effects import without_side_effects
-from weft.torch.trace.trace import trace
 from weft.units import format_bytes
 
 log = logging.getLogger("weft")
@@ -59,16 +54,23 @@ def partition_models(
     function: Callable[..., Any],
     batch: MiniBatch,
     counted: bool = False,
-) -> None:
+) -> MiniBatch:
     """Trace, decide and apply for every model that has no partition yet; collective over all ranks.
 
     ``counted``: the step says itself what its microbatches weigh.
 
+    Returns the batch, cut into as many microbatches as there are from now on.
+
     All are traced before any is split, because the step may call each of them.
     """
     plans = []
-    by_link = KINDS[session.settings.pipeline].measured and session.chosen is None
+    number_open = session.settings.microbatches == "auto"
+    if number_open:
+        need_cut(batch)
+    by_link = KINDS[session.settings.pipeline].measured and session.chosen is None or number_open
     link = measure_link(session) if by_link else None
+    if number_open:
+        batch = _decide_number(session, models, function, batch, link)
     for model in models:
         with nullcontext() if link is None else keep_others_busy(session):
             text = agree_on(
@@ -88,10 +90,40 @@ def partition_models(
         if session.settings.optimize == "auto" and plan.optimize or plan.optimize == "memory":
             session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)
         if session.rank == 0:
-            placement = plan.placement(session.settings.partitions, session.settings.microbatches)
+            placement = plan.placement(session.settings.partitions, session.settings.microbatch_count)
             log.info("Partition assignments:\n%s", placement.tables())
             for warning in placement.warnings:
                 log.warning("%s", warning)
+    tell_plan(session, _planned(plans))
+    return batch
+
+
+def _planned(plans: Sequence[Plan]) -> Planned | None:
+    """What is expected of a step with all these models; None where an older checkpoint's plan does not say."""
+    told = [Planned.from_record(plan.planned) for plan in plans if plan.planned is not None]
+    return functools.reduce(Planned.plus, told) if len(told) == len(plans) else None
+
+
+def _decide_number(
+    session: Session,
+    models: list[DistributedModel],
+    function: Callable[..., Any],
+    batch: MiniBatch,
+    link: MeasuredLink | None,
+) -> MiniBatch:
+    """The batch, cut into the number of microbatches that a checkpoint's plan has, or else the quickest one."""
+    resumed = [model.resumed_plan.microbatches for model in models if model.resumed_plan is not None]
+    number, reasons = max(resumed, default=0), ""
+    if not number:
+        decide = functools.partial(decide_number, session, models, function, batch, link or MeasuredLink())
+        with keep_others_busy(session):
+            text = agree_on(session, lambda: json.dumps(decide()), "the number of microbatches")
+        number, reasons = json.loads(text)
+        if session.rank == 0:
+            log.info("%s", reasons)
+    session.decide(microbatches=number)
+    session.explain_number(reasons)
+    return prepare(function, batch.args, batch.kwargs, batch.cut, number)
 
 
 def _described(plan: Plan) -> Iterator[Recorded]:
@@ -156,7 +188,10 @@ def make_plan(
         plan = replace_fields(plan, serial=True)
     return replace_fields(
         plan, chosen=None if chosen is None else chosen.to_record(), optimize=settings.optimize,
-        memory_weight=settings.memory_weight, in_flight=most_in_flight(settings), by_hand=not settings.auto_partition,
+        planned=Planned.of(expected_step(settings, found, chosen or session.chosen)).to_record(),
+        memory_weight=settings.memory_weight, in_flight=most_in_flight(settings),
+        by_hand=not settings.auto_partition,
+        microbatches=settings.microbatch_count if "microbatches" in session.decided else 0,
     )  # fmt: skip
 
 
@@ -215,68 +250,6 @@ def _check_buffers(tree: Tree, opened: set[str]) -> None:
             "microbatches would see each other's half-way: put the module on one partition as a whole, or write into "
             "the buffer in place"
         )
-
-
-def trace_step(
-    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, counted: bool
-) -> Trace:
-    """One microbatch of the step, measured; estimated for a model whose parameters are still to be made.
-
-    Runs on the rank that decides. ``counted``: the step says itself what its microbatches weigh.
-    """
-    delayed = has_delayed(model.module)
-    args, kwargs = replace(batch.slice(0), copy_argument, attributes=False)
-    if delayed:
-        args, kwargs = replace((args, kwargs), on_meta_device, attributes=False)
-    kept = Kept(homes_of(function, model.module))
-    padding = Padding()
-    padding.done = counted or delayed
-
-    def run() -> None:
-        given, named = replace((args, kwargs), hand_to_step, attributes=False)
-        with nullcontext() if padding.done else padding, no_training(batch.fault):
-            function(*given, **named)
-
-    session.monitor.note("trace", session.steps + 1)
-    with session.rehearsing(), ExitStack() as stack:
-        for other in session.models:
-            if other is not model and not other.partitioned:
-                stack.enter_context(without_side_effects(other.module, session.streams))
-        try:
-            with on_meta(model.module) if delayed else nullcontext():
-                for thing in (function, args, kwargs, *(other.module for other in session.models)):
-                    kept.note(thing)
-                traced = _trace_by_settings(session, model.module, run, kept, delayed)
-        except BaseException as error:
-            session.monitor.locate(error)
-            raise
-    padding.warn(batch)
-    return traced
-
-
-def on_meta_device(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without data."""
-    return tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
-
-
-def _trace_by_settings(
-    session: Session, root: nn.Module, run: Callable[[], Any], kept: Kept, delayed: bool
-) -> Trace:
-    if not delayed and session.settings.deterministic:
-        with Clock() as clock:
-            return trace(root, run, session.device, session.streams, clock, kept=kept)
-    if not delayed:
-        split = KINDS[session.settings.pipeline].measured
-        return trace(root, run, session.device, session.streams, split=split, kept=kept)
-    with Clock() as clock:
-        try:
-            return trace(root, run, torch.device("meta"), session.streams, clock, kept=kept)
-        except (NotImplementedError, RuntimeError) as error:
-            raise UsageError(
-                f"the step cannot be traced without data, because something in it reads a tensor's value: {error}. "
-                "Build the model without weft.delay_param_initialization(), or leave such code out of the first step "
-                "(weft.is_tracing() tells)"
-            ) from error
 
 
 def _plan(

@@ -22,15 +22,15 @@ def partition_report(model: Any = None) -> PartitionReport:
     models = [model] if model is not None else [m for m in session.models if m.partitioned]
     if not models:
         raise UsageError("there is no partition yet: the first step makes it")
-    settings = session.settings
+    settings, chosen = session.settings, session.chosen
     return PartitionReport(
         tuple(
             ModelPlacement((), 1)
             if m.plan is None
-            else m.plan.placement(settings.partitions, settings.microbatches)
+            else m.plan.placement(settings.partitions, settings.microbatch_count)
             for m in models
         ),
-        "" if session.chosen is None else session.chosen.reasons,
+        "\n".join(filter(None, (session.number_reasons, "" if chosen is None else chosen.reasons))),
     )
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from tests.recordings import Recorded
 from weft.analysis.analysis import Analysis
+from weft.analysis.plan.beside import beside_plan
 from weft.analysis.run import Device, Run, Sample, Unit
+from weft.plan.measured.planned import Part, Planned
 from weft.report.run.report import Report
 from weft.rules.rule import judge
 from weft.rules.table import RULES
@@ -53,9 +55,14 @@ def made(name: str = "made", steps: int = 20, units: bool = True, **more: Any) -
     return replace(run, samples={"node": samples(run.timeline.end_s)})
 
 
+EXPECTED = Planned(33 * MS, (Part(8 * MS, 16 * MS, 64 << 20),) * 4)
+"""What equal partitions without transfers would take of `made`."""
+
+
 def report(run: Run, **more: Any) -> Report:
     """What all rules say of a run."""
     analysis = Analysis(run)
+    more = {"plan": beside_plan(analysis), **more}
     return Report(analysis, verdict(judge(RULES, analysis)), RULES, **more)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.report.run.reports import MS, made, report
+from tests.unit.report.run.reports import EXPECTED, MS, made, report
 from weft.analysis.analysis import Analysis
 from weft.analysis.compare import compare
 from weft.analysis.scaling import scale
@@ -139,6 +139,17 @@ def test_system_has_the_spread_of_each_measure():
     assert cells(table, "processor")["median"] == "60.0%"
     assert cells(table, "read from disks")["most"] == "18.6 KiB/s"
     assert cells(table, "GPU 0, busy")["95% below"] == "25.0%"
+
+
+def test_a_run_beside_its_plan():
+    found = report(made(planned=EXPECTED))
+    terms, memory = beside.planned(found.plan)
+    assert cells(terms, "backward pass of partition 3") == {
+        "what": "backward pass of partition 3", "planned ms": "16.00", "measured ms": "20.80", "difference ms": "4.80",
+        "of the planned step": "+14.5%",
+    }  # fmt: skip
+    assert cells(memory, "memory of partition 1")["planned"] == "64 MiB"
+    assert report(made()).plan is None
 
 
 def test_two_runs_beside_each_other():

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.report.run.reports import MS, hostile, made, report
+from tests.unit.report.run.reports import EXPECTED, MS, hostile, made, report
 from weft.analysis.analysis import Analysis
 from weft.analysis.compare import compare
 from weft.analysis.scaling import scale
@@ -95,6 +95,21 @@ def test_the_json_of_comparisons():
     assert document["comparison"]["cause"] == "reduce"
     assert document["comparison"]["settings"]["ranks"] == {"before": 2, "now": 4}
     assert [each["ranks"] for each in document["scaling"]["runs"]] == [2, 4]
+
+
+def test_a_plan_is_told_in_words_and_in_json():
+    found = report(made(planned=EXPECTED))
+    text = " ".join(run_text(found).split())
+    assert "By the job's own plan a step takes 33 ms; it took " in text
+    assert "Most of that: backward pass of partition 3, planned 16 ms, measured 20.8 ms." in text
+    plan = json.loads(run_json(found))["plan"]
+    assert plan["text"] == found.plan.text and plan["source"] == "the job's own plan"
+    assert plan["step_s"]["planned"] == 0.033
+    assert plan["missed"] == plan["terms_s"][10]
+    assert {name: plan["missed"][name] for name in ("what", "partition", "planned")} == {
+        "what": "backward pass", "partition": 3, "planned": 0.016,
+    }  # fmt: skip
+    assert json.loads(run_json(report(made())))["plan"] is None
 
 
 def test_what_is_not_finite_is_null():

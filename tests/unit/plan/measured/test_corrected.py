@@ -6,7 +6,7 @@ import pytest
 
 from weft.config import Settings
 from weft.plan.chosen import Chosen
-from weft.plan.corrected import correct, find_better
+from weft.plan.measured.corrected import correct, find_better
 from weft.plan.option import Option, Placed
 from weft.plan.search import search
 from weft.simulate import FREE, StageCost

@@ -83,7 +83,7 @@ def find_better(
     ]
     found = search(
         settings.partitions,
-        settings.microbatches,
+        settings.microbatch_count,
         lambda _: Placed(stages),
         chosen.links,
         memory_bytes=limits,

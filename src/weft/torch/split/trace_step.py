@@ -1,0 +1,87 @@
+"""One microbatch of a step, traced on the rank that decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.errors import UsageError
+from weft.schedule.table import KINDS
+from weft.torch.delayed_parameters import has_delayed
+from weft.torch.execution.thread_settings import no_training
+from weft.torch.model import DistributedModel
+from weft.torch.session.session import Session
+from weft.torch.tensors.microbatch_weights import Padding
+from weft.torch.tensors.mini_batch import MiniBatch
+from weft.torch.tensors.nested import replace
+from weft.torch.trace.estimated_times import Clock, on_meta
+from weft.torch.trace.kept_state import Kept, copy_argument, hand_to_step, homes_of
+from weft.torch.trace.record import Trace
+from weft.torch.trace.side_effects import without_side_effects
+from weft.torch.trace.trace import trace
+
+
+def trace_step(
+    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, counted: bool
+) -> Trace:
+    """One microbatch of the step, measured; estimated for a model whose parameters are still to be made.
+
+    Runs on the rank that decides. ``counted``: the step says itself what its microbatches weigh.
+    """
+    delayed = has_delayed(model.module)
+    args, kwargs = replace(batch.slice(0), copy_argument, attributes=False)
+    if delayed:
+        args, kwargs = replace((args, kwargs), on_meta_device, attributes=False)
+    kept = Kept(homes_of(function, model.module))
+    padding = Padding()
+    padding.done = counted or delayed
+
+    def run() -> None:
+        given, named = replace((args, kwargs), hand_to_step, attributes=False)
+        with nullcontext() if padding.done else padding, no_training(batch.fault):
+            function(*given, **named)
+
+    session.monitor.note("trace", session.steps + 1)
+    with session.rehearsing(), ExitStack() as stack:
+        for other in session.models:
+            if other is not model and not other.partitioned:
+                stack.enter_context(without_side_effects(other.module, session.streams))
+        try:
+            with on_meta(model.module) if delayed else nullcontext():
+                for thing in (function, args, kwargs, *(other.module for other in session.models)):
+                    kept.note(thing)
+                traced = _trace_by_settings(session, model.module, run, kept, delayed)
+        except BaseException as error:
+            session.monitor.locate(error)
+            raise
+    padding.warn(batch)
+    return traced
+
+
+def on_meta_device(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without data."""
+    return tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
+
+
+def _trace_by_settings(
+    session: Session, root: nn.Module, run: Callable[[], Any], kept: Kept, delayed: bool
+) -> Trace:
+    if not delayed and session.settings.deterministic:
+        with Clock() as clock:
+            return trace(root, run, session.device, session.streams, clock, kept=kept)
+    if not delayed:
+        split = KINDS[session.settings.pipeline].measured
+        return trace(root, run, session.device, session.streams, split=split, kept=kept)
+    with Clock() as clock:
+        try:
+            return trace(root, run, torch.device("meta"), session.streams, clock, kept=kept)
+        except (NotImplementedError, RuntimeError) as error:
+            raise UsageError(
+                f"the step cannot be traced without data, because something in it reads a tensor's value: {error}. "
+                "Build the model without weft.delay_param_initialization(), or leave such code out of the first step "
+                "(weft.is_tracing() tells)"
+            ) from error
