@@ -160,6 +160,16 @@ def test_nobody_listens():
         rendezvous.connect(place, SHORT)
 
 
+def test_an_agent_that_ended_is_told_at_once(temporary: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(boxes, "AGENT_SECONDS", 0.2)
+    port = free_port()
+    place = Place(1, 2, 1, 2, "torchrun", "127.0.0.1", port, "job", agent=True)
+    with pytest.raises(
+        LaunchError, match=rf"agent, .* does not listen at 127.0.0.1:{port} any more: it ended"
+    ):
+        rendezvous.connect(place, LONG)
+
+
 def test_loopback_is_refused_where_ranks_span_hosts():
     with pytest.raises(
         LaunchError, match=r'"localhost" leads to .* which other hosts cannot reach: set WEFT_LEADER'

@@ -11,7 +11,7 @@ from dataclasses import replace
 from weft.launch.culprit import signal_name
 from weft.launch.local import STOPPING, Launcher
 from weft.launch.running.job import Job
-from weft.launch.running.restarts import Attempt, backoff_s, reason_to_stop, told
+from weft.launch.running.restarts import Attempt, backoff_s, in_a_row, reason_to_stop, told
 from weft.units import format_seconds
 
 _TICK_S = 0.05
@@ -34,7 +34,7 @@ def run(job: Job, wait: Callable[[float], int] | None = None) -> int:
         reason = reason_to_stop(failures, job.restarts)
         if reason:
             return _end(job, attempts, code, reason)
-        seconds = backoff_s(len(attempts))
+        seconds = backoff_s(in_a_row(failures))
         _say(f"weft: restart {len(attempts)} of {job.restarts} in {format_seconds(seconds)}")
         number = (wait or wait_for_signal)(seconds)
         if number:
