@@ -316,8 +316,10 @@ def _blames(row: Row, ended: _Ended) -> str:
         named = _named(
             text, r"\) local_rank: (\d+) \(pid", r"process rank (\d+) with", r"\[\[\d+,\d+\],(\d+)\]"
         )
-    if row.moment == "restart":
-        named = named[1:]  # the first failure is what led to the restart
+    if (
+        row.moment == "restart"
+    ):  # what led to the restart was told before, by each rank that lost its connection
+        named = [number for number in named[1:] if number in row.struck]
     if not named:
         return "no rank is named"
     culprits = {*range(row.ranks)} if row.fault == "full disk" else {*row.struck}

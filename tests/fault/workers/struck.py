@@ -23,12 +23,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from weft.launch.discovery import discover
+
 STEPS, EVERY, STRUCK_AT = 12, 4, 6
 WIDTH = 16
 GROUP = "/sys/fs/cgroup/memory/weft-struck-{}"
-ATTEMPT = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-_names = {"RANK": ("RANK", "OMPI_COMM_WORLD_RANK"), "WORLD": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")}
-ME, WORLD = (int(next(os.environ[name] for name in names if name in os.environ)) for names in _names.values())
+ATTEMPT = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", os.environ.get("WEFT_ATTEMPT", "0")))
+_place = discover(os.environ)
+ME, WORLD = _place.rank, _place.world_size
 
 
 def fail() -> None:
