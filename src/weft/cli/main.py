@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import weft
-from weft.cli import check, draw, partition, plan, report, run, simulate, trace, verify
+from weft.cli import check, doctor, draw, partition, plan, report, run, simulate, trace, verify
 from weft.cli.live import top
 from weft.cli.plan import storage, tune
 from weft.errors import WeftError
@@ -48,7 +48,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _Parser(prog="weft", description="Trains one model on many devices.")
     parser.add_argument("--version", action="version", version=f"weft {weft.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for command in (run, report, top, verify, check, plan, tune, storage, trace, partition, simulate, draw):
+    for command in (
+        run,
+        doctor,
+        report,
+        top,
+        verify,
+        check,
+        plan,
+        tune,
+        storage,
+        trace,
+        partition,
+        simulate,
+        draw,
+    ):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     try:

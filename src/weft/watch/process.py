@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _Origin:
-    """Whose child this process is, noted when weft is imported: a launcher may be gone before a script joins its job."""
+    """Whose child this process is, noted when weft is imported: a launcher may end before a script joins its job."""
 
     parent = os.getppid()
 

@@ -3,7 +3,8 @@
     restarting.py FOLDER STEPS [--faults JSON] [--every STEPS] [--pause SECONDS] [--asynchronous]
 
 Faults are by attempt: [[rank, step], ...]; a rank kills itself with SIGKILL in that step of that attempt. Each step
-appends `step loss` to FOLDER/losses-ATTEMPT; FOLDER/process-RANK has the number of a rank's process; the end writes a checksum of the weights to FOLDER/end.
+appends `step loss` to FOLDER/losses-ATTEMPT. FOLDER/process-RANK has the number of a rank's
+process. The end writes a checksum of the weights to FOLDER/end.
 """
 
 from __future__ import annotations

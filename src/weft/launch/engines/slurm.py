@@ -26,7 +26,7 @@ if [ $code -ne 0 ] && [ $code -ne 2 ] && [ "${attempt}" -lt {most} ]; then
     scontrol requeue "$SLURM_JOB_ID" && sleep 60 # Slurm ends this script
 fi
 exit $code"""
-"""Starts the job again as ``weft run`` does on one machine: after a failure, and after a save at the time limit (75)."""
+"""Starts the job again after a failure, as ``weft run`` on one machine does, and after a save (75)."""
 
 
 def plan(job: Described, environ: Mapping[str, str]) -> Plan:
