@@ -112,7 +112,9 @@ def of_hosts(answers: Sequence[Answer], speeds: Sequence[Speed]) -> Iterator[Fin
         found = {host: str(getattr(facts, subject)) for host, facts in known}
         yield from _alike({"version": "weft"}.get(subject, subject), found, "install the same on all")
     yield from _alike(
-        "GPUs", {host: str(len(facts.gpus)) for host, facts in known}, "all hosts have as many ranks"
+        "GPUs",
+        {host: str(len(facts.gpus)) for host, facts in known},
+        "all hosts get equally many ranks: those of the smallest",
     )
     for speed in speeds:
         pair = f"{speed.sender} to {speed.taker}"

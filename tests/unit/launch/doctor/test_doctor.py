@@ -69,15 +69,15 @@ def test_hosts_that_differ_and_links_that_are_slow_or_closed():
         Answer("node3", problem="Permission denied"),
     ]
     speeds = [Speed("node2", "node1", 2e7), Speed("node1", "node2", problem="10.0.0.2:4000: refused")]
-    told = [str(each) for each in of_hosts(answers, speeds) if not each.well]
+    told = [str(each).removeprefix("warning  ") for each in of_hosts(answers, speeds) if not each.well]
     assert told == [
-        "warning  node2: clock: 40.0 s behind; run chrony or ntpd: logs and timelines of hosts would not fit together",
-        "warning  node3: ssh: Permission denied; ssh node3 true must work without a question, and Python must be at the "
+        "node2: clock: 40.0 s behind; run chrony or ntpd: logs and timelines of hosts would not fit together",
+        "node3: ssh: Permission denied; ssh node3 true must work without a question, and Python must be at the "
         "same path there",
-        "warning  all: torch: they differ: 2.13.0 on node1, 2.12.0 on node2; install the same on all",
-        "warning  all: GPUs: they differ: 2 on node1, 1 on node2; all hosts have as many ranks",
-        "warning  node2 to node1: network: 20 MB/s; keep a pipeline on one host, and compress gradients: docs/reduction.md",
-        "warning  node1 to node2: network: 10.0.0.2:4000: refused; open the ports of node2 to node1",
+        "all: torch: they differ: 2.13.0 on node1, 2.12.0 on node2; install the same on all",
+        "all: GPUs: they differ: 2 on node1, 1 on node2; all hosts get equally many ranks: those of the smallest",
+        "node2 to node1: network: 20 MB/s; keep a pipeline on one host, and compress gradients: docs/reduction.md",
+        "node1 to node2: network: 10.0.0.2:4000: refused; open the ports of node2 to node1",
     ]
 
 
