@@ -8,12 +8,15 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import signal
 import socket
 import stat
 import tempfile
+import threading
 import time
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -144,3 +147,27 @@ class FileBox(Box):
         with suppress(OSError):
             self._file.unlink(missing_ok=True)
             self._folder.rmdir()
+
+
+@contextmanager
+def closed_at_sigterm(box: Box) -> Iterator[None]:
+    """Closes the box also if this process is told to end inside: a launcher does that as soon as another rank died.
+
+    A script that has a handler of its own keeps it.
+    """
+
+    def end(number: int, _: object) -> None:
+        box.close()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    mine = threading.current_thread() is threading.main_thread() and (
+        signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if mine:
+        signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if mine:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

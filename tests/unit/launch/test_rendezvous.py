@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
+import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -102,6 +104,19 @@ def test_the_file_is_private(temporary: Path):
     folder.chmod(0o755)
     with pytest.raises(LaunchError, match="is not a private directory of this user"):
         boxes.FileBox(Place(1, 2, 1, 2, "openmpi", job="1"))
+
+
+def test_the_file_goes_with_a_rank_that_is_told_to_end_while_it_waits(temporary: Path):
+    pid = os.fork()
+    if pid == 0:
+        rendezvous.connect(Place(0, 2, 0, 2, "openmpi", job="1"), LONG)
+        os._exit(0)
+    deadline = time.monotonic() + 30
+    while not list(temporary.glob("*/leader.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_link_instead_of_the_directory_is_refused(temporary: Path):
