@@ -26,6 +26,7 @@ from weft.errors import LaunchError
 from weft.launch.discovery import Place
 from weft.transport.private_c10d import default_store
 from weft.watch.heartbeat import Page
+from weft.watch.process import die_with_parent
 
 AGENT_SECONDS = 3.0
 """How long ranks knock at the store of an agent that refuses them."""
@@ -151,9 +152,9 @@ class FileBox(Box):
 
 @contextmanager
 def closed_at_sigterm(box: Box) -> Iterator[None]:
-    """Closes the box also if this process is told to end inside: a launcher does that as soon as another rank died.
+    """Closes the box also if this process is told to end inside, or its launcher is gone.
 
-    A script that has a handler of its own keeps it.
+    A launcher does that as soon as another rank died. A script that has a handler of its own keeps it.
     """
 
     def end(number: int, _: object) -> None:
@@ -166,8 +167,10 @@ def closed_at_sigterm(box: Box) -> Iterator[None]:
     )
     if mine:
         signal.signal(signal.SIGTERM, end)
+        die_with_parent(number=signal.SIGTERM)
     try:
         yield
     finally:
         if mine:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            die_with_parent()

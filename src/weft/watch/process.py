@@ -42,14 +42,14 @@ def answer_with_stacks() -> None:
         faulthandler.register(stack_signal(), file=2, all_threads=True)
 
 
-def die_with_parent(parent: int | None = None) -> None:
-    """Be killed as soon as the parent process is gone, however it went.
+def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
+    """Get the signal `number` as soon as the parent process is gone, however it went.
 
     `parent` is its expected id; by default that of the process that was it when weft was imported.
     """
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != (_Origin.parent if parent is None else parent):
         os._exit(1)
 

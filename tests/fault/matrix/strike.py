@@ -313,12 +313,12 @@ def _blames(row: Row, ended: _Ended) -> str:
     text = ended.err + ended.out
     named = _named(text, r"weft: (?:no rank gets on: )?rank (\d+) on")
     if row.engine != "local" and not named:  # it was quicker than those that wait, and says itself who it was
+        if fault.by == "agent" and "lost communication with a remote daemon" in text:
+            return ""  # mpirun's own words
         named = _named(
             text, r"\) local_rank: (\d+) \(pid", r"process rank (\d+) with", r"\[\[\d+,\d+\],(\d+)\]"
         )
-    if (
-        row.moment == "restart"
-    ):  # what led to the restart was told before, by each rank that lost its connection
+    if row.moment == "restart":  # each rank that lost its connection told before what led to the restart
         named = [number for number in named[1:] if number in row.struck]
     if not named:
         return "no rank is named"
