@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from dataclasses import asdict
@@ -28,6 +29,9 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the table of docs/faults.md")
     parser.add_argument("--list", action="store_true", help="print the rows, and run nothing")
     given = parser.parse_args()
+    signal.signal(
+        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
+    )  # hosts and disks go with the program
     known = read(given.results) if given.results else {}
     chosen = [row for row in rows() if all(text in str(row) for text in given.only)]
     for row in chosen:
@@ -51,7 +55,7 @@ def main() -> int:
             if given.results:
                 keep(given.results, row, known[row])
     if given.write:
-        page.write(known)
+        page.write({row: known[row] for row in rows() if row in known})
     bad = [row for row in chosen if known.get(row, ("", None))[0]]
     if not given.list:
         print(f"{len(chosen)} rows, {len(bad)} failed")

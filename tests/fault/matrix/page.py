@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.fault.matrix.table import ENGINES, MOMENTS, Row
+from tests.fault.matrix.table import ENGINES, FAULTS, MOMENTS, Row
 
 PAGE = Path(__file__).parents[3] / "docs" / "faults.md"
 BEGIN, END = "<!-- made by python -m tests.fault.matrix -->", "<!-- end -->"
@@ -24,7 +24,7 @@ def table(results: Results) -> str:
     """
     kinds = sorted(
         {(row.fault, row.moment) for row in results},
-        key=lambda kind: MOMENTS.index(kind[1]) if kind[1] != "step" else -1,
+        key=lambda kind: (kind[1] != "step", MOMENTS.index(kind[1]), [*FAULTS].index(kind[0])),
     )
     lines = [f"| fault | when | {' | '.join(ENGINES)} |", "| --- | --- |" + " --- |" * len(ENGINES)]
     for fault, moment in kinds:

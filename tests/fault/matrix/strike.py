@@ -319,7 +319,8 @@ def _blames(row: Row, ended: _Ended) -> str:
             text, r"\) local_rank: (\d+) \(pid", r"process rank (\d+) with", r"\[\[\d+,\d+\],(\d+)\]"
         )
     if row.moment == "restart":  # each rank that lost its connection told before what led to the restart
-        named = [number for number in named[1:] if number in row.struck]
+        named = [*named[1:], *_named(text, r"\) local_rank: (\d+) \(pid")]
+        named = [number for number in named if number in row.struck]
     if not named:
         return "no rank is named"
     culprits = {*range(row.ranks)} if row.fault == "full disk" else {*row.struck}
