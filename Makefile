@@ -10,7 +10,7 @@ ARGS ?=
 # weft starts processes by the command `python`; let it be the one of .venv.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-tensorflow test-integrations test-versions fuzz fuzz-files faults check bench
+.PHONY: help demo test test-tensorflow test-integrations test-versions fuzz fuzz-files faults random-faults restarts check bench
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -44,8 +44,14 @@ fuzz: $(READY)  ## run random programs split and in one process until stopped; A
 fuzz-files: $(READY)  ## read damaged files, settings and command lines until stopped; ARGS=5000 for so many
 	$(BIN)/python -m tests.fuzz_files $(ARGS)
 
-faults: $(READY)  ## strike small jobs with signals at random moments until stopped; ARGS=200 for so many
+faults: $(READY)  ## every fault at every moment under every launcher; takes an hour; ARGS="--only mpirun" for some
+	$(BIN)/python -m tests.fault.matrix $(ARGS)
+
+random-faults: $(READY)  ## strike small jobs with signals at random moments until stopped; ARGS=200 for so many
 	$(BIN)/python -m tests.fault.campaign $(ARGS)
+
+restarts: $(READY)  ## 200 restarts at random moments end with the weights of a run without any
+	$(BIN)/python -m tests.fault.restarts_battery $(ARGS)
 
 check: $(READY)  ## lint, formatting, types, spelling
 	$(BIN)/ruff check

@@ -44,6 +44,7 @@ GROUPS = (
             "StepOutput: reduce_mean reduce_sum concat stack",
         ],
     ),
+    Group("Notebooks", "launching.md#from-a-notebook", ["notebook_run"]),
     Group(
         "Model and optimizer",
         "getting-started.md",

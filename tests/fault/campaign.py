@@ -1,4 +1,4 @@
-"""make faults: signals at random moments to random processes of small jobs, until stopped, or so many.
+"""make random-faults: signals at random moments to random processes of small jobs, until stopped, or so many.
 
 python -m tests.fault.campaign [COUNT] [--seed SEED] [--cold SHARE]
 

@@ -1,4 +1,4 @@
-"""A few of the runs of `make faults`, the same ones each time."""
+"""A few of the runs of `make random-faults`, the same ones each time."""
 
 from __future__ import annotations
 

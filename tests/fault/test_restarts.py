@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fault.restarts_battery import Battery, losses, undisturbed
 from tests.launching import Completed, processes_left, run_ranks, started
 from weft.checkpoint.find import in_order
 
@@ -23,16 +24,6 @@ def run(folder: Path, steps: int, *args: str, restarts: int = 0) -> Completed:
     folder.mkdir(exist_ok=True)
     options = ["--max-restarts", str(restarts)] if restarts else []
     return run_ranks(2, JOB, [str(folder), str(steps), *args], options=options, timeout=120, warm=True)
-
-
-def losses(folder: Path) -> dict[int, str]:
-    """The losses by step, of all attempts; a step that was done twice must have had the same loss."""
-    found: dict[int, str] = {}
-    for file in sorted(folder.glob("losses-*")):
-        for line in file.read_text().splitlines():
-            step, loss = line.split()
-            assert found.setdefault(int(step), loss) == loss, f"step {step} of {file.name}"
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +96,11 @@ def test_a_job_that_is_told_to_end_saves_and_goes_on(tmp_path: Path, whole: Path
     if last < STEPS:
         run(tmp_path, STEPS).check()
         check_like(tmp_path, whole)
+
+
+def test_failures_at_random_moments_change_nothing(tmp_path: Path):
+    """A short form of `make restarts`."""
+    steps = 120
+    battery = Battery(random.Random(SEED), mean_s=2.0, steps=steps)
+    assert battery.run(tmp_path, asynchronous=False) == undisturbed(steps)
+    assert battery.restarts > 0

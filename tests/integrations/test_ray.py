@@ -87,3 +87,31 @@ def test_two_workers_train_what_one_trains(tmp_path: Path):
 def test_a_fault_on_one_worker_ends_the_training(tmp_path: Path):
     done = run(tmp_path, "2", "fails")
     assert done.returncode != 0 and "a fault on one worker" in done.stderr, done.stdout + done.stderr
+
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+
+import weft.torch as weft
+
+weft.init()
+told = weft.allgather([weft.rank(), weft.pp_size(), sys.argv[2:], os.environ["GIVEN"]])
+Path(sys.argv[1], f"told-{weft.rank()}.json").write_text(repr(told))
+weft.shutdown()
+"""
+
+
+def test_weft_run_starts_a_script_on_rays_workers(tmp_path: Path):
+    """The script lies in the folder where the command is typed, and gets its arguments, settings and variables."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(FOREIGN)}
+    own = {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    run = ["-m", "weft", "run", "--engine", "ray", "-n", "2", "--set", "partitions=2", "-x", "GIVEN=a b"]
+    done = subprocess.run(
+        [sys.executable, *run, "script.py", str(tmp_path), "x y"],
+        env={**kept, **own}, cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = repr([[rank, 2, ["x y"], "a b"] for rank in range(2)])
+    assert [path.read_text() for path in sorted(tmp_path.glob("told-*"))] == [told, told]

@@ -22,7 +22,7 @@ from weft.checkpoint.meeting import Meeting
 from weft.checkpoint.names import SAVING, check_folder, folder_name, shard_name
 from weft.checkpoint.part import Part
 from weft.config import Settings
-from weft.errors import CheckpointError, UsageError, WeftError
+from weft.errors import CheckpointError, PeerError, UsageError, WeftError
 from weft.launch.discovery import Place
 from weft.profiler.recorder import Recorder
 from weft.session.recording import record
@@ -320,16 +320,21 @@ def _appear(
         meeting.end(ended)
     meeting.part()
     if "error" in ended:
-        raise CheckpointError(ended["error"])
+        by = ended["by"]
+        raise CheckpointError(ended["error"]) from (
+            None if by == meeting.rank else PeerError(by, ended["error"])
+        )
     return Path(ended["folder"])
 
 
-def _conclude(meeting: Meeting, request: Request, writer: Writer, ranks: list[int]) -> dict[str, str]:
-    """Write the index and make the save appear, as the leader, when all have written; how it ended."""
+def _conclude(meeting: Meeting, request: Request, writer: Writer, ranks: list[int]) -> dict[str, Any]:
+    """Write the index and make the save appear, as the leader, when all have written; how it ended, and by whom."""
+    by = meeting.rank
     try:
         request.reached("barrier")
         reports = {rank: json.loads(text) for rank, text in meeting.reports(ranks).items()}
         faults = [f"rank {rank}: {each['error']}" for rank, each in reports.items() if "error" in each]
+        by = next((rank for rank, each in reports.items() if "error" in each), by)
         if not faults:
             index = assemble(request.tag, writer.number, reports)
             faults = _find_unseen(writer.folder, index)
@@ -340,7 +345,8 @@ def _conclude(meeting: Meeting, request: Request, writer: Writer, ranks: list[in
     writer.abandon()
     return {
         "error": f"{request.tag} was not saved: {'; '.join(faults)}. Earlier checkpoints in {request.root} are as "
-        "they were, and training can go on"
+        "they were, and training can go on",
+        "by": by,
     }
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -274,10 +275,14 @@ def start(job: Job) -> int:
     """
     if job.engine == "local":
         raise LaunchError("--hosts, --name and --form are for other engines: add --engine, or leave them out")
-    if job.engine not in ("mpirun", "torchrun", "slurm"):
+    if job.engine not in ("mpirun", "torchrun", "slurm", "ray"):
         raise LaunchError(f"the engine {job.engine} starts nothing yet: --dry-run prints what is to be run")
     if job.engine == "torchrun" and job.host_count > 1:
         raise LaunchError("torchrun starts the ranks of one host: --dry-run prints the command for each host")
+    if job.engine == "ray" and find_spec("ray") is None:
+        raise LaunchError(
+            "Ray is not installed: pip install 'ray[train]'; --dry-run prints what is to be run"
+        )
     plan = job.plan()
     (command,) = plan.commands
     path = shutil.which(command.arguments[0])

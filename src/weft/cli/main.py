@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import weft
-from weft.cli import check, draw, partition, plan, report, run, simulate, trace, verify
+from weft.cli import check, doctor, draw, partition, plan, report, run, simulate, trace, verify
 from weft.cli.jobs import logs, status, stop
 from weft.cli.live import top
 from weft.cli.plan import storage, tune
@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status,
         logs,
         stop,
+        doctor,
         report,
         top,
         verify,

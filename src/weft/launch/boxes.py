@@ -8,10 +8,15 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import signal
+import socket
 import stat
 import tempfile
+import threading
+import time
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,6 +26,10 @@ from weft.errors import LaunchError
 from weft.launch.discovery import Place
 from weft.transport.private_c10d import default_store
 from weft.watch.heartbeat import Page
+from weft.watch.process import die_with_parent
+
+AGENT_SECONDS = 3.0
+"""How long ranks knock at the store of an agent that refuses them."""
 
 
 class Box(ABC):
@@ -58,6 +67,7 @@ class AgentBox(Box):
     def __init__(self, place: Place, timeout: timedelta) -> None:
         assert place.leader is not None and place.port is not None
         self._key = f"weft/{hashlib.sha256(place.job.encode()).hexdigest()[:32]}"
+        _expect_agent(place.leader, place.port)
         self._store = TCPStore(place.leader, place.port, is_master=False, timeout=timeout)
 
     def put(self, text: str) -> None:
@@ -68,6 +78,27 @@ class AgentBox(Box):
 
     def close(self) -> None:
         self._store.delete_key(self._key)
+
+
+def _expect_agent(host: str, port: int) -> None:
+    """The agent's store was there before any rank was; PyTorch would knock for as long as its time-out is.
+
+    Raises:
+        LaunchError: Nobody listens there any more.
+    """
+    deadline = time.monotonic() + AGENT_SECONDS
+    while True:
+        try:
+            socket.create_connection((host, port), AGENT_SECONDS).close()
+            return
+        except ConnectionRefusedError as error:
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"torchrun's agent, which started this rank, does not listen at {host}:{port} any more: it ended"
+                ) from error
+            time.sleep(0.1)
+        except OSError:
+            return  # a network in trouble: the store's own time-out is for that
 
 
 class ScriptBox(Box):
@@ -117,3 +148,29 @@ class FileBox(Box):
         with suppress(OSError):
             self._file.unlink(missing_ok=True)
             self._folder.rmdir()
+
+
+@contextmanager
+def closed_at_sigterm(box: Box) -> Iterator[None]:
+    """Closes the box also if this process is told to end inside, or its launcher is gone.
+
+    A launcher does that as soon as another rank died. A script that has a handler of its own keeps it.
+    """
+
+    def end(number: int, _: object) -> None:
+        box.close()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    mine = threading.current_thread() is threading.main_thread() and (
+        signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if mine:
+        signal.signal(signal.SIGTERM, end)
+        die_with_parent(number=signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if mine:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            die_with_parent()

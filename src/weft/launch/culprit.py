@@ -59,6 +59,9 @@ def blame(ends: Sequence[End], failures: Sequence[Failure], signs: Mapping[int, 
     cause = root_cause([*reported.values(), *silent])
     assert cause is not None
     code = exit_code(ended[cause.rank].code) if cause.rank in ended else 1
+    left = _left(cause, signs)
+    if left is not None:
+        return left
     if cause.rank in reported:
         return Blame(cause.rank, cause.headline(), cause.details(), code)
     end = ended[cause.rank]
@@ -89,7 +92,7 @@ def blame_by(verdict: Verdict, ends: Sequence[End]) -> Blame:
 
 def victims_text(failures: Sequence[Failure], culprit: int) -> str:
     """Who else failed, one line each, those that failed alike in one; empty if nobody did."""
-    said = {failure.rank: (failure.kind, failure.text) for failure in failures if not failure.victim}
+    said = {failure.rank: (failure.kind, failure.text) for failure in failures}
     alike = [rank for rank in sorted(said) if rank != culprit and said[rank] == said.get(culprit)]
     others = [failure for failure in failures if failure.rank != culprit and failure.rank not in alike]
     lines = [f"rank {', '.join(map(str, alike))} failed with the same words"] if alike else []
@@ -100,6 +103,14 @@ def victims_text(failures: Sequence[Failure], culprit: int) -> str:
         for failure in sorted(others, key=lambda failure: failure.time)
     ]
     return "\n".join(lines)
+
+
+def _left(cause: Failure, signs: Mapping[int, Sign]) -> Blame | None:
+    """The rank that a victim lost, if all that is known of it is that it came to its end: `sys.exit` in a step, say."""
+    peer = -1 if cause.peer is None else cause.peer
+    if not cause.victim or peer not in signs or signs[peer].state < State.FINISHING:
+        return None
+    return Blame(peer, leaving_text(peer, signs[peer], {cause.rank: signs[cause.rank]}), "", 1)
 
 
 def _silent(end: End, sign: Sign) -> Failure:

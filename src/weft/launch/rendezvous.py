@@ -35,7 +35,7 @@ from torch.distributed import HashStore, PrefixStore, Store
 
 from weft.errors import LaunchError
 from weft.foreign import translated
-from weft.launch.boxes import AgentBox, Box, FileBox, PageBox, ScriptBox
+from weft.launch.boxes import AgentBox, Box, FileBox, PageBox, ScriptBox, closed_at_sigterm
 from weft.launch.discovery import Place
 from weft.launch.store import KEPT, Address, JobStore, Server, listen
 from weft.transport.private_c10d import default_store
@@ -99,7 +99,9 @@ def connect(place: Place, timeout: timedelta) -> Store:
     if place.agent:
         return _through(AgentBox(place, timeout), place, timeout, deadline)
     if place.one_host and place.source != "torchrun" and place.job:
-        return _through(FileBox(place), place, timeout, deadline)
+        box = FileBox(place)
+        with closed_at_sigterm(box):
+            return _through(box, place, timeout, deadline)
     return _at_known_port(place, timeout)
 
 

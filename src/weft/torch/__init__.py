@@ -17,6 +17,7 @@ from weft.communication.objects import dp_barrier as dp_barrier
 from weft.communication.objects import mp_barrier as mp_barrier
 from weft.communication.objects import recv_from as recv_from
 from weft.communication.objects import send as send
+from weft.launch.running.notebook import notebook_run as notebook_run
 from weft.session.findings import on_finding as on_finding
 from weft.session.ranks import dp_rank as dp_rank
 from weft.session.ranks import dp_size as dp_size

@@ -17,7 +17,7 @@ from typing import Any
 from weft.watch.course import Course
 from weft.watch.failure import Failure
 from weft.watch.heartbeat import Page, Sign, Slot, State
-from weft.watch.judge import Judge, Verdict
+from weft.watch.judge import Judge, Verdict, leaving_text
 from weft.watch.process import host_name, is_alive
 
 _FIRST_SECONDS = 0.02
@@ -201,6 +201,29 @@ class Stored(Board):
     def culprit(self) -> Verdict | None:
         """The rank whose end broke a connection, if it can be seen from here."""
         return self.lost() if self._error is not None else self.gone()
+
+    def lost_peer(self, victim: Failure) -> Verdict | None:
+        """What became of the rank that a victim lost its connection to: it came to its end, or says nothing more.
+
+        A victim may have lost it to another victim, and so on.
+        """
+        told, passed, peer = {each.rank: each for each in self.failures()}, {victim.rank}, victim.peer
+        while peer in told and peer not in passed:
+            passed.add(peer)
+            peer = told[peer].peer
+        if peer is None or peer in passed:
+            return None
+        sign = self._last_sign(peer)
+        if sign.state >= State.FINISHING:
+            return Verdict("left", (peer,), leaving_text(peer, sign, {self._rank: self.sign()}))
+        return Verdict("gone", (peer,), f"{sign.who(peer)} does not answer any more{sign.last_seen()}")
+
+    def _last_sign(self, rank: int) -> Sign:
+        """The last one of any rank, also of one that this rank does not watch."""
+        with suppress(RuntimeError):
+            if rank not in self._seen and self._store.check([f"sign/{rank}"]):
+                return Sign.from_dict(json.loads(self._store.get(f"sign/{rank}")))
+        return self._seen.get(rank, Sign())
 
     def claim_ending(self) -> bool:
         """Whether this rank is the first one that ends the job, as far as the store answers."""

@@ -225,6 +225,9 @@ class Monitor:
             if gone is not None:
                 return f"weft: {gone.text}\n{ends} to another rank"
             time.sleep(0.05)
+        lost = self._board.lost_peer(failure) if isinstance(self._board, Stored) else None
+        if lost is not None:
+            return f"weft: {lost.text}\n{ends} to rank {lost.ranks[0]}"
         return f"weft: {ends} to another rank: {failure.text.partition('. ')[0]}"
 
     def finish(self) -> bool:

@@ -17,6 +17,20 @@ from weft.visible import visible
 _PR_SET_PDEATHSIG = 1
 
 
+class _Origin:
+    """Whose child this process is, noted when weft is imported: a launcher may end before a script joins its job."""
+
+    parent = os.getppid()
+
+    @classmethod
+    def note(cls) -> None:
+        cls.parent = os.getppid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Origin.note)
+
+
 def stack_signal() -> int:
     """The signal at which a rank writes the Python stacks of its threads to its standard error."""
     return int(signal.SIGRTMIN) + 7 if hasattr(signal, "SIGRTMIN") else int(signal.SIGUSR2)
@@ -28,12 +42,15 @@ def answer_with_stacks() -> None:
         faulthandler.register(stack_signal(), file=2, all_threads=True)
 
 
-def die_with_parent(parent: int | None = None) -> None:
-    """Be killed as soon as the parent process is gone, however it went; `parent` is its expected id."""
+def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
+    """Get the signal `number` as soon as the parent process is gone, however it went.
+
+    `parent` is its expected id; by default that of the process that was it when weft was imported.
+    """
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if parent is not None and os.getppid() != parent:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    if os.getppid() != (_Origin.parent if parent is None else parent):
         os._exit(1)
 
 

@@ -1,9 +1,10 @@
 """A run that saves itself, and faults at steps of it; started by `test_restarts.py`.
 
-    restarting.py FOLDER STEPS [--faults JSON] [--pause SECONDS] [--asynchronous]
+    restarting.py FOLDER STEPS [--faults JSON] [--every STEPS] [--pause SECONDS] [--asynchronous]
 
 Faults are by attempt: [[rank, step], ...]; a rank kills itself with SIGKILL in that step of that attempt. Each step
-appends `step loss` to FOLDER/losses-ATTEMPT; the end writes a checksum of the weights to FOLDER/end.
+appends `step loss` to FOLDER/losses-ATTEMPT. FOLDER/process-RANK has the number of a rank's
+process. The end writes a checksum of the weights to FOLDER/end.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("steps", type=int)
     parser.add_argument("--faults", type=json.loads, default=[])
+    parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--asynchronous", action="store_true")
     options = parser.parse_args()
+    (options.folder / f"process-{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
     attempt = int(os.environ.get("WEFT_ATTEMPT", "0"))
 
     weft.init({"partitions": 2, "microbatches": 2, "deterministic": True} if "RANK" in os.environ else None)
@@ -52,7 +55,7 @@ def main() -> None:
     fault = options.faults[attempt] if attempt < len(options.faults) else None
     also = {"scheduler": scheduler}
     with weft.checkpoints(
-        options.folder / "saves", every=5, also=also, asynchronous=options.asynchronous
+        options.folder / "saves", every=options.every, also=also, asynchronous=options.asynchronous
     ) as run:
         for (x,) in run.batches(loader, steps=options.steps):
             optimizer.zero_grad()

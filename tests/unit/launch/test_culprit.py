@@ -19,7 +19,8 @@ SIGNS = {0: RUNNING, 1: RUNNING}
 
 
 def failure(rank: int, time: float, victim: bool = False) -> Failure:
-    return Failure(rank, "node", 40 + rank, "ValueError", "no", "trace", "step 3", time, victim)
+    text = "lost" if victim else "no"
+    return Failure(rank, "node", 40 + rank, "ValueError", text, "trace", "step 3", time, victim)
 
 
 def test_the_earliest_failure_counts():
@@ -57,6 +58,17 @@ def test_the_launcher_waits_while_only_victims_are_known():
 def test_a_victim_is_blamed_if_nobody_else_can_be():
     found = blame([End(0, 40, 1, 9.0)], [failure(0, 8.9, victim=True)], SIGNS)
     assert found is not None and found.rank == 0
+
+
+def test_a_victim_whose_peer_came_to_its_end_blames_that():
+    left = Sign(State.FINISHING, pid=41, step=3, host="node")
+    victim = replace(failure(0, 8.9, victim=True), peer=1)
+    found = blame([End(0, 40, 1, 9.0)], [victim], {0: RUNNING, 1: left}, "node")
+    assert found is not None and (found.rank, found.code) == (1, 1)
+    assert (
+        found.headline
+        == "rank 1 on node (pid 41) left at step 3 while rank 0 still needs it: step 3, forward"
+    )
 
 
 def test_ranks_that_the_launcher_ended_are_not_blamed():
@@ -116,6 +128,11 @@ def test_those_that_failed_with_the_culprits_words_are_one_line():
         "rank 2, 3 failed with the same words",
         "rank 0 then lost its connection in step 3",
     ]
+
+
+def test_victims_that_heard_the_culprits_words_are_told_as_such():
+    heard = replace(failure(0, 9.1, victim=True), text="no")
+    assert victims_text([heard, failure(1, 9.2)], 1) == "rank 0 failed with the same words"
 
 
 def test_a_signal_without_a_name():

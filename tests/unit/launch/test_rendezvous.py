@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
+import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -104,6 +106,19 @@ def test_the_file_is_private(temporary: Path):
         boxes.FileBox(Place(1, 2, 1, 2, "openmpi", job="1"))
 
 
+def test_the_file_goes_with_a_rank_that_is_told_to_end_while_it_waits(temporary: Path):
+    pid = os.fork()
+    if pid == 0:
+        rendezvous.connect(Place(0, 2, 0, 2, "openmpi", job="1"), LONG)
+        os._exit(0)
+    deadline = time.monotonic() + 30
+    while not list(temporary.glob("*/leader.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_link_instead_of_the_directory_is_refused(temporary: Path):
     place = Place(0, 2, 0, 2, "openmpi", job="1")
     boxes.FileBox(place)
@@ -158,6 +173,16 @@ def test_nobody_listens():
     place = Place(1, 2, 1, 2, "torchrun", "localhost", free_port(), job="1")
     with pytest.raises(LaunchError, match="the store of rank 0 at port .* does not answer"):
         rendezvous.connect(place, SHORT)
+
+
+def test_an_agent_that_ended_is_told_at_once(temporary: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(boxes, "AGENT_SECONDS", 0.2)
+    port = free_port()
+    place = Place(1, 2, 1, 2, "torchrun", "127.0.0.1", port, "job", agent=True)
+    with pytest.raises(
+        LaunchError, match=rf"agent, .* does not listen at 127.0.0.1:{port} any more: it ended"
+    ):
+        rendezvous.connect(place, LONG)
 
 
 def test_loopback_is_refused_where_ranks_span_hosts():

@@ -11,7 +11,7 @@ import pytest
 
 from weft.launch.running import again
 from weft.launch.running.job import Host, Job
-from weft.launch.running.restarts import Failed, backoff_s, reason_to_stop
+from weft.launch.running.restarts import Failed, backoff_s, in_a_row, reason_to_stop
 
 KILLED = Failed("rank 1 was killed", "", 7, 0, 137)
 RAISED = Failed("rank 0 failed: ValueError: no", "ValueError: no", None, 0, 1)
@@ -43,6 +43,14 @@ def test_reasons_to_stop(failures: list[Failed], reason: str):
 
 def test_backoff_grows_up_to_a_minute():
     assert [backoff_s(restart) for restart in range(1, 9)] == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_a_save_is_progress():
+    saved = replace(KILLED, saves=1)
+    assert in_a_row([KILLED]) == 1
+    assert in_a_row([KILLED, KILLED, KILLED]) == 3
+    assert in_a_row([KILLED, KILLED, saved]) == 1
+    assert in_a_row([saved, KILLED]) == 2
 
 
 class Launched:

@@ -211,3 +211,24 @@ def test_failures_and_ends_go_through_the_store():
     boards[0].enter(State.FINISHED)
     boards[1].enter(State.FINISHED)
     assert boards[0].all_finished()
+
+
+def test_a_victim_tells_what_became_of_the_rank_that_it_lost():
+    """Which may be on another host, and may have been lost itself by a rank that failed before."""
+    store = torch_distributed.HashStore()
+    boards = [stored(store, rank, 3) for rank in range(3)]
+    for board in boards:
+        board._publish()
+    victim = Failure(1, "node", 7, "PeerError", "lost", victim=True, peer=2)
+    lost = boards[1].lost_peer(victim)
+    assert lost is not None and lost.kind == "gone" and lost.ranks == (2,)
+    assert lost.text.startswith("rank 2 on ") and "does not answer any more" in lost.text
+    boards[1].report(victim)
+    last = boards[0].lost_peer(Failure(0, "node", 6, "PeerError", "lost", victim=True, peer=1))
+    assert last == lost, "rank 1 is a victim, too"
+    boards[2].enter(State.FINISHING)
+    left = boards[1].lost_peer(victim)
+    assert left is not None and left.kind == "left"
+    assert " left while rank 1 still needs it" in left.text
+    boards[2].report(Failure(2, "node", 8, "PeerError", "lost", victim=True, peer=1))
+    assert boards[1].lost_peer(victim) is None, "each lost the other: nobody is to blame"

@@ -96,6 +96,15 @@ class Described:
         return [*(("-m",) if self.module else ()), self.script, *self.arguments]
 
 
+def is_host(name: str) -> bool:
+    """Whether this can be the name of a host, or ``user@host``, and nothing that a command takes for an option.
+
+    >>> is_host("node-1.lan"), is_host("me@node1"), is_host("-oProxyCommand=x")
+    (True, True, False)
+    """
+    return _HOST.fullmatch(name) is not None
+
+
 def _kind_faults(job: Described) -> Iterator[str]:
     """Values of another kind than is said above: texts are no lists of texts, and numbers are no texts."""
     for name in ("script", "engine", "form", "name", "log_dir", "folder", "python", "image"):
@@ -173,7 +182,7 @@ def _host_faults(job: Described) -> Iterator[str]:
         if not job.hosts:
             yield "hosts is empty: name one at least"
         for name in job.hosts:
-            if not isinstance(name, str) or not _HOST.fullmatch(name):
+            if not isinstance(name, str) or not is_host(name):
                 yield f"{shown(name)} is no name of a host: write letters, digits, dots and hyphens"
         if len({*job.hosts}) < len(job.hosts):
             yield f"hosts has a name twice: {', '.join(map(shown_text, job.hosts))}"

@@ -33,6 +33,7 @@ def run(job):
 
 
 if __name__ == "__main__":
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # workers stay in the copy of this folder, where the script is
     handed = {{name: os.environ[name] for name in JOB["handed_on"]}}
     ray.init(runtime_env={{"env_vars": {{**JOB["variables"], **handed}}, "working_dir": "."}})
     TorchTrainer(

@@ -9,10 +9,24 @@ from datetime import timedelta
 from weft.launch.discovery import TOKEN
 from weft.launch.engines.described import Described
 from weft.launch.engines.plan import Command, File, Plan, is_secret
+from weft.launch.environ import ATTEMPT
 
 INHERITED = ("HOME", "LANG", "PATH", "USER")
 """Variables of the one who hands the job in that every job has."""
 _MAKES_TOKEN = "export {name}=\"${{{name}:-$({python} -c 'import secrets; print(secrets.token_hex(16))')}}\""
+
+_WARNING_S = 120
+_AGAIN = """\
+export {attempt}="${{SLURM_RESTART_COUNT:-0}}"
+[ "${attempt}" -le {most} ] || exit 1
+{srun}
+code=$?
+if [ $code -ne 0 ] && [ $code -ne 2 ] && [ "${attempt}" -lt {most} ]; then
+    echo "weft: exit code $code: back into the queue, restart $((${attempt} + 1)) of {most}" >&2
+    scontrol requeue "$SLURM_JOB_ID" && sleep 60 # Slurm ends this script
+fi
+exit $code"""
+"""Starts the job again after a failure, as ``weft run`` on one machine does, and after a save (75)."""
 
 
 def plan(job: Described, environ: Mapping[str, str]) -> Plan:
@@ -51,6 +65,8 @@ def _directives(job: Described, environ: Mapping[str, str]) -> Iterator[str]:
         options["output"] = f"{job.log_dir.replace('%', '%%')}/slurm-%j.log"
     yield from (f"#SBATCH --{name}={shlex.quote(value)}" for name, value in options.items())
     yield f"#SBATCH --{'requeue' if job.max_restarts else 'no-requeue'}"
+    if job.max_restarts and job.time_limit is not None:
+        yield f"#SBATCH --signal=USR1@{_warning_s(job.time_limit)}"
 
 
 def _body(job: Described, environ: Mapping[str, str]) -> Iterator[str]:
@@ -60,10 +76,20 @@ def _body(job: Described, environ: Mapping[str, str]) -> Iterator[str]:
             yield f"export {name}={shlex.quote(value)}"
     if job.host_count > 1:
         yield _MAKES_TOKEN.format(name=TOKEN, python=python)
+    srun = shlex.join(["srun", "--kill-on-bad-exit=1", "--wait=60", "--export=ALL", job.python, *job.program])
     if job.max_restarts:
-        yield f'[ "${{SLURM_RESTART_COUNT:-0}}" -le {job.max_restarts} ] || exit 1'
-    srun = ["srun", "--kill-on-bad-exit=1", "--wait=60", "--export=ALL", job.python, *job.program]
-    yield f"exec {shlex.join(srun)}"
+        yield _AGAIN.format(attempt=ATTEMPT, srun=srun, most=job.max_restarts)
+    else:
+        yield f"exec {srun}"
+
+
+def _warning_s(limit: timedelta) -> int:
+    """How many seconds before the time limit ranks are told to save and end.
+
+    >>> _warning_s(timedelta(hours=2)), _warning_s(timedelta(minutes=2))
+    (120, 60)
+    """
+    return min(_WARNING_S, int(limit.total_seconds() / 2))
 
 
 def clock(span: timedelta) -> str:

@@ -13,7 +13,7 @@ from weft.errors import ConfigError, WeftError
 from weft.launch.culprit import signal_name
 from weft.launch.local import STOPPING, Launcher
 from weft.launch.running.job import Job
-from weft.launch.running.restarts import WRONG_USE, Attempt, backoff_s, reason_to_stop, told
+from weft.launch.running.restarts import WRONG_USE, Attempt, backoff_s, in_a_row, reason_to_stop, told
 from weft.units import format_seconds
 from weft.visible import visible
 
@@ -48,7 +48,7 @@ def _attempts(job: Job, wait: Callable[[float], int]) -> int:
         reason = reason_to_stop(failures, job.restarts) or reason
         if reason:
             return _end(job, attempts, code, reason)
-        seconds = backoff_s(len(attempts))
+        seconds = backoff_s(in_a_row(failures))
         _say(f"weft: restart {len(attempts)} of {job.restarts} in {format_seconds(seconds)}")
         job.journal.note("restart", number=len(attempts), seconds=seconds)
         number = wait(seconds)

@@ -43,12 +43,22 @@ class Attempt:
 
 
 def backoff_s(restart: int) -> float:
-    """Seconds to wait before a restart, of which the first is 1.
+    """Seconds to wait before a restart, after so many failures in a row.
 
     >>> [backoff_s(restart) for restart in (1, 2, 3, 7, 5000)]
     [1.0, 2.0, 4.0, 60.0, 60.0]
     """
     return min(LONGEST_S, FIRST_S * 2.0 ** min(restart - 1, 10))
+
+
+def in_a_row(failures: Sequence[Failed]) -> int:
+    """How many of the last failures came one after the other with no save between: a save is progress."""
+    row = 0
+    for failed in reversed(failures):
+        row += 1
+        if failed.saves:
+            break
+    return row
 
 
 def is_same(before: Failed, now: Failed) -> bool:

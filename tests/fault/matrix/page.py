@@ -1,0 +1,61 @@
+"""The results as the table of docs/faults.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.fault.matrix.table import ENGINES, FAULTS, MOMENTS, Row
+
+PAGE = Path(__file__).parents[3] / "docs" / "faults.md"
+BEGIN, END = "<!-- made by python -m tests.fault.matrix -->", "<!-- end -->"
+Results = Mapping[Row, tuple[str, float | None]]
+"""For each row what was wrong (empty: nothing), and after how many seconds nothing was left."""
+
+
+def table(results: Results) -> str:
+    """One line for each fault and moment, one column for each launcher.
+
+    >>> rows = [Row("local", 2, "SIGKILL", "step"), Row("local", 3, "SIGKILL", "step", 1)]
+    >>> print(table({rows[0]: ("", 0.52), rows[1]: ("", None)}))
+    | fault | when | local | torchrun | mpirun | torchrun, 2 hosts | mpirun, 2 hosts |
+    | --- | --- | --- | --- | --- | --- | --- |
+    | SIGKILL | step | 0.5 s; same losses | | | | |
+    """
+    kinds = sorted(
+        {(row.fault, row.moment) for row in results},
+        key=lambda kind: (kind[1] != "step", MOMENTS.index(kind[1]), [*FAULTS].index(kind[0])),
+    )
+    lines = [f"| fault | when | {' | '.join(ENGINES)} |", "| --- | --- |" + " --- |" * len(ENGINES)]
+    for fault, moment in kinds:
+        cells = []
+        for engine in ENGINES:
+            found = {
+                row: result
+                for row, result in results.items()
+                if (row.fault, row.moment, row.engine) == (fault, moment, engine)
+            }
+            cells.append(f" {_cell(found)} |".replace("  |", " |"))
+        lines.append(f"| {fault} | {moment} |{''.join(cells)}")
+    return "\n".join(lines)
+
+
+def _cell(found: Results) -> str:
+    bad = [f"{row.ranks} ranks: {problem}" for row, (problem, _) in found.items() if problem]
+    if bad:
+        return "**" + "; ".join(bad) + "**"
+    seconds = [taken for _, taken in found.values() if taken is not None]
+    parts = [f"{max(seconds):.1f} s"] if seconds else []
+    if any(row.restarts for row in found) or any(
+        row.fault in ("slow link", "flapping link") for row in found
+    ):
+        parts.append("same losses")
+    return "; ".join(parts)
+
+
+def write(results: Results) -> None:
+    """Puts the table into its page."""
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table(results)}\n\n{END}{after}")
