@@ -15,9 +15,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from weft.errors import UsageError
 from weft.session.recording import record_outermost
 from weft.torch.clip import is_local
-from weft.torch.replicas.fsdp import is_sharded, like, whole
 from weft.torch.replicas.reducer import without_gradients
 from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_and_plain
+from weft.torch.replicas.whole_tensors import is_sharded, like, whole
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
 
@@ -220,9 +220,13 @@ class DistributedOptimizer(Optimizer):
     def _gathered(self, entries: dict[Any, dict[str, Any]], axis: str | None) -> dict[Any, dict[str, Any]]:
         """States by parameter, from all ranks along an axis; those of this rank without one."""
         session = current.session()
-        if any(model.sharded for model in session.models):
+        if any(model.sharded or model.cut for model in session.models):
+            weights = self.weights()
             with session.doing("the optimizer's state_dict()"):
-                return {n: {key: whole(v) for key, v in entry.items()} for n, entry in entries.items()}
+                entries = {
+                    n: {key: whole(v, weights[n]) if isinstance(v, Tensor) else v for key, v in entry.items()}
+                    for n, entry in entries.items()
+                }
         if axis is None:
             return entries
         with session.doing("the optimizer's state_dict()"):

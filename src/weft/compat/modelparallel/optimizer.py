@@ -25,7 +25,7 @@ from weft.errors import UsageError
 from weft.torch import optimizer as weft_optimizer
 from weft.torch.clip import clip_along, clip_grad_norm_, is_local
 from weft.torch.optimizer import MASTERS, SCALE
-from weft.torch.replicas.fsdp import like, share_of
+from weft.torch.replicas.whole_tensors import like, share_of
 from weft.torch.session import current as session_of
 from weft.torch.session.collectives import gather_texts
 

@@ -87,6 +87,7 @@ class Plan:
         memory_weight: The same of this setting.
         in_flight: How many microbatches a rank may hold.
         by_hand: The script has placed the units.
+        tensors: Which weights are cut over ranks, as :class:`weft.torch.tensor_parallel.Splits` writes it.
     """
 
     units: tuple[PlannedUnit, ...]
@@ -101,6 +102,7 @@ class Plan:
     memory_weight: float = 0.0
     in_flight: int = 1
     by_hand: bool = False
+    tensors: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         rows = tuple(unit.to_record() for unit in self.units)

@@ -8,12 +8,9 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace as replace_fields
 from typing import Any
-
-import torch
-from torch import nn
 
 from weft.analysis.run import Unit as Recorded
 from weft.config import Settings
@@ -26,7 +23,6 @@ from weft.session.recording import tell_units
 from weft.simulate import FREE
 from weft.torch.calls.attributes import own
 from weft.torch.delayed_parameters import has_delayed
-from weft.torch.execution.thread_settings import no_training
 from weft.torch.execution.unit_call import FLOATING
 from weft.torch.model import DistributedModel
 from weft.torch.placed.apply import apply
@@ -36,18 +32,14 @@ from weft.torch.session.divergence import from_first_rank
 from weft.torch.session.session import Session
 from weft.torch.split.automatic import Watch, choose_automatically, place_units
 from weft.torch.split.by_hand import place_by_hand
+from weft.torch.split.first_microbatch import find_splits, trace_step
 from weft.torch.split.link_speed import MeasuredLink, keep_others_busy, measure_link
 from weft.torch.split.memory_room import decide_optimize, device_bytes, fits, limit_bytes
 from weft.torch.split.open_modules import Choice, graph_of, piece_costs
 from weft.torch.split.unit_tree import Piece, Tree
-from weft.torch.tensors.microbatch_weights import Padding
+from weft.torch.tensor_parallel import Splits
 from weft.torch.tensors.mini_batch import MiniBatch
-from weft.torch.tensors.nested import replace
-from weft.torch.trace.estimated_times import Clock, on_meta
-from weft.torch.trace.kept_state import Kept, copy_argument, hand_to_step, homes_of
 from weft.torch.trace.record import Trace
-from weft.torch.trace.side_effects import without_side_effects
-from weft.torch.trace.trace import trace
 from weft.units import format_bytes
 
 log = logging.getLogger("weft")
@@ -92,6 +84,8 @@ def partition_models(
             log.info("Partition assignments:\n%s", placement.tables())
             for warning in placement.warnings:
                 log.warning("%s", warning)
+            if plan.tensors is not None:
+                log.info("Weights cut over ranks:\n%s", Splits.from_record(plan.tensors).text())
 
 
 def _described(plan: Plan) -> Iterator[Recorded]:
@@ -131,11 +125,13 @@ def make_plan(
 ) -> Plan:
     """Trace the step and place the model's units; on the rank that decides. ``link``: measured, for `auto`."""
     traced = trace_step(session, model, function, batch, counted)
+    tensors = find_splits(session, model, function, batch)
     if not any(record.calls for record in traced.records.values()):
         raise UsageError(
             "the step never called the model: call it inside the function that @weft.step decorates"
         )
     tree = Tree(model.module, traced)
+    tree.closed = frozenset() if tensors is None else frozenset(region.name for region in tensors.regions)
     for name, reason in traced.whole.items():
         if tree.children[name]:
             log.warning("%s %s", name or f"the model ({type(model.module).__name__})", reason)
@@ -156,6 +152,7 @@ def make_plan(
         plan = replace_fields(plan, serial=True)
     return replace_fields(
         plan, chosen=None if chosen is None else chosen.to_record(), optimize=settings.optimize,
+        tensors=None if tensors is None else tensors.to_record(),
         memory_weight=settings.memory_weight, in_flight=most_in_flight(settings), by_hand=not settings.auto_partition,
     )  # fmt: skip
 
@@ -215,68 +212,6 @@ def _check_buffers(tree: Tree, opened: set[str]) -> None:
             "microbatches would see each other's half-way: put the module on one partition as a whole, or write into "
             "the buffer in place"
         )
-
-
-def trace_step(
-    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, counted: bool
-) -> Trace:
-    """One microbatch of the step, measured; estimated for a model whose parameters are still to be made.
-
-    Runs on the rank that decides. ``counted``: the step says itself what its microbatches weigh.
-    """
-    delayed = has_delayed(model.module)
-    args, kwargs = replace(batch.slice(0), copy_argument, attributes=False)
-    if delayed:
-        args, kwargs = replace((args, kwargs), on_meta_device, attributes=False)
-    kept = Kept(homes_of(function, model.module))
-    padding = Padding()
-    padding.done = counted or delayed
-
-    def run() -> None:
-        given, named = replace((args, kwargs), hand_to_step, attributes=False)
-        with nullcontext() if padding.done else padding, no_training(batch.fault):
-            function(*given, **named)
-
-    session.monitor.note("trace", session.steps + 1)
-    with session.rehearsing(), ExitStack() as stack:
-        for other in session.models:
-            if other is not model and not other.partitioned:
-                stack.enter_context(without_side_effects(other.module, session.streams))
-        try:
-            with on_meta(model.module) if delayed else nullcontext():
-                for thing in (function, args, kwargs, *(other.module for other in session.models)):
-                    kept.note(thing)
-                traced = _trace_by_settings(session, model.module, run, kept, delayed)
-        except BaseException as error:
-            session.monitor.locate(error)
-            raise
-    padding.warn(batch)
-    return traced
-
-
-def on_meta_device(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without data."""
-    return tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
-
-
-def _trace_by_settings(
-    session: Session, root: nn.Module, run: Callable[[], Any], kept: Kept, delayed: bool
-) -> Trace:
-    if not delayed and session.settings.deterministic:
-        with Clock() as clock:
-            return trace(root, run, session.device, session.streams, clock, kept=kept)
-    if not delayed:
-        split = KINDS[session.settings.pipeline].measured
-        return trace(root, run, session.device, session.streams, split=split, kept=kept)
-    with Clock() as clock:
-        try:
-            return trace(root, run, torch.device("meta"), session.streams, clock, kept=kept)
-        except (NotImplementedError, RuntimeError) as error:
-            raise UsageError(
-                f"the step cannot be traced without data, because something in it reads a tensor's value: {error}. "
-                "Build the model without weft.delay_param_initialization(), or leave such code out of the first step "
-                "(weft.is_tracing() tells)"
-            ) from error
 
 
 def _plan(

@@ -1,0 +1,143 @@
+"""The first microbatch, run on the rank that decides: measured, and tried out with weights cut over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.errors import UsageError
+from weft.schedule.table import KINDS
+from weft.torch.delayed_parameters import has_delayed
+from weft.torch.execution.gradients import Gradients, Tensors
+from weft.torch.execution.thread_settings import no_training, rehearse
+from weft.torch.model import DistributedModel
+from weft.torch.session.session import Session
+from weft.torch.tensor_parallel import Splits, find
+from weft.torch.tensors.microbatch_weights import Padding
+from weft.torch.tensors.mini_batch import MiniBatch
+from weft.torch.tensors.nested import replace
+from weft.torch.trace.estimated_times import Clock, on_meta
+from weft.torch.trace.kept_state import Kept, copy_argument, hand_to_step, homes_of
+from weft.torch.trace.record import Trace
+from weft.torch.trace.side_effects import without_side_effects
+from weft.torch.trace.trace import trace
+
+
+def trace_step(
+    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, counted: bool
+) -> Trace:
+    """One microbatch of the step, measured; estimated for a model whose parameters are still to be made.
+
+    Runs on the rank that decides. ``counted``: the step says itself what its microbatches weigh.
+    """
+    delayed = has_delayed(model.module)
+    padding = Padding()
+    padding.done = counted or delayed
+    with _alone(session, model, function, batch, padding, delayed) as (run, kept):
+        traced = _trace_by_settings(session, model.module, run, kept, delayed)
+    padding.warn(batch)
+    return traced
+
+
+def find_splits(
+    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch
+) -> Splits | None:
+    """Which of the model's weights can be cut over ranks; None if they are not to be. On the rank that decides."""
+    if session.mesh.tp == 1:
+        return None
+    if has_delayed(model.module):
+        raise UsageError(
+            "weights are cut over ranks by what a microbatch shows, which a model without memory cannot run: build the "
+            'model without weft.delay_param_initialization(), or write "tensor_parallel_degree": 1'
+        )
+    padding = Padding()
+    padding.done = True
+    with (
+        _alone(session, model, function, batch, padding, False) as (run, kept),
+        without_side_effects(model.module, session.streams, kept=kept),
+    ):
+        rehearse(Forward())
+        try:
+            return find(model.module, run, session.mesh.tp)
+        finally:
+            rehearse(None)
+
+
+class Forward:
+    """A rehearsal of which only the forward pass matters."""
+
+    going_back = False
+    outside_modules = True
+
+    def backward(
+        self, tensors: Tensors, grads: Gradients = None, keep: bool = False, scale: float = 1.0
+    ) -> None:
+        """Nothing: there are no gradients."""
+
+    @contextmanager
+    def inside_function(self, name: str, given: Any) -> Iterator[None]:
+        """A function of the script's runs."""
+        yield
+
+
+@contextmanager
+def _alone(
+    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, padding: Padding,
+    delayed: bool,
+) -> Iterator[tuple[Callable[[], None], Kept]]:  # fmt: skip
+    """What runs the first microbatch on this rank alone, and what to bring back after it.
+
+    ``delayed``: the parameters are still to be made, so the microbatch has no data.
+    """
+    args, kwargs = replace(batch.slice(0), copy_argument, attributes=False)
+    if delayed:
+        args, kwargs = replace((args, kwargs), on_meta_device, attributes=False)
+    kept = Kept(homes_of(function, model.module))
+
+    def run() -> None:
+        given, named = replace((args, kwargs), hand_to_step, attributes=False)
+        with nullcontext() if padding.done else padding, no_training(batch.fault):
+            function(*given, **named)
+
+    session.monitor.note("trace", session.steps + 1)
+    with session.rehearsing(), ExitStack() as stack:
+        for other in session.models:
+            if other is not model and not other.partitioned:
+                stack.enter_context(without_side_effects(other.module, session.streams))
+        try:
+            with on_meta(model.module) if delayed else nullcontext():
+                for thing in (function, args, kwargs, *(other.module for other in session.models)):
+                    kept.note(thing)
+                yield run, kept
+        except BaseException as error:
+            session.monitor.locate(error)
+            raise
+
+
+def on_meta_device(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without data."""
+    return tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
+
+
+def _trace_by_settings(
+    session: Session, root: nn.Module, run: Callable[[], Any], kept: Kept, delayed: bool
+) -> Trace:
+    if not delayed and session.settings.deterministic:
+        with Clock() as clock:
+            return trace(root, run, session.device, session.streams, clock, kept=kept)
+    if not delayed:
+        split = KINDS[session.settings.pipeline].measured
+        return trace(root, run, session.device, session.streams, split=split, kept=kept)
+    with Clock() as clock:
+        try:
+            return trace(root, run, torch.device("meta"), session.streams, clock, kept=kept)
+        except (NotImplementedError, RuntimeError) as error:
+            raise UsageError(
+                f"the step cannot be traced without data, because something in it reads a tensor's value: {error}. "
+                "Build the model without weft.delay_param_initialization(), or leave such code out of the first step "
+                "(weft.is_tracing() tells)"
+            ) from error
