@@ -44,7 +44,8 @@ FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), 
 ROOMS = {
     "torch": (
         ("pytorch",), ("tensors",), ("calls", "output"), ("session",),
-        ("amp", "backward", "delayed_parameters", "tensor_parallel", "watching"), ("replicas",), ("clip", "data_parallel"), ("optimizer",),
+        ("amp", "backward", "delayed_parameters", "tensor_parallel", "watching"), ("replicas",),
+        ("clip", "data_parallel"), ("optimizer",),
         ("execution",), ("activation_checkpointing", "placed", "trace"), ("model", "verify"),
         ("checkpoint", "join", "split"), ("example_graph", "step"), ("graph_file",), ("example_check",),
     ),

@@ -8,23 +8,23 @@ other layers. The model is run again without them, until nothing changes. Number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weft.torch.pytorch.private import has_forward_hooks, imagined_mesh, take_plain_for_whole
 from weft.torch.session.random_streams import Streams
 
 from .functions import answer, forget
-from .linears import features, is_linear
-from .splits import COLUMN, ROW, Linear, Region, Splits, pattern
+from .linears import is_linear
+from .splits import COLUMN, Linear, Region, Splits
 from .team import Team, new_name
 from .trial import Trial, Watcher
 
-MOST_PASSES = 12
+MOST_PASSES = 20
 
 
 def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:

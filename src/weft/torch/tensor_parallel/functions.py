@@ -1,8 +1,8 @@
-"""What PyTorch's functions do with tensors in parts: PyTorch's own rules for ``DTensor``, and some of weft's before them.
+"""What PyTorch's functions do with tensors in parts: weft's rules first, then PyTorch's own for ``DTensor``.
 
-Every function with such a tensor among its arguments comes here first, on whatever thread and in whatever module. weft has
-rules of its own for what would fail, would need messages between the ranks, or would draw the same random numbers for
-different parts. What no rule covers is done with whole tensors: slow, but what the model says.
+Every function with such a tensor among its arguments comes here first, on whatever thread and in whatever module.
+weft has rules of its own for what would fail, would need messages between the ranks, or would draw the same random
+numbers for different parts. What no rule covers is done with whole tensors: slow, but what the model says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from weft.errors import UsageError
-from weft.torch.pytorch.torch_functions import METADATA, targets
+from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, targets
 from weft.torch.tensors.marks import BLOCKS
 
 from .rules import RULES, Unsplittable, as_whole, parts_in
@@ -73,7 +73,7 @@ class Functions:
         """The function's result for whole tensors, which each rank gathers."""
         if any(isinstance(each, DTensor) for each in targets(func, args, kwargs)):
             raise UsageError(
-                f"{name_of(func)} writes into a tensor that is split over axis tp, and that needs the whole ({reason}); "
+                f"{name_of(func)} writes into a tensor that is split over axis tp, and needs the whole ({reason}); "
                 "write into a copy: x.clone()"
             ) from reason
         args, kwargs = replaced((args, kwargs), as_whole)
@@ -98,7 +98,7 @@ def replaced(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def _torch_function(func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
     """Stands for ``DTensor.__torch_function__``."""
-    if func in METADATA:
+    if func in METADATA or func in AUTOGRAD:
         return _plain(func, types, args, kwargs or {})
     for part in parts_in(args, kwargs or {}):
         names = part.device_mesh.mesh_dim_names
@@ -112,7 +112,7 @@ def answer(functions: Functions) -> None:
     """From now on these answer for the tensors of their team."""
     _functions[functions.team.name] = functions
     if DTensor.__torch_function__ is not _torch_function:
-        DTensor.__torch_function__ = staticmethod(_torch_function)
+        DTensor.__torch_function__ = staticmethod(_torch_function)  # type: ignore[method-assign, assignment]
 
 
 def forget(functions: Functions) -> None:

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .cuts import Cut
 from .rules import as_parts, as_whole, wrap
-from .splits import COLUMN, ROW, Linear
+from .splits import COLUMN, Linear
 from .team import Team, enter, leave
 
 _CONV1D = "transformers.pytorch_utils", "Conv1D"

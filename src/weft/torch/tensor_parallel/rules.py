@@ -1,6 +1,6 @@
 """weft's own rules for functions on tensors in parts: attention, products, dropout, fused projections.
 
-Each takes the team, the function and its arguments, and gives the result, or ``NotImplemented`` where PyTorch's own rule
+Each takes the team, the function and its arguments. It gives the result, or ``NotImplemented`` where PyTorch's own rule
 will do, or raises :class:`Unsplittable` where whole tensors are needed.
 """
 
@@ -148,6 +148,35 @@ def product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     result = func(*(_operand(each, back, total, team) for each in args))
     return wrap(result, result.ndim - back, team)
+
+
+def batched_product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """A product of matrices whose first dimension, heads of all samples, is in parts."""
+    if kwargs.keys() - {"batch1", "batch2", "beta", "alpha"}:
+        return NotImplemented
+    operands = [*args, *(kwargs[name] for name in ("batch1", "batch2") if name in kwargs)]
+    found = [each for each in operands if isinstance(each, DTensor) and each.placements[0].is_shard(0)]
+    found += [each for each in operands if isinstance(each, DTensor) and _is_strided(each)]
+    if not found or any(each.shape[0] != found[0].shape[0] for each in operands):
+        return NotImplemented
+    placements = found[-1].placements
+    local = []
+    for each in operands:
+        if not isinstance(each, DTensor):
+            each = DTensor.from_local(each, team.mesh, [Replicate()], run_check=False).redistribute(
+                placements=placements
+            )
+        if each.placements != placements:
+            raise Unsplittable("has operands in different parts")
+        local.append(each.to_local())
+    numbers = {name: kwargs[name] for name in ("beta", "alpha") if name in kwargs}
+    return DTensor.from_local(func(*local, **numbers), team.mesh, placements, run_check=False)
+
+
+def _is_strided(tensor: DTensor) -> bool:
+    """Whether heads in parts were seen as one dimension with the samples."""
+    placement: Any = tensor.placements[0]
+    return hasattr(placement, "split_factor") and placement.dim == 0
 
 
 def concatenated(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
@@ -333,7 +362,8 @@ RULES: dict[Any, Rule] = {
     "blocks": blocks_apart,
     F.scaled_dot_product_attention: attention,
     **dict.fromkeys(named((torch,), ("cat", "concat", "concatenate")), concatenated),
-    **dict.fromkeys(named((torch, Tensor), ("matmul", "__matmul__", "bmm")), product),
+    **dict.fromkeys(named((torch, Tensor), ("matmul", "__matmul__")), product),
+    **dict.fromkeys(named((torch, Tensor), ("bmm", "baddbmm")), batched_product),
     **dict.fromkeys(
         named((torch, Tensor, F), ("dropout", "dropout_", "bernoulli", "bernoulli_", "rand_like", "randn_like")),
         dropout,

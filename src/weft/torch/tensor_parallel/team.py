@@ -24,8 +24,8 @@ class Team:
     Attributes:
         rank: This rank's number in the group.
         size: How many ranks the group has.
-        mesh: The group as PyTorch's tensors in parts know it. Its name is no other mesh's: PyTorch takes meshes of equal
-            names and ranks for one, also after the group of the first is gone.
+        mesh: The group as PyTorch's tensors in parts know it. Its name is no other mesh's: PyTorch takes meshes of
+            equal names and ranks for one, also after the group of the first is gone.
         group: The group; None where the ranks are imagined, and sums are what this rank has.
     """
 

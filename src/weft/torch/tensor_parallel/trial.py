@@ -61,11 +61,14 @@ class Trial:
             self._alike.setdefault(pattern(name), []).append(name)
         self._edges: dict[str, set[int]] = {}
         self._heads: dict[str, int] = {}
+        self._calls: dict[str, tuple[int, Any]] = {}
+        self._blamed: set[str] = set()
         self._changed = False
         self._last = ""
 
     def begin(self) -> None:
         self.kinds, self.fed, self._changed, self._last = {}, {}, False, ""
+        self._calls, self._blamed = {}, set()
 
     def exclude(self, name: str, reason: str) -> None:
         """Keep a linear whole, and those like it."""
@@ -75,8 +78,17 @@ class Trial:
                 self._changed = True
 
     def conflict(self, names: frozenset[str], reason: str) -> None:
-        """What comes from these linears cannot be in parts; a fused projection gets another chance."""
-        for name in names:
+        """What comes from these linears cannot be in parts; a fused projection gets another chance.
+
+        The linear that was called first is to blame, and those that took the same tensor. The others are looked at in the
+        next run, when it is whole; so is whatever comes from linears that were blamed in this run.
+        """
+        if not names or names & self._blamed:
+            return
+        first = min(names, key=lambda name: self._calls[name][0])
+        blamed = [name for name in names if self._calls[name][1] is self._calls[first][1]]
+        self._blamed.update(blamed)
+        for name in blamed:
             key = pattern(name)
             if key in self._heads and key not in self._edges:
                 width = features(self.candidates[name])[1]
@@ -84,7 +96,7 @@ class Trial:
                 self._edges[key] = {width * n // count for n in range(1, count)}
                 self._changed = True
                 return
-        for name in names:
+        for name in blamed:
             self.exclude(name, reason)
 
     def give_up(self, reason: str) -> None:
@@ -144,9 +156,10 @@ class Trial:
             for _, module in tried:
                 module.__dict__.pop("forward", None)
 
-    def take_part(self, name: str, kind: str) -> bool:
+    def take_part(self, name: str, kind: str, given: Any) -> bool:
         """Whether the linear can be called as such a one."""
         self._last = name
+        self._calls.setdefault(name, (len(self._calls), given))
         if self.kinds.setdefault(name, kind) != kind:
             self.exclude(name, "it takes whole tensors in one call and parts in another")
             return False
@@ -177,7 +190,7 @@ class _Call:
             self.watcher.note(input, "gives a linear parts of another dimension than its inputs")
             input, dim = plain_like(input), None
         if dim is None:
-            if not trial.take_part(self.name, COLUMN):
+            if not trial.take_part(self.name, COLUMN, input):
                 return nn.functional.linear(input, weight, module.bias)
             own = weight.shape[0] // team.size
             bias = None if module.bias is None else module.bias[:own]
@@ -186,7 +199,7 @@ class _Call:
             setattr(result, TAGS, frozenset([self.name]))
             self.watcher.fresh[id(result)] = (result, self.name)
             return result
-        if not trial.take_part(self.name, ROW):
+        if not trial.take_part(self.name, ROW, input):
             self.watcher.note(input, "gives its parts to a linear that stays whole")
             return nn.functional.linear(plain_like(input), weight, module.bias)
         trial.fed.setdefault(self.name, set()).update(getattr(input, TAGS) or ())
