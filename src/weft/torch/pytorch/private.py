@@ -356,7 +356,7 @@ def _imagined_group(size: int, device_type: str, name: str) -> Any:
     for each in {"cpu", device_type}:
         group._register_backend(torch.device(each), kind, backend)
     group._set_default_backend(kind)
-    group._set_group_name(name)
+    group._set_group_name(name)  # type: ignore[arg-type]
     _register_group(name, group)
     return group
 

@@ -1,9 +1,10 @@
 """What can be split, found by running the model in parts: as the first of ranks that are not there.
 
-Each linear that gets a whole tensor is tried as one cut by its results; one that gets a tensor in parts, as one cut by its
-inputs. In between, every function on a tensor in parts is watched. What fails, needs messages between the ranks or loses
-the parts is a conflict: the linears where its tensors come from stay whole, with the reason, and so do those like them in
-other layers. The model is run again without them, until nothing changes. Numbers are garbage meanwhile; shapes are not.
+Each linear that gets a whole tensor is tried as one cut by its results; one that gets a tensor in parts, as one cut by
+its inputs. In between, every function on a tensor in parts is watched. What fails, needs messages between the ranks or
+loses the parts is a conflict: the linears where its tensors come from stay whole, with the reason, and so do those like
+them in other layers. The model is run again without them, until nothing changes. Numbers are garbage meanwhile; shapes
+are not.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def answer(functions: Functions) -> None:
     """From now on these answer for the tensors of their team."""
     _functions[functions.team.name] = functions
     if DTensor.__torch_function__ is not _torch_function:
-        DTensor.__torch_function__ = staticmethod(_torch_function)  # type: ignore[method-assign, assignment]
+        DTensor.__torch_function__ = staticmethod(_torch_function)  # type: ignore[method-assign]
 
 
 def forget(functions: Functions) -> None:

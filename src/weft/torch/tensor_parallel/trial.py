@@ -25,7 +25,7 @@ _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_f
 _REACHES_NONE = "no linear takes its results in parts"
 
 
-class Collectives(TorchDispatchMode):  # type: ignore[misc]
+class Collectives(TorchDispatchMode):
     """Counts the messages between ranks that operations would need."""
 
     def __init__(self) -> None:
@@ -80,8 +80,8 @@ class Trial:
     def conflict(self, names: frozenset[str], reason: str) -> None:
         """What comes from these linears cannot be in parts; a fused projection gets another chance.
 
-        The linear that was called first is to blame, and those that took the same tensor. The others are looked at in the
-        next run, when it is whole; so is whatever comes from linears that were blamed in this run.
+        The linear that was called first is to blame, and those that took the same tensor. The others are looked at in
+        the next run, when it is whole; so is whatever comes from linears that were blamed in this run.
         """
         if not names or names & self._blamed:
             return
