@@ -1,0 +1,157 @@
+"""What can be split, found by running the model in parts: as the first of ranks that are not there.
+
+Each linear that gets a whole tensor is tried as one cut by its results; one that gets a tensor in parts, as one cut by
+its inputs. In between, every function on a tensor in parts is watched. What fails, needs messages between the ranks or
+loses the parts is a conflict: the linears where its tensors come from stay whole, with the reason, and so do those like
+them in other layers. The model is run again without them, until nothing changes. Numbers are garbage meanwhile; shapes
+are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.torch.pytorch.private import has_forward_hooks, imagined_mesh, take_plain_for_whole
+from weft.torch.session.random_streams import Streams
+
+from .functions import answer, forget
+from .linears import is_linear
+from .splits import COLUMN, Linear, Region, Splits
+from .team import Team, new_name
+from .trial import Trial, Watcher
+
+MOST_PASSES = 20
+
+
+def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
+    """Which linears of ``model`` can be split over ``size`` ranks, and how.
+
+    One process does this by itself; no other one takes part. The model is as before afterwards: parameters, buffers and
+    random numbers.
+
+    Args:
+        model: The model, whole, on the CPU, a GPU or ``meta``.
+        run: Runs the model once on one microbatch, with or without the loss. It is run several times.
+        size: How many ranks axis ``tp`` has.
+
+    Raises:
+        UsageError: This PyTorch cannot imagine ranks.
+        Exception: Whatever ``run`` raises for the whole model.
+    """
+    whole = {name: reason for name, module in model.named_modules() if (reason := _excluded(model, module))}
+    candidates = {n: m for n, m in model.named_modules() if is_linear(m) and n not in whole}
+    whole = {name: reason for name, reason in whole.items() if is_linear(model.get_submodule(name))}
+    if size == 1 or not candidates:
+        return Splits(size, (), whole)
+    take_plain_for_whole()
+    device = next(iter(candidates.values())).get_parameter("weight").device
+    kind = "cpu" if device.type == "meta" else device.type
+    with imagined_mesh(size, kind, new_name()) as mesh, _kept(model, device):
+        team = Team(mesh, None, 0, size)
+        trial = Trial(candidates, size)
+        for _ in range(MOST_PASSES):
+            if not _once(model, run, team, trial):
+                break
+        else:
+            trial.give_up(f"undecided after {MOST_PASSES} runs")
+            _once(model, run, team, trial)
+    whole.update(trial.whole)
+    whole = {name: whole[name] for name, module in model.named_modules() if name in whole}
+    return Splits(size, _regions(model, trial), whole)
+
+
+def _once(model: nn.Module, run: Callable[[], Any], team: Team, trial: Trial) -> bool:
+    """Run the model once; whether that changed what is tried."""
+    trial.begin()
+    watcher = Watcher(team, trial)
+    answer(watcher)
+    try:
+        with trial.attached(watcher), _noted(trial.called), watcher.collectives, torch.enable_grad():
+            watcher.finish(run())
+    except Exception as error:
+        if not trial.blame(error):
+            raise
+    finally:
+        forget(watcher)
+    return trial.changed()
+
+
+def _excluded(model: nn.Module, module: nn.Module) -> str:
+    """Why a linear is not even tried; empty if it is."""
+    if not is_linear(module):
+        return ""
+    weight = dict(module.named_parameters(recurse=False)).get("weight")
+    if weight is None:
+        return "its weight is made from others (parametrizations)"
+    owners = [
+        name for name, other in model.named_modules() if any(p is weight for p in other.parameters(False))
+    ]
+    if len(owners) > 1:
+        other = next(name for name in owners if model.get_submodule(name) is not module)
+        return f"its weight is that of {other or 'the model'}, too"
+    if has_forward_hooks(module):
+        return "it has hooks"
+    if "forward" in vars(module):
+        return "its forward was replaced"
+    return ""
+
+
+@contextmanager
+def _kept(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Afterwards buffers and random numbers are as before."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    streams = Streams(device if device.type == "cuda" else torch.device("cpu"), numpy=True)
+    states = streams.capture()
+    try:
+        yield
+    finally:
+        streams.restore(states)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+@contextmanager
+def _noted(called: set[int]) -> Iterator[None]:
+    """Inside, modules that are called are noted by their ids."""
+
+    def note(module: nn.Module, args: Any) -> None:
+        called.add(id(module))
+
+    handle = nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _regions(model: nn.Module, trial: Trial) -> tuple[Region, ...]:
+    """The smallest modules that hold all linears between which tensors are in parts."""
+    group = {name: {name} for name in trial.kinds}
+    for fed, sources in trial.fed.items():
+        together = set().union(*(group[name] for name in {fed, *sources}))
+        for name in together:
+            group[name] = together
+    roots: dict[str, dict[str, Linear]] = {}
+    for name, kind in trial.kinds.items():
+        blocks = trial.blocks_of(name) if kind == COLUMN else ()
+        roots.setdefault(_root(model, group[name], trial.called), {})[name] = Linear(kind, blocks)
+    return tuple(Region(name, roots[name]) for name, _ in model.named_modules() if name in roots)
+
+
+def _root(model: nn.Module, names: set[str], called: set[int]) -> str:
+    """The smallest module that is called and holds all of these."""
+    paths = [name.split(".")[:-1] for name in names]
+    common: list[str] = []
+    for steps in zip(*paths, strict=False):
+        if len(set(steps)) > 1:
+            break
+        common.append(steps[0])
+    while common and id(model.get_submodule(".".join(common))) not in called:
+        common.pop()
+    return ".".join(common)

@@ -1,0 +1,99 @@
+"""Worker: models split over axis `tp`, in plain PyTorch, compared with one process.
+
+By hand, from the root of the repository:
+
+    PYTHONPATH=. python -m weft run -n 2 tests/parity/run_tensor_parallel.py LlamaForCausalLM
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.parity.compare import Comparison, Record, train_alone
+from tests.parity.worker import BeforeSplit, arguments, work
+from tests.parity.zoo import CASES
+from tests.parity.zoo.case import STEPS, Case
+from weft.torch.tensor_parallel import Splits, find, is_cut, split, whole
+
+MICROBATCHES = 2
+
+
+def begin(ranks: int) -> int:
+    """A plain process group."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    return dist.get_rank()
+
+
+def gathered(record: Record, net: nn.Module) -> Record:
+    """The record with whole gradients and parameters."""
+    parameters = dict(net.named_parameters())
+
+    def joined(named: Any) -> Any:
+        return {
+            name: value if value is None or name not in parameters else whole(parameters[name], value)
+            for name, value in named.items()
+        }
+
+    return dataclasses.replace(
+        record,
+        gradients=[joined(each) for each in record.gradients],
+        parameters=joined(record.parameters),
+        state={},
+    )
+
+
+def found(net: nn.Module, case: Case, size: int) -> Splits:
+    """What rank 0 finds, told to all."""
+    told: list[Any] = [None]
+    if dist.get_rank() == 0:
+        batch = case.batch(0)
+        before = copy.deepcopy(net.state_dict())
+        state = torch.get_rng_state()
+        told = [find(net, lambda: case.loss(net(**batch, **case.options)), size).to_record()]
+        assert torch.equal(state, torch.get_rng_state()), "random numbers moved on"
+        assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
+    dist.broadcast_object_list(told)
+    return Splits.from_record(told[0])
+
+
+def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
+    """Three steps alone, three steps split, and what differs."""
+    case = CASES[name]
+    batches = [case.batch(step) for step in range(STEPS)]
+
+    def loss_of(model: Any, batch: dict[str, Any]) -> Any:
+        return case.loss(model(**batch, **case.options))
+
+    try:
+        net = case.build()
+        alone = copy.deepcopy(net)
+        expected = train_alone(alone, batches, loss_of, case.optimizer_for(alone.parameters()), MICROBATCHES)
+    except Exception as broken:
+        raise BeforeSplit(f"not trained in one process: {broken!r}") from broken
+    splits = found(net, case, ranks)
+    optimizer = case.optimizer_for(net.parameters())
+    before = sum(p.numel() for n, p in net.named_parameters())
+    split(net, splits, dist.group.WORLD, dist.get_rank(), ranks, torch.device("cpu"))
+    held = sum(p.numel() for n, p in net.named_parameters())
+    actual = gathered(train_alone(net, batches, loss_of, optimizer, MICROBATCHES), net)
+    comparison = Comparison()
+    expected.state = {}
+    comparison.record(actual, expected)
+    cut = {n: list(p.shape) for n, p in net.named_parameters() if is_cut(p)}
+    worst = max(comparison.worst.items(), key=lambda item: item[1][0])
+    more = {
+        "worst": worst[1][0], "where": f"{worst[0]}: {worst[1][1]}", "cut": len(cut), "held": held / before,
+        "split": {name: how.kind for name, how in splits.linears().items()}, "whole": dict(splits.whole),
+    }  # fmt: skip
+    return comparison.report(), more
+
+
+if __name__ == "__main__":
+    work(arguments(list(CASES)), run_case, begin)
