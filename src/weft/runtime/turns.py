@@ -1,9 +1,9 @@
 """Ranks that hold parts of the same weights run their microbatches in one order: that of the first of them.
 
-Inside of a unit these ranks add up what each has computed, in plain collectives, which match by their order alone. Which
-microbatch has the turn depends on when messages arrive, so each rank would choose for itself. Here one chooses as ever,
-and tells the others; these take the same turns, as soon as they can. Nobody waits for ever: what the first rank could
-run the others can run too, when their own messages have come.
+Inside of a unit these ranks add up what each has computed, in plain collectives, which match by their order alone.
+Which microbatch has the turn depends on when messages arrive, so each rank would choose for itself. Here one chooses as
+ever, and tells the others; these take the same turns, as soon as they can. Nobody waits for ever: what the first rank
+could run the others can run too, when their own messages have come.
 """
 
 from __future__ import annotations

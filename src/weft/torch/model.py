@@ -106,8 +106,8 @@ class DistributedModel(nn.Module):
         """A model of its own that is split as this one is, or will be: an average of weights, say."""
         if self.sharded or self.cut or has_delayed(self.module):
             raise UsageError(
-                "copy.deepcopy does not work for a model whose parameters are shared by replicas, or cut over ranks, or "
-                "not made yet: copy its state_dict()"
+                "copy.deepcopy does not work for a model whose parameters are shared by replicas, or cut over ranks, "
+                "or not made yet: copy its state_dict()"
             )
         session, options = current.session(), self._options
         new = DistributedModel(

@@ -9,6 +9,7 @@ plain. See ``docs/decisions/0051-sharded-parameters-on-fsdp2.md``.
 from __future__ import annotations
 
 from collections import Counter
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh

@@ -23,8 +23,8 @@ def share_of(value: Tensor) -> Tensor:
 def whole(value: Tensor, of: Tensor | None = None) -> Tensor:
     """All of a tensor; collective over the ranks that have the rest of it.
 
-    ``of``: the parameter that the tensor belongs to (as its gradient, or a state of an optimizer), which tells how it is
-    cut; the tensor itself, if not given.
+    ``of``: the parameter that the tensor belongs to (as its gradient, or a state of an optimizer); it tells how both
+    are cut. The tensor itself, if not given.
     """
     if isinstance(value, DTensor):
         return value.full_tensor()

@@ -125,15 +125,15 @@ class Session(base.Session):
         return self.groups[ranks]
 
     def connect_tensor(self, mailbox: Mailbox) -> Turns | None:
-        """A channel and a group between the ranks that split weights; the turns that they take. Every rank calls this."""
+        """A channel and a group between the ranks that split weights; their turns. Every rank calls this."""
         if self.mesh.tp == 1:
             return None
         backend = "nccl" if self.nccl else "gloo"
-        options = {"device_id": self.device} if self.nccl else {}
+        device = self.device if self.nccl else None
         with self.doing("the ranks that split tensors"):
             for ranks in self.mesh.groups("tp"):
                 beside = dist.new_group(ranks, self.timeout, "gloo")
-                group = dist.new_group(ranks, self.timeout, backend, **options)
+                group = dist.new_group(ranks, self.timeout, backend, device_id=device)
                 if ranks == self.peers("tp"):
                     mine, self.tensor_group = beside, group
             rings = rings_of(mine, self.device)

@@ -161,8 +161,8 @@ class Proof:
                 for name in self._reference.drew:
                     if is_below(region["name"], name) or region["name"] == name:
                         return (
-                            f"{name or 'the model'} draws random numbers, and ranks that hold parts of its weights draw "
-                            "others than one process"
+                            f"{name or 'the model'} draws random numbers, and ranks that hold parts of its weights "
+                            "draw others than one process"
                         )
         return ""
 
