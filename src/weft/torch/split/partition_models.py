@@ -125,7 +125,7 @@ def make_plan(
 ) -> Plan:
     """Trace the step and place the model's units; on the rank that decides. ``link``: measured, for `auto`."""
     traced = trace_step(session, model, function, batch, counted)
-    tensors = find_splits(session, model, function, batch)
+    tensors = _sendable(find_splits(session, model, function, batch), traced, session.settings.partitions)
     if not any(record.calls for record in traced.records.values()):
         raise UsageError(
             "the step never called the model: call it inside the function that @weft.step decorates"
@@ -155,6 +155,28 @@ def make_plan(
         tensors=None if tensors is None else tensors.to_record(),
         memory_weight=settings.memory_weight, in_flight=most_in_flight(settings), by_hand=not settings.auto_partition,
     )  # fmt: skip
+
+
+def _sendable(splits: Splits | None, traced: Trace, partitions: int) -> Splits | None:
+    """The splits without modules that must be opened between partitions, because tensors get out of them otherwise."""
+    if splits is None or partitions == 1:
+        return splits
+    leaking = {
+        region.name
+        for region in splits.regions
+        if any(name == region.name or is_below(name, region.name) for name in traced.leaking)
+    }
+    if not leaking:
+        return splits
+    log.warning(
+        "%s leaves tensors behind by another way than its result (a cache of keys and values, say), which ranks of other "
+        "partitions would not see. So its weights are not cut over ranks: pass use_cache=False to the model, or set "
+        'model.config.use_cache = False, or write "partitions": 1', ", ".join(sorted(leaking)[:3]),
+    )  # fmt: skip
+    reason = "leaves tensors behind by another way than its result"
+    whole = {name: reason for region in splits.regions if region.name in leaking for name in region.linears}
+    kept = tuple(region for region in splits.regions if region.name not in leaking)
+    return replace_fields(splits, regions=kept, whole={**splits.whole, **whole})
 
 
 def _mixes(plan: Plan, found: Choice) -> bool:
