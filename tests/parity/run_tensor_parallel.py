@@ -15,13 +15,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.parity.compare import Comparison, Record, train_alone
+from tests.parity.compare import TOLERANCE, Comparison, Record, train_alone
+from tests.parity.tensor_parallel_models import OWN
 from tests.parity.worker import BeforeSplit, arguments, work
 from tests.parity.zoo import CASES
 from tests.parity.zoo.case import STEPS, Case
 from weft.torch.tensor_parallel import Splits, find, is_cut, split, whole
 
 MICROBATCHES = 2
+ALL = {**CASES, **OWN}
+ROUGH = {"bf16": 0.05}
+"""How far apart numbers of 16 bits may be."""
 
 
 def begin(ranks: int) -> int:
@@ -65,7 +69,7 @@ def found(net: nn.Module, case: Case, size: int) -> Splits:
 
 def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
     """Three steps alone, three steps split, and what differs."""
-    case = CASES[name]
+    case = ALL[name]
     batches = [case.batch(step) for step in range(STEPS)]
 
     def loss_of(model: Any, batch: dict[str, Any]) -> Any:
@@ -83,7 +87,7 @@ def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
     split(net, splits, dist.group.WORLD, dist.get_rank(), ranks, torch.device("cpu"))
     held = sum(p.numel() for n, p in net.named_parameters())
     actual = gathered(train_alone(net, batches, loss_of, optimizer, MICROBATCHES), net)
-    comparison = Comparison()
+    comparison = Comparison(ROUGH.get(name, TOLERANCE))
     expected.state = {}
     comparison.record(actual, expected)
     cut = {n: list(p.shape) for n, p in net.named_parameters() if is_cut(p)}
@@ -96,4 +100,4 @@ def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    work(arguments(list(CASES)), run_case, begin)
+    work(arguments(list(ALL)), run_case, begin)

@@ -23,9 +23,7 @@ from .functions import answer, forget
 from .linears import is_linear
 from .splits import COLUMN, Linear, Region, Splits
 from .team import Team, new_name
-from .trial import Trial, Watcher
-
-MOST_PASSES = 20
+from .trial import Stop, Trial, Watcher
 
 
 def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
@@ -54,31 +52,31 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
     with imagined_mesh(size, kind, new_name()) as mesh, _kept(model, device):
         team = Team(mesh, None, 0, size)
         trial = Trial(candidates, size)
-        for _ in range(MOST_PASSES):
-            if not _once(model, run, team, trial):
-                break
-        else:
-            trial.give_up(f"undecided after {MOST_PASSES} runs")
-            _once(model, run, team, trial)
+        while _once(run, team, trial):
+            pass  # each run keeps more linears whole, or takes one more for a fused projection
     whole.update(trial.whole)
     whole = {name: whole[name] for name, module in model.named_modules() if name in whole}
     return Splits(size, _regions(model, trial), whole)
 
 
-def _once(model: nn.Module, run: Callable[[], Any], team: Team, trial: Trial) -> bool:
-    """Run the model once; whether that changed what is tried."""
+def _once(run: Callable[[], Any], team: Team, trial: Trial) -> bool:
+    """Run the model once, as far as it comes without a conflict; whether that changed what is tried."""
     trial.begin()
     watcher = Watcher(team, trial)
     answer(watcher)
     try:
         with trial.attached(watcher), _noted(trial.called), watcher.collectives, torch.enable_grad():
             watcher.finish(run())
+    except Stop:
+        pass
     except Exception as error:
+        with torch.no_grad():
+            run()  # raises what the model raises by itself
         if not trial.blame(error):
             raise
     finally:
         forget(watcher)
-    return trial.changed()
+    return trial.changed
 
 
 def _excluded(model: nn.Module, module: nn.Module) -> str:

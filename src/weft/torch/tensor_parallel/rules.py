@@ -24,7 +24,11 @@ from .team import Team, enter
 
 
 class Unsplittable(Exception):
-    """A function needs whole tensors; the text says why, behind the function's name."""
+    """A function needs whole tensors; the text says why, behind the function's name, and ``tensor`` which one."""
+
+    def __init__(self, text: str, tensor: Any = None) -> None:
+        super().__init__(text)
+        self.tensor = tensor
 
 
 def parts_in(args: Any, kwargs: Any) -> list[DTensor]:
@@ -92,7 +96,7 @@ def _operand(tensor: Tensor, back: int, total: int, team: Team) -> Tensor:
         if getattr(tensor, BLOCKS) is None and shard_of(tensor) == tensor.ndim - back:
             local: Tensor = tensor.to_local()
             return local
-        raise Unsplittable("has operands in different parts")
+        raise Unsplittable("has an operand in other parts", tensor)
     if tensor.ndim < back or tensor.shape[-back] == 1:
         return enter(tensor, team)
     if tensor.shape[-back] == total:
@@ -125,6 +129,8 @@ def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _few_heads(tensor: Tensor, back: int, total: int, team: Team) -> Tensor:
     """This rank's part of keys or values, which may have fewer heads than there are ranks."""
+    if isinstance(tensor, DTensor) and (shard_of(tensor) or 0) >= tensor.ndim - 2:
+        raise Unsplittable(f"has {tensor.shape[-back]} heads of keys, which cannot be divided by {team.size}", tensor)
     if isinstance(tensor, DTensor) or tensor.ndim < back or tensor.shape[-back] in (1, total):
         return _operand(tensor, back, total, team)
     heads, own = tensor.shape[-back], total // team.size
