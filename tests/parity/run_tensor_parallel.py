@@ -83,17 +83,18 @@ def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
         raise BeforeSplit(f"not trained in one process: {broken!r}") from broken
     splits = found(net, case, ranks)
     optimizer = case.optimizer_for(net.parameters())
-    before = sum(p.numel() for n, p in net.named_parameters())
+    names = [f"{name}.weight" for name in splits.linears()]
+    before = sum(net.get_parameter(name).numel() for name in names)
     split(net, splits, dist.group.WORLD, dist.get_rank(), ranks, torch.device("cpu"))
-    held = sum(p.numel() for n, p in net.named_parameters())
+    held = sum(net.get_parameter(name).numel() for name in names)
     actual = gathered(train_alone(net, batches, loss_of, optimizer, MICROBATCHES), net)
     comparison = Comparison(ROUGH.get(name, TOLERANCE))
     expected.state = {}
     comparison.record(actual, expected)
-    cut = {n: list(p.shape) for n, p in net.named_parameters() if is_cut(p)}
+    assert all(is_cut(net.get_parameter(name)) for name in names)
     worst = max(comparison.worst.items(), key=lambda item: item[1][0])
     more = {
-        "worst": worst[1][0], "where": f"{worst[0]}: {worst[1][1]}", "cut": len(cut), "held": held / before,
+        "worst": worst[1][0], "where": f"{worst[0]}: {worst[1][1]}", "parts": held / before if before else None,
         "split": {name: how.kind for name, how in splits.linears().items()}, "whole": dict(splits.whole),
     }  # fmt: skip
     return comparison.report(), more

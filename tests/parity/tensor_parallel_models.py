@@ -74,7 +74,9 @@ class FewKeys(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         samples, length, _ = x.shape
         rest = self.keys * self.size
-        parts = self.qkv(x).split([WIDTH, rest, rest], -1) if self.fused else (self.q(x), self.k(x), self.v(x))
+        parts = (
+            self.qkv(x).split([WIDTH, rest, rest], -1) if self.fused else (self.q(x), self.k(x), self.v(x))
+        )
         q, k, v = (each.view(samples, length, -1, self.size).transpose(1, 2) for each in parts)
         q = q * self.norm
         if not self.grouped and k.shape[1] > 1:
@@ -89,7 +91,12 @@ class Lower(nn.Module):
 
     def __init__(self, inside: bool = False, in_place: bool = False) -> None:
         super().__init__()
-        self.up, self.down, self.inside, self.in_place = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH), inside, in_place
+        self.up, self.down, self.inside, self.in_place = (
+            nn.Linear(WIDTH, 64),
+            nn.Linear(64, WIDTH),
+            inside,
+            in_place,
+        )
         self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 64))
 
     def middle(self, x: Tensor) -> Tensor:
@@ -107,7 +114,9 @@ class Lower(nn.Module):
 class Stack(nn.Module):
     """Layers with a norm and a residual path, and a head for a class."""
 
-    def __init__(self, layers: Callable[[], list[nn.Module]], around: bool = False, bf16: bool = False) -> None:
+    def __init__(
+        self, layers: Callable[[], list[nn.Module]], around: bool = False, bf16: bool = False
+    ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers())
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in self.layers)

@@ -16,7 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.torch.pytorch.private import has_forward_hooks, imagined_mesh, take_plain_for_whole
+from weft.torch.pytorch.private import (
+    has_backward_hooks,
+    has_forward_hooks,
+    imagined_mesh,
+    is_compiled,
+    take_plain_for_whole,
+)
 from weft.torch.session.random_streams import Streams
 
 from .functions import answer, forget
@@ -41,9 +47,8 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
         UsageError: This PyTorch cannot imagine ranks.
         Exception: Whatever ``run`` raises for the whole model.
     """
-    whole = {name: reason for name, module in model.named_modules() if (reason := _excluded(model, module))}
+    whole = _excluded(model)
     candidates = {n: m for n, m in model.named_modules() if is_linear(m) and n not in whole}
-    whole = {name: reason for name, reason in whole.items() if is_linear(model.get_submodule(name))}
     if size == 1 or not candidates:
         return Splits(size, (), whole)
     take_plain_for_whole()
@@ -79,24 +84,28 @@ def _once(run: Callable[[], Any], team: Team, trial: Trial) -> bool:
     return trial.changed
 
 
-def _excluded(model: nn.Module, module: nn.Module) -> str:
-    """Why a linear is not even tried; empty if it is."""
-    if not is_linear(module):
-        return ""
-    weight = dict(module.named_parameters(recurse=False)).get("weight")
-    if weight is None:
-        return "its weight is made from others (parametrizations)"
-    owners = [
-        name for name, other in model.named_modules() if any(p is weight for p in other.parameters(False))
-    ]
-    if len(owners) > 1:
-        other = next(name for name in owners if model.get_submodule(name) is not module)
-        return f"its weight is that of {other or 'the model'}, too"
-    if has_forward_hooks(module):
-        return "it has hooks"
-    if "forward" in vars(module):
-        return "its forward was replaced"
-    return ""
+def _excluded(model: nn.Module) -> dict[str, str]:
+    """Linears that are not even tried, and why."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) or is_linear(module):
+            weight = dict(module.named_parameters(recurse=False)).get("weight")
+            sharing = [other for other in owners.get(id(weight), ()) if other != name]
+            if not is_linear(module):
+                found[name] = f"{type(module).__name__} may do more than a linear"
+            elif weight is None:
+                found[name] = "its weight is made from others (parametrizations)"
+            elif sharing:
+                found[name] = f"its weight is that of {sharing[0] or 'the model'}, too"
+            elif has_forward_hooks(module) or has_backward_hooks(module):
+                found[name] = "it has hooks"
+            elif "forward" in vars(module) or is_compiled(module):
+                found[name] = "its forward was replaced"
+    return found
 
 
 @contextmanager

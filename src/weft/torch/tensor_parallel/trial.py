@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.distributed.tensor import DTensor
 
-from weft.torch.pytorch.private import TorchDispatchMode, capture
+from weft.torch.pytorch.private import TorchDispatchMode, arguments_of, capture
 from weft.torch.pytorch.torch_functions import LIKE
 from weft.torch.tensors.marks import BLOCKS, TAGS
 from weft.torch.tensors.nested import tensors_in
@@ -27,7 +27,7 @@ _REACHES_NONE = "no linear takes its results in parts"
 
 
 class Collectives(TorchDispatchMode):
-    """Counts the messages between ranks that operations would need."""
+    """Counts the messages between ranks that operations would need, and whole tensors that they write parts into."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,6 +35,11 @@ class Collectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(each, DTensor) for each in types):
+            given = [*zip(arguments_of(func), args, strict=False)]
+            given += [(each, (kwargs or {}).get(each.name)) for each in arguments_of(func)[len(args) :]]
+            for argument, value in given:
+                writes = argument.alias_info is not None and argument.alias_info.is_write
+                self.count += writes and isinstance(value, Tensor) and not isinstance(value, DTensor)
             return NotImplemented
         if func.namespace in _COLLECTIVES and "wait" not in func.name():
             self.count += 1
@@ -233,7 +238,9 @@ class Watcher(Functions):
         for each in made:
             placement = each.placements[0]
             lost |= placement.is_partial()
-            lost |= placement.is_replicate() and func not in LIKE and any(shard_of(p) is not None for p in parts)
+            lost |= (
+                placement.is_replicate() and func not in LIKE and any(shard_of(p) is not None for p in parts)
+            )
         if lost:
             return self.with_whole(func, args, kwargs, Unsplittable(""))
         tags = frozenset().union(*(getattr(part, TAGS) or () for part in parts))
@@ -261,9 +268,10 @@ class Watcher(Functions):
 
     def finish(self, result: Any) -> None:
         """The run is over."""
-        left = [each for each in tensors_in(result) if isinstance(each, DTensor)]
-        if left:
-            self.note(left, "its results leave the model")
+        used = set().union(*self.trial.fed.values()) if self.trial.fed else set()
+        for each in tensors_in(result):
+            if isinstance(each, DTensor) and not (getattr(each, TAGS) or frozenset()) <= used:
+                self.note([each], "its results leave the model")
         self.trial.end()
 
     def check_backward(self, tensor: DTensor) -> None:
@@ -273,7 +281,9 @@ class Watcher(Functions):
         if self._backwards or not tensor.requires_grad:
             return
         before, self._backwards = self.collectives.count, True
-        edges = [GradientEdge(fresh.grad_fn, fresh.output_nr) for fresh in sources if fresh.grad_fn is not None]
+        edges = [
+            GradientEdge(fresh.grad_fn, fresh.output_nr) for fresh in sources if fresh.grad_fn is not None
+        ]
         try:
             capture([tensor], [torch.ones_like(tensor)], edges)
         except FATAL:
@@ -294,8 +304,7 @@ class Watcher(Functions):
         pieces = ranges_of(func, args, kwargs)
         if pieces is not None and len({edge for one in pieces[0] for edge in one}) > 2 - (not pieces[1]):
             self.trial.note_edges(found[1], pieces[0])
-            if getattr(given, BLOCKS) is None:
-                setattr(given, BLOCKS, self.trial.blocks_of(found[1]))
+            setattr(given, BLOCKS, self.trial.blocks_of(found[1]))
         elif func in VIEWS and not self.trial.known_fused(found[1]):
             shape = new_shape(func, args, kwargs)
             for at, count in enumerate(shape[:-1] if shape else ()):
