@@ -15,13 +15,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.parity.compare import Comparison, Record, train_alone
+from tests.parity.compare import TOLERANCE, Comparison, Record, train_alone
+from tests.parity.tensor_parallel_models import OWN
 from tests.parity.worker import BeforeSplit, arguments, work
 from tests.parity.zoo import CASES
 from tests.parity.zoo.case import STEPS, Case
 from weft.torch.tensor_parallel import Splits, find, is_cut, split, whole
 
 MICROBATCHES = 2
+ALL = {**CASES, **OWN}
+ROUGH = {"bf16": 0.05}
+"""How far apart numbers of 16 bits may be."""
 
 
 def begin(ranks: int) -> int:
@@ -65,7 +69,7 @@ def found(net: nn.Module, case: Case, size: int) -> Splits:
 
 def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
     """Three steps alone, three steps split, and what differs."""
-    case = CASES[name]
+    case = ALL[name]
     batches = [case.batch(step) for step in range(STEPS)]
 
     def loss_of(model: Any, batch: dict[str, Any]) -> Any:
@@ -79,21 +83,22 @@ def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
         raise BeforeSplit(f"not trained in one process: {broken!r}") from broken
     splits = found(net, case, ranks)
     optimizer = case.optimizer_for(net.parameters())
-    before = sum(p.numel() for n, p in net.named_parameters())
+    names = [f"{name}.weight" for name in splits.linears()]
+    before = sum(net.get_parameter(name).numel() for name in names)
     split(net, splits, dist.group.WORLD, dist.get_rank(), ranks, torch.device("cpu"))
-    held = sum(p.numel() for n, p in net.named_parameters())
+    held = sum(net.get_parameter(name).numel() for name in names)
     actual = gathered(train_alone(net, batches, loss_of, optimizer, MICROBATCHES), net)
-    comparison = Comparison()
+    comparison = Comparison(ROUGH.get(name, TOLERANCE))
     expected.state = {}
     comparison.record(actual, expected)
-    cut = {n: list(p.shape) for n, p in net.named_parameters() if is_cut(p)}
+    assert all(is_cut(net.get_parameter(name)) for name in names)
     worst = max(comparison.worst.items(), key=lambda item: item[1][0])
     more = {
-        "worst": worst[1][0], "where": f"{worst[0]}: {worst[1][1]}", "cut": len(cut), "held": held / before,
+        "worst": worst[1][0], "where": f"{worst[0]}: {worst[1][1]}", "parts": held / before if before else None,
         "split": {name: how.kind for name, how in splits.linears().items()}, "whole": dict(splits.whole),
     }  # fmt: skip
     return comparison.report(), more
 
 
 if __name__ == "__main__":
-    work(arguments(list(CASES)), run_case, begin)
+    work(arguments(list(ALL)), run_case, begin)

@@ -309,6 +309,14 @@ _forget_group = _find("torch._C._distributed_c10d._unregister_process_group", _I
 _find("torch.distributed.device_mesh.DeviceMesh._setup_world_group_and_device", _IN_PARTS, "it is refused")
 
 
+_recomputed = _find(
+    "torch.utils.checkpoint._StopRecomputationError", "activation checkpoints around tensors in parts",
+    "the rest of a checkpoint is done with whole tensors",
+)  # fmt: skip
+ENDS_A_CHECKPOINT: tuple[type[BaseException], ...] = () if _recomputed is None else (_recomputed,)
+"""What ends a checkpoint's second run as soon as all that was asked for is there."""
+
+
 def take_plain_for_whole() -> None:
     """From now on an operation on a ``DTensor`` takes plain tensors beside it for whole ones, backwards as well.
 

@@ -16,16 +16,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.torch.pytorch.private import has_forward_hooks, imagined_mesh, take_plain_for_whole
+from weft.torch.pytorch.private import (
+    has_backward_hooks,
+    has_forward_hooks,
+    imagined_mesh,
+    is_compiled,
+    take_plain_for_whole,
+)
 from weft.torch.session.random_streams import Streams
 
 from .functions import answer, forget
 from .linears import is_linear
 from .splits import COLUMN, Linear, Region, Splits
 from .team import Team, new_name
-from .trial import Trial, Watcher
-
-MOST_PASSES = 20
+from .trial import Stop, Trial, Watcher
 
 
 def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
@@ -43,9 +47,8 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
         UsageError: This PyTorch cannot imagine ranks.
         Exception: Whatever ``run`` raises for the whole model.
     """
-    whole = {name: reason for name, module in model.named_modules() if (reason := _excluded(model, module))}
+    whole = _excluded(model)
     candidates = {n: m for n, m in model.named_modules() if is_linear(m) and n not in whole}
-    whole = {name: reason for name, reason in whole.items() if is_linear(model.get_submodule(name))}
     if size == 1 or not candidates:
         return Splits(size, (), whole)
     take_plain_for_whole()
@@ -54,51 +57,55 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
     with imagined_mesh(size, kind, new_name()) as mesh, _kept(model, device):
         team = Team(mesh, None, 0, size)
         trial = Trial(candidates, size)
-        for _ in range(MOST_PASSES):
-            if not _once(model, run, team, trial):
-                break
-        else:
-            trial.give_up(f"undecided after {MOST_PASSES} runs")
-            _once(model, run, team, trial)
+        while _once(run, team, trial):
+            pass  # each run keeps more linears whole, or takes one more for a fused projection
     whole.update(trial.whole)
     whole = {name: whole[name] for name, module in model.named_modules() if name in whole}
     return Splits(size, _regions(model, trial), whole)
 
 
-def _once(model: nn.Module, run: Callable[[], Any], team: Team, trial: Trial) -> bool:
-    """Run the model once; whether that changed what is tried."""
+def _once(run: Callable[[], Any], team: Team, trial: Trial) -> bool:
+    """Run the model once, as far as it comes without a conflict; whether that changed what is tried."""
     trial.begin()
     watcher = Watcher(team, trial)
     answer(watcher)
     try:
         with trial.attached(watcher), _noted(trial.called), watcher.collectives, torch.enable_grad():
             watcher.finish(run())
+    except Stop:
+        pass
     except Exception as error:
+        with torch.no_grad():
+            run()  # raises what the model raises by itself
         if not trial.blame(error):
             raise
     finally:
         forget(watcher)
-    return trial.changed()
+    return trial.changed
 
 
-def _excluded(model: nn.Module, module: nn.Module) -> str:
-    """Why a linear is not even tried; empty if it is."""
-    if not is_linear(module):
-        return ""
-    weight = dict(module.named_parameters(recurse=False)).get("weight")
-    if weight is None:
-        return "its weight is made from others (parametrizations)"
-    owners = [
-        name for name, other in model.named_modules() if any(p is weight for p in other.parameters(False))
-    ]
-    if len(owners) > 1:
-        other = next(name for name in owners if model.get_submodule(name) is not module)
-        return f"its weight is that of {other or 'the model'}, too"
-    if has_forward_hooks(module):
-        return "it has hooks"
-    if "forward" in vars(module):
-        return "its forward was replaced"
-    return ""
+def _excluded(model: nn.Module) -> dict[str, str]:
+    """Linears that are not even tried, and why."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) or is_linear(module):
+            weight = dict(module.named_parameters(recurse=False)).get("weight")
+            sharing = [other for other in owners.get(id(weight), ()) if other != name]
+            if not is_linear(module):
+                found[name] = f"{type(module).__name__} may do more than a linear"
+            elif weight is None:
+                found[name] = "its weight is made from others (parametrizations)"
+            elif sharing:
+                found[name] = f"its weight is that of {sharing[0] or 'the model'}, too"
+            elif has_forward_hooks(module) or has_backward_hooks(module):
+                found[name] = "it has hooks"
+            elif "forward" in vars(module) or is_compiled(module):
+                found[name] = "its forward was replaced"
+    return found
 
 
 @contextmanager

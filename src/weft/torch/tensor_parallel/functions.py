@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from weft.errors import UsageError
+from weft.torch.pytorch.private import ENDS_A_CHECKPOINT
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, targets
 from weft.torch.tensors.marks import BLOCKS
 
@@ -24,8 +25,8 @@ from .rules import RULES, Unsplittable, as_whole, parts_in
 from .team import Team
 
 log = logging.getLogger("weft")
-FATAL = torch.OutOfMemoryError, dist.DistError
-"""Errors that may come on one rank only, so that the others would not try with whole tensors as well."""
+FATAL: tuple[type[BaseException], ...] = (torch.OutOfMemoryError, dist.DistError, *ENDS_A_CHECKPOINT)
+"""What whole tensors would not help against, or what may come on one rank only."""
 _functions: dict[str, Functions] = {}
 _plain: Callable[..., Any] = DTensor.__torch_function__
 

@@ -24,7 +24,11 @@ from .team import Team, enter
 
 
 class Unsplittable(Exception):
-    """A function needs whole tensors; the text says why, behind the function's name."""
+    """A function needs whole tensors; the text says why, behind the function's name, and ``tensor`` which one."""
+
+    def __init__(self, text: str, tensor: Any = None) -> None:
+        super().__init__(text)
+        self.tensor = tensor
 
 
 def parts_in(args: Any, kwargs: Any) -> list[DTensor]:
@@ -92,7 +96,7 @@ def _operand(tensor: Tensor, back: int, total: int, team: Team) -> Tensor:
         if getattr(tensor, BLOCKS) is None and shard_of(tensor) == tensor.ndim - back:
             local: Tensor = tensor.to_local()
             return local
-        raise Unsplittable("has operands in different parts")
+        raise Unsplittable("has an operand in other parts", tensor)
     if tensor.ndim < back or tensor.shape[-back] == 1:
         return enter(tensor, team)
     if tensor.shape[-back] == total:
@@ -125,6 +129,10 @@ def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _few_heads(tensor: Tensor, back: int, total: int, team: Team) -> Tensor:
     """This rank's part of keys or values, which may have fewer heads than there are ranks."""
+    if isinstance(tensor, DTensor) and (shard_of(tensor) or 0) >= tensor.ndim - 2:
+        raise Unsplittable(
+            f"has {tensor.shape[-back]} heads of keys, which cannot be divided by {team.size}", tensor
+        )
     if isinstance(tensor, DTensor) or tensor.ndim < back or tensor.shape[-back] in (1, total):
         return _operand(tensor, back, total, team)
     heads, own = tensor.shape[-back], total // team.size
@@ -222,13 +230,26 @@ def dropout(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
         )
     assert given is not None
     local = given.to_local()
-    with _stream_of_part(team):
+    with _stream_of_part(team, _draws(func, args, kwargs)):
         result = func(local, *args[1:], **kwargs) if args else func(**{**kwargs, "input": local})
     return given if result is local else wrap(result, dim, team)
 
 
+def _draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a function of random numbers draws any: dropout does so only in training."""
+    if "dropout" not in getattr(func, "__name__", ""):
+        return True
+    given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
+    return given.get("p", 0.5) > 0 and bool(given.get("training", given.get("train", True)))
+
+
 def _fail() -> Any:
     raise Unsplittable("draws random numbers for a tensor in parts")
+
+
+def statistics(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """Functions that write running statistics, which are whole."""
+    raise Unsplittable("keeps statistics of the whole")
 
 
 def drawn(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
@@ -364,6 +385,7 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(named((torch,), ("cat", "concat", "concatenate")), concatenated),
     **dict.fromkeys(named((torch, Tensor), ("matmul", "__matmul__")), product),
     **dict.fromkeys(named((torch, Tensor), ("bmm", "baddbmm")), batched_product),
+    **dict.fromkeys(named((torch, F), ("batch_norm", "instance_norm")), statistics),
     **dict.fromkeys(
         named((torch, Tensor, F), ("dropout", "dropout_", "bernoulli", "bernoulli_", "rand_like", "randn_like")),
         dropout,

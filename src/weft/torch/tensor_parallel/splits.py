@@ -109,7 +109,7 @@ class Splits:
 def pattern(name: str) -> str:
     """A module's name with a star for numbers of layers: what is alike has one pattern.
 
-    >>> pattern("model.layers.12.mlp.up_proj")
-    'model.layers.*.mlp.up_proj'
+    >>> pattern("model.layers.12.mlp.up_proj"), pattern("blocks.3.mlp.0")
+    ('model.layers.*.mlp.up_proj', 'blocks.*.mlp.0')
     """
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+    return re.sub(r"(?<![^.])\d+(?=\.)", "*", name)
