@@ -247,7 +247,7 @@ class DistributedModel(nn.Module):
             )
             self.cut = True
             if self.optimizer is not None:
-                self.optimizer.forget_masters()
+                self.optimizer.follow_cuts()
             self._begin_reducing()
 
     def run_partition_hooks(self) -> None:

@@ -20,6 +20,7 @@ from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_
 from weft.torch.replicas.whole_tensors import is_sharded, like, whole
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
+from weft.torch.tensor_parallel import cut, cut_of
 
 SHARE = "_weft_share"
 """Beside a replica's own part of a shared state: which replica's, of how many."""
@@ -177,6 +178,23 @@ class DistributedOptimizer(Optimizer):
         for parameter, mine in zip(present, self.mine(), strict=True):
             if not mine and parameter in self.optimizer.state:
                 del self.optimizer.state[parameter]
+
+    def stepped_on(self) -> list[tuple[Tensor, Tensor]]:
+        """Each parameter of the model with the tensor that the wrapped optimizer steps on: the same one here."""
+        return [(weight, weight) for weight in self.weights()]
+
+    def follow_cuts(self) -> None:
+        """Parameters were cut over ranks: keep the same parts of what the optimizer holds for them."""
+        for weight, stepped in self.stepped_on():
+            how = cut_of(weight)
+            if how is None:
+                continue
+            with torch.no_grad():
+                if tuple(stepped.shape) == how.shape:
+                    stepped.data = cut(stepped.data, weight)
+                for key, value in self.optimizer.state.get(stepped, {}).items():
+                    if isinstance(value, Tensor) and tuple(value.shape) == how.shape:
+                        self.optimizer.state[stepped][key] = cut(value, weight)
 
     def forget_masters(self) -> None:
         """The model's weights were loaded: copies that an optimizer steps on instead follow them. Here are none."""

@@ -12,6 +12,8 @@ from contextlib import nullcontext
 from dataclasses import replace as replace_fields
 from typing import Any
 
+from torch import nn
+
 from weft.analysis.run import Unit as Recorded
 from weft.config import Settings
 from weft.errors import PlacementError, UsageError
@@ -60,7 +62,7 @@ def partition_models(
     """
     plans = []
     by_link = KINDS[session.settings.pipeline].measured and session.chosen is None
-    link = measure_link(session) if by_link else None
+    link = measure_link(session) if by_link and session.mesh.pp > 1 else None
     for model in models:
         with nullcontext() if link is None else keep_others_busy(session):
             text = agree_on(
@@ -125,7 +127,7 @@ def make_plan(
 ) -> Plan:
     """Trace the step and place the model's units; on the rank that decides. ``link``: measured, for `auto`."""
     traced = trace_step(session, model, function, batch, counted)
-    tensors = _sendable(find_splits(session, model, function, batch), traced, session.settings.partitions)
+    tensors = _sendable(find_splits(session, model, function, batch), traced, session, model.module)
     if not any(record.calls for record in traced.records.values()):
         raise UsageError(
             "the step never called the model: call it inside the function that @weft.step decorates"
@@ -135,7 +137,8 @@ def make_plan(
     for name, reason in traced.whole.items():
         if tree.children[name]:
             log.warning("%s %s", name or f"the model ({type(model.module).__name__})", reason)
-    for name in filter(tree.stuck, traced.leaking & tree.records.keys()):
+    stuck = filter(tree.stuck, traced.leaking & tree.records.keys())
+    for name in stuck if session.settings.partitions > 1 else ():
         log.warning(
             "%s leaves tensors behind by another way than its result (an attribute, a list), and cannot be opened, "
             "because it is compiled or has backward hooks. So what calls it stays on one partition as a whole", name,
@@ -157,10 +160,21 @@ def make_plan(
     )  # fmt: skip
 
 
-def _sendable(splits: Splits | None, traced: Trace, partitions: int) -> Splits | None:
-    """The splits without modules that must be opened between partitions, because tensors get out of them otherwise."""
+def _sendable(splits: Splits | None, traced: Trace, session: Session, root: nn.Module) -> Splits | None:
+    """The splits without modules that must be opened between partitions: those that tensors get out of otherwise, and
+    those that hold so much that no part of the model would be left for others."""
+    partitions = session.settings.partitions
     if splits is None or partitions == 1:
         return splits
+    most = sum(p.numel() for p in root.parameters()) / partitions
+    names = [region.name for region in splits.regions]
+    large = {
+        name
+        for name in names
+        if any(other != name and is_below(other, name) for other in names)
+        and sum(p.numel() for p in root.get_submodule(name).parameters()) > most
+    }
+    splits = _without(splits, large, "what calls it would have to stay on one partition as a whole")
     leaking = {
         region.name
         for region in splits.regions
@@ -173,9 +187,13 @@ def _sendable(splits: Splits | None, traced: Trace, partitions: int) -> Splits |
         "partitions would not see. So its weights are not cut over ranks: pass use_cache=False to the model, or set "
         'model.config.use_cache = False, or write "partitions": 1', ", ".join(sorted(leaking)[:3]),
     )  # fmt: skip
-    reason = "leaves tensors behind by another way than its result"
-    whole = {name: reason for region in splits.regions if region.name in leaking for name in region.linears}
-    kept = tuple(region for region in splits.regions if region.name not in leaking)
+    return _without(splits, leaking, "leaves tensors behind by another way than its result")
+
+
+def _without(splits: Splits, names: set[str], reason: str) -> Splits:
+    """The splits, but for those of these modules."""
+    whole = {name: reason for region in splits.regions if region.name in names for name in region.linears}
+    kept = tuple(region for region in splits.regions if region.name not in names)
     return replace_fields(splits, regions=kept, whole={**splits.whole, **whole})
 
 
