@@ -117,7 +117,8 @@ def idempotent() -> None:
     with pytest.raises(UsageError, match="it is for 3 ranks, and axis tp has 2"):
         split(net, Splits(3, splits.regions), dist.group.WORLD, dist.get_rank(), size, CPU)
     with pytest.raises(
-        UsageError, match=r"the model has no linear net.lost; net.head has 32 inputs and 5 results"
+        UsageError,
+        match=r"the model has no linear net.lost; net.head: its 32 inputs and 5 results do not fit",
     ):
         split(net, wrong, dist.group.WORLD, dist.get_rank(), size, CPU)
     assert [p.shape for p in net.parameters()] == shapes, "nothing was changed"
