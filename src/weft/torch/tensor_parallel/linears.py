@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from weft.torch.pytorch.private import version
+
 from .attention import cuts_of_attention
 from .cuts import Cut
 from .rules import as_parts, as_whole, wrap
@@ -63,7 +65,7 @@ class Entered:
         self._found: dict[int, tuple[Tensor, int, Tensor]] = {}
 
     def __call__(self, whole: Tensor, team: Team) -> Tensor:
-        key, count = id(whole), whole._version
+        key, count = id(whole), version(whole)
         known = self._found.get(key)
         if known is None or known[1] != count or known[2].requires_grad != whole.requires_grad:
             known = self._found[key] = (whole, count, enter(whole, team))
