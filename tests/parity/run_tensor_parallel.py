@@ -83,7 +83,10 @@ def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
         raise BeforeSplit(f"not trained in one process: {broken!r}") from broken
     splits = found(net, case, ranks)
     optimizer = case.optimizer_for(net.parameters())
-    names = [f"{name}.weight" for name in splits.linears()]
+    names = [
+        f"{name}.{'in_proj_weight' if how.kind == 'heads' else 'weight'}"
+        for name, how in splits.linears().items()
+    ]
     before = sum(net.get_parameter(name).numel() for name in names)
     split(net, splits, dist.group.WORLD, dist.get_rank(), ranks, torch.device("cpu"))
     held = sum(net.get_parameter(name).numel() for name in names)

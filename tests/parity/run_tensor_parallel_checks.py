@@ -88,6 +88,37 @@ def generate() -> None:
 
 
 @CHECKS.check
+def evaluation() -> None:
+    """Without gradients PyTorch's transformer layers take their weights by themselves, if they are let."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, 64, dropout=0.0, batch_first=True)
+    nets = [layer, nn.TransformerEncoder(layer, 2)]
+    x = torch.randn(8, 6, WIDTH)
+    padding = torch.arange(6) >= torch.tensor([2, 3, 4, 5, 6, 6, 6, 6])[:, None]
+    for net in nets:
+        masked = {"src_key_padding_mask": padding}
+        alone = copy.deepcopy(net).eval()
+        assert in_parts(net, lambda net=net, masked=masked: net(x, **masked).sum()).regions
+        net.eval()
+        for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+            with mode():
+                expected, actual = alone(x, **masked), net(x, **masked)
+            shown = (~padding).unsqueeze(-1)  # what is padded may be anything
+            torch.testing.assert_close(actual * shown, expected * shown, atol=1e-5, rtol=1e-5)
+
+
+@CHECKS.check
+def twice() -> None:
+    """Gradients of gradients are refused, not wrong."""
+    torch.manual_seed(0)
+    net, x = Dropped().eval(), torch.randn(8, 5, WIDTH, requires_grad=True)
+    in_parts(net, lambda: net(x).relu().sum())
+    (gradient,) = torch.autograd.grad(net(x).pow(2).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.pow(2).sum().backward()
+
+
+@CHECKS.check
 def copies() -> None:
     case = OWN["gated by chunk"]
     net, batch = case.build(), case.batch(0)
@@ -117,7 +148,8 @@ def idempotent() -> None:
     with pytest.raises(UsageError, match="it is for 3 ranks, and axis tp has 2"):
         split(net, Splits(3, splits.regions), dist.group.WORLD, dist.get_rank(), size, CPU)
     with pytest.raises(
-        UsageError, match=r"the model has no linear net.lost; net.head has 32 inputs and 5 results"
+        UsageError,
+        match=r"the model has no linear net.lost; net.head: its 32 inputs and 5 results do not fit",
     ):
         split(net, wrong, dist.group.WORLD, dist.get_rank(), size, CPU)
     assert [p.shape for p in net.parameters()] == shapes, "nothing was changed"

@@ -111,6 +111,50 @@ class Lower(nn.Module):
         return self.down(middle)
 
 
+class Adapted(nn.Module):
+    """Frozen linears with small ones beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+        self.requires_grad_(False)
+        self.a, self.b = nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, 64, bias=False)
+        self.c, self.d = nn.Linear(64, 4, bias=False), nn.Linear(4, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle = F.gelu(self.up(x) + self.b(self.a(x)))
+        return self.down(middle) + self.d(self.c(middle))
+
+
+class Translator(nn.Module):
+    """PyTorch's own encoder and decoder layers, with masks of all kinds."""
+
+    def __init__(self, first: bool = True) -> None:
+        super().__init__()
+        shape: dict[str, Any] = dict(
+            d_model=WIDTH, nhead=HEADS, dim_feedforward=64, dropout=0.0, batch_first=first
+        )
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(**shape), 2, enable_nested_tensor=first
+        )
+        self.decoder = nn.TransformerDecoderLayer(**shape, norm_first=True, bias=False)
+        self.shown = nn.MultiheadAttention(WIDTH, HEADS, batch_first=first)
+        self.first = first
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = torch.arange(2, 2 + len(x)).clamp(max=LENGTH)
+        padding = torch.arange(LENGTH) >= lengths[:, None]
+        causal = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+        heads = torch.linspace(-1, 1, len(x) * HEADS)[:, None, None] * torch.ones(LENGTH, LENGTH)
+        x = x if self.first else x.transpose(0, 1)
+        memory = self.encoder(x, src_key_padding_mask=padding)
+        x = self.decoder(x, memory, tgt_mask=causal, tgt_is_causal=True, memory_key_padding_mask=padding)
+        y, average = self.shown(x, memory, memory, need_weights=True, attn_mask=heads)
+        z, each = self.shown(y, x, memory, need_weights=True, average_attn_weights=False)
+        y = y + z + average.mean() + each.pow(2).sum() * 0.01
+        return y if self.first else y.transpose(0, 1)
+
+
 class Stack(nn.Module):
     """Layers with a norm and a residual path, and a head for a class."""
 
@@ -168,6 +212,9 @@ OWN: dict[str, Case] = {
         _case("two heads of keys", lambda: [FewKeys(2), FewKeys(2, grouped=False), FewKeys(2, fused=True)]),
         _case("one fused head of keys", lambda: [FewKeys(1, fused=True)]),
         _case("checkpoints inside", lambda: [Lower(inside=True), Lower(in_place=True)]),
+        _case("adapters", lambda: [Adapted()]),
+        _case("layers of PyTorch", lambda: [Translator()]),
+        _case("layers of PyTorch, batch second", lambda: [Translator(False)]),
         _case("bf16", lambda: [Fused(), Gated(), Lower(inside=True), FewKeys(2)], bf16=True),
     )
 }

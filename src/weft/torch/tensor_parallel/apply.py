@@ -13,11 +13,12 @@ from weft.errors import UsageError
 from weft.torch.pytorch.private import take_plain_for_whole
 from weft.torch.tensors.nested import replace
 
+from .attention import attend, forget_shortcuts, why_whole
 from .cuts import cut_in_place, is_cut, mark
-from .functions import Functions, answer
+from .functions import Functions, answer, replaced
 from .linears import Entered, column, cuts_of, features, row
 from .rules import as_whole
-from .splits import COLUMN, Linear, Splits
+from .splits import COLUMN, HEADS, ROW, Linear, Splits
 from .team import Team, enter
 
 
@@ -38,11 +39,16 @@ class SplitLinear:
         self.module, self.linear, self.team = module, linear, team
         self.cuts = cuts_of(module, linear)
 
-    def __call__(self, input: Any) -> Any:
-        if self.linear.kind == COLUMN:
-            entered = _inside.entered[-1] if _inside.entered else enter
-            return column(self.module, self.linear.blocks, input, self.team, entered)
-        return row(self.module, input, self.team)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.linear.kind == HEADS:
+            module: Any = self.module
+            args, kwargs = replaced((args, kwargs), as_whole)
+            return attend(module, self.team, Entered(), *args, **kwargs)
+        (given,) = (*args, *kwargs.values())
+        if self.linear.kind == ROW:
+            return row(self.module, given, self.team)
+        entered = _inside.entered[-1] if _inside.entered else enter
+        return column(self.module, given, self.linear.blocks, self.team, entered)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SplitLinear:
         copied = object.__new__(SplitLinear)
@@ -97,7 +103,7 @@ def split(
     """
     linears = splits.linears()
     _check(model, splits, size)
-    if not linears or any(is_cut(model.get_submodule(name).get_parameter("weight")) for name in linears):
+    if not linears or any(is_cut(_weight(model.get_submodule(name))) for name in linears):
         return None
     take_plain_for_whole()
     team = Team.of(group, rank, size, device)
@@ -108,10 +114,18 @@ def split(
         for own, how in stands.cuts.items():
             cut_in_place(module.get_parameter(own), how, team)
         module.__dict__["forward"] = stands
+    forget_shortcuts(model, {id(model.get_submodule(name)) for name in linears})
     for region in splits.regions:
         module = model.get_submodule(region.name)
+        if region.name in linears:
+            continue
         module.__dict__["forward"] = SplitRegion(module, team)
     return team
+
+
+def _weight(module: Any) -> Any:
+    """The parameter that tells whether the module is split; None if it is nothing that weft splits."""
+    return getattr(module, "in_proj_weight" if isinstance(module, nn.MultiheadAttention) else "weight", None)
 
 
 def _check(model: nn.Module, splits: Splits, size: int) -> None:
@@ -120,16 +134,25 @@ def _check(model: nn.Module, splits: Splits, size: int) -> None:
         faults.append(f"it is for {splits.size} ranks, and axis tp has {size}")
     modules = dict(model.named_modules())
     for name, linear in splits.linears().items():
-        if name not in modules or not hasattr(modules[name], "weight"):
+        module = modules.get(name)
+        if module is None or _weight(module) is None:
             faults.append(f"the model has no linear {name}")
-            continue
-        if is_cut(modules[name].get_parameter("weight")):
-            continue
-        inputs, results = features(modules[name])
-        blocks = linear.blocks or (results,)
-        cut = blocks if linear.kind == COLUMN else (inputs,)
-        if sum(blocks) != results or any(block % size for block in cut):
-            faults.append(f"{name} has {inputs} inputs and {results} results, which do not fit")
+        elif not is_cut(_weight(module)) and (fault := _misfit(module, linear, size)):
+            faults.append(f"{name}: {fault}")
     faults.extend(f"the model has no {r.name}" for r in splits.regions if r.name not in modules)
     if faults:
         raise UsageError(f"this split over axis tp does not belong to this model: {'; '.join(faults)}")
+
+
+def _misfit(module: nn.Module, linear: Linear, size: int) -> str:
+    """Why the module cannot be split in this way; empty if it can."""
+    if isinstance(module, nn.MultiheadAttention) and linear.kind == HEADS:
+        return why_whole(module, size)
+    if isinstance(module, nn.MultiheadAttention) or linear.kind == HEADS:
+        return "it is of another kind"
+    inputs, results = features(module)
+    blocks = linear.blocks or (results,)
+    cut = blocks if linear.kind == COLUMN else (inputs,)
+    if sum(blocks) != results or any(block % size for block in cut):
+        return f"its {inputs} inputs and {results} results do not fit"
+    return ""

@@ -4,7 +4,7 @@ A fused projection holds several results behind each other, of which each rank n
 blocks: rank 0 of 2 holds the first half of each block.
 
 >>> cut_by(torch.arange(12), Cut(0, (8, 4), (12,)), 0, 2)
-tensor([ 0,  1,  2,  3,  8,  9])
+tensor([0, 1, 2, 3, 8, 9])
 >>> joined([cut_by(torch.arange(12), Cut(0, (8, 4), (12,)), rank, 2) for rank in (0, 1)], Cut(0, (8, 4), (12,)))
 tensor([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11])
 """

@@ -25,9 +25,10 @@ from weft.torch.pytorch.private import (
 )
 from weft.torch.session.random_streams import Streams
 
+from .attention import why_whole
 from .functions import answer, forget
 from .linears import is_linear
-from .splits import COLUMN, Linear, Region, Splits
+from .splits import COLUMN, HEADS, Linear, Region, Splits
 from .team import Team, new_name
 from .trial import Stop, Trial, Watcher
 
@@ -49,10 +50,11 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
     """
     whole = _excluded(model)
     candidates = {n: m for n, m in model.named_modules() if is_linear(m) and n not in whole}
-    if size == 1 or not candidates:
+    attentions = {n: m for n, m in model.named_modules() if type(m) is nn.MultiheadAttention}
+    if size == 1 or not (candidates or attentions):
         return Splits(size, (), whole)
     take_plain_for_whole()
-    device = next(iter(candidates.values())).get_parameter("weight").device
+    device = next(next(iter({**candidates, **attentions}.values())).parameters()).device
     kind = "cpu" if device.type == "meta" else device.type
     with imagined_mesh(size, kind, new_name()) as mesh, _kept(model, device):
         team = Team(mesh, None, 0, size)
@@ -60,8 +62,24 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
         while _once(run, team, trial):
             pass  # each run keeps more linears whole, or takes one more for a fused projection
     whole.update(trial.whole)
+    owners = _owners(model)
+    regions = _regions(model, trial)
+    for name, attention in attentions.items():
+        whole.pop(f"{name}.out_proj", None)
+        reason = why_whole(attention, size)
+        if any(len(owners[id(parameter)]) > 1 for parameter in attention.parameters()):
+            reason = "it shares parameters with another module"
+        elif id(attention) not in trial.called:
+            reason = "the run did not call it"
+        elif _is_altered(attention):
+            reason = "it has hooks, or its forward was replaced"
+        if reason:
+            whole[name] = reason
+        else:
+            regions[name] = {name: Linear(HEADS)}
+    found = tuple(Region(name, regions[name]) for name, _ in model.named_modules() if name in regions)
     whole = {name: whole[name] for name, module in model.named_modules() if name in whole}
-    return Splits(size, _regions(model, trial), whole)
+    return Splits(size, found, whole)
 
 
 def _once(run: Callable[[], Any], team: Team, trial: Trial) -> bool:
@@ -86,10 +104,7 @@ def _once(run: Callable[[], Any], team: Team, trial: Trial) -> bool:
 
 def _excluded(model: nn.Module) -> dict[str, str]:
     """Linears that are not even tried, and why."""
-    owners: dict[int, list[str]] = {}
-    for name, module in model.named_modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(name)
+    owners = _owners(model)
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) or is_linear(module):
@@ -101,11 +116,24 @@ def _excluded(model: nn.Module) -> dict[str, str]:
                 found[name] = "its weight is made from others (parametrizations)"
             elif sharing:
                 found[name] = f"its weight is that of {sharing[0] or 'the model'}, too"
-            elif has_forward_hooks(module) or has_backward_hooks(module):
-                found[name] = "it has hooks"
-            elif "forward" in vars(module) or is_compiled(module):
-                found[name] = "its forward was replaced"
+            elif _is_altered(module):
+                found[name] = "it has hooks, or its forward was replaced"
     return found
+
+
+def _owners(model: nn.Module) -> dict[int, list[str]]:
+    """For each parameter, by its id, the modules that have it."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    return owners
+
+
+def _is_altered(module: nn.Module) -> bool:
+    """Whether somebody does something of his own around the module's calls."""
+    hooks = has_forward_hooks(module) or has_backward_hooks(module)
+    return hooks or "forward" in vars(module) or is_compiled(module)
 
 
 @contextmanager
@@ -137,7 +165,7 @@ def _noted(called: set[int]) -> Iterator[None]:
         handle.remove()
 
 
-def _regions(model: nn.Module, trial: Trial) -> tuple[Region, ...]:
+def _regions(model: nn.Module, trial: Trial) -> dict[str, dict[str, Linear]]:
     """The smallest modules that hold all linears between which tensors are in parts."""
     group = {name: {name} for name in trial.kinds}
     for fed, sources in trial.fed.items():
@@ -148,7 +176,7 @@ def _regions(model: nn.Module, trial: Trial) -> tuple[Region, ...]:
     for name, kind in trial.kinds.items():
         blocks = trial.blocks_of(name) if kind == COLUMN else ()
         roots.setdefault(_root(model, group[name], trial.called), {})[name] = Linear(kind, blocks)
-    return tuple(Region(name, roots[name]) for name, _ in model.named_modules() if name in roots)
+    return roots
 
 
 def _root(model: nn.Module, names: set[str], called: set[int]) -> str:

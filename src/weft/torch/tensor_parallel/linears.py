@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from weft.torch.pytorch.private import version
+
+from .attention import cuts_of_attention
 from .cuts import Cut
 from .rules import as_parts, as_whole, wrap
 from .splits import COLUMN, Linear
@@ -35,6 +38,8 @@ def features(module: nn.Module) -> tuple[int, int]:
 
 def cuts_of(module: nn.Module, linear: Linear) -> dict[str, Cut]:
     """How the parameters of a linear are cut, by name; those that stay whole are left out."""
+    if isinstance(module, nn.MultiheadAttention):
+        return cuts_of_attention(module)
     inputs, results = features(module)
     weight = module.get_parameter("weight")
     by_results = linear.kind == COLUMN
@@ -60,26 +65,26 @@ class Entered:
         self._found: dict[int, tuple[Tensor, int, Tensor]] = {}
 
     def __call__(self, whole: Tensor, team: Team) -> Tensor:
-        key, count = id(whole), whole._version
+        key, count = id(whole), version(whole)
         known = self._found.get(key)
         if known is None or known[1] != count or known[2].requires_grad != whole.requires_grad:
             known = self._found[key] = (whole, count, enter(whole, team))
         return known[2]
 
 
-def column(module: nn.Module, blocks: tuple[int, ...], inputs: Any, team: Team, entered: Any) -> DTensor:
+def column(module: nn.Module, input: Any, blocks: tuple[int, ...], team: Team, entered: Any) -> DTensor:
     """Some of the results, as a part of all."""
-    local = entered(as_whole(inputs), team)
+    local = entered(as_whole(input), team)
     bias: Any = module.bias
     return wrap(product(module, local, bias), -1, team, blocks)
 
 
-def row(module: nn.Module, inputs: Any, team: Team) -> Tensor:
+def row(module: nn.Module, input: Any, team: Team) -> Tensor:
     """All results, from some of the inputs and the other ranks' sums."""
-    if not isinstance(inputs, DTensor):
-        inputs = DTensor.from_local(inputs, team.mesh, [Replicate()]).redistribute(
-            placements=[Shard(inputs.ndim - 1)]
+    if not isinstance(input, DTensor):
+        input = DTensor.from_local(input, team.mesh, [Replicate()]).redistribute(
+            placements=[Shard(input.ndim - 1)]
         )
-    result = leave(product(module, as_parts(inputs, inputs.ndim - 1, team), None), team)
+    result = leave(product(module, as_parts(input, input.ndim - 1, team), None), team)
     bias: Any = module.bias
     return result if bias is None else result + bias.to(result.dtype)

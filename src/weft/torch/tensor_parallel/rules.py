@@ -122,7 +122,7 @@ def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     key, value = (_few_heads(each, back, total, team) for each in (key, value))
     if mask is not None:
         mask = _operand(mask, back, total, team)
-    with _stream_of_part(team, given.get("dropout_p", 0.0) > 0):
+    with stream_of_part(team, given.get("dropout_p", 0.0) > 0):
         result = func(local, key, value, mask, **given)
     return wrap(result, dim, team)
 
@@ -198,7 +198,7 @@ def concatenated(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
 # --- random numbers ----------------------------------------------------------------------------------------
 
 
-class _stream_of_part:
+class stream_of_part:
     """Inside, random numbers are this rank's own; all ranks' common stream moves on by one number."""
 
     def __init__(self, team: Team, draws: bool = True) -> None:
@@ -230,7 +230,7 @@ def dropout(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
         )
     assert given is not None
     local = given.to_local()
-    with _stream_of_part(team, _draws(func, args, kwargs)):
+    with stream_of_part(team, _draws(func, args, kwargs)):
         result = func(local, *args[1:], **kwargs) if args else func(**{**kwargs, "input": local})
     return given if result is local else wrap(result, dim, team)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from weft.errors import FormatError
 
-COLUMN, ROW = "column", "row"
+COLUMN, ROW, HEADS = "column", "row", "heads"
+HOW = {COLUMN: "results", ROW: "inputs", HEADS: "heads"}
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Linear:
     """How a linear is split.
 
     Attributes:
-        kind: ``column``: each rank computes some of its results; ``row``: each rank takes some of its inputs.
+        kind: ``column``: each rank computes some of its results; ``row``: each rank takes some of its inputs;
+            ``heads``: a whole attention module, of whose heads each rank has some.
         blocks: Of a column linear, how many results each of its blocks has; more than one for a fused projection.
     """
 
@@ -76,7 +78,7 @@ class Splits:
                 Region(
                     str(region["name"]),
                     {
-                        str(name): Linear({COLUMN: COLUMN, ROW: ROW}[kind], tuple(int(n) for n in blocks))
+                        str(name): Linear({each: each for each in HOW}[kind], tuple(int(n) for n in blocks))
                         for name, (kind, blocks) in region["linears"].items()
                     },
                 )
@@ -91,7 +93,7 @@ class Splits:
         """A table: linears of layers that are alike in one line."""
         rows: dict[tuple[str, str], int] = {}
         for name, linear in self.linears().items():
-            how = "results" if linear.kind == COLUMN else "inputs"
+            how = HOW[linear.kind]
             if len(linear.blocks) > 1:
                 how += f", {len(linear.blocks)} blocks of {', '.join(map(str, dict.fromkeys(linear.blocks)))}"
             key = pattern(name), f"split by its {how}"

@@ -94,6 +94,7 @@ class Leave(torch.autograd.Function):
         return team.add_up(part)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 

@@ -124,7 +124,7 @@ def test_shared_hooked_and_replaced_linears_stay_whole():
         whole["0.up"] == "its weight is that of 1.up, too"
         and whole["1.up"] == "its weight is that of 0.up, too"
     )
-    assert whole["2.up"] == "it has hooks" and whole["3.up"] == "its forward was replaced"
+    assert whole["2.up"] == whole["3.up"] == "it has hooks, or its forward was replaced"
     assert "ParametrizedLinear" in whole["4.up"]
 
 
