@@ -113,7 +113,7 @@ def norm_along(axis: str | None, grads: Sequence[Tensor], norm_type: float, what
             shared = shared**norm_type
             dist.all_reduce(shared, group=session.group(axis))
             shared = shared ** (1.0 / norm_type)
-    return shared.to(local.dtype if grads else torch.float32)
+    return shared.to(session.device, local.dtype if grads else torch.float32)
 
 
 # --- PyTorch's own functions ----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from weft.torch.execution.thread_settings import AUTOGRAD, backward_taker, begin
 from weft.torch.placed import changes
 from weft.torch.placed.apply import apply
 from weft.torch.placed.changes import Outline
+from weft.torch.placed.plan import is_below
 from weft.torch.pytorch.private import ASKED_BY_DDP, has_backward_hooks
 from weft.torch.replicas.comm_hook import HookLane
 from weft.torch.replicas.fsdp import shard
@@ -230,12 +231,9 @@ class DistributedModel(nn.Module):
         if record is None or self.cut:
             return
         splits = Splits.from_record(record)
-        mine = [
-            region
-            for region in splits.regions
-            if all(self.is_local(f"{name}.weight") for name in region.linears)
-        ]
-        splits = replace_fields(splits, regions=tuple(mine))
+        here = {name for name, _ in self.module.named_parameters() if self.is_local(name)}
+        mine = tuple(region for region in splits.regions if any(is_below(name, region.name) for name in here))
+        splits = replace_fields(splits, regions=mine)
         with session.doing("cutting the weights"):
             split(
                 self.module,

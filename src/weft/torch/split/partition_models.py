@@ -184,8 +184,8 @@ def _sendable(splits: Splits | None, traced: Trace, session: Session, root: nn.M
         return splits
     log.warning(
         "%s leaves tensors behind by another way than its result (a cache of keys and values, say), which ranks of "
-        "other partitions would not see. So its weights are not cut over ranks: pass use_cache=False to the model, or set "
-        'model.config.use_cache = False, or write "partitions": 1', ", ".join(sorted(leaking)[:3]),
+        "other partitions would not see. So its weights are not cut over ranks: pass use_cache=False to the model, or "
+        'set model.config.use_cache = False, or write "partitions": 1', ", ".join(sorted(leaking)[:3]),
     )  # fmt: skip
     return _without(splits, leaking, "leaves tensors behind by another way than its result")
 

@@ -24,6 +24,7 @@ from weft.torch.pytorch.private import (
     take_plain_for_whole,
 )
 from weft.torch.session.random_streams import Streams
+from weft.torch.tensors.marks import WHOLE
 
 from .attention import why_whole
 from .functions import answer, forget
@@ -67,7 +68,9 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
     for name, attention in attentions.items():
         whole.pop(f"{name}.out_proj", None)
         reason = why_whole(attention, size)
-        if any(len(owners[id(parameter)]) > 1 for parameter in attention.parameters()):
+        if any(getattr(module, WHOLE, False) for module in _above(model, name)):
+            reason = "the script wants it whole"
+        elif any(len(owners[id(parameter)]) > 1 for parameter in attention.parameters()):
             reason = "it shares parameters with another module"
         elif id(attention) not in trial.called:
             reason = "the run did not call it"
@@ -118,7 +121,22 @@ def _excluded(model: nn.Module) -> dict[str, str]:
                 found[name] = f"its weight is that of {sharing[0] or 'the model'}, too"
             elif _is_altered(module):
                 found[name] = "it has hooks, or its forward was replaced"
+    for above, module in model.named_modules():
+        if getattr(module, WHOLE, False):
+            inside = (
+                part
+                for part in module.named_modules(prefix=above)
+                if isinstance(part[1], nn.Linear) or is_linear(part[1])
+            )
+            found.update({name: "the script wants it whole" for name, _ in inside})
     return found
+
+
+def _above(model: nn.Module, name: str) -> Iterator[nn.Module]:
+    """The modules that a module of that name lies in, and itself."""
+    parts = name.split(".") if name else []
+    for count in range(len(parts) + 1):
+        yield model.get_submodule(".".join(parts[:count]))
 
 
 def _owners(model: nn.Module) -> dict[int, list[str]]:

@@ -27,6 +27,8 @@ for _name, _default in OF_TENSORS.items():
 CUT, BLOCKS, TAGS = "_weft_cut", "_weft_blocks", "_weft_tags"
 MARK = "_weft_partition"
 """On a module: the partition where the script wants it, and whether by ``set_partition``."""
+WHOLE = "_weft_whole"
+"""On a module whose weights the script wants whole on every rank."""
 CHECKPOINTED = "_weft_checkpoint"
 """On a module whose calls are checkpointed: how."""
 PLAIN_FORWARD = "_weft_plain_forward"
