@@ -114,17 +114,18 @@ def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
         given.pop("value"),
         given.pop("attn_mask", None),
     )
-    dim = shard_of(query)
-    if dim is None or dim >= query.ndim - 2:
-        raise Unsplittable("needs the queries of whole heads in parts")
-    back, total = query.ndim - dim, query.shape[dim]
-    local = query.to_local()
+    backs = {each.ndim - dim for each in (query, key, value) if (dim := shard_of(each)) is not None}
+    back = max(backs, default=0)
+    if back < 3 or query.ndim < back or query.shape[-back] % team.size:
+        raise Unsplittable("needs whole heads in parts")
+    total = query.shape[-back]
+    local = _operand(query, back, total, team)
     key, value = (_few_heads(each, back, total, team) for each in (key, value))
     if mask is not None:
         mask = _operand(mask, back, total, team)
     with stream_of_part(team, given.get("dropout_p", 0.0) > 0):
         result = func(local, key, value, mask, **given)
-    return wrap(result, dim, team)
+    return wrap(result, result.ndim - back, team)
 
 
 def _few_heads(tensor: Tensor, back: int, total: int, team: Team) -> Tensor:
