@@ -115,7 +115,7 @@ class Settings:
         1, Whole(1), "so many copies of the model share its parameters, gradients and optimizer states"
     )
     tensor_parallel_degree: int = _setting(
-        1, Whole(1), "over how many ranks a tensor is split; only 1 so far"
+        1, Whole(1), "over how many ranks the weights of a layer are split, see docs/tensor-parallel.md"
     )
     heartbeat_timeout: float = _setting(
         30.0, Number(0, open_below=True), "seconds without a sign of life after which a rank counts as frozen"
@@ -247,6 +247,9 @@ def resolve(
     faults += _value_faults(values, origins)
     if not faults and world_size is not None:
         faults += _world_faults(values.get("partitions", 1), world_size)
+        faults += _tensor_faults(
+            values.get("partitions", 1), values.get("tensor_parallel_degree", 1), world_size
+        )
         faults += _divisor_faults(
             "sharded_data_parallel_degree", values.get("sharded_data_parallel_degree", 1), world_size
         )
@@ -384,21 +387,24 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
             f"default_partition is {complete['default_partition']}, but {complete['partitions']} partitions "
             f"are counted from 0: write a number up to {complete['partitions'] - 1}"
         )
-    if complete["tensor_parallel_degree"] > 1:
-        faults.append(
-            f"tensor_parallel_degree is {complete['tensor_parallel_degree']}, but tensor parallelism is not "
-            'supported yet: write "tensor_parallel_degree": 1 and split over "partitions" instead'
-        )
-    if complete["sharded_data_parallel_degree"] > 1:
-        others = {"partitions": 1, "shard_optimizer_state": False, "compression": ""}
-        faults += [
-            f"{name} is {json.dumps(complete[name])}, which does not fit sharded_data_parallel_degree "
-            f'{complete["sharded_data_parallel_degree"]}: write "{name}": {json.dumps(only)}, or '
-            '"sharded_data_parallel_degree": 1'
-            for name, only in others.items()
-            if complete[name] != only
-        ]
+    for degree, others in _ONLY_WITH.items():
+        if complete[degree] > 1:
+            faults += [
+                f"{name} is {json.dumps(complete[name])}, which does not fit {degree} {complete[degree]}: write "
+                f'"{name}": {json.dumps(only)}, or "{degree}": 1'
+                for name, only in others.items()
+                if complete[name] != only
+            ]
     return faults
+
+
+_ONLY_WITH: dict[str, dict[str, Any]] = {
+    "sharded_data_parallel_degree": {"partitions": 1, "shard_optimizer_state": False, "compression": ""},
+    "tensor_parallel_degree": {
+        "sharded_data_parallel_degree": 1, "shard_optimizer_state": False, "inputs": "equal",
+    },
+}  # fmt: skip
+"""What other settings must be where a degree is above 1."""
 
 
 def _advice(setting: Field[Any], value: object) -> str:
@@ -441,6 +447,19 @@ def _complete(values: Mapping[str, Any]) -> dict[str, Any]:
 def _world_faults(partitions: int, world_size: int) -> list[str]:
     start = f"start a multiple of {partitions} processes (weft run -n {partitions}), or "
     return _divisor_faults("partitions", partitions, world_size, start)
+
+
+def _tensor_faults(partitions: int, degree: int, world_size: int) -> list[str]:
+    """Ranks that do not make whole copies of the model, where partitions alone would."""
+    ranks = partitions * degree
+    if world_size % ranks == 0 or world_size % partitions:
+        return []
+    processes = "1 process" if world_size == 1 else f"{world_size} processes"
+    return [
+        f"tensor_parallel_degree is {degree} with {partitions} partition{'s' * (partitions > 1)}, which takes {ranks} "
+        f"processes for a copy of the model, but the job has {processes}: start a multiple of {ranks} processes (weft "
+        f'run -n {ranks}), or write "tensor_parallel_degree": 1'
+    ]
 
 
 def _divisor_faults(name: str, value: int, world_size: int, remedy: str = "") -> list[str]:

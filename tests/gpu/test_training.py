@@ -6,8 +6,11 @@ trained on the same GPU.
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +30,11 @@ pytestmark = [
 ]
 
 ENVIRON = {**environment(), VISIBLE: os.environ[KEPT]}
+
+IN_PARTS = [
+    "LlamaForCausalLM", "GPT2LMHeadModel", "BertForMaskedLM", "T5ForConditionalGeneration", "ViTForImageClassification",
+    "GPTNeoXForCausalLM", "Qwen3ForCausalLM", "BloomForCausalLM",
+]  # fmt: skip
 
 PARTS = 4
 """Lists of items are cut into so many jobs, which workers run beside each other."""
@@ -56,6 +64,17 @@ def test_models(start: Start, every: int, part: int) -> None:
 def test_schedules(part: int) -> None:
     items = [f"{model}/{kind}" for model, kind in zip(MODELS * 2, NAMED, strict=False)]
     check("run_schedules.py", items[part::PARTS], jobs.owning)
+
+
+@pytest.mark.parametrize(("partitions", "cases"), [(1, IN_PARTS), (2, IN_PARTS[:4])])
+@pytest.mark.parametrize("start", [jobs.sharing, jobs.owning])
+def test_weights_in_parts(start: Start, partitions: int, cases: list[str]) -> None:
+    settings = {"WEFT_SET": json.dumps({"tensor_parallel_degree": 2})}
+
+    def begin(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> Any:
+        return start(arguments, {**env, **settings}, cwd)
+
+    check("run_zoo.py", cases, begin, partitions, replicas=2)  # two ranks for each partition
 
 
 def test_schedules_of_replicas() -> None:

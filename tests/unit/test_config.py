@@ -158,8 +158,8 @@ def test_digest_tells_settings_apart():
             r"default_partition is 2, but 2 partitions are counted from 0",
         ),
         (
-            {"tensor_parallel_degree": 2},
-            r"tensor_parallel_degree is 2, but tensor parallelism is not supported yet",
+            {"tensor_parallel_degree": 2, "inputs": "first"},
+            r'inputs is "first", which does not fit tensor_parallel_degree 2: write "inputs": "equal", or',
         ),
         ({"microbatch": 2}, r'there is no setting "microbatch" .*did you mean "microbatches"\?'),
         ({"pipeline_parallel_degre": 2}, r'did you mean "pipeline_parallel_degree"\?'),
@@ -214,6 +214,15 @@ def test_all_faults_are_reported_at_once():
 @pytest.mark.parametrize(("partitions", "world_size"), [(1, 3), (2, 2), (2, 8), (3, 3)])
 def test_world_sizes_that_fit(partitions, world_size):
     assert resolve({"partitions": partitions}, world_size=world_size).partitions == partitions
+
+
+def test_world_size_must_be_a_multiple_of_partitions_times_tensor_parallel_ranks():
+    settings = {"partitions": 2, "tensor_parallel_degree": 2}
+    assert resolve(settings, world_size=8).tensor_parallel_degree == 2
+    with pytest.raises(
+        ConfigError, match=r"takes 4 processes .* has 6 processes: start a multiple of 4 processes"
+    ):
+        resolve(settings, world_size=6)
 
 
 def test_world_size_must_be_a_multiple_of_the_partitions():

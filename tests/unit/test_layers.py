@@ -44,7 +44,8 @@ FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), 
 ROOMS = {
     "torch": (
         ("pytorch",), ("tensors",), ("calls", "output"), ("session",),
-        ("amp", "backward", "delayed_parameters", "watching"), ("replicas",), ("clip", "data_parallel"), ("optimizer",),
+        ("amp", "backward", "delayed_parameters", "tensor_parallel", "watching"), ("replicas",),
+        ("clip", "data_parallel"), ("optimizer",),
         ("execution",), ("activation_checkpointing", "placed", "trace"), ("model", "verify"),
         ("checkpoint", "join", "split"), ("example_graph", "step"), ("graph_file",), ("example_check",),
     ),
@@ -65,6 +66,7 @@ MAY_USE = {
             "checkpoint", "config", "errors", "launch", "reduce", "runtime", "session", "topology", "transport",
         },
         "backward": {"errors"},
+        "tensor_parallel": {"errors", "topology"},
         "replicas": {"errors", "imported", "reduce", "runtime", "session", "transport"},
         "execution": {"communication", "errors", "runtime", "session", "transport"},
         "trace": {"errors", "graph", "runtime"},

@@ -20,6 +20,7 @@ from typing import Any
 
 from weft.errors import StallError
 from weft.runtime.microbatch import Microbatch, Worker
+from weft.runtime.turns import Turn, Turns
 from weft.schedule.order import LAST, Order
 from weft.timeline import Span
 from weft.transport.channel import Mailbox
@@ -63,12 +64,14 @@ class Executor:
     """Runs the microbatches of a step on this rank. ``mailbox`` is where their messages arrive.
 
     ``wait_timeout_s``: how long nothing may arrive while every microbatch waits; then :class:`StallError`.
+    ``turns``: whose turns this rank takes, where ranks must run their microbatches in one order.
     """
 
     mailbox: Mailbox
     rank: int = 0
     wait_timeout_s: float = 600.0
     hooks: Hooks = field(default_factory=Hooks)
+    turns: Turns | None = None
 
     def __post_init__(self) -> None:
         self.spans: list[Span] = []
@@ -114,6 +117,7 @@ class Executor:
                 if chosen is None:
                     self._sleep(seen)
                     continue
+                self._settle(chosen)
                 if not isinstance(chosen, Microbatch):
                     self._weights(*chosen)
                     continue
@@ -141,6 +145,34 @@ class Executor:
         self._back.acquire(timeout=1)
 
     def _choose(self) -> Microbatch | tuple[int, int] | None:
+        """What has the turn next: the best one by the list, or the one that another rank has chosen."""
+        if self.turns is None or self.turns.leads:
+            return self._best()
+        turn = self.turns.told()
+        return None if turn is None else self._find(turn)
+
+    def _find(self, turn: Turn) -> Microbatch | tuple[int, int] | None:
+        """What another rank has given the turn to; None as long as it cannot run here."""
+        index, stage = turn
+        if stage >= 0:
+            return (stage, index) if (stage, index) in self._tasks else None
+        if self._waiting and self._waiting[-1].index == index:
+            return self._waiting[-1]
+        return next((m for m in self._active if m.index == index and m.ready(self.mailbox)), None)
+
+    def _settle(self, chosen: Microbatch | tuple[int, int]) -> None:
+        """It has the turn now: tell the ranks that take the same turns."""
+        if self.turns is None:
+            return
+        if not self.turns.leads:
+            self.turns.taken()
+        elif isinstance(chosen, Microbatch):
+            self.turns.tell(Turn(chosen.index))
+        else:
+            stage, index = chosen
+            self.turns.tell(Turn(index, stage))
+
+    def _best(self) -> Microbatch | tuple[int, int] | None:
         """Of those that could run, the one whose next action the list names first; (stage, microbatch) for a W."""
         best: Microbatch | tuple[int, int] | None = None
         best_position = LAST + 1
@@ -277,7 +309,10 @@ class Executor:
         if self._interrupted or self.mailbox.failure is not None:
             return None
         chosen = self._choose()
-        return chosen if isinstance(chosen, Microbatch) else None
+        if not isinstance(chosen, Microbatch):
+            return None
+        self._settle(chosen)
+        return chosen
 
     def _pass_on(self, chosen: Microbatch | None) -> None:
         """Give the turn to a microbatch, or back."""
@@ -328,6 +363,8 @@ class Executor:
             for m in self._active
             if m.waiting is not None
         )
+        if not waits and self.turns is not None:
+            waits = "for the turn that the first rank of its tensor-parallel group gives"
         return (
             f"nothing arrived for {self.wait_timeout_s:g} s on pipeline rank {self.rank}, which waits: {waits}. "
             'If a rank may take this long between two steps, raise "wait_timeout" (seconds).'

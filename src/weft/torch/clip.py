@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from weft.torch.calls.stand_ins import StandIn, elsewhere
-from weft.torch.replicas.fsdp import whole
+from weft.torch.replicas.whole_tensors import whole
 from weft.torch.session import current
 from weft.torch.session.session import Session
+from weft.torch.tensor_parallel import is_cut
 
 
 class _Torch:
@@ -52,10 +53,16 @@ def clip_grad_norm_(
     parameters = model.parameters() if isinstance(model, nn.Module) else model
     given = list({id(p): p for p in parameters if is_local(p)}.values())
     session = current.session()
-    axis = None if session.pipeline is None else "pp"
+    axis = None if session.pipeline is None else "mp"
     first = axis is None or session.position("pp") == 0
     counted = [p for p in given if first or p._weft_owner is not None]  # type: ignore[attr-defined]
-    return clip_along(axis, given, max_norm, norm_type, error_if_nonfinite, counted)
+    return clip_along(axis, given, max_norm, norm_type, error_if_nonfinite, counted_once(session, counted))
+
+
+def counted_once(session: Session, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The parameters that count here, where ranks that split tensors have the others alike."""
+    first = session.position("tp") == 0
+    return [parameter for parameter in parameters if first or is_cut(parameter)]
 
 
 def clip_along(
@@ -106,7 +113,7 @@ def norm_along(axis: str | None, grads: Sequence[Tensor], norm_type: float, what
             shared = shared**norm_type
             dist.all_reduce(shared, group=session.group(axis))
             shared = shared ** (1.0 / norm_type)
-    return shared.to(local.dtype if grads else torch.float32)
+    return shared.to(session.device, local.dtype if grads else torch.float32)
 
 
 # --- PyTorch's own functions ----------------------------------------------------------------------------------
@@ -125,6 +132,9 @@ def _clip(
     owners = {getattr(parameter, "_weft_owner", None) for parameter in given} - {None}
     if len(owners) > 1:
         return clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite)
+    if any(map(is_cut, given)):  # all on one partition, whose ranks have parts of them
+        counted = counted_once(current.session(), given)
+        return clip_along("tp", given, max_norm, norm_type, error_if_nonfinite, counted)
     norm = _Torch.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
     _tell(norm)
     remote = next((parameter for parameter in given if isinstance(parameter, StandIn)), None)
@@ -143,7 +153,11 @@ def _norm(
     session = current.session() if current.is_initialized() else None
     if session is None or session.pipeline is None or not _are_gradients(session, given):
         return _Torch.total_norm(given, norm_type, error_if_nonfinite, foreach)
-    total = norm_along("pp", given, norm_type, "get_total_norm()")
+    if session.mesh.tp > 1:
+        parameters = {id(p.grad): p for model in session.models for p in model.local_parameters()}
+        counted = {id(p.grad) for p in counted_once(session, [parameters[id(each)] for each in given])}
+        given = [each for each in given if id(each) in counted]
+    total = norm_along("mp", given, norm_type, "get_total_norm()")
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(f"the norm over all ranks is {total.item()}")
     return total.to(given[0].device) if given else total

@@ -75,7 +75,9 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     device = choose_device(place)
     if place.world_size > 1:
         rendezvous.init_process_group(place, store, "gloo", timeout)
-    mesh = Mesh(place.world_size, settings.partitions, placement=settings.placement_strategy)
+    mesh = Mesh(
+        place.world_size, settings.partitions, settings.tensor_parallel_degree, settings.placement_strategy
+    )
     groups = make_groups(mesh, place.rank, timeout)
     session = Session(
         settings=settings, place=place, mesh=mesh, monitor=monitor, store=store, device=device, groups=groups,
@@ -85,7 +87,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         device.type == "cuda" and dist.is_nccl_available() and have_own_gpus(device, session.group("world"))
     )
     current.enter(session)
-    if settings.partitions > 1:
+    if settings.partitions * settings.tensor_parallel_degree > 1:
         _connect(session)
     recording.start(session, recorder, session.channel, _process(session))
     matrix_products.multiplier.allowed = not settings.deterministic
@@ -128,6 +130,11 @@ def describe_start(settings: Settings) -> dict[str, str]:
 def _change(session: Session, settings: Settings) -> None:
     """A repeated ``init``: new settings for the same mesh."""
     old = session.settings
+    if settings.tensor_parallel_degree != old.tensor_parallel_degree:
+        raise ConfigError(
+            f"weft is initialised with tensor_parallel_degree {old.tensor_parallel_degree}; a repeated init cannot "
+            f"make that {settings.tensor_parallel_degree}: call weft.shutdown() before it"
+        )
     if (settings.partitions, settings.placement_strategy) != (old.partitions, old.placement_strategy):
         raise ConfigError(
             f"weft is initialised with {old.partitions} partitions ({old.placement_strategy}); a repeated init cannot "
@@ -154,10 +161,10 @@ def _connect(session: Session) -> None:
         replicas=session.mesh.rdp,
     )  # fmt: skip
     monitor = session.monitor
-    peers, replicas = session.peers("pp"), session.peers("rdp")
+    peers, others = session.peers("pp"), (*session.peers("rdp"), *session.peers("tp"))
 
     def rank_of(peer: int) -> int:
-        return peers[peer] if peer >= 0 else replicas[-1 - peer]
+        return peers[peer] if peer >= 0 else others[-1 - peer]
 
     hooks = Hooks(
         resume=session.draw_for,
@@ -169,7 +176,8 @@ def _connect(session: Session) -> None:
     if session.device.type == "cpu":
         hooks.leave = scratch_memory.find_release()
     pipeline.note = monitor.note
-    executor = Executor(channel.mailbox, pipeline.rank, wait_timeout_s(session.settings), hooks)
+    turns = session.connect_tensor(channel.mailbox)
+    executor = Executor(channel.mailbox, pipeline.rank, wait_timeout_s(session.settings), hooks, turns)
     session.connect(pipeline, executor)
 
 

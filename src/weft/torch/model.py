@@ -7,6 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace as replace_fields
 from typing import Any, NoReturn
 
 import torch
@@ -21,13 +22,16 @@ from weft.torch.execution.thread_settings import AUTOGRAD, backward_taker, begin
 from weft.torch.placed import changes
 from weft.torch.placed.apply import apply
 from weft.torch.placed.changes import Outline
+from weft.torch.placed.plan import is_below
 from weft.torch.pytorch.private import ASKED_BY_DDP, has_backward_hooks
 from weft.torch.replicas.comm_hook import HookLane
-from weft.torch.replicas.fsdp import is_sharded, like, shard, whole
+from weft.torch.replicas.fsdp import shard
 from weft.torch.replicas.reducer import Reducer, ReducerOptions
 from weft.torch.replicas.steps import join_steps, make_reducer, synchronise
+from weft.torch.replicas.whole_tensors import is_sharded, like, whole
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
+from weft.torch.tensor_parallel import Splits, is_cut, split
 from weft.torch.tensors.nested import replace
 from weft.torch.tensors.state_names import fitting, name_faults, shape_faults, shapes_of
 
@@ -81,6 +85,7 @@ class DistributedModel(nn.Module):
         self.module = module
         self.partitioned = False
         self.sharded = False
+        self.cut = False
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self.plan: Any = None
         self.resumed_plan: Any = None
@@ -100,10 +105,10 @@ class DistributedModel(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
         """A model of its own that is split as this one is, or will be: an average of weights, say."""
-        if self.sharded or has_delayed(self.module):
+        if self.sharded or self.cut or has_delayed(self.module):
             raise UsageError(
-                "copy.deepcopy does not work for a model whose parameters are shared by replicas, or not made yet: "
-                "copy its state_dict()"
+                "copy.deepcopy does not work for a model whose parameters are shared by replicas, or cut over ranks, "
+                "or not made yet: copy its state_dict()"
             )
         session, options = current.session(), self._options
         new = DistributedModel(
@@ -200,11 +205,8 @@ class DistributedModel(nn.Module):
             if session.settings.sharded_data_parallel_degree > 1:
                 shard(session, self.module)
                 self.sharded = True
-            self.outline = Outline(self.module, not self.sharded)
-            if self.reducer is not None:
-                self.reducer.close()
-            self.reducer = make_reducer(session, self, self._options)
-            self._use_comm_hook()
+            if plan is None or plan.tensors is None:  # else when they are cut
+                self._begin_reducing()
         if self._deferred_state is not None:
             content, strict = self._deferred_state
             self._deferred_state = None
@@ -214,6 +216,37 @@ class DistributedModel(nn.Module):
         for each in copies:
             if each is not None:
                 each._split(plan)
+
+    def _begin_reducing(self) -> None:
+        """The parameters are as they stay: average their gradients from now on."""
+        self.outline = Outline(self.module, not self.sharded)
+        if self.reducer is not None:
+            self.reducer.close()
+        self.reducer = make_reducer(current.session(), self, self._options)
+        self._use_comm_hook()
+
+    def cut_tensors(self) -> None:
+        """Keep only this rank's part of the weights that its plan cuts; collective over all ranks."""
+        session, record = current.session(), None if self.plan is None else self.plan.tensors
+        if record is None or self.cut:
+            return
+        splits = Splits.from_record(record)
+        here = {name for name, _ in self.module.named_parameters() if self.is_local(name)}
+        mine = tuple(region for region in splits.regions if any(is_below(name, region.name) for name in here))
+        splits = replace_fields(splits, regions=mine)
+        with session.doing("cutting the weights"):
+            split(
+                self.module,
+                splits,
+                session.tensor_group,
+                session.position("tp"),
+                session.mesh.tp,
+                session.device,
+            )
+            self.cut = True
+            if self.optimizer is not None:
+                self.optimizer.follow_cuts()
+            self._begin_reducing()
 
     def run_partition_hooks(self) -> None:
         """Call the hooks that wait for the partition, each once."""
@@ -349,12 +382,12 @@ class DistributedModel(nn.Module):
         ``gather_to_rank0``: only the pipeline's first rank gets it, the others an empty dict.
         """
         session = current.session()
+        prefix = kwargs.get("prefix", "")  # of a module that has this one as a child
         content = self._whole_state(*args, **kwargs)
         if self.sharded and gather_to_rank0 and session.rank != 0:
             return {}
         if session.pipeline is None or not self.partitioned:
             return content
-        prefix = kwargs.get("prefix", "")  # of a module that has this one as a child
         kinds = {name: value for name, value in content.items() if isinstance(value, Tensor)}
         mine = {
             f"{prefix}{name}": content[f"{prefix}{name}"]
@@ -371,10 +404,15 @@ class DistributedModel(nn.Module):
 
     def _whole_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         content = self.module.state_dict(*args, **kwargs)
-        if not self.sharded:
-            return content
-        with current.session().doing("state_dict()"):
-            return {name: whole(value) if is_sharded(value) else value for name, value in content.items()}
+        if self.sharded:
+            with current.session().doing("state_dict()"):
+                return {name: whole(value) if is_sharded(value) else value for name, value in content.items()}
+        prefix = kwargs.get("prefix", "")
+        with current.session().doing("state_dict()") if self.cut else nullcontext():
+            for name, parameter in self.module.named_parameters(remove_duplicate=False) if self.cut else ():
+                if is_cut(parameter) and f"{prefix}{name}" in content:
+                    content[f"{prefix}{name}"] = whole(content[f"{prefix}{name}"], parameter)
+        return content
 
     def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """This rank's part of the state; names as in :meth:`named_parameters`, and the key ``_smp_is_partial``."""

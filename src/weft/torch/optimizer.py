@@ -15,11 +15,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from weft.errors import UsageError
 from weft.session.recording import record_outermost
 from weft.torch.clip import is_local
-from weft.torch.replicas.fsdp import is_sharded, like, whole
 from weft.torch.replicas.reducer import without_gradients
 from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_and_plain
+from weft.torch.replicas.whole_tensors import is_sharded, like, whole
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
+from weft.torch.tensor_parallel import cut, cut_of
 
 SHARE = "_weft_share"
 """Beside a replica's own part of a shared state: which replica's, of how many."""
@@ -178,6 +179,23 @@ class DistributedOptimizer(Optimizer):
             if not mine and parameter in self.optimizer.state:
                 del self.optimizer.state[parameter]
 
+    def stepped_on(self) -> list[tuple[Tensor, Tensor]]:
+        """Each parameter of the model with the tensor that the wrapped optimizer steps on: the same one here."""
+        return [(weight, weight) for weight in self.weights()]
+
+    def follow_cuts(self) -> None:
+        """Parameters were cut over ranks: keep the same parts of what the optimizer holds for them."""
+        for weight, stepped in self.stepped_on():
+            how = cut_of(weight)
+            if how is None:
+                continue
+            with torch.no_grad():
+                if tuple(stepped.shape) == how.shape:
+                    stepped.data = cut(stepped.data, weight)
+                for key, value in self.optimizer.state.get(stepped, {}).items():
+                    if isinstance(value, Tensor) and tuple(value.shape) == how.shape:
+                        self.optimizer.state[stepped][key] = cut(value, weight)
+
     def forget_masters(self) -> None:
         """The model's weights were loaded: copies that an optimizer steps on instead follow them. Here are none."""
 
@@ -220,9 +238,13 @@ class DistributedOptimizer(Optimizer):
     def _gathered(self, entries: dict[Any, dict[str, Any]], axis: str | None) -> dict[Any, dict[str, Any]]:
         """States by parameter, from all ranks along an axis; those of this rank without one."""
         session = current.session()
-        if any(model.sharded for model in session.models):
+        if any(model.sharded or model.cut for model in session.models):
+            weights = self.weights()
             with session.doing("the optimizer's state_dict()"):
-                return {n: {key: whole(v) for key, v in entry.items()} for n, entry in entries.items()}
+                entries = {
+                    n: {key: whole(v, weights[n]) if isinstance(v, Tensor) else v for key, v in entry.items()}
+                    for n, entry in entries.items()
+                }
         if axis is None:
             return entries
         with session.doing("the optimizer's state_dict()"):

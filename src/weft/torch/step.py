@@ -32,7 +32,7 @@ from weft.torch.replicas.steps import begin_step, finish_step
 from weft.torch.replicas.sync_batch_norm import warn_of_few_samples
 from weft.torch.session import current
 from weft.torch.session.differing_calls import CallCheck
-from weft.torch.session.divergence import compare_start, describe_call, describe_inputs
+from weft.torch.session.divergence import compare_start, describe_call, describe_inputs, follow_first
 from weft.torch.session.random_streams import mix
 from weft.torch.session.session import Session
 from weft.torch.split.partition_models import partition_models
@@ -88,6 +88,8 @@ class Step:
             warn_of_few_samples(session, model, batch)
         with record_preparation(session):
             proof = compare.begin(session, pending, self.function, batch)
+            for model in pending:
+                model.cut_tensors()
             if session.device.type == "cpu":
                 session.growth.look()
                 session.huge_pages.look()
@@ -224,6 +226,15 @@ class StepRun:
             return describe_inputs(name, self.batch, session.changes)
         return describe_call(name, self.batch, session.settings.checked == "always", session.changes)
 
+    def _agreed(self, own: list[Any]) -> list[Any]:
+        """The same for all ranks that split tensors, which take the same turns in this step."""
+        session, turns = self._session, self._executor.turns
+        if turns is None:
+            return own
+        turns.begin(session.steps)
+        agreed: list[Any] = follow_first(session, own, self._call(), session.steps)
+        return agreed
+
     def run(self, proof: compare.Proof | None) -> list[Any]:
         """What the microbatches return. ``proof``: compares the step with one process."""
         session, pipeline = self._session, self._pipeline
@@ -231,7 +242,7 @@ class StepRun:
         try:
             session.monitor.note("wait", session.steps, peer=session.peers("pp")[0])
             with record_first(session):
-                seed, shares = self._check.begin([self._own_seed, self.batch.shares])
+                seed, shares = self._check.begin(self._agreed([self._own_seed, self.batch.shares]))
             session.begin_draws(seed)
             self.batch = replace_fields(self.batch, shares=shares)
             began_s = time.perf_counter()
@@ -245,7 +256,8 @@ class StepRun:
         except BaseException as error:
             session.break_off(error)
             if not isinstance(error, PeerError):
-                pipeline.channel.abort(session.broken)
+                for channel in filter(None, (pipeline.channel, session.tensor)):
+                    channel.abort(session.broken)
             raise
         finally:
             pipeline.logs.clear()

@@ -39,7 +39,7 @@ class Key(NamedTuple):
 
 
 VERSION_BIT, PASS_BIT = 32, 52
-VALUE, GRADIENT, TELL, SHAPES, READ, OUTPUT, BEGIN, ABORT, STATISTICS, WHERE = range(10)
+VALUE, GRADIENT, TELL, SHAPES, READ, OUTPUT, BEGIN, ABORT, STATISTICS, WHERE, TURN = range(11)
 KINDS = (
     "value",
     "gradient",
@@ -51,6 +51,7 @@ KINDS = (
     "abort",
     "statistics",
     "where",
+    "turn",
 )
 
 

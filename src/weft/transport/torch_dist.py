@@ -69,7 +69,8 @@ class TorchChannel:
     ``group``: a gloo group of the pipeline's ranks. The channel calls its ``rank()``, ``size()``, ``send`` and
     ``recv``, so that tests can hand in one without processes. ``device``: where arriving tensors go.
     ``direct``: NCCL groups by (sender, receiver) position, or empty to stage CUDA tensors through the host.
-    ``mailbox``: that of another channel, which this one fills too; its peers count -1, -2, ... there.
+    ``mailbox``: that of another channel, which this one fills too; its peers count -1, -2, ... there, or from
+    -1 - ``after`` on, behind those of a third one.
     ``rings``: memory and pipes to ranks of the same host, for CPU ranks; the channel closes them.
     ``ranks``: the job's ranks of the group's members, as errors name them; PyTorch knows them for its own groups.
     ``stream``: where what arrives will be used, on a GPU.
@@ -81,6 +82,7 @@ class TorchChannel:
     moment: Callable[[], Any] = time.perf_counter
     stream: Any = None
     _mirrored = False
+    _after = 0
 
     def __init__(
         self,
@@ -90,9 +92,11 @@ class TorchChannel:
         mailbox: Mailbox | None = None,
         rings: Rings | None = None,
         ranks: Sequence[int] | None = None,
+        after: int = 0,
     ) -> None:
         self.mailbox = mailbox or Mailbox()
         self._mirrored = mailbox is not None
+        self._after = after
         self.rank, size = group.rank(), group.size()
         self.ranks = list(ranks) if ranks is not None else dist.get_process_group_ranks(group)
         self.device = device
@@ -212,7 +216,7 @@ class TorchChannel:
                     self.mailbox.fail(PeerError(self.ranks[peer], message.text))
                     continue  # up to the peer's end, so that both sides' threads end
                 self._record("recv", peer, message.key, began)
-                self.mailbox.put(-1 - peer if self._mirrored else peer, message)
+                self.mailbox.put(-1 - self._after - peer if self._mirrored else peer, message)
                 del message, header  # not to be kept while this thread waits for the next
         except BaseException as error:  # the thread's end is the connection's end: whoever waits must know
             if not self._closing:

@@ -25,7 +25,7 @@ from weft.errors import UsageError
 from weft.torch import optimizer as weft_optimizer
 from weft.torch.clip import clip_along, clip_grad_norm_, is_local
 from weft.torch.optimizer import MASTERS, SCALE
-from weft.torch.replicas.fsdp import like, share_of
+from weft.torch.replicas.whole_tensors import like, share_of
 from weft.torch.session import current as session_of
 from weft.torch.session.collectives import gather_texts
 
@@ -196,6 +196,7 @@ class MasterOptimizer(DistributedOptimizer):
                     if next(mine) and low.dtype in (torch.float16, torch.bfloat16):
                         master = nn.Parameter(low.detach().float().clone(), requires_grad=low.requires_grad)
                         master._weft_owner = low._weft_owner  # type: ignore[attr-defined]
+                        master._weft_cut = low._weft_cut  # type: ignore[attr-defined]
                         group["params"][at] = master
                         self._pairs.append((low, master))
                         if low in self.optimizer.state:
@@ -206,6 +207,17 @@ class MasterOptimizer(DistributedOptimizer):
         """The model's parameters by their numbers in the optimizer."""
         lows = {id(master): low for low, master in self._pairs}
         return [lows.get(id(p), p) for p in super().weights()]
+
+    def stepped_on(self) -> list[tuple[Tensor, Tensor]]:
+        """Each parameter of the model with its master, or with itself if it has none."""
+        masters = {id(low): master for low, master in self._pairs}
+        return [(weight, masters.get(id(weight), weight)) for weight in self.weights()]
+
+    def follow_cuts(self) -> None:
+        """Parameters were cut over ranks: keep the same parts of masters and states."""
+        super().follow_cuts()
+        for low, master in self._pairs:
+            master._weft_cut = low._weft_cut  # type: ignore[attr-defined]
 
     def forget_remote(self) -> None:
         """Drop what this rank holds for parameters that it does not update."""
@@ -246,7 +258,7 @@ class MasterOptimizer(DistributedOptimizer):
                     if not _finite(other.grad):
                         bad.fill_(1.0)
         session = session_of.session()
-        axis = "world" if any(model.sharded for model in session.models) else "pp"
+        axis = "world" if any(model.sharded for model in session.models) else "mp"
         if axis == "world" or session.pipeline is not None:
             with session.doing("the check for overflow"):
                 dist.all_reduce(bad, dist.ReduceOp.MAX, group=session.group(axis))

@@ -1,6 +1,5 @@
-"""Tensor parallelism is not here yet: its names import, and with a degree of 1 they change nothing.
-
-``init`` refuses a degree above 1, so nothing here has to.
+"""The original's names for tensor parallelism. Which weights are cut over ranks weft finds by itself, in any model, so
+most of them change nothing; modules that are replaced by others are not here.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any, NoReturn
 from torch import nn
 
 from weft.errors import UsageError
+from weft.torch.split.by_hand import set_tensor_parallelism as keep_or_cut
 
 
 @contextmanager
@@ -21,7 +21,8 @@ def tensor_parallelism(enabled: bool = True, **config: Any) -> Iterator[None]:
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **config: Any) -> None:
-    """Accept that ``module`` may be split over ranks; over one rank nothing is split."""
+    """Accept that ``module`` may be split over ranks, or keep it whole. Weights that can be cut are found anyway."""
+    keep_or_cut(module, bool(enabled))
 
 
 def tp_register(dist_module: type, *hooks: Any, **named: Any) -> Callable[[type], type]:

@@ -62,13 +62,13 @@ class Spec(NamedTuple):
 
 
 def describe_result(
-    result: Any, name: str, inputs: Any, tensors: Sequence[Tensor]
+    result: Any, name: str, inputs: Any, tensors: Sequence[Tensor], told: bool = True
 ) -> tuple[list[Any], tuple[int, ...]]:
     """The ``description`` and ``passed`` of a ``Spec``, for the result of the call of ``name``.
 
-    ``tensors``: the tensors among the call's ``inputs``, as the call got them.
+    ``tensors``: the tensors among the call's ``inputs``, as the call got them. ``told``: there are ranks to tell it.
     """
-    describer = Describer(inputs)
+    describer = Describer(inputs, told)
     try:
         description = describer.describe(result)
     except UsageError as error:

@@ -10,6 +10,7 @@ user/...                        tensors of the user's content
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from weft.errors import CheckpointError, UsageError
 from weft.foreign import translated
 from weft.torch.model import DistributedModel
 from weft.torch.optimizer import MASTERS, DistributedOptimizer
-from weft.torch.replicas.fsdp import like, whole
+from weft.torch.replicas.whole_tensors import like, whole
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, mix
 from weft.torch.session.session import Session
 from weft.torch.tensors import saved_values
@@ -137,7 +138,7 @@ def add_optimizer(part: Part, session: Session, model: DistributedModel, optimiz
         values[name] = {}
         for key, value in entry.items():
             if isinstance(value, Tensor):
-                part.tensors[f"optimizer/{name}/{key}"] = whole(value)
+                part.tensors[f"optimizer/{name}/{key}"] = whole(value, model.module.get_parameter(name))
             else:
                 values[name][key] = encoder.encode(value, f"the optimizer's {key} of {name}")
     part.content["optimizer_values"] = values
@@ -162,6 +163,7 @@ def add_rank(part: Part, session: Session, also: Mapping[str, Any], allow_pickle
     part.content["rank"] = {
         "pp": pipeline_position(session),
         "rdp": session.position("rdp"),
+        "tp": session.position("tp"),
         "random": states,
         "also": objects,
     }
@@ -288,12 +290,12 @@ def load_optimizer(optimizer: Any, content: dict[str, Any], more: Any) -> None:
 
 def find_rank_content(session: Session, ranks: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
     """What the rank at this place of the mesh had stored, and True; or what the nearest rank had stored, and False."""
-    here, replica = pipeline_position(session), session.position("rdp")
-    by_place = {(content["pp"], content["rdp"]): content for content in ranks.values()}
-    for place in ((here, replica), (0, replica)):
+    here, replica, part = pipeline_position(session), session.position("rdp"), session.position("tp")
+    by_place = {(content["pp"], content["rdp"], content.get("tp", 0)): content for content in ranks.values()}
+    for place in itertools.product((here, 0), (replica,), (part, 0)):
         if place in by_place:
             return by_place[place], True
-    return by_place.get((here, 0), by_place.get((0, 0))), False
+    return by_place.get((here, 0, 0), by_place.get((0, 0, 0))), False
 
 
 def read_random_states(session: Session, saved: Any, decoder: Decoder) -> list[Any]:

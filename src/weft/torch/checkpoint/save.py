@@ -82,9 +82,10 @@ def save_checkpoint(
         )
     shared = isinstance(optimizer, DistributedOptimizer) and optimizer.shares is not None
     sharded = model is not None and model.sharded
+    cut = model is not None and model.cut
     request = Request(
         Path(path), tag, num_kept_partial_checkpoints, asynchronous, lambda phase: reached(phase),
-        everybody=sharded or (shared and partial),
+        everybody=sharded or cut or (shared and partial),
     )  # fmt: skip
     if not partial:
         if asynchronous:
@@ -95,18 +96,18 @@ def save_checkpoint(
 
     def make() -> Part:
         part = Part()
-        first = session.position("rdp") == 0
+        first = session.position("rdp") == session.position("tp") == 0
         kept = part if first or shared else Part()  # what all ranks put together, the first one saves
-        if model is not None and (first or sharded):
+        if model is not None and (first or sharded or cut):
             named_state.add_model(kept, session, model)
-        if model is not None and optimizer is not None and (first or shared or sharded):
+        if model is not None and optimizer is not None and (first or shared or sharded or cut):
             named_state.add_optimizer(kept, session, model, optimizer)
         if session.rank == session.mesh.group("mp", 0)[0]:
             _add_shared(part, session, user_content, allow_pickle)
         named_state.add_rank(part, session, also, allow_pickle)
         return part
 
-    if sharded:  # putting tensors together must not wait for a rank that does not come
+    if sharded or cut:  # putting tensors together must not wait for a rank that does not come
         come_together(session, "save_checkpoint", tag)
     return run(session, request, make, Storage(stage, write_shard))
 
@@ -126,6 +127,8 @@ def _add_shared(part: Part, session: Session, user_content: Any, allow_pickle: b
     part.content["steps"] = session.steps
     part.content["settings"] = restore.split_settings(session)
     part.content["layout"] = {"world": mesh.world_size, "partitions": mesh.pp, "placement": mesh.placement}
+    if mesh.tp > 1:
+        part.content["layout"]["tensor_parallel"] = mesh.tp
 
 
 def finish_checkpoint() -> SaveReport | None:

@@ -148,7 +148,9 @@ class Program:
         result, spec = self._run(key, name, function, local, inputs, tensors, transform)
         self._tell_once(key, name, spec)
         if spec.dynamic:
-            description, passed = describe_result(result, name, inputs, [*map(transform, tensors)])
+            description, passed = describe_result(
+                result, name, inputs, [*map(transform, tensors)], self.pipeline.size > 1
+            )
             spec = spec._replace(description=description, passed=passed)
         if without_grad:
             aliases.note_grad(without_grad)
@@ -207,7 +209,7 @@ class Program:
             )
         check_outside(name, result, tensors)
         mutated = tuple(number for number, as_before in enumerate(untouched) if not as_before())
-        description, passed = describe_result(result, name, inputs, tensors)
+        description, passed = describe_result(result, name, inputs, tensors, self.pipeline.size > 1)
         dynamic = watch.dynamic or bool(random & ~TORCH)
         self.pipeline.specs[key] = spec = Spec(description, dynamic, random, mutated, passed)
         return result, spec

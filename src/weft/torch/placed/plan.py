@@ -93,6 +93,7 @@ class Plan:
         in_flight: How many microbatches a rank may hold.
         by_hand: The script has placed the units.
         planned: What a step is expected to take, as :class:`weft.plan.measured.planned.Planned` writes it.
+        tensors: Which weights are cut over ranks, as :class:`weft.torch.tensor_parallel.Splits` writes it.
     """
 
     units: tuple[PlannedUnit, ...]
@@ -109,6 +110,7 @@ class Plan:
     in_flight: int = 1
     by_hand: bool = False
     planned: dict[str, Any] | None = None
+    tensors: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         rows = tuple(unit.to_record() for unit in self.units)

@@ -8,16 +8,19 @@ it is for and what weft does where it is missing: it refuses this PyTorch at ``i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.distributed.tensor
 import torch.utils._device
 import torch.utils._python_dispatch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
+from torch.distributed.device_mesh import DeviceMesh
 
 from weft.errors import UsageError
 from weft.transport.private_c10d import Names
@@ -291,6 +294,79 @@ _HOOKS = all(
 def at_end_of_backward(call: Callable[[], None]) -> None:
     """Run ``call`` at the end of the backward pass that runs on this thread."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+# --- tensors in parts --------------------------------------------------------------------------------------
+
+_IN_PARTS = "tensor parallelism"
+_dispatcher = _find("torch.distributed.tensor.DTensor._op_dispatcher", _IN_PARTS, "it is refused")
+_find(
+    "torch.distributed.tensor.DTensor._op_dispatcher._allow_implicit_replication", _IN_PARTS, "it is refused"
+)
+_fake_backend = _find("torch._C._distributed_c10d.FakeProcessGroup", _IN_PARTS, "it is refused")
+_register_group = _find("torch._C._distributed_c10d._register_process_group", _IN_PARTS, "it is refused")
+_forget_group = _find("torch._C._distributed_c10d._unregister_process_group", _IN_PARTS, "it is refused")
+_find("torch.distributed.device_mesh.DeviceMesh._setup_world_group_and_device", _IN_PARTS, "it is refused")
+
+
+_recomputed = _find(
+    "torch.utils.checkpoint._StopRecomputationError", "activation checkpoints around tensors in parts",
+    "the rest of a checkpoint is done with whole tensors",
+)  # fmt: skip
+ENDS_A_CHECKPOINT: tuple[type[BaseException], ...] = () if _recomputed is None else (_recomputed,)
+"""What ends a checkpoint's second run as soon as all that was asked for is there."""
+
+
+def take_plain_for_whole() -> None:
+    """From now on an operation on a ``DTensor`` takes plain tensors beside it for whole ones, backwards as well.
+
+    Raises:
+        UsageError: PyTorch cannot be told so.
+    """
+    if _dispatcher is None or not hasattr(_dispatcher, "_allow_implicit_replication"):
+        raise UsageError(f"axis tp: this does not work with PyTorch {torch.__version__}")
+    _dispatcher._allow_implicit_replication = True
+
+
+@contextmanager
+def imagined_mesh(size: int, device_type: str, name: str) -> Iterator[DeviceMesh]:
+    """A mesh of ``size`` ranks that are not there; this process is the first. Collectives leave memory as it is.
+
+    It needs no other group, and takes nothing from one.
+
+    Raises:
+        UsageError: PyTorch cannot make one.
+    """
+    try:
+        group = _imagined_group(size, device_type, name)
+        mesh = DeviceMesh(
+            device_type, list(range(size)), mesh_dim_names=(name,), _init_backend=False, _rank=0
+        )
+        mesh._dim_group_names = [group.group_name]
+        if hasattr(mesh, "_pg_registry"):
+            mesh._pg_registry[group.group_name] = group
+    except (AttributeError, TypeError, RuntimeError) as error:
+        raise UsageError(
+            f"PyTorch {torch.__version__} cannot imagine {size} ranks, so what can be split over axis tp cannot be "
+            f"found ({error}); take a version that was tested"
+        ) from error
+    try:
+        yield mesh
+    finally:
+        _forget_group(group.group_name)
+
+
+def _imagined_group(size: int, device_type: str, name: str) -> Any:
+    make = getattr(_fake_backend, "_create_internal", _fake_backend)
+    backend = make(0, size, _fake_backend.Options() if hasattr(_fake_backend, "Options") else None)
+    kind = dist.ProcessGroup.BackendType.CUSTOM
+    group = dist.ProcessGroup(dist.HashStore(), 0, size)
+    for each in {"cpu", device_type}:
+        group._register_backend(torch.device(each), kind, backend)
+    group._set_default_backend(kind)
+    group._set_group_name(name)  # type: ignore[arg-type]
+    _register_group(name, group)
+    return group
 
 
 # --- the rest ----------------------------------------------------------------------------------------------

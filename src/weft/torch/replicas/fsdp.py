@@ -9,13 +9,11 @@ plain. See ``docs/decisions/0051-sharded-parameters-on-fsdp2.md``.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from weft.torch.replicas.steps import backend_of, new_group
 from weft.torch.session.session import Session
@@ -68,26 +66,3 @@ def blocks(module: nn.Module) -> list[nn.Module]:
             ):
                 found.append(child)
     return found
-
-
-def is_sharded(tensor: Any) -> bool:
-    """Whether this rank has only a share of the tensor."""
-    return isinstance(tensor, DTensor)
-
-
-def share_of(value: Tensor) -> Tensor:
-    """This rank's share of a tensor, or all of it."""
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
-def whole(value: Tensor) -> Tensor:
-    """All of a tensor; collective over the replicas if they share it."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def like(value: Tensor, target: Tensor) -> Tensor:
-    """``value``, which every replica has whole, divided among them as ``target`` is."""
-    if not isinstance(target, DTensor) or isinstance(value, DTensor) or value.shape != target.shape:
-        return value
-    moved = value.to(target.device)
-    return distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None)

@@ -27,6 +27,11 @@ from weft.transport.tensor_bytes import to_bytes
 
 log = logging.getLogger("weft")
 
+TENSOR_ADVICE = (
+    ". Ranks that hold parts of the same weights must read the same batches: seed, shuffle and shard the data by "
+    "weft.rdp_rank() of weft.rdp_size(), not by weft.dp_rank()"
+)
+
 SAMPLES = 64
 """So many values of each tensor are compared in every step."""
 
@@ -88,6 +93,26 @@ def _plain_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _plain_values(item, f"{path}[{key!r}]")
 
 
+def follow_first(session: Session, own: Any, call: str, step: int) -> Any:
+    """What the first of the ranks that split tensors gave for `own` (JSON): they draw the same random numbers.
+
+    ``call``: what the step is called with.
+
+    Raises:
+        DivergenceError: One of them was called with something else.
+    """
+    with session.doing("the inputs of the ranks that split tensors"):
+        texts = gather_texts(json.dumps([own, call]), session.group("tp"))
+    told = [json.loads(text) for text in texts]
+    calls = {rank: {"input": each} for rank, (_, each) in zip(session.peers("tp"), told, strict=True)}
+    difference = first_difference(calls).partition(": ")[2]
+    if difference:
+        raise DivergenceError(
+            f"in step {step} the ranks were called differently: {difference}{TENSOR_ADVICE}"
+        )
+    return told[0][0]
+
+
 def compare_start(session: Session, models: list[Any], call: str, outline: str) -> None:
     """All ranks have the same models, those of a pipeline the same call; else :class:`DivergenceError` everywhere.
 
@@ -120,7 +145,8 @@ def _compare(session: Session, shown: dict[str, str], axis: str) -> None:
     difference = first_difference({rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)})
     if difference:
         difference = difference.replace("the ranks were started differently", "the ranks differ")
-        raise DivergenceError(difference + (ADVICE if "input" in shown else ""))
+        advice = ADVICE if session.mesh.tp == 1 else TENSOR_ADVICE
+        raise DivergenceError(difference + (advice if "input" in shown else ""))
 
 
 def from_first_rank(session: Session, model: Any) -> None:

@@ -10,12 +10,13 @@ import torch.distributed as dist
 
 from weft.runtime.executor import Executor
 from weft.runtime.microbatch import Microbatch
+from weft.runtime.turns import Turns
 from weft.session import session as base
 from weft.session.session import Closable
 from weft.torch.session.groups import rings_of
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import Streams, mix
-from weft.transport.channel import Channel
+from weft.transport.channel import Channel, Mailbox
 from weft.transport.groups import default_takes_host_tensors
 from weft.transport.torch_dist import TorchChannel
 
@@ -39,6 +40,8 @@ class Session(base.Session):
         streams: The random number generators of this process.
         pipeline: What all microbatches share on this rank; None without a pipeline.
         replicas: The channel to the ranks with the same part of the model, once something needs it.
+        tensor: The channel to the ranks with other parts of the same weights; None where weights are whole.
+        tensor_group: The group of these ranks, for what they add up in a step.
         nccl: Whether ranks have GPUs of their own, and NCCL is there.
         drawing: The microbatch whose random states are the process's now.
         normalisers: How many SyncBatchNorm modules were made.
@@ -53,6 +56,8 @@ class Session(base.Session):
     streams: Streams
     pipeline: Pipeline | None = None
     replicas: TorchChannel | None = None
+    tensor: TorchChannel | None = None
+    tensor_group: Any = None
     nccl: bool = False
     drawing: Microbatch | None = None
     normalisers: int = 0
@@ -69,7 +74,7 @@ class Session(base.Session):
     @property
     def channels(self) -> list[Channel]:
         """All channels of this rank."""
-        return [channel for channel in (self.channel, self.replicas) if channel is not None]
+        return [each for each in (self.channel, self.replicas, self.tensor) if each is not None]
 
     def connect(self, pipeline: Pipeline, executor: Executor) -> None:
         """Run microbatches over this pipeline, by this executor."""
@@ -118,6 +123,24 @@ class Session(base.Session):
         if ranks not in self.groups:  # this rank alone, so nobody else needs to take part
             self.groups[ranks] = dist.new_group(ranks, self.timeout, "gloo", use_local_synchronization=True)
         return self.groups[ranks]
+
+    def connect_tensor(self, mailbox: Mailbox) -> Turns | None:
+        """A channel and a group between the ranks that split weights; their turns. Every rank calls this."""
+        if self.mesh.tp == 1:
+            return None
+        backend = "nccl" if self.nccl else "gloo"
+        device = self.device if self.nccl else None
+        with self.doing("the ranks that split tensors"):
+            for ranks in self.mesh.groups("tp"):
+                beside = dist.new_group(ranks, self.timeout, "gloo")
+                group = dist.new_group(ranks, self.timeout, backend, device_id=device)
+                if ranks == self.peers("tp"):
+                    mine, self.tensor_group = beside, group
+            rings = rings_of(mine, self.device)
+        replicas, here = self.mesh.rdp, self.position("tp")
+        self.tensor = TorchChannel(mine, self.device, mailbox=mailbox, rings=rings, after=replicas)
+        peers = [peer for peer in range(self.mesh.tp) if peer != here]
+        return Turns(self.tensor, peers, here == 0, -1 - replicas)
 
     def connect_replicas(self) -> None:
         """A channel between the ranks with the same part of the model, beside the pipeline's; every rank calls this."""

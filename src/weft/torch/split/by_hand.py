@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import nn
 
-from weft.errors import PlacementError
+from weft.errors import PlacementError, UsageError
 from weft.torch.split.unit_tree import Piece, Tree
-from weft.torch.tensors.marks import MARK
+from weft.torch.tensors.marks import MARK, WHOLE
 
 _contexts = threading.local()
 
@@ -46,6 +46,24 @@ def partition(index: int) -> Iterator[None]:
         stack.pop()
         if not stack:
             nn.Module.__init__ = _contexts.original  # type: ignore[method-assign]
+
+
+def set_tensor_parallelism(module: nn.Module, enabled: bool = True) -> None:
+    """Say before the first step whether the weights in ``module`` may be cut over ranks; they may, unless it is said.
+
+    What can be cut is found by itself (``tensor_parallel_degree``). ``enabled``: False keeps ``module``, and all in it,
+    whole on every rank.
+
+    Raises:
+        UsageError: It is no module, or ``enabled`` is neither True nor False.
+    """
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"set_tensor_parallelism takes a module, not a {type(module).__qualname__}")
+    if not isinstance(enabled, bool):
+        raise UsageError(
+            f"enabled is {enabled!r}, it must be True or False: how weights are cut follows from what a model computes"
+        )
+    setattr(module, WHOLE, not enabled)
 
 
 def set_partition(module: nn.Module, index: int) -> None:

@@ -23,10 +23,10 @@ from weft.torch.session.session import Session
 from weft.torch.split.automatic import find_best, links_of, place_units
 from weft.torch.split.by_hand import place_by_hand
 from weft.torch.split.expected import expected_step
+from weft.torch.split.first_microbatch import trace_step
 from weft.torch.split.link_speed import MeasuredLink
 from weft.torch.split.memory_room import ROOM, decide_optimize, device_bytes, limit_bytes
 from weft.torch.split.open_modules import Choice
-from weft.torch.split.trace_step import trace_step
 from weft.torch.split.unit_tree import Tree
 from weft.torch.tensors.mini_batch import MiniBatch
 from weft.torch.trace.record import Record, Trace

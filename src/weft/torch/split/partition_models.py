@@ -13,6 +13,8 @@ from contextlib import nullcontext
 from dataclasses import replace as replace_fields
 from typing import Any
 
+from torch import nn
+
 from weft.analysis.run import Unit as Recorded
 from weft.config import Settings
 from weft.errors import PlacementError, UsageError
@@ -35,12 +37,13 @@ from weft.torch.session.session import Session
 from weft.torch.split.automatic import Watch, choose_automatically, place_units
 from weft.torch.split.by_hand import place_by_hand
 from weft.torch.split.expected import expected_step
+from weft.torch.split.first_microbatch import find_splits, trace_step
 from weft.torch.split.link_speed import MeasuredLink, keep_others_busy, measure_link
 from weft.torch.split.memory_room import decide_optimize, device_bytes, fits, limit_bytes
 from weft.torch.split.microbatch_number import decide_number, need_cut
 from weft.torch.split.open_modules import Choice, graph_of, piece_costs
-from weft.torch.split.trace_step import trace_step
 from weft.torch.split.unit_tree import Piece, Tree
+from weft.torch.tensor_parallel import Splits
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.trace.record import Trace
 from weft.units import format_bytes
@@ -68,7 +71,7 @@ def partition_models(
     if number_open:
         need_cut(batch)
     by_link = KINDS[session.settings.pipeline].measured and session.chosen is None or number_open
-    link = measure_link(session) if by_link else None
+    link = measure_link(session) if by_link and session.mesh.pp > 1 else None
     if number_open:
         batch = _decide_number(session, models, function, batch, link)
     for model in models:
@@ -94,6 +97,8 @@ def partition_models(
             log.info("Partition assignments:\n%s", placement.tables())
             for warning in placement.warnings:
                 log.warning("%s", warning)
+            if plan.tensors is not None:
+                log.info("Weights cut over ranks:\n%s", Splits.from_record(plan.tensors).text())
     tell_plan(session, _planned(plans))
     return batch
 
@@ -163,15 +168,18 @@ def make_plan(
 ) -> Plan:
     """Trace the step and place the model's units; on the rank that decides. ``link``: measured, for `auto`."""
     traced = trace_step(session, model, function, batch, counted)
+    tensors = _sendable(find_splits(session, model, function, batch), traced, session, model.module)
     if not any(record.calls for record in traced.records.values()):
         raise UsageError(
             "the step never called the model: call it inside the function that @weft.step decorates"
         )
     tree = Tree(model.module, traced)
+    tree.closed = frozenset() if tensors is None else frozenset(region.name for region in tensors.regions)
     for name, reason in traced.whole.items():
         if tree.children[name]:
             log.warning("%s %s", name or f"the model ({type(model.module).__name__})", reason)
-    for name in filter(tree.stuck, traced.leaking & tree.records.keys()):
+    stuck = filter(tree.stuck, traced.leaking & tree.records.keys())
+    for name in stuck if session.settings.partitions > 1 else ():
         log.warning(
             "%s leaves tensors behind by another way than its result (an attribute, a list), and cannot be opened, "
             "because it is compiled or has backward hooks. So what calls it stays on one partition as a whole", name,
@@ -188,11 +196,49 @@ def make_plan(
         plan = replace_fields(plan, serial=True)
     return replace_fields(
         plan, chosen=None if chosen is None else chosen.to_record(), optimize=settings.optimize,
+        tensors=None if tensors is None else tensors.to_record(),
         planned=Planned.of(expected_step(settings, found, chosen or session.chosen)).to_record(),
         memory_weight=settings.memory_weight, in_flight=most_in_flight(settings),
         by_hand=not settings.auto_partition,
         microbatches=settings.microbatch_count if "microbatches" in session.decided else 0,
     )  # fmt: skip
+
+
+def _sendable(splits: Splits | None, traced: Trace, session: Session, root: nn.Module) -> Splits | None:
+    """The splits without modules that must be opened between partitions: those that tensors get out of otherwise, and
+    those that hold so much that no part of the model would be left for others."""
+    partitions = session.settings.partitions
+    if splits is None or partitions == 1:
+        return splits
+    most = sum(p.numel() for p in root.parameters()) / partitions
+    names = [region.name for region in splits.regions]
+    large = {
+        name
+        for name in names
+        if any(other != name and is_below(other, name) for other in names)
+        and sum(p.numel() for p in root.get_submodule(name).parameters()) > most
+    }
+    splits = _without(splits, large, "what calls it would have to stay on one partition as a whole")
+    leaking = {
+        region.name
+        for region in splits.regions
+        if any(name == region.name or is_below(name, region.name) for name in traced.leaking)
+    }
+    if not leaking:
+        return splits
+    log.warning(
+        "%s leaves tensors behind by another way than its result (a cache of keys and values, say), which ranks of "
+        "other partitions would not see. So its weights are not cut over ranks: pass use_cache=False to the model, or "
+        'set model.config.use_cache = False, or write "partitions": 1', ", ".join(sorted(leaking)[:3]),
+    )  # fmt: skip
+    return _without(splits, leaking, "leaves tensors behind by another way than its result")
+
+
+def _without(splits: Splits, names: set[str], reason: str) -> Splits:
+    """The splits, but for those of these modules."""
+    whole = {name: reason for region in splits.regions if region.name in names for name in region.linears}
+    kept = tuple(region for region in splits.regions if region.name not in names)
+    return replace_fields(splits, regions=kept, whole={**splits.whole, **whole})
 
 
 def _mixes(plan: Plan, found: Choice) -> bool:

@@ -75,6 +75,8 @@ class Tree:
     def __init__(self, root: nn.Module, trace: Trace) -> None:
         self.root = root
         self.trace = trace
+        self.closed: frozenset[str] = frozenset()
+        """Modules that stay in one piece because their weights are cut over ranks."""
         self.records = trace.records
         self.parent: dict[str, str | None] = {}
         self.children: dict[str, list[str]] = {name: [] for name in self.records}
@@ -104,7 +106,7 @@ class Tree:
         where tensors get out of it by another way than its result.
         """
         module = self.records[name].module
-        if isinstance(module, torch.jit.ScriptModule) or name in self.trace.whole:
+        if isinstance(module, torch.jit.ScriptModule) or name in self.trace.whole or name in self.closed:
             return False
         if name and (has_backward_hooks(module) or is_compiled(module)):
             return False

@@ -29,10 +29,12 @@ class Describer:
     """Turns what a call returns into descriptions.
 
     ``inputs``: the arguments of the call; an object that is passed through is described by its number among them.
-    ``tensors``: the tensors that were described, in order of appearance.
+    ``tensors``: the tensors that were described, in order of appearance. ``told``: whether other ranks will build it;
+    else any object may be in there.
     """
 
-    def __init__(self, inputs: Any) -> None:
+    def __init__(self, inputs: Any, told: bool = True) -> None:
+        self._told = told
         self.tensors: list[Tensor] = []
         self._numbers: dict[int, int] = {}
         self._opaque = {id(thing): number for number, thing in enumerate(opaque_objects(inputs))}
@@ -66,6 +68,8 @@ class Describer:
         if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
             named = {name: self.describe(item) for name, item in attributes_of(tree).items()}
             return ["dataclass", class_name(type(tree)), named]
+        if not self._told:
+            return ["constant", None]
         raise UsageError(
             f"returns a {type(tree).__qualname__}, which cannot be described to the other ranks; return tensors, "
             "numbers, strings, lists, tuples, dicts or dataclasses of these, or keep the module that calls it "

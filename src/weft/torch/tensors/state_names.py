@@ -44,8 +44,14 @@ def name_faults(missing: Iterable[str], unexpected: Iterable[str]) -> list[str]:
 
 
 def shapes_of(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a state, by their names."""
-    return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
+    """The shapes of the tensors in a state, by their names; of a parameter that is cut that of the whole."""
+    return {name: whole_shape(value) for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def whole_shape(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of a tensor, or of the whole of which this rank has a part."""
+    cut = tensor._weft_cut  # type: ignore[attr-defined]
+    return tuple(tensor.shape) if cut is None else tuple(cut[0].shape)
 
 
 def shape_faults(given: Mapping[str, Sequence[int]], wanted: Mapping[str, Sequence[int]]) -> list[str]:

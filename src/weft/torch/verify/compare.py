@@ -25,6 +25,7 @@ from torch import Tensor
 from weft.errors import VerifyError
 from weft.torch.delayed_parameters import has_delayed
 from weft.torch.execution.unit_call import UnitCall
+from weft.torch.placed.plan import is_below
 from weft.torch.replicas.sync_batch_norm import SyncBatchNorm
 from weft.torch.session.collectives import agree_on, gather_texts
 from weft.torch.session.session import Session
@@ -75,6 +76,8 @@ def begin(
         return None
     started = time.perf_counter()
     proof, reason = Proof(session, models), session.unproved
+    if any(model.cut for model in models):
+        reason = reason or "weights are cut over ranks, so that no rank holds all of them"
     if not reason:
         for model in models:
             if model.reducer is not None:
@@ -118,12 +121,14 @@ class Recorded:
 
 
 class Proof:
-    """One step that is compared. ``takes_part``: this rank belongs to the pipeline whose first rank decides."""
+    """One step that is compared. ``takes_part``: this rank belongs to the pipeline whose first rank decides; ``helps``:
+    it holds at least parts of weights of that one."""
 
     def __init__(self, session: Session, models: Sequence[Any]) -> None:
         self.session = session
         self.models = models
         self.takes_part = 0 in session.peers("pp")
+        self.helps = 0 in session.peers("mp")
         self.seconds = 0.0
         self.calls: dict[tuple[int, str], int] = {}
         self.units: dict[tuple[int, str, int], tuple[list[Sketch], list[Sketch]]] = {}
@@ -147,20 +152,34 @@ class Proof:
                 self._reference = run_alone(session, self.models, function, batch, seed, values)
             except Exception as error:
                 return f"run by one process, it raises {type(error).__name__}: {error}"
+        return self._chance()
+
+    def _chance(self) -> str:
+        """Why random numbers keep the step from being compared; empty if they do not."""
+        for model in self.models:
+            for region in model.plan.tensors["regions"] if model.plan.tensors else ():
+                for name in self._reference.drew:
+                    if is_below(region["name"], name) or region["name"] == name:
+                        return (
+                            f"{name or 'the model'} draws random numbers, and ranks that hold parts of its weights "
+                            "draw others than one process"
+                        )
         return ""
 
     def attach(self) -> None:
         """Begin to note what this rank does in the step."""
         session = self.session
-        if not self.takes_part or session.pipeline is None:
+        if not self.helps or session.pipeline is None:
+            return
+        if session.settings.verify == "gradients":
+            self._before = gradients_of(self.models, local=True)
+        if not self.takes_part:
             return
         session.pipeline.proof = self
         for name, call, partition in units_of(self.models):
             if partition == session.pipeline.rank:
                 self._recorded.append((call, Recorded(self, name, call)))
                 call.inner = self._recorded[-1][1]
-        if session.settings.verify == "gradients":
-            self._before = gradients_of(self.models, local=True)
 
     # --- in the step --------------------------------------------------------------------------------------
 
@@ -202,7 +221,8 @@ class Proof:
         self.detach()
         started = time.perf_counter()
         with self.session.doing(WHAT):
-            texts = gather_texts(self._content(), self.session.group("pp")) if self.takes_part else []
+            content = self._content() if self.helps else ""
+            texts = gather_texts(content, self.session.group("pp")) if self.takes_part else []
         agree_on(self.session, lambda: self._verdict(texts, results, started), WHAT)
 
     def _content(self) -> str:

@@ -69,7 +69,7 @@ class Alone:
         self._streams = streams
         self._seed = seed
         self._index = index
-        self._drawn: dict[str, int] = {}
+        self.drawn: dict[str, int] = {}
         self._calls: dict[str, int] = {}
 
     def value_of(self, tensor: Tensor) -> Tensor | None:
@@ -93,12 +93,12 @@ class Alone:
     def run_with_own_stream(self, name: str, run: Callable[[], Any]) -> tuple[Any, bool]:
         """The result of ``run``, which draws from a stream of its own, and whether it drew."""
         streams = self._streams
-        seed = call_seed(self._seed, self._index, name, self._drawn)
+        seed = call_seed(self._seed, self._index, name, self.drawn)
         with streams.own(seed, ALL):
             result = run()
             drew = streams.has_drawn_since(seed, ALL)
         if drew:
-            self._drawn[name] = self._drawn.get(name, 0) + 1
+            self.drawn[name] = self.drawn.get(name, 0) + 1
         return result, drew
 
     def unit(self, label: str, call: UnitCall, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:

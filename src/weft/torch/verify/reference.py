@@ -25,6 +25,7 @@ from weft.torch.execution.entry_points import checkpoints_seen
 from weft.torch.execution.thread_settings import current_scale
 from weft.torch.execution.unit_call import UnitCall, unit_call
 from weft.torch.pytorch.private import has_backward_hooks
+from weft.torch.replicas.whole_tensors import whole
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch
 from weft.torch.tensors.nested import replace
@@ -54,6 +55,7 @@ class Reference:
         dtypes: The types that the step computes in under autocast.
         whole: Whether backward passes ran.
         again: The tensors that the first microbatch returns when the same process runs it once more.
+        drew: The units, and what else has a stream of its own, that have drawn random numbers.
     """
 
     returned: list[list[Fingerprint]] = field(default_factory=list)
@@ -67,6 +69,7 @@ class Reference:
     dtypes: set[torch.dtype] = field(default_factory=set)
     whole: bool = False
     again: list[Fingerprint] = field(default_factory=list)
+    drew: set[str] = field(default_factory=set)
 
 
 def borrow(session: Session, models: Sequence[Any]) -> dict[int, Tensor]:
@@ -174,6 +177,7 @@ def _run(
             reference.given.append(alone.given)
             reference.units.append(alone.units)
             reference.dtypes |= alone.dtypes
+            reference.drew |= alone.drawn.keys()
             asked = asked or alone.asked
             if asked and not whole:
                 return reference, True
@@ -217,7 +221,7 @@ def units_of(models: Sequence[Any]) -> list[tuple[str, UnitCall, int]]:
 def gradients_of(models: Sequence[Any], local: bool = False) -> Named:
     """Fingerprints of the gradients, or of those of this rank's own parameters, by name."""
     return {
-        name: of_gradient(parameter.grad)
+        name: of_gradient(_gradient(parameter))
         for name, parameter in _named_tensors(models, "parameters", local)
         if parameter.requires_grad
     }
@@ -235,6 +239,11 @@ def buffers_of(models: Sequence[Any], local: bool = False) -> Named:
 def of_gradient(grad: Tensor | None) -> Fingerprint | None:
     """The fingerprint of a gradient, if there is one."""
     return None if grad is None else fingerprint(grad)
+
+
+def _gradient(parameter: Tensor) -> Tensor | None:
+    """The gradient of all of a parameter; collective over the ranks that have parts of it."""
+    return None if parameter.grad is None else whole(parameter.grad, parameter)
 
 
 def _named_tensors(models: Sequence[Any], what: str, local: bool) -> Iterator[tuple[str, Any]]:

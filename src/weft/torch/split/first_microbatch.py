@@ -1,9 +1,9 @@
-"""One microbatch of a step, traced on the rank that decides."""
+"""The first microbatch, run on the rank that decides: measured, and tried out with weights cut over ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,9 +12,11 @@ from torch import nn
 from weft.errors import UsageError
 from weft.schedule.table import KINDS
 from weft.torch.delayed_parameters import has_delayed
-from weft.torch.execution.thread_settings import no_training
+from weft.torch.execution.gradients import Gradients, Tensors
+from weft.torch.execution.thread_settings import no_training, rehearse
 from weft.torch.model import DistributedModel
 from weft.torch.session.session import Session
+from weft.torch.tensor_parallel import Splits, find
 from weft.torch.tensors.microbatch_weights import Padding
 from weft.torch.tensors.mini_batch import MiniBatch
 from weft.torch.tensors.nested import replace
@@ -33,12 +35,68 @@ def trace_step(
     Runs on the rank that decides. ``counted``: the step says itself what its microbatches weigh.
     """
     delayed = has_delayed(model.module)
+    padding = Padding()
+    padding.done = counted or delayed
+    with _alone(session, model, function, batch, padding, delayed) as (run, kept):
+        traced = _trace_by_settings(session, model.module, run, kept, delayed)
+    padding.warn(batch)
+    return traced
+
+
+def find_splits(
+    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch
+) -> Splits | None:
+    """Which of the model's weights can be cut over ranks; None if they are not to be. On the rank that decides."""
+    if session.mesh.tp == 1:
+        return None
+    if has_delayed(model.module):
+        raise UsageError(
+            "weights are cut over ranks by what a microbatch shows, which a model without memory cannot run: build the "
+            'model without weft.delay_param_initialization(), or write "tensor_parallel_degree": 1'
+        )
+    padding = Padding()
+    padding.done = True
+    with (
+        _alone(session, model, function, batch, padding, False) as (run, kept),
+        without_side_effects(model.module, session.streams, kept=kept),
+    ):
+        rehearse(Forward())
+        try:
+            return find(model.module, run, session.mesh.tp)
+        finally:
+            rehearse(None)
+
+
+class Forward:
+    """A rehearsal of which only the forward pass matters."""
+
+    going_back = False
+    outside_modules = True
+
+    def backward(
+        self, tensors: Tensors, grads: Gradients = None, keep: bool = False, scale: float = 1.0
+    ) -> None:
+        """Nothing: there are no gradients."""
+
+    @contextmanager
+    def inside_function(self, name: str, given: Any) -> Iterator[None]:
+        """A function of the script's runs."""
+        yield
+
+
+@contextmanager
+def _alone(
+    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, padding: Padding,
+    delayed: bool,
+) -> Iterator[tuple[Callable[[], None], Kept]]:  # fmt: skip
+    """What runs the first microbatch on this rank alone, and what to bring back after it.
+
+    ``delayed``: the parameters are still to be made, so the microbatch has no data.
+    """
     args, kwargs = replace(batch.slice(0), copy_argument, attributes=False)
     if delayed:
         args, kwargs = replace((args, kwargs), on_meta_device, attributes=False)
     kept = Kept(homes_of(function, model.module))
-    padding = Padding()
-    padding.done = counted or delayed
 
     def run() -> None:
         given, named = replace((args, kwargs), hand_to_step, attributes=False)
@@ -54,12 +112,10 @@ def trace_step(
             with on_meta(model.module) if delayed else nullcontext():
                 for thing in (function, args, kwargs, *(other.module for other in session.models)):
                     kept.note(thing)
-                traced = _trace_by_settings(session, model.module, run, kept, delayed)
+                yield run, kept
         except BaseException as error:
             session.monitor.locate(error)
             raise
-    padding.warn(batch)
-    return traced
 
 
 def on_meta_device(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,14 @@
+"""Tensor parallelism: linears of an unmodified model cut over the ranks of axis ``tp``.
+
+Between a linear that is cut by its results and one that is cut by its inputs, tensors are PyTorch's ``DTensor``: the
+model's own code sees whole shapes, whatever it does with them, and each rank computes its part. Everywhere else tensors
+are plain.
+``find`` tries out what can be split, ``split`` does it. How a model looks is told by running it, never by its names.
+"""
+
+from .apply import split
+from .cuts import Cut, cut, cut_of, is_cut, whole
+from .find import find
+from .splits import Linear, Region, Splits
+
+__all__ = ["Cut", "Linear", "Region", "Splits", "cut", "cut_of", "find", "is_cut", "split", "whole"]

@@ -1,0 +1,158 @@
+"""A model split in place: its parameters become parts, and calls of its linears and regions run on parts."""
+
+from __future__ import annotations
+
+import threading
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.errors import UsageError
+from weft.torch.pytorch.private import take_plain_for_whole
+from weft.torch.tensors.nested import replace
+
+from .attention import attend, forget_shortcuts, why_whole
+from .cuts import cut_in_place, is_cut, mark
+from .functions import Functions, answer, replaced
+from .linears import Entered, column, cuts_of, features, row
+from .rules import as_whole
+from .splits import COLUMN, HEADS, ROW, Linear, Splits
+from .team import Team, enter
+
+
+class _Inside(threading.local):
+    """The regions that run on this thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.entered: list[Entered] = []
+
+
+_inside = _Inside()
+
+
+class SplitLinear:
+    """Stands for a linear's ``forward``; in the module's dict, so that a copied module has its own."""
+
+    def __init__(self, module: nn.Module, linear: Linear, team: Team) -> None:
+        self.module, self.linear, self.team = module, linear, team
+        self.cuts = cuts_of(module, linear)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.linear.kind == HEADS:
+            module: Any = self.module
+            args, kwargs = replaced((args, kwargs), as_whole)
+            return attend(module, self.team, Entered(), *args, **kwargs)
+        (given,) = (*args, *kwargs.values())
+        if self.linear.kind == ROW:
+            return row(self.module, given, self.team)
+        entered = _inside.entered[-1] if _inside.entered else enter
+        return column(self.module, given, self.linear.blocks, self.team, entered)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SplitLinear:
+        copied = object.__new__(SplitLinear)
+        memo[id(self)] = copied
+        copied.module = memo[id(self.module)]
+        copied.linear, copied.team, copied.cuts = self.linear, self.team, self.cuts
+        for name, how in self.cuts.items():  # parameters are copied without their marks
+            parameter = memo.get(id(self.module.get_parameter(name)))
+            if parameter is not None:
+                mark(parameter, how, self.team)
+        return copied
+
+
+class SplitRegion:
+    """Stands for a region's ``forward``: nothing in parts comes out of it."""
+
+    def __init__(self, module: nn.Module, team: Team) -> None:
+        self.module, self.team = module, team
+        self.own = module.__dict__.get("forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = self.own or MethodType(type(self.module).forward, self.module)
+        _inside.entered.append(Entered())
+        try:
+            result = forward(*args, **kwargs)
+        finally:
+            _inside.entered.pop()
+        return replace(result, as_whole, attributes=False)
+
+
+def split(
+    model: nn.Module, splits: Splits, group: Any, rank: int, size: int, device: torch.device
+) -> Team | None:
+    """Cut the parameters of the linears in ``splits``, in place, and let the model run in parts.
+
+    Parameters stay the same objects, with this rank's part in them; gradients that they have are dropped. Every rank of
+    the group calls this with a model that has the same parameters. A model that is split already stays as it is.
+
+    Args:
+        model: The model, whole.
+        splits: What :func:`find` found on one of the ranks.
+        group: The group of ``torch.distributed`` with the ranks of axis ``tp``.
+        rank: This rank's number in the group.
+        size: How many ranks the group has.
+        device: Where the model runs.
+
+    Returns:
+        The ranks that hold the parts; None where nothing was to be split.
+
+    Raises:
+        UsageError: ``splits`` are for another number of ranks, or for a model with other linears. Nothing was changed.
+    """
+    linears = splits.linears()
+    _check(model, splits, size)
+    if not linears or any(is_cut(_weight(model.get_submodule(name))) for name in linears):
+        return None
+    take_plain_for_whole()
+    team = Team.of(group, rank, size, device)
+    answer(Functions(team))
+    for name, linear in linears.items():
+        module = model.get_submodule(name)
+        stands = SplitLinear(module, linear, team)
+        for own, how in stands.cuts.items():
+            cut_in_place(module.get_parameter(own), how, team)
+        module.__dict__["forward"] = stands
+    forget_shortcuts(model, {id(model.get_submodule(name)) for name in linears})
+    for region in splits.regions:
+        module = model.get_submodule(region.name)
+        if region.name in linears:
+            continue
+        module.__dict__["forward"] = SplitRegion(module, team)
+    return team
+
+
+def _weight(module: Any) -> Any:
+    """The parameter that tells whether the module is split; None if it is nothing that weft splits."""
+    return getattr(module, "in_proj_weight" if isinstance(module, nn.MultiheadAttention) else "weight", None)
+
+
+def _check(model: nn.Module, splits: Splits, size: int) -> None:
+    faults = []
+    if splits.size != size:
+        faults.append(f"it is for {splits.size} ranks, and axis tp has {size}")
+    modules = dict(model.named_modules())
+    for name, linear in splits.linears().items():
+        module = modules.get(name)
+        if module is None or _weight(module) is None:
+            faults.append(f"the model has no linear {name}")
+        elif not is_cut(_weight(module)) and (fault := _misfit(module, linear, size)):
+            faults.append(f"{name}: {fault}")
+    faults.extend(f"the model has no {r.name}" for r in splits.regions if r.name not in modules)
+    if faults:
+        raise UsageError(f"this split over axis tp does not belong to this model: {'; '.join(faults)}")
+
+
+def _misfit(module: nn.Module, linear: Linear, size: int) -> str:
+    """Why the module cannot be split in this way; empty if it can."""
+    if isinstance(module, nn.MultiheadAttention) and linear.kind == HEADS:
+        return why_whole(module, size)
+    if isinstance(module, nn.MultiheadAttention) or linear.kind == HEADS:
+        return "it is of another kind"
+    inputs, results = features(module)
+    blocks = linear.blocks or (results,)
+    cut = blocks if linear.kind == COLUMN else (inputs,)
+    if sum(blocks) != results or any(block % size for block in cut):
+        return f"its {inputs} inputs and {results} results do not fit"
+    return ""

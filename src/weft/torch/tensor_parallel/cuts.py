@@ -1,0 +1,115 @@
+"""How a parameter was cut, and whole tensors from parts and back.
+
+A fused projection holds several results behind each other, of which each rank needs a part. So a dimension is cut in
+blocks: rank 0 of 2 holds the first half of each block.
+
+>>> cut_by(torch.arange(12), Cut(0, (8, 4), (12,)), 0, 2)
+tensor([0, 1, 2, 3, 8, 9])
+>>> joined([cut_by(torch.arange(12), Cut(0, (8, 4), (12,)), rank, 2) for rank in (0, 1)], Cut(0, (8, 4), (12,)))
+tensor([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.errors import UsageError
+from weft.torch.tensors.marks import CUT
+
+from .team import Team
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a tensor is cut.
+
+    Attributes:
+        dim: The dimension that is cut.
+        blocks: Sizes along ``dim`` of what is cut by itself; they add up to the size of the whole.
+        shape: The shape of the whole.
+    """
+
+    dim: int
+    blocks: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def local_shape(self, size: int) -> tuple[int, ...]:
+        """The shape of the part of each of ``size`` ranks."""
+        return tuple(n // size if dim == self.dim else n for dim, n in enumerate(self.shape))
+
+
+def cut_by(tensor: Tensor, how: Cut, rank: int, size: int) -> Tensor:
+    """The part of ``rank``, contiguous, in memory of its own."""
+    blocks = tensor.split(how.blocks, how.dim)
+    return torch.cat([block.chunk(size, how.dim)[rank] for block in blocks], how.dim)
+
+
+def joined(parts: Sequence[Tensor], how: Cut) -> Tensor:
+    """The whole of the parts of all ranks in their order."""
+    size = len(parts)
+    blocks = [part.split([block // size for block in how.blocks], how.dim) for part in parts]
+    return torch.cat([piece for pieces in zip(*blocks, strict=True) for piece in pieces], how.dim)
+
+
+def mark(parameter: Tensor, how: Cut, team: Team) -> None:
+    """Say on the parameter that it is a part."""
+    setattr(parameter, CUT, (how, team))
+
+
+def is_cut(parameter: Tensor) -> bool:
+    """Whether the parameter is this rank's part of a larger one."""
+    return getattr(parameter, CUT) is not None
+
+
+def cut_of(parameter: Tensor) -> Cut | None:
+    """How the parameter was cut; None if it is whole."""
+    found: tuple[Cut, Team] | None = getattr(parameter, CUT)
+    return None if found is None else found[0]
+
+
+def whole(parameter: Tensor, value: Tensor | None = None) -> Tensor:
+    """The whole of a parameter, from all ranks of axis ``tp``, which call this together.
+
+    Args:
+        parameter: A parameter that was cut; any other tensor comes back as it is.
+        value: Another tensor that is cut like the parameter: its gradient, or a state of an optimizer. One of another
+            shape than the parameter's (a count of steps) comes back as it is.
+    """
+    own = parameter if value is None else value
+    found: tuple[Cut, Team] | None = getattr(parameter, CUT)
+    if found is None or own.shape != parameter.shape:
+        return own.detach()
+    how, team = found
+    return joined(team.gather(own.detach()), how)
+
+
+def cut(value: Tensor, parameter: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, cut as the parameter is; the tensor itself if the parameter is whole.
+
+    Raises:
+        UsageError: The tensor has not the shape of the whole parameter.
+    """
+    found: tuple[Cut, Team] | None = getattr(parameter, CUT)
+    if found is None:
+        return value
+    how, team = found
+    if tuple(value.shape) != how.shape:
+        raise UsageError(
+            f"a tensor of shape {tuple(value.shape)} cannot be cut like a parameter whose whole has shape {how.shape}; "
+            "hand in the whole tensor"
+        )
+    return cut_by(value, how, team.rank, team.size)
+
+
+def cut_in_place(parameter: Any, how: Cut, team: Team) -> None:
+    """Let a whole parameter hold its part only; it stays the same object."""
+    with torch.no_grad():
+        parameter.data = cut_by(parameter.data, how, team.rank, team.size)
+        if parameter.grad is not None:
+            parameter.grad = None
+    mark(parameter, how, team)

@@ -1,0 +1,210 @@
+"""What can be split, found by running the model in parts: as the first of ranks that are not there.
+
+Each linear that gets a whole tensor is tried as one cut by its results; one that gets a tensor in parts, as one cut by
+its inputs. In between, every function on a tensor in parts is watched. What fails, needs messages between the ranks or
+loses the parts is a conflict: the linears where its tensors come from stay whole, with the reason, and so do those like
+them in other layers. The model is run again without them, until nothing changes. Numbers are garbage meanwhile; shapes
+are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.torch.pytorch.private import (
+    has_backward_hooks,
+    has_forward_hooks,
+    imagined_mesh,
+    is_compiled,
+    take_plain_for_whole,
+)
+from weft.torch.session.random_streams import Streams
+from weft.torch.tensors.marks import WHOLE
+
+from .attention import why_whole
+from .functions import answer, forget
+from .linears import is_linear
+from .splits import COLUMN, HEADS, Linear, Region, Splits
+from .team import Team, new_name
+from .trial import Stop, Trial, Watcher
+
+
+def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
+    """Which linears of ``model`` can be split over ``size`` ranks, and how.
+
+    One process does this by itself; no other one takes part. The model is as before afterwards: parameters, buffers and
+    random numbers.
+
+    Args:
+        model: The model, whole, on the CPU, a GPU or ``meta``.
+        run: Runs the model once on one microbatch, with or without the loss. It is run several times.
+        size: How many ranks axis ``tp`` has.
+
+    Raises:
+        UsageError: This PyTorch cannot imagine ranks.
+        Exception: Whatever ``run`` raises for the whole model.
+    """
+    whole = _excluded(model)
+    candidates = {n: m for n, m in model.named_modules() if is_linear(m) and n not in whole}
+    attentions = {n: m for n, m in model.named_modules() if type(m) is nn.MultiheadAttention}
+    if size == 1 or not (candidates or attentions):
+        return Splits(size, (), whole)
+    take_plain_for_whole()
+    device = next(next(iter({**candidates, **attentions}.values())).parameters()).device
+    kind = "cpu" if device.type == "meta" else device.type
+    with imagined_mesh(size, kind, new_name()) as mesh, _kept(model, device):
+        team = Team(mesh, None, 0, size)
+        trial = Trial(candidates, size)
+        while _once(run, team, trial):
+            pass  # each run keeps more linears whole, or takes one more for a fused projection
+    whole.update(trial.whole)
+    owners = _owners(model)
+    regions = _regions(model, trial)
+    for name, attention in attentions.items():
+        whole.pop(f"{name}.out_proj", None)
+        reason = why_whole(attention, size)
+        if any(getattr(module, WHOLE, False) for module in _above(model, name)):
+            reason = "the script wants it whole"
+        elif any(len(owners[id(parameter)]) > 1 for parameter in attention.parameters()):
+            reason = "it shares parameters with another module"
+        elif id(attention) not in trial.called:
+            reason = "the run did not call it"
+        elif _is_altered(attention):
+            reason = "it has hooks, or its forward was replaced"
+        if reason:
+            whole[name] = reason
+        else:
+            regions[name] = {name: Linear(HEADS)}
+    found = tuple(Region(name, regions[name]) for name, _ in model.named_modules() if name in regions)
+    whole = {name: whole[name] for name, module in model.named_modules() if name in whole}
+    return Splits(size, found, whole)
+
+
+def _once(run: Callable[[], Any], team: Team, trial: Trial) -> bool:
+    """Run the model once, as far as it comes without a conflict; whether that changed what is tried."""
+    trial.begin()
+    watcher = Watcher(team, trial)
+    answer(watcher)
+    try:
+        with trial.attached(watcher), _noted(trial.called), watcher.collectives, torch.enable_grad():
+            watcher.finish(run())
+    except Stop:
+        pass
+    except Exception as error:
+        with torch.no_grad():
+            run()  # raises what the model raises by itself
+        if not trial.blame(error):
+            raise
+    finally:
+        forget(watcher)
+    return trial.changed
+
+
+def _excluded(model: nn.Module) -> dict[str, str]:
+    """Linears that are not even tried, and why."""
+    owners = _owners(model)
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) or is_linear(module):
+            weight = dict(module.named_parameters(recurse=False)).get("weight")
+            sharing = [other for other in owners.get(id(weight), ()) if other != name]
+            if not is_linear(module):
+                found[name] = f"{type(module).__name__} may do more than a linear"
+            elif weight is None:
+                found[name] = "its weight is made from others (parametrizations)"
+            elif sharing:
+                found[name] = f"its weight is that of {sharing[0] or 'the model'}, too"
+            elif _is_altered(module):
+                found[name] = "it has hooks, or its forward was replaced"
+    for above, module in model.named_modules():
+        if getattr(module, WHOLE, False):
+            inside = (
+                part
+                for part in module.named_modules(prefix=above)
+                if isinstance(part[1], nn.Linear) or is_linear(part[1])
+            )
+            found.update({name: "the script wants it whole" for name, _ in inside})
+    return found
+
+
+def _above(model: nn.Module, name: str) -> Iterator[nn.Module]:
+    """The modules that a module of that name lies in, and itself."""
+    parts = name.split(".") if name else []
+    for count in range(len(parts) + 1):
+        yield model.get_submodule(".".join(parts[:count]))
+
+
+def _owners(model: nn.Module) -> dict[int, list[str]]:
+    """For each parameter, by its id, the modules that have it."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    return owners
+
+
+def _is_altered(module: nn.Module) -> bool:
+    """Whether somebody does something of his own around the module's calls."""
+    hooks = has_forward_hooks(module) or has_backward_hooks(module)
+    return hooks or "forward" in vars(module) or is_compiled(module)
+
+
+@contextmanager
+def _kept(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Afterwards buffers and random numbers are as before."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    streams = Streams(device if device.type == "cuda" else torch.device("cpu"), numpy=True)
+    states = streams.capture()
+    try:
+        yield
+    finally:
+        streams.restore(states)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+@contextmanager
+def _noted(called: set[int]) -> Iterator[None]:
+    """Inside, modules that are called are noted by their ids."""
+
+    def note(module: nn.Module, args: Any) -> None:
+        called.add(id(module))
+
+    handle = nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _regions(model: nn.Module, trial: Trial) -> dict[str, dict[str, Linear]]:
+    """The smallest modules that hold all linears between which tensors are in parts."""
+    group = {name: {name} for name in trial.kinds}
+    for fed, sources in trial.fed.items():
+        together = set().union(*(group[name] for name in {fed, *sources}))
+        for name in together:
+            group[name] = together
+    roots: dict[str, dict[str, Linear]] = {}
+    for name, kind in trial.kinds.items():
+        blocks = trial.blocks_of(name) if kind == COLUMN else ()
+        roots.setdefault(_root(model, group[name], trial.called), {})[name] = Linear(kind, blocks)
+    return roots
+
+
+def _root(model: nn.Module, names: set[str], called: set[int]) -> str:
+    """The smallest module that is called and holds all of these."""
+    paths = [name.split(".")[:-1] for name in names]
+    common: list[str] = []
+    for steps in zip(*paths, strict=False):
+        if len(set(steps)) > 1:
+            break
+        common.append(steps[0])
+    while common and id(model.get_submodule(".".join(common))) not in called:
+        common.pop()
+    return ".".join(common)

@@ -1,0 +1,121 @@
+"""What PyTorch's functions do with tensors in parts: weft's rules first, then PyTorch's own for ``DTensor``.
+
+Every function with such a tensor among its arguments comes here first, on whatever thread and in whatever module.
+weft has rules of its own for what would fail, would need messages between the ranks, or would draw the same random
+numbers for different parts. What no rule covers is done with whole tensors: slow, but what the model says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+
+from weft.errors import UsageError
+from weft.torch.pytorch.private import ENDS_A_CHECKPOINT
+from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, targets
+from weft.torch.tensors.marks import BLOCKS
+
+from .rules import RULES, Unsplittable, as_whole, parts_in
+from .team import Team
+
+log = logging.getLogger("weft")
+FATAL: tuple[type[BaseException], ...] = (torch.OutOfMemoryError, dist.DistError, *ENDS_A_CHECKPOINT)
+"""What whole tensors would not help against, or what may come on one rank only."""
+_functions: dict[str, Functions] = {}
+_plain: Callable[..., Any] = DTensor.__torch_function__
+
+
+class Functions:
+    """Answers for the tensors of one team."""
+
+    def __init__(self, team: Team) -> None:
+        self.team = team
+
+    def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return self.in_parts(func, types, args, kwargs)
+        except FATAL:
+            raise
+        except Exception as reason:
+            return self.with_whole(func, args, kwargs, reason)
+
+    def in_parts(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The function's result, each rank computing its part."""
+        parts = parts_in(args, kwargs)
+        if any(getattr(part, BLOCKS) is not None for part in parts):
+            return RULES["blocks"](self.team, func, args, kwargs)
+        written = targets(func, args, kwargs)
+        if written and not all(isinstance(each, DTensor) for each in written):
+            raise Unsplittable("writes its parts into a whole tensor")
+        rule = RULES.get(func)
+        if rule is not None:
+            result = rule(self.team, func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        if torch.is_grad_enabled():
+            args, kwargs = replaced((args, kwargs), self.wrapped)
+        return _plain(func, types, args, kwargs)
+
+    def wrapped(self, tensor: Tensor) -> Tensor:
+        """A whole tensor with a gradient, so that its gradient becomes plain and whole again."""
+        if tensor.requires_grad and not isinstance(tensor, DTensor):
+            return DTensor.from_local(tensor, self.team.mesh, [Replicate()], run_check=False)
+        return tensor
+
+    def with_whole(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: BaseException
+    ) -> Any:
+        """The function's result for whole tensors, which each rank gathers."""
+        if any(isinstance(each, DTensor) for each in targets(func, args, kwargs)):
+            raise UsageError(
+                f"{name_of(func)} writes into a tensor that is split over axis tp, and needs the whole ({reason}); "
+                "write into a copy: x.clone()"
+            ) from reason
+        args, kwargs = replaced((args, kwargs), as_whole)
+        return func(*args, **kwargs)
+
+
+def name_of(func: Any) -> str:
+    """How a message calls the function."""
+    return str(getattr(func, "__name__", func)).strip("_")
+
+
+def replaced(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Lists, tuples and dicts of arguments with their tensors changed."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if type(tree) in (tuple, list):
+        return type(tree)(replaced(item, change) for item in tree)
+    if type(tree) is dict:
+        return {key: replaced(item, change) for key, item in tree.items()}
+    return tree
+
+
+def _torch_function(func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    """Stands for ``DTensor.__torch_function__``."""
+    if func in METADATA or func in AUTOGRAD:
+        return _plain(func, types, args, kwargs or {})
+    for part in parts_in(args, kwargs or {}):
+        names = part.device_mesh.mesh_dim_names
+        functions = None if names is None else _functions.get(names[0])
+        if functions is not None:
+            return functions(func, types, args, kwargs or {})
+    return _plain(func, types, args, kwargs or {})
+
+
+def answer(functions: Functions) -> None:
+    """From now on these answer for the tensors of their team."""
+    _functions[functions.team.name] = functions
+    if DTensor.__torch_function__ is not _torch_function:
+        DTensor.__torch_function__ = staticmethod(_torch_function)  # type: ignore[method-assign]
+
+
+def forget(functions: Functions) -> None:
+    """The team's tensors are gone."""
+    _functions.pop(functions.team.name, None)

@@ -1,0 +1,90 @@
+"""Linear layers, of PyTorch and of `transformers`, whole and in parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from weft.torch.pytorch.private import version
+
+from .attention import cuts_of_attention
+from .cuts import Cut
+from .rules import as_parts, as_whole, wrap
+from .splits import COLUMN, Linear
+from .team import Team, enter, leave
+
+_CONV1D = "transformers.pytorch_utils", "Conv1D"
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether it is the ``Conv1D`` of `transformers`: a linear whose weight has the inputs first."""
+    return (type(module).__module__, type(module).__name__) == _CONV1D
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether weft knows how to split the module; subclasses may do anything."""
+    return type(module) is nn.Linear or is_transposed(module)
+
+
+def features(module: nn.Module) -> tuple[int, int]:
+    """How many inputs and how many results a linear has."""
+    shape = [*module.get_parameter("weight").shape]
+    results, inputs = reversed(shape) if is_transposed(module) else shape
+    return inputs, results
+
+
+def cuts_of(module: nn.Module, linear: Linear) -> dict[str, Cut]:
+    """How the parameters of a linear are cut, by name; those that stay whole are left out."""
+    if isinstance(module, nn.MultiheadAttention):
+        return cuts_of_attention(module)
+    inputs, results = features(module)
+    weight = module.get_parameter("weight")
+    by_results = linear.kind == COLUMN
+    dim = int(by_results == is_transposed(module))
+    blocks = (linear.blocks or (results,)) if by_results else (inputs,)
+    cuts = {"weight": Cut(dim, blocks, tuple(weight.shape))}
+    bias = getattr(module, "bias", None)
+    if by_results and bias is not None:
+        cuts["bias"] = Cut(0, blocks, tuple(bias.shape))
+    return cuts
+
+
+def product(module: nn.Module, inputs: Tensor, bias: Tensor | None) -> Tensor:
+    """The inputs times what the module has of its weight."""
+    weight: Any = module.weight
+    return F.linear(inputs, weight.t() if is_transposed(module) else weight, bias)
+
+
+class Entered:
+    """Whole tensors that have entered a region, so that linears that share one share its gradient's messages."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Tensor, int, Tensor]] = {}
+
+    def __call__(self, whole: Tensor, team: Team) -> Tensor:
+        key, count = id(whole), version(whole)
+        known = self._found.get(key)
+        if known is None or known[1] != count or known[2].requires_grad != whole.requires_grad:
+            known = self._found[key] = (whole, count, enter(whole, team))
+        return known[2]
+
+
+def column(module: nn.Module, input: Any, blocks: tuple[int, ...], team: Team, entered: Any) -> DTensor:
+    """Some of the results, as a part of all."""
+    local = entered(as_whole(input), team)
+    bias: Any = module.bias
+    return wrap(product(module, local, bias), -1, team, blocks)
+
+
+def row(module: nn.Module, input: Any, team: Team) -> Tensor:
+    """All results, from some of the inputs and the other ranks' sums."""
+    if not isinstance(input, DTensor):
+        input = DTensor.from_local(input, team.mesh, [Replicate()]).redistribute(
+            placements=[Shard(input.ndim - 1)]
+        )
+    result = leave(product(module, as_parts(input, input.ndim - 1, team), None), team)
+    bias: Any = module.bias
+    return result if bias is None else result + bias.to(result.dtype)

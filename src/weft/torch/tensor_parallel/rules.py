@@ -1,0 +1,404 @@
+"""weft's own rules for functions on tensors in parts: attention, products, dropout, fused projections.
+
+Each takes the team, the function and its arguments. It gives the result, or ``NotImplemented`` where PyTorch's own rule
+will do, or raises :class:`Unsplittable` where whole tensors are needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from weft.torch.pytorch.torch_functions import named
+from weft.torch.session.random_streams import TORCH, Streams, mix
+from weft.torch.tensors.marks import BLOCKS
+
+from .cuts import Cut, joined
+from .team import Team, enter
+
+
+class Unsplittable(Exception):
+    """A function needs whole tensors; the text says why, behind the function's name, and ``tensor`` which one."""
+
+    def __init__(self, text: str, tensor: Any = None) -> None:
+        super().__init__(text)
+        self.tensor = tensor
+
+
+def parts_in(args: Any, kwargs: Any) -> list[DTensor]:
+    """The tensors in parts among the arguments."""
+    found: list[DTensor] = []
+    waiting = [*args, *kwargs.values()]
+    for each in waiting:
+        if isinstance(each, DTensor):
+            found.append(each)
+        elif isinstance(each, (list, tuple)):
+            waiting.extend(each)
+    return found
+
+
+def shard_of(tensor: Any) -> int | None:
+    """The dimension along which a tensor is in parts; None if it is whole, or in no simple parts."""
+    if not isinstance(tensor, DTensor):
+        return None
+    placement = tensor.placements[0]
+    return placement.dim if type(placement) is Shard else None
+
+
+def as_whole(tensor: Tensor) -> Tensor:
+    """A plain tensor with what the parts hold together; its gradient reaches all parts."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    blocks = getattr(tensor, BLOCKS)
+    whole: Tensor = tensor.full_tensor()
+    if blocks is None:
+        return whole
+    size = tensor.device_mesh.size()
+    dim = whole.ndim - 1
+    return joined(whole.chunk(size, dim), Cut(dim, blocks, tuple(whole.shape)))
+
+
+def as_parts(tensor: DTensor, dim: int, team: Team) -> Tensor:
+    """This rank's part along ``dim`` of a tensor in other parts."""
+    if getattr(tensor, BLOCKS) is not None:
+        whole = as_whole(tensor)
+        return (
+            DTensor.from_local(whole, team.mesh, [Replicate()])
+            .redistribute(placements=[Shard(dim)])
+            .to_local()
+        )
+    if shard_of(tensor) != dim:
+        tensor = tensor.redistribute(placements=[Shard(dim)])
+    local: Tensor = tensor.to_local()
+    return local
+
+
+def wrap(local: Tensor, dim: int, team: Team, blocks: tuple[int, ...] | None = None) -> DTensor:
+    """The ranks' tensors as one, behind each other along ``dim``."""
+    tensor = DTensor.from_local(local, team.mesh, [Shard(dim % local.ndim)], run_check=False)
+    if blocks is not None and len(blocks) > 1:
+        setattr(tensor, BLOCKS, blocks)
+    return tensor
+
+
+# --- operands ----------------------------------------------------------------------------------------------
+
+
+def _operand(tensor: Tensor, back: int, total: int, team: Team) -> Tensor:
+    """This rank's part of an operand, of which dimension ``-back`` is in parts elsewhere and has ``total`` there."""
+    if isinstance(tensor, DTensor):
+        if getattr(tensor, BLOCKS) is None and shard_of(tensor) == tensor.ndim - back:
+            local: Tensor = tensor.to_local()
+            return local
+        raise Unsplittable("has an operand in other parts", tensor)
+    if tensor.ndim < back or tensor.shape[-back] == 1:
+        return enter(tensor, team)
+    if tensor.shape[-back] == total:
+        return enter(tensor, team).narrow(-back, team.rank * (total // team.size), total // team.size)
+    raise Unsplittable(f"has an operand of {tensor.shape[-back]} where {total} are in parts")
+
+
+def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """Scaled dot-product attention on this rank's heads."""
+    given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
+    given.update(kwargs)
+    query, key, value, mask = (
+        given.pop("query"),
+        given.pop("key"),
+        given.pop("value"),
+        given.pop("attn_mask", None),
+    )
+    backs = {each.ndim - dim for each in (query, key, value) if (dim := shard_of(each)) is not None}
+    back = max(backs, default=0)
+    if back < 3 or query.ndim < back or query.shape[-back] % team.size:
+        raise Unsplittable("needs whole heads in parts")
+    total = query.shape[-back]
+    local = _operand(query, back, total, team)
+    key, value = (_few_heads(each, back, total, team) for each in (key, value))
+    if mask is not None:
+        mask = _operand(mask, back, total, team)
+    with stream_of_part(team, given.get("dropout_p", 0.0) > 0):
+        result = func(local, key, value, mask, **given)
+    return wrap(result, result.ndim - back, team)
+
+
+def _few_heads(tensor: Tensor, back: int, total: int, team: Team) -> Tensor:
+    """This rank's part of keys or values, which may have fewer heads than there are ranks."""
+    if isinstance(tensor, DTensor) and (shard_of(tensor) or 0) >= tensor.ndim - 2:
+        raise Unsplittable(
+            f"has {tensor.shape[-back]} heads of keys, which cannot be divided by {team.size}", tensor
+        )
+    if isinstance(tensor, DTensor) or tensor.ndim < back or tensor.shape[-back] in (1, total):
+        return _operand(tensor, back, total, team)
+    heads, own = tensor.shape[-back], total // team.size
+    group = total // heads
+    if total % heads or (group % own and own % group):
+        raise Unsplittable(f"has {heads} heads of keys for {own} heads of queries on each rank")
+    first, count = team.rank * own // group, max(1, own // group)
+    return enter(tensor, team).narrow(-back, first, count)
+
+
+def product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """A product of matrices in batches that are in parts."""
+    if len(args) != 2 or kwargs:
+        return NotImplemented
+    for each in args:
+        dim = shard_of(each)
+        if dim is not None and dim < each.ndim - 2:
+            back, total = each.ndim - dim, each.shape[dim]
+            break
+    else:
+        return NotImplemented
+    result = func(*(_operand(each, back, total, team) for each in args))
+    return wrap(result, result.ndim - back, team)
+
+
+def batched_product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """A product of matrices whose first dimension, heads of all samples, is in parts."""
+    if kwargs.keys() - {"batch1", "batch2", "beta", "alpha"}:
+        return NotImplemented
+    operands = [*args, *(kwargs[name] for name in ("batch1", "batch2") if name in kwargs)]
+    found = [each for each in operands if isinstance(each, DTensor) and each.placements[0].is_shard(0)]
+    found += [each for each in operands if isinstance(each, DTensor) and _is_strided(each)]
+    if not found or any(each.shape[0] != found[0].shape[0] for each in operands):
+        return NotImplemented
+    placements = found[-1].placements
+    local = []
+    for each in operands:
+        if not isinstance(each, DTensor):
+            each = DTensor.from_local(each, team.mesh, [Replicate()], run_check=False).redistribute(
+                placements=placements
+            )
+        if each.placements != placements:
+            raise Unsplittable("has operands in different parts")
+        local.append(each.to_local())
+    numbers = {name: kwargs[name] for name in ("beta", "alpha") if name in kwargs}
+    return DTensor.from_local(func(*local, **numbers), team.mesh, placements, run_check=False)
+
+
+def _is_strided(tensor: DTensor) -> bool:
+    """Whether heads in parts were seen as one dimension with the samples."""
+    placement: Any = tensor.placements[0]
+    return hasattr(placement, "split_factor") and placement.dim == 0
+
+
+def concatenated(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """PyTorch lets empty tensors of one dimension be joined with any others; its rules for parts do not."""
+    if not args or not isinstance(args[0], (list, tuple)):
+        return NotImplemented
+    filled = [each for each in args[0] if isinstance(each, DTensor) or each.shape != (0,)]
+    return NotImplemented if len(filled) == len(args[0]) else func(filled, *args[1:], **kwargs)
+
+
+# --- random numbers ----------------------------------------------------------------------------------------
+
+
+class stream_of_part:
+    """Inside, random numbers are this rank's own; all ranks' common stream moves on by one number."""
+
+    def __init__(self, team: Team, draws: bool = True) -> None:
+        self._team, self._draws = team, draws
+
+    def __enter__(self) -> None:
+        if self._draws:
+            device = torch.device(self._team.mesh.device_type)
+            if device.type == "cuda":
+                device = torch.device("cuda", torch.cuda.current_device())
+            self._streams = Streams(device)
+            seed = self._streams.draw()
+            self._before = self._streams.capture(TORCH)
+            self._streams.seed(mix(seed, self._team.rank), TORCH)
+
+    def __exit__(self, *_: object) -> None:
+        if self._draws:
+            self._streams.restore(self._before)
+
+
+def dropout(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """Dropout and the like, whose result has its first argument's shape: each part with numbers of its own."""
+    given = args[0] if args else kwargs.get("input")
+    dim = shard_of(given)
+    rest = [*args[1:], *(value for name, value in kwargs.items() if name != "input")]
+    if dim is None or any(isinstance(each, Tensor) for each in rest):
+        return (
+            NotImplemented if isinstance(given, DTensor) and given.placements[0].is_replicate() else _fail()
+        )
+    assert given is not None
+    local = given.to_local()
+    with stream_of_part(team, _draws(func, args, kwargs)):
+        result = func(local, *args[1:], **kwargs) if args else func(**{**kwargs, "input": local})
+    return given if result is local else wrap(result, dim, team)
+
+
+def _draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a function of random numbers draws any: dropout does so only in training."""
+    if "dropout" not in getattr(func, "__name__", ""):
+        return True
+    given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
+    return given.get("p", 0.5) > 0 and bool(given.get("training", given.get("train", True)))
+
+
+def _fail() -> Any:
+    raise Unsplittable("draws random numbers for a tensor in parts")
+
+
+def statistics(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """Functions that write running statistics, which are whole."""
+    raise Unsplittable("keeps statistics of the whole")
+
+
+def drawn(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """Other random functions: as in one process, for whole tensors."""
+    return _fail()
+
+
+# --- fused projections -------------------------------------------------------------------------------------
+
+_SPLIT = named((torch, Tensor), ("split", "split_with_sizes"))
+_CHUNK = named((torch, Tensor), ("chunk",))
+_NARROW = named((torch, Tensor), ("narrow",))
+_GETITEM = {Tensor.__getitem__}
+VIEWS = named((torch, Tensor), ("view", "reshape", "unflatten"))
+_ONE_BY_ONE = named(
+    (torch, Tensor, F),
+    ("to", "float", "half", "bfloat16", "double", "contiguous", "clone", "detach", "type_as", "clamp", "gelu", "silu",
+     "relu", "tanh", "sigmoid", "mul", "__mul__", "__rmul__", "__truediv__", "div"),
+)  # fmt: skip
+
+
+def ranges_of(func: Any, args: Any, kwargs: Any) -> tuple[list[tuple[int, int]], bool] | None:
+    """From where to where a function takes pieces of its argument's last dimension, and whether it gives several.
+
+    ``None``: it does something else.
+    """
+    tensor = args[0] if args else None
+    if not isinstance(tensor, DTensor):
+        return None
+    last, width = tensor.ndim - 1, tensor.shape[-1]
+    if func in _SPLIT or func in _CHUNK:
+        how = (
+            args[1]
+            if len(args) > 1
+            else next((v for k, v in kwargs.items() if k not in ("dim", "input")), None)
+        )
+        dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+        if how is None or dim % tensor.ndim != last:
+            return None
+        if func in _CHUNK:
+            how = math.ceil(width / how)
+        sizes = (
+            [how] * (width // how) + [width % how] * bool(width % how) if isinstance(how, int) else list(how)
+        )
+        stops = [sum(sizes[: n + 1]) for n in range(len(sizes))]
+        return list(zip([0, *stops[:-1]], stops, strict=True)), True
+    if func in _NARROW and not kwargs and args[1] % tensor.ndim == last and isinstance(args[2], int):
+        return [(args[2], args[2] + args[3])], False
+    if func in _GETITEM:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        full = [
+            each is Ellipsis or each == slice(None) for each in index[:-1] if not isinstance(each, Tensor)
+        ]
+        reaches = len(index) == tensor.ndim or (len(index) > 1 and index[0] is Ellipsis)
+        if reaches and len(full) == len(index) - 1 and all(full) and isinstance(index[-1], slice):
+            start, stop, step = index[-1].indices(width)
+            if step == 1:
+                return [(start, max(start, stop))], False
+    return None
+
+
+def blocks_apart(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """Functions on the result of a fused projection: those that take its blocks apart, and some one by one."""
+    tensor = args[0] if args else None
+    blocks = getattr(tensor, BLOCKS, None)
+    if blocks is None or len(parts_in(args[1:], kwargs)):
+        raise Unsplittable("takes the result of a fused projection together with other parts")
+    assert isinstance(tensor, DTensor)
+    if func in _ONE_BY_ONE and all(not isinstance(each, Tensor) or each.numel() == 1 for each in args[1:]):
+        return wrap(func(tensor.to_local(), *args[1:], **kwargs), -1, team, blocks)
+    pieces = ranges_of(func, args, kwargs)
+    if pieces is not None:
+        return _pieces(tensor, blocks, *pieces, team)
+    if func in VIEWS:
+        return _seen_as(tensor, blocks, func, args, kwargs, team)
+    raise Unsplittable("takes the result of a fused projection as it is")
+
+
+def _pieces(
+    tensor: DTensor, blocks: tuple[int, ...], ranges: list[tuple[int, int]], several: bool, team: Team
+) -> Any:
+    edges = [sum(blocks[:n]) for n in range(len(blocks) + 1)]
+    if any(edge not in edges for one in ranges for edge in one):
+        raise Unsplittable("takes pieces of a fused projection that are not its blocks")
+    local = tensor.to_local()
+    found = []
+    for start, stop in ranges:
+        own = blocks[edges.index(start) : edges.index(stop)]
+        piece = local.narrow(-1, start // team.size, (stop - start) // team.size)
+        found.append(wrap(piece, -1, team, own))
+    return tuple(found) if several else found[0]
+
+
+def new_shape(func: Any, args: Any, kwargs: Any) -> tuple[int, ...] | None:
+    """The shape as which a function of :data:`VIEWS` sees its argument."""
+    tensor = args[0]
+    if kwargs and func not in named((torch, Tensor), ("unflatten",)):
+        return None
+    if func in named((torch, Tensor), ("unflatten",)):
+        dim = (args[1] if len(args) > 1 else kwargs["dim"]) % tensor.ndim
+        sizes = args[2] if len(args) > 2 else kwargs["sizes"]
+        shape = [*tensor.shape[:dim], *sizes, *tensor.shape[dim + 1 :]]
+    else:
+        shape = [*args[1]] if isinstance(args[1], (tuple, list)) else [*args[1:]]
+    if not all(isinstance(size, int) for size in shape):
+        return None
+    if -1 in shape:
+        rest = -math.prod(shape)
+        shape[shape.index(-1)] = tensor.numel() // rest if rest else 0
+    return tuple(shape)
+
+
+def _seen_as(
+    tensor: DTensor, blocks: tuple[int, ...], func: Any, args: Any, kwargs: Any, team: Team
+) -> DTensor:
+    """The result of a fused projection seen as ``(..., blocks, heads, size of a head)``."""
+    shape, count, width = new_shape(func, args, kwargs), len(blocks), tensor.shape[-1]
+    if shape is not None:
+        if shape == tuple(tensor.shape):
+            return tensor
+        for at in range(len(shape) - 1):
+            fits = shape[at] == count and math.prod(shape[at:]) == width and shape[at + 1] % team.size == 0
+            if fits and len(set(blocks)) == 1:
+                own = (*shape[: at + 1], shape[at + 1] // team.size, *shape[at + 2 :])
+                return wrap(tensor.to_local().reshape(own), at + 1, team)
+    raise Unsplittable("sees the result of a fused projection in another shape than its blocks'")
+
+
+Rule = Callable[[Team, Any, Any, Any], Any]
+RULES: dict[Any, Rule] = {
+    "blocks": blocks_apart,
+    F.scaled_dot_product_attention: attention,
+    **dict.fromkeys(named((torch,), ("cat", "concat", "concatenate")), concatenated),
+    **dict.fromkeys(named((torch, Tensor), ("matmul", "__matmul__")), product),
+    **dict.fromkeys(named((torch, Tensor), ("bmm", "baddbmm")), batched_product),
+    **dict.fromkeys(named((torch, F), ("batch_norm", "instance_norm")), statistics),
+    **dict.fromkeys(
+        named((torch, Tensor, F), ("dropout", "dropout_", "bernoulli", "bernoulli_", "rand_like", "randn_like")),
+        dropout,
+    ),
+    **dict.fromkeys(
+        named(
+            (torch, Tensor, F),
+            ("alpha_dropout", "feature_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d",
+             "multinomial", "normal", "normal_", "uniform_", "random_", "exponential_", "rrelu", "gumbel_softmax",
+             "randint_like", "poisson"),
+        ),
+        drawn,
+    ),
+}  # fmt: skip
+"""The rules by function; that of fused projections comes before all others."""

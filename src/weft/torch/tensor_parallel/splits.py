@@ -1,0 +1,117 @@
+"""What can be split over axis ``tp``, and what stays whole and why: a value, and its text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.errors import FormatError
+
+COLUMN, ROW, HEADS = "column", "row", "heads"
+HOW = {COLUMN: "results", ROW: "inputs", HEADS: "heads"}
+
+
+@dataclass(frozen=True)
+class Linear:
+    """How a linear is split.
+
+    Attributes:
+        kind: ``column``: each rank computes some of its results; ``row``: each rank takes some of its inputs;
+            ``heads``: a whole attention module, of whose heads each rank has some.
+        blocks: Of a column linear, how many results each of its blocks has; more than one for a fused projection.
+    """
+
+    kind: str
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Region:
+    """A module inside of which tensors are in parts.
+
+    Attributes:
+        name: The module.
+        linears: Its linears by name.
+    """
+
+    name: str
+    linears: Mapping[str, Linear]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What :func:`find` found.
+
+    Attributes:
+        size: Over how many ranks.
+        regions: What is split.
+        whole: The linears that stay whole, and why.
+    """
+
+    size: int
+    regions: tuple[Region, ...] = ()
+    whole: Mapping[str, str] = field(default_factory=dict)
+
+    def linears(self) -> dict[str, Linear]:
+        """All linears that are split, by name."""
+        return {name: linear for region in self.regions for name, linear in region.linears.items()}
+
+    def to_record(self) -> dict[str, Any]:
+        """The same as values that JSON knows."""
+        regions = [
+            {"name": region.name, "linears": {n: [v.kind, list(v.blocks)] for n, v in region.linears.items()}}
+            for region in self.regions
+        ]
+        return {"size": self.size, "regions": regions, "whole": dict(self.whole)}
+
+    @classmethod
+    def from_record(cls, record: Any) -> Splits:
+        """What :meth:`to_record` gave.
+
+        Raises:
+            FormatError: The record is none of those.
+        """
+        try:
+            regions = tuple(
+                Region(
+                    str(region["name"]),
+                    {
+                        str(name): Linear({each: each for each in HOW}[kind], tuple(int(n) for n in blocks))
+                        for name, (kind, blocks) in region["linears"].items()
+                    },
+                )
+                for region in record["regions"]
+            )
+            whole = {str(name): str(reason) for name, reason in record["whole"].items()}
+            return cls(int(record["size"]), regions, whole)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FormatError(f"no record of what is split over axis tp: {error!r}") from error
+
+    def text(self) -> str:
+        """A table: linears of layers that are alike in one line."""
+        rows: dict[tuple[str, str], int] = {}
+        for name, linear in self.linears().items():
+            how = HOW[linear.kind]
+            if len(linear.blocks) > 1:
+                how += f", {len(linear.blocks)} blocks of {', '.join(map(str, dict.fromkeys(linear.blocks)))}"
+            key = pattern(name), f"split by its {how}"
+            rows[key] = rows.get(key, 0) + 1
+        for name, reason in self.whole.items():
+            key = pattern(name), f"whole: {reason}"
+            rows[key] = rows.get(key, 0) + 1
+        if not rows:
+            return f"axis tp ({self.size} ranks): the model has no linears"
+        width = max(len(name) for name, _ in rows)
+        lines = [f"  {name:{width}}  {count:3}  {how}" for (name, how), count in rows.items()]
+        return "\n".join([f"linears over the {self.size} ranks of axis tp", *lines])
+
+
+def pattern(name: str) -> str:
+    """A module's name with a star for numbers of layers: what is alike has one pattern.
+
+    >>> pattern("model.layers.12.mlp.up_proj"), pattern("blocks.3.mlp.0")
+    ('model.layers.*.mlp.up_proj', 'blocks.*.mlp.0')
+    """
+    return re.sub(r"(?<![^.])\d+(?=\.)", "*", name)

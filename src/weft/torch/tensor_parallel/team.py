@@ -1,0 +1,113 @@
+"""The ranks that hold the parts of one tensor, and what they do together."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
+
+from weft.errors import UsageError
+
+_numbers = itertools.count()
+
+
+class Team:
+    """The ranks of one group of axis ``tp``.
+
+    A copied model belongs to the same team, so copies of a team are the team itself.
+
+    Attributes:
+        rank: This rank's number in the group.
+        size: How many ranks the group has.
+        mesh: The group as PyTorch's tensors in parts know it. Its name is no other mesh's: PyTorch takes meshes of
+            equal names and ranks for one, also after the group of the first is gone.
+        group: The group; None where the ranks are imagined, and sums are what this rank has.
+    """
+
+    def __init__(self, mesh: DeviceMesh, group: Any, rank: int, size: int) -> None:
+        self.mesh, self.group, self.rank, self.size = mesh, group, rank, size
+        assert mesh.mesh_dim_names is not None
+        self.name = mesh.mesh_dim_names[0]
+
+    @classmethod
+    def of(cls, group: Any, rank: int, size: int, device: torch.device) -> Team:
+        """The team of a group of ``torch.distributed``."""
+        mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=(new_name(),))
+        return cls(mesh, group, rank, size)
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """The sum over the ranks, written into the tensor, which is contiguous."""
+        if self.group is not None:
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, in their order."""
+        if self.group is None:
+            return [tensor] * self.size
+        own = tensor.contiguous()
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(parts, own, group=self.group)
+        return parts
+
+    def __deepcopy__(self, memo: Any) -> Team:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "a model that is split over axis tp cannot be pickled: save its state_dict(), or a checkpoint of the job"
+        )
+
+
+def new_name() -> str:
+    """A name for a mesh that no other mesh of this process has."""
+    return f"weft-tp-{next(_numbers)}"
+
+
+class Enter(torch.autograd.Function):
+    """A whole tensor on its way to the parts: each rank's gradient is that of its part, so they are added up."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, team: Team) -> Tensor:
+        ctx.team = team
+        return whole.view_as(whole)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.team.add_up(gradient.clone(memory_format=torch.contiguous_format)), None
+
+
+class Leave(torch.autograd.Function):
+    """The parts' results on their way to a whole tensor: they are added up, and each gets the whole gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, team: Team) -> Tensor:
+        if not part.is_contiguous():
+            return team.add_up(part.contiguous())
+        ctx.mark_dirty(part)
+        return team.add_up(part)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def enter(whole: Tensor, team: Team) -> Tensor:
+    """The tensor, whose gradient is the sum of the ranks'."""
+    if torch.is_grad_enabled() and whole.requires_grad:
+        result: Tensor = Enter.apply(whole, team)
+        return result
+    return whole
+
+
+def leave(part: Tensor, team: Team) -> Tensor:
+    """The sum of the ranks' tensors; ``part`` may be written."""
+    result: Tensor = Leave.apply(part, team)
+    return result

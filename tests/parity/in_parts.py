@@ -1,0 +1,248 @@
+"""Steps of models whose weights are cut over ranks; started by `test_in_parts.py`.
+
+    in_parts.py --folder FOLDER --partitions 2 check...       with tensor_parallel_degree in WEFT_SET
+
+Every rank asserts for itself; a job that ends well has passed.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft.torch as weft
+from tests.parity.registry import Checks
+from weft.errors import DivergenceError, UsageError
+from weft.torch.replicas.whole_tensors import whole
+from weft.torch.tensor_parallel import is_cut
+
+CHECKS = Checks()
+ROWS, WIDTH, STEPS = 8, 12, 3
+given = CHECKS.given
+
+
+class Block(nn.Module):
+    """Two linears that can be cut, between a norm and a sum, which cannot."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.inner = nn.Linear(WIDTH, 3 * WIDTH)
+        self.outer = nn.Linear(3 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(self.outer(torch.tanh(self.inner(self.norm(x)))))
+
+
+def network(rate: float = 0.0) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(rate) for _ in range(4)))
+
+
+def batch(number: int) -> Tensor:
+    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(number))
+
+
+class Job:
+    """A model and what trains it; and the same in one process, on all samples."""
+
+    def __init__(self, rate: float = 0.0, places: bool = True, **settings: Any) -> None:
+        gc.collect()
+        by_hand = {"auto_partition": False, "default_partition": 0} if places else {}
+        weft.init({"partitions": given.partitions, "microbatches": 2, **by_hand, **settings})
+        net = network(rate)
+        self.alone = copy.deepcopy(net)
+        for number in range(4) if places else ():
+            weft.set_partition(net[number], number * given.partitions // 4)
+        self.model = weft.DistributedModel(net)
+        self.optimizer = weft.DistributedOptimizer(torch.optim.AdamW(self.model.parameters(), lr=0.01))
+        self.plain = torch.optim.AdamW(self.alone.parameters(), lr=0.01)
+        self.steps = 0
+
+        @weft.step
+        def step(model: nn.Module, x: Tensor) -> Tensor:
+            loss = (model(x) - x.roll(1, 1)).square().mean()
+            model.backward(loss)
+            return loss
+
+        self.step = step
+
+    def train(self, steps: int = STEPS, max_norm: float = 1e9) -> list[float]:
+        losses = []
+        for _ in range(steps):
+            mine = batch(self.steps).chunk(weft.rdp_size())[weft.rdp_rank()]
+            self.optimizer.zero_grad()
+            losses.append(self.step(self.model, mine).reduce_mean().item())
+            self.norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+            self.optimizer.step()
+            self.steps += 1
+        return losses
+
+    def train_alone(self, steps: int = STEPS, max_norm: float = 1e9) -> list[float]:
+        """On the samples of this rank's copy the losses, on all samples the gradients."""
+        losses = []
+        for number in range(steps):
+            self.plain.zero_grad()
+            x = batch(number)
+            each = (self.alone(x) - x.roll(1, 1)).square().mean(1)
+            each.mean().backward()
+            losses.append(each.chunk(weft.rdp_size())[weft.rdp_rank()].mean().item())
+            self.norm_alone = torch.nn.utils.clip_grad_norm_(self.alone.parameters(), max_norm)
+            self.plain.step()
+        return losses
+
+    def compare(self) -> None:
+        """The whole states are those of one process."""
+        torch.testing.assert_close(
+            self.model.state_dict(), dict(self.alone.state_dict()), rtol=1e-5, atol=1e-6
+        )
+        mine, theirs = self.optimizer.state_dict(), self.plain.state_dict()
+        assert mine["state"].keys() == theirs["state"].keys()
+        for number, state in theirs["state"].items():
+            torch.testing.assert_close(mine["state"][number], state, rtol=1e-4, atol=1e-7)
+
+    def cut(self) -> list[str]:
+        return [name for name, parameter in self.model.local_named_parameters() if is_cut(parameter)]
+
+
+@CHECKS.check
+def steps_give_the_weights_and_states_of_one_process() -> None:
+    for pipeline in ("interleaved", "simple", "zb_h1"):
+        job = Job(pipeline=pipeline)
+        assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
+        assert len(job.cut()) == 3 * 4 // given.partitions  # inner weight and bias, outer weight
+        job.compare()
+
+
+@CHECKS.check
+def a_rank_holds_its_part_of_weights_and_states() -> None:
+    job = Job()
+    job.train(1)
+    ranks = weft.tp_size() * given.partitions
+    cut = 4 * (2 * 3 * WIDTH * WIDTH + 3 * WIDTH) / ranks
+    kept = 4 * 3 * WIDTH / given.partitions  # the norms, and the outer biases
+    assert sum(p.numel() for p in job.model.local_parameters()) == cut + kept
+    states = [s for entry in job.optimizer.optimizer.state.values() for s in entry.values()]
+    assert sum(s.numel() for s in states if s.dim()) == 2 * (cut + kept)
+
+
+@CHECKS.check
+def norms_are_those_of_the_whole_model() -> None:
+    job = Job()
+    assert job.train(2, max_norm=0.05) == pytest.approx(job.train_alone(2, max_norm=0.05), rel=1e-5)
+    assert float(job.norm) == pytest.approx(float(job.norm_alone), rel=1e-5)
+    job.compare()
+    mine = [p.grad for p in job.model.local_parameters() if p.grad is not None]
+    total = torch.nn.utils.get_total_norm([p.grad for p in job.alone.parameters() if p.grad is not None])
+    assert float(torch.nn.utils.get_total_norm(mine)) == pytest.approx(float(total), rel=1e-4)
+
+
+@CHECKS.check
+def gradients_are_compared_with_one_process() -> None:
+    job = Job(verify="gradients")
+    job.train(1)
+
+
+@CHECKS.check
+def a_whole_state_is_loaded_into_parts() -> None:
+    job = Job()
+    job.train(2)
+    state, states = copy.deepcopy((job.model.state_dict(), job.optimizer.state_dict()))
+    other = Job()
+    other.train(1)
+    other.model.load_state_dict(state)
+    other.optimizer.load_state_dict(states)
+    other.steps = job.steps
+    assert other.train(1) == pytest.approx(job.train(1), rel=1e-6)
+    torch.testing.assert_close(other.model.state_dict(), job.model.state_dict(), rtol=1e-6, atol=1e-7)
+    with pytest.raises(
+        UsageError, match=r"0\.inner\.weight has the shape \[3, 3\], the model needs \[36, 12\]"
+    ):
+        job.model.load_state_dict({**state, "0.inner.weight": torch.zeros(3, 3)})
+
+
+@CHECKS.check
+def chance_is_the_same_where_tensors_are_whole() -> None:
+    job = Job(rate=0.5)
+    torch.manual_seed(weft.rank())  # ranks that do not agree at all
+    losses = job.train()
+    state = {name: value for name, value in job.model.state_dict().items()}
+    for name, parameter in job.model.local_named_parameters():
+        if not is_cut(parameter):  # equal on the ranks that split the others
+            torch.testing.assert_close(
+                parameter.detach(), state[name.removeprefix("module.")], rtol=0, atol=0
+            )
+    again = Job(rate=0.5)
+    torch.manual_seed(weft.rank() + 1)
+    assert again.train() != losses  # the first rank decides, and was seeded otherwise
+
+
+@CHECKS.check
+def other_batches_are_an_error() -> None:  # the last one: a job that has failed cannot go on
+    job = Job()
+    job.train(1)
+    with pytest.raises(
+        DivergenceError, match=r"weft\.rdp_rank\(\) of weft\.rdp_size\(\), not by weft\.dp_rank"
+    ):
+        job.step(job.model, batch(weft.tp_rank()))
+
+
+@CHECKS.check
+def copies_are_refused() -> None:
+    job = Job()
+    job.train(1)
+    with pytest.raises(UsageError, match="cut over ranks"):
+        copy.deepcopy(job.model)
+
+
+@CHECKS.check
+def saves_go_to_other_layouts() -> None:
+    """The first layout saves, and trains on; all others go on from there as it did."""
+    folder = given.folder / "saves"
+    job = Job()
+    if not (folder / "newest").exists():
+        job.train(2)
+        weft.save_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
+        weft.save_checkpoint(given.folder / "full", "two", partial=False, model=job.model)
+        after = job.train(2)
+        torch.save([after, job.model.state_dict()], given.folder / f"after-{weft.rank()}.pt")
+        return
+    weft.resume_from_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
+    job.steps = 2
+    losses = job.train(2)
+    expected, state = torch.load(given.folder / "after-0.pt")
+    if weft.rdp_size() == 1:
+        assert losses == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(job.model.state_dict(), state, rtol=1e-5, atol=1e-6)
+    full = torch.load(given.folder / "full" / "two")
+    assert {name: value.shape for name, value in full.items()} == {n: v.shape for n, v in state.items()}
+
+
+@CHECKS.check
+def automatic_splits_and_schedules_fit() -> None:
+    job = Job(places=False, pipeline="auto")
+    assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
+    assert job.cut()
+
+
+@CHECKS.check
+def whole_gradients_come_from_all_ranks() -> None:
+    job = Job()
+    job.train(1)
+    job.train_alone(1)
+    alone = dict(job.alone.named_parameters())
+    for name, parameter in job.model.local_named_parameters():
+        torch.testing.assert_close(
+            whole(parameter.grad, parameter), alone[name.removeprefix("module.")].grad, rtol=1e-4, atol=1e-7
+        )
+
+
+if __name__ == "__main__":
+    CHECKS.run(sys.argv[1:], lambda: None)

@@ -1,0 +1,107 @@
+"""Worker: models split over axis `tp`, in plain PyTorch, compared with one process.
+
+By hand, from the root of the repository:
+
+    PYTHONPATH=. python -m weft run -n 2 tests/parity/run_tensor_parallel.py LlamaForCausalLM
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.parity.compare import TOLERANCE, Comparison, Record, train_alone
+from tests.parity.tensor_parallel_models import OWN
+from tests.parity.worker import BeforeSplit, arguments, work
+from tests.parity.zoo import CASES
+from tests.parity.zoo.case import STEPS, Case
+from weft.torch.tensor_parallel import Splits, find, is_cut, split, whole
+
+MICROBATCHES = 2
+ALL = {**CASES, **OWN}
+ROUGH = {"bf16": 0.05}
+"""How far apart numbers of 16 bits may be."""
+
+
+def begin(ranks: int) -> int:
+    """A plain process group."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    return dist.get_rank()
+
+
+def gathered(record: Record, net: nn.Module) -> Record:
+    """The record with whole gradients and parameters."""
+    parameters = dict(net.named_parameters())
+
+    def joined(named: Any) -> Any:
+        return {
+            name: value if value is None or name not in parameters else whole(parameters[name], value)
+            for name, value in named.items()
+        }
+
+    return dataclasses.replace(
+        record,
+        gradients=[joined(each) for each in record.gradients],
+        parameters=joined(record.parameters),
+        state={},
+    )
+
+
+def found(net: nn.Module, case: Case, size: int) -> Splits:
+    """What rank 0 finds, told to all."""
+    told: list[Any] = [None]
+    if dist.get_rank() == 0:
+        batch = case.batch(0)
+        before = copy.deepcopy(net.state_dict())
+        state = torch.get_rng_state()
+        told = [find(net, lambda: case.loss(net(**batch, **case.options)), size).to_record()]
+        assert torch.equal(state, torch.get_rng_state()), "random numbers moved on"
+        assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
+    dist.broadcast_object_list(told)
+    return Splits.from_record(told[0])
+
+
+def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
+    """Three steps alone, three steps split, and what differs."""
+    case = ALL[name]
+    batches = [case.batch(step) for step in range(STEPS)]
+
+    def loss_of(model: Any, batch: dict[str, Any]) -> Any:
+        return case.loss(model(**batch, **case.options))
+
+    try:
+        net = case.build()
+        alone = copy.deepcopy(net)
+        expected = train_alone(alone, batches, loss_of, case.optimizer_for(alone.parameters()), MICROBATCHES)
+    except Exception as broken:
+        raise BeforeSplit(f"not trained in one process: {broken!r}") from broken
+    splits = found(net, case, ranks)
+    optimizer = case.optimizer_for(net.parameters())
+    names = [
+        f"{name}.{'in_proj_weight' if how.kind == 'heads' else 'weight'}"
+        for name, how in splits.linears().items()
+    ]
+    before = sum(net.get_parameter(name).numel() for name in names)
+    split(net, splits, dist.group.WORLD, dist.get_rank(), ranks, torch.device("cpu"))
+    held = sum(net.get_parameter(name).numel() for name in names)
+    actual = gathered(train_alone(net, batches, loss_of, optimizer, MICROBATCHES), net)
+    comparison = Comparison(ROUGH.get(name, TOLERANCE))
+    expected.state = {}
+    comparison.record(actual, expected)
+    assert all(is_cut(net.get_parameter(name)) for name in names)
+    worst = max(comparison.worst.items(), key=lambda item: item[1][0])
+    more = {
+        "worst": worst[1][0], "where": f"{worst[0]}: {worst[1][1]}", "parts": held / before if before else None,
+        "split": {name: how.kind for name, how in splits.linears().items()}, "whole": dict(splits.whole),
+    }  # fmt: skip
+    return comparison.report(), more
+
+
+if __name__ == "__main__":
+    work(arguments(list(ALL)), run_case, begin)

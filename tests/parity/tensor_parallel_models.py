@@ -1,0 +1,220 @@
+"""Models of the tests' own for axis `tp`: habits that the zoo's models have not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.parity.zoo.case import Batch, Case, generator
+
+WIDTH, LENGTH, SAMPLES, HEADS = 32, 6, 8, 4
+
+
+class Gated(nn.Module):
+    """Gate and values in one projection, taken apart in the way that is told."""
+
+    def __init__(self, apart: str = "chunk") -> None:
+        super().__init__()
+        self.both, self.down, self.apart = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(2 * WIDTH, WIDTH), apart
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.both(x)
+        if self.apart == "chunk":
+            gate, values = both.chunk(2, dim=-1)
+        elif self.apart == "slices":
+            gate, values = both[..., : 2 * WIDTH], both[..., 2 * WIDTH :]
+        elif self.apart == "clamped":
+            gate, values = both.clamp(-3.0, 3.0).split([2 * WIDTH, 2 * WIDTH], -1)
+        else:
+            gate, values = both.view(*x.shape[:-1], 2, 2 * WIDTH).unbind(-2)
+        return self.down(F.silu(gate) * values)
+
+
+class Fused(nn.Module):
+    """Attention whose queries, keys and values are seen as (samples, length, 3, heads, size of a head)."""
+
+    def __init__(self, heads: int = HEADS, eager: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.heads, self.eager, self.dropout = heads, eager, dropout
+        self.size = WIDTH // heads
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * heads * self.size), nn.Linear(heads * self.size, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, length, _ = x.shape
+        qkv = self.qkv(x).reshape(samples, length, 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv[0], qkv[1], qkv[2]
+        if self.eager:
+            weights = (q @ k.transpose(-2, -1) * self.size**-0.5).softmax(-1)
+            mixed = F.dropout(weights, self.dropout, self.training) @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(samples, length, -1))
+
+
+class FewKeys(nn.Module):
+    """Attention with fewer heads of keys than of queries."""
+
+    def __init__(self, keys: int = 1, grouped: bool = True, fused: bool = False) -> None:
+        super().__init__()
+        self.keys, self.grouped, self.fused, self.size = keys, grouped, fused, WIDTH // HEADS
+        rest = keys * self.size
+        if fused:
+            self.qkv = nn.Linear(WIDTH, WIDTH + 2 * rest)
+        else:
+            self.q, self.k, self.v = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, rest), nn.Linear(WIDTH, rest)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.bias = nn.Parameter(torch.zeros(HEADS, LENGTH, LENGTH))
+        self.norm = nn.Parameter(torch.ones(self.size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, length, _ = x.shape
+        rest = self.keys * self.size
+        parts = (
+            self.qkv(x).split([WIDTH, rest, rest], -1) if self.fused else (self.q(x), self.k(x), self.v(x))
+        )
+        q, k, v = (each.view(samples, length, -1, self.size).transpose(1, 2) for each in parts)
+        q = q * self.norm
+        if not self.grouped and k.shape[1] > 1:
+            k, v = (each.repeat_interleave(HEADS // self.keys, 1) for each in (k, v))
+        grouped = self.grouped and self.keys > 1
+        mixed = F.scaled_dot_product_attention(q, k, v, self.bias[None], enable_gqa=grouped)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Lower(nn.Module):
+    """Two linears, the first of which is called inside of an activation checkpoint, or written in place."""
+
+    def __init__(self, inside: bool = False, in_place: bool = False) -> None:
+        super().__init__()
+        self.up, self.down, self.inside, self.in_place = (
+            nn.Linear(WIDTH, 64),
+            nn.Linear(64, WIDTH),
+            inside,
+            in_place,
+        )
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 64))
+
+    def middle(self, x: Tensor) -> Tensor:
+        return F.gelu(self.up(x)) * self.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle = checkpoint(self.middle, x, use_reentrant=False) if self.inside else self.middle(x)
+        if self.inside:
+            middle = checkpoint(torch.tanh, middle, use_reentrant=False)
+        if self.in_place:
+            middle = middle.clone().mul_(2.0)
+        return self.down(middle)
+
+
+class Adapted(nn.Module):
+    """Frozen linears with small ones beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+        self.requires_grad_(False)
+        self.a, self.b = nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, 64, bias=False)
+        self.c, self.d = nn.Linear(64, 4, bias=False), nn.Linear(4, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle = F.gelu(self.up(x) + self.b(self.a(x)))
+        return self.down(middle) + self.d(self.c(middle))
+
+
+class Translator(nn.Module):
+    """PyTorch's own encoder and decoder layers, with masks of all kinds."""
+
+    def __init__(self, first: bool = True) -> None:
+        super().__init__()
+        shape: dict[str, Any] = dict(
+            d_model=WIDTH, nhead=HEADS, dim_feedforward=64, dropout=0.0, batch_first=first
+        )
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(**shape), 2, enable_nested_tensor=first
+        )
+        self.decoder = nn.TransformerDecoderLayer(**shape, norm_first=True, bias=False)
+        self.shown = nn.MultiheadAttention(WIDTH, HEADS, batch_first=first)
+        self.first = first
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = torch.arange(2, 2 + len(x)).clamp(max=LENGTH)
+        padding = torch.arange(LENGTH) >= lengths[:, None]
+        causal = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+        heads = torch.linspace(-1, 1, len(x) * HEADS)[:, None, None] * torch.ones(LENGTH, LENGTH)
+        x = x if self.first else x.transpose(0, 1)
+        memory = self.encoder(x, src_key_padding_mask=padding)
+        x = self.decoder(x, memory, tgt_mask=causal, tgt_is_causal=True, memory_key_padding_mask=padding)
+        y, average = self.shown(x, memory, memory, need_weights=True, attn_mask=heads)
+        z, each = self.shown(y, x, memory, need_weights=True, average_attn_weights=False)
+        y = y + z + average.mean() + each.pow(2).sum() * 0.01
+        return y if self.first else y.transpose(0, 1)
+
+
+class Stack(nn.Module):
+    """Layers with a norm and a residual path, and a head for a class."""
+
+    def __init__(
+        self, layers: Callable[[], list[nn.Module]], around: bool = False, bf16: bool = False
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers())
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in self.layers)
+        self.head = nn.Linear(WIDTH, 5)
+        self.around, self.bf16 = around, bf16
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            for norm, layer in zip(self.norms, self.layers, strict=True):
+                given = norm(x)
+                x = x + (checkpoint(layer, given, use_reentrant=False) if self.around else layer(given))
+            return self.head(x.mean(1)).float()
+
+
+class Loss(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.net(x), labels)
+
+
+def _batch(step: int) -> Batch:
+    numbers = generator(step)
+    return {
+        "x": torch.randn(SAMPLES, LENGTH, WIDTH, generator=numbers),
+        "labels": torch.randint(5, (SAMPLES,), generator=numbers),
+    }
+
+
+def _case(name: str, layers: Callable[[], list[nn.Module]], **more: Any) -> Case:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return Loss(Stack(layers, **more))
+
+    return Case(name, build, _batch, loss=lambda loss: loss, optimizer="adamw")
+
+
+OWN: dict[str, Case] = {
+    case.name: case
+    for case in (
+        _case("gated by chunk", lambda: [Gated(), Gated()]),
+        _case("gated by slices", lambda: [Gated("slices"), Gated("clamped")]),
+        _case("gated by view", lambda: [Gated("view")]),
+        _case("fused attention", lambda: [Fused(), Fused(eager=True)], around=True),
+        _case("three heads", lambda: [Fused(3), Gated()]),
+        _case("one head of keys", lambda: [FewKeys(), FewKeys(grouped=False)]),
+        _case("two heads of keys", lambda: [FewKeys(2), FewKeys(2, grouped=False), FewKeys(2, fused=True)]),
+        _case("one fused head of keys", lambda: [FewKeys(1, fused=True)]),
+        _case("checkpoints inside", lambda: [Lower(inside=True), Lower(in_place=True)]),
+        _case("adapters", lambda: [Adapted()]),
+        _case("layers of PyTorch", lambda: [Translator()]),
+        _case("layers of PyTorch, batch second", lambda: [Translator(False)]),
+        _case("bf16", lambda: [Fused(), Gated(), Lower(inside=True), FewKeys(2)], bf16=True),
+    )
+}

@@ -1,0 +1,39 @@
+"""Steps with weights that are cut over ranks, with partitions and copies of the model; see `in_parts.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .in_parts import CHECKS
+from .jobs import pass_checks
+
+ENDS = "other_batches_are_an_error"
+ALL = [name for name in CHECKS if name != ENDS]
+SAVES = ["saves_go_to_other_layouts"]
+SOME = ["steps_give_the_weights_and_states_of_one_process", "norms_are_those_of_the_whole_model"]
+LAYOUTS = [  # ranks, partitions, ranks that split tensors
+    (2, 1, 2, ALL),
+    (4, 2, 2, ALL),
+    (4, 1, 2, [*SOME, *SAVES]),
+    (3, 1, 3, SOME),
+    (2, 2, 1, SAVES),
+    (1, 1, 1, SAVES),
+]
+
+
+@pytest.mark.timeout(1200)
+def test_steps(tmp_path: Path) -> None:
+    for ranks, partitions, parts, checks in LAYOUTS:
+        settings = json.dumps({"tensor_parallel_degree": parts})
+        pass_checks(
+            "in_parts.py", checks, ranks, "--folder", str(tmp_path), "--partitions", str(partitions),
+            env={"WEFT_SET": settings},
+        )  # fmt: skip
+
+
+def test_ranks_that_split_weights_need_the_same_batches() -> None:
+    settings = json.dumps({"tensor_parallel_degree": 2})
+    pass_checks("in_parts.py", [ENDS], 2, env={"WEFT_SET": settings})

@@ -1,0 +1,78 @@
+"""Models split over axis `tp` train as in one process, and what should be split is.
+
+The items of one number of processes share a job (see `jobs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from .jobs import Outcome, outcomes, pass_checks
+from .run_tensor_parallel_checks import CHECKS
+from .tensor_parallel_models import OWN
+
+pytestmark = pytest.mark.timeout(900)
+
+# By case: how many linears are split, and a part of why one of the others is not.
+SPLIT: dict[str, tuple[int, str]] = {
+    "LlamaForCausalLM": (28, "cross_entropy takes the whole"),
+    "GPT2LMHeadModel": (16, "its weight is that of transformer.wte, too"),
+    "BertForMaskedLM": (24, "layer_norm takes the whole"),
+    "OPTForCausalLM": (24, "layer_norm takes the whole"),
+    "GPTNeoXForCausalLM": (16, "cross_entropy takes the whole"),
+    "BloomForCausalLM": (16, "its weight is that of"),
+    "Qwen3ForCausalLM": (28, "cross_entropy takes the whole"),
+    "MistralForCausalLM": (28, "cross_entropy takes the whole"),
+    "GemmaForCausalLM": (28, "its weight is that of"),
+    "PhiForCausalLM": (24, "cross_entropy takes the whole"),
+    "Phi3ForCausalLM": (16, "cross_entropy takes the whole"),
+    "ViTForImageClassification": (24, "its 5 results cannot be divided by 2"),
+    "T5ForConditionalGeneration": (48, "its weight is that of shared, too"),
+    "WhisperForConditionalGeneration": (32, "its weight is that of"),
+    "PatchTSTForPrediction": (18, "batch_norm keeps statistics of the whole"),
+    "GPT2LMHeadModel:checkpointed": (16, "its weight is that of"),
+    "gated by chunk": (4, "cannot be divided"),
+    "gated by slices": (4, "cannot be divided"),
+    "gated by view": (2, "cannot be divided"),
+    "fused attention": (4, "cannot be divided"),
+    "three heads": (2, "its results are 3 x 3 x 10, and 3 cannot be divided by 2"),
+    "one head of keys": (4, "has 1 heads of keys, which cannot be divided by 2"),
+    "two heads of keys": (10, "cannot be divided"),
+    "one fused head of keys": (2, "has 1 heads of keys, which cannot be divided by 2"),
+    "checkpoints inside": (4, "cannot be divided"),
+    "adapters": (7, ""),
+    "layers of PyTorch": (11, "cannot be divided"),
+    "layers of PyTorch, batch second": (11, "cannot be divided"),
+    "bf16": (10, "cannot be divided"),
+}
+
+OutcomeOf = Callable[[int, str], Outcome]
+
+
+@pytest.fixture(scope="session")
+def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
+    return outcomes(request, __file__, "run_tensor_parallel.py", "case")
+
+
+@pytest.mark.parametrize(("ranks", "case"), [(2, case) for case in SPLIT], ids=str)
+def test_trains_as_one_process_does(ranks: int, case: str, outcome_of: OutcomeOf) -> None:
+    outcome = outcome_of(ranks, case)
+    assert not outcome.faults(), outcome.faults()
+    count, reason = SPLIT[case]
+    for line in outcome.lines:
+        assert len(line["split"]) == count, line["split"]
+        reasons = line["whole"].values()
+        assert any(reason in each for each in reasons) if reason else not reasons, line["whole"]
+        assert line["parts"] == pytest.approx(0.5, abs=0.05), (
+            "a rank holds half of the linears that are split"
+        )
+
+
+def test_every_own_model_is_tried() -> None:
+    assert OWN.keys() <= SPLIT.keys()
+
+
+def test_chance_caches_copies_and_files() -> None:
+    pass_checks("run_tensor_parallel_checks.py", [*CHECKS], 2)

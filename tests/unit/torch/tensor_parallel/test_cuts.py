@@ -1,0 +1,57 @@
+"""Parts of tensors, and wholes from them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from weft.torch.tensor_parallel import Cut, Linear, cut, cut_of, is_cut, whole
+from weft.torch.tensor_parallel.cuts import cut_by, joined
+from weft.torch.tensor_parallel.linears import cuts_of
+
+
+@given(st.integers(1, 4), st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(0, 1))
+def test_parts_join_to_the_whole(size: int, shares: list[int], dim: int):
+    blocks = tuple(share * size for share in shares)
+    shape = (sum(blocks), 3) if dim == 0 else (3, sum(blocks))
+    tensor = torch.arange(3 * sum(blocks)).view(shape)
+    how = Cut(dim, blocks, shape)
+    parts = [cut_by(tensor, how, rank, size) for rank in range(size)]
+    assert all(tuple(part.shape) == how.local_shape(size) and part.is_contiguous() for part in parts)
+    assert torch.equal(joined(parts, how), tensor)
+
+
+def test_a_block_of_each_goes_to_each_rank():
+    """A fused projection of queries, keys and values: rank 1 has the second half of each."""
+    fused = torch.tensor([10, 11, 12, 13, 20, 21, 30, 31])
+    assert cut_by(fused, Cut(0, (4, 2, 2), (8,)), 1, 2).tolist() == [12, 13, 21, 31]
+
+
+@pytest.mark.parametrize(
+    ("linear", "weight", "bias"),
+    [
+        (Linear("column", (6, 2)), Cut(0, (6, 2), (8, 4)), Cut(0, (6, 2), (8,))),
+        (Linear("column"), Cut(0, (8,), (8, 4)), Cut(0, (8,), (8,))),
+        (Linear("row"), Cut(1, (4,), (8, 4)), None),
+    ],
+)
+def test_how_a_linear_is_cut(linear: Linear, weight: Cut, bias: Cut | None):
+    assert cuts_of(nn.Linear(4, 8), linear) == {"weight": weight, **({"bias": bias} if bias else {})}
+
+
+def test_a_transposed_linear_is_cut_the_other_way():
+    from transformers.pytorch_utils import Conv1D
+
+    module = Conv1D(8, 4)
+    assert cuts_of(module, Linear("column", (4, 4)))["weight"] == Cut(1, (4, 4), (4, 8))
+    assert cuts_of(module, Linear("row")) == {"weight": Cut(0, (4,), (4, 8))}
+
+
+def test_a_whole_parameter_is_its_own_part():
+    parameter = nn.Parameter(torch.ones(3))
+    assert not is_cut(parameter) and cut_of(parameter) is None
+    value = torch.zeros(2)
+    assert cut(value, parameter) is value and torch.equal(whole(parameter), parameter)
