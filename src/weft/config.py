@@ -11,7 +11,7 @@ import difflib
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
@@ -136,11 +136,12 @@ class Settings:
         Choice(("first", "always")),
         "compare all values that ranks are fed in the first step, or in every one (shapes: always)",
     )
-    inputs: Literal["equal", "first", "any"] = _setting(
+    inputs: Literal["equal", "first", "any", "apart"] = _setting(
         "equal",
-        Choice(("equal", "first", "any")),
+        Choice(("equal", "first", "any", "apart")),
         "whose batch a step gets. equal: each rank its own, other values are an error; first: the first rank's; any: "
-        "the first rank's, if batches differ in step 1",
+        "the first rank's, if batches differ in step 1; apart: ranks that split tensors have other samples, and a step "
+        "gets those of all of them",
     )
     verify: Literal["losses", "gradients", "off"] = _setting(
         "losses",
@@ -391,17 +392,17 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
         if complete[degree] > 1:
             faults += [
                 f"{name} is {json.dumps(complete[name])}, which does not fit {degree} {complete[degree]}: write "
-                f'"{name}": {json.dumps(only)}, or "{degree}": 1'
-                for name, only in others.items()
-                if complete[name] != only
+                f'"{name}": {" or ".join(map(json.dumps, fitting))}, or "{degree}": 1'
+                for name, fitting in others.items()
+                if complete[name] not in fitting
             ]
     return faults
 
 
-_ONLY_WITH: dict[str, dict[str, Any]] = {
-    "sharded_data_parallel_degree": {"partitions": 1, "shard_optimizer_state": False, "compression": ""},
+_ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
+    "sharded_data_parallel_degree": {"partitions": [1], "shard_optimizer_state": [False], "compression": [""]},
     "tensor_parallel_degree": {
-        "sharded_data_parallel_degree": 1, "shard_optimizer_state": False, "inputs": "equal",
+        "sharded_data_parallel_degree": [1], "shard_optimizer_state": [False], "inputs": ["equal", "apart"],
     },
 }  # fmt: skip
 """What other settings must be where a degree is above 1."""

@@ -195,6 +195,23 @@ def other_batches_are_an_error() -> None:  # the last one: a job that has failed
 
 
 @CHECKS.check
+def ranks_bring_samples_of_their_own() -> None:
+    job = Job(inputs="apart")
+    for number in range(2):
+        job.optimizer.zero_grad()
+        mine = batch(number).chunk(weft.dp_size())[weft.dp_rank()]
+        outputs = job.step(job.model, mine)
+        job.optimizer.step()
+    assert len(outputs.outputs) == 2 and weft.dp_size() == weft.tp_size()
+    job.train_alone(2)
+    job.compare()
+    with pytest.raises(DivergenceError, match="batches of other shapes"):
+        job.step(job.model, batch(3)[: 2 + 2 * weft.tp_rank()])
+    with pytest.raises(UsageError, match="needs a gradient"):
+        job.step(job.model, batch(3).requires_grad_())
+
+
+@CHECKS.check
 def copies_are_refused() -> None:
     job = Job()
     job.train(1)

@@ -159,7 +159,7 @@ def test_digest_tells_settings_apart():
         ),
         (
             {"tensor_parallel_degree": 2, "inputs": "first"},
-            r'inputs is "first", which does not fit tensor_parallel_degree 2: write "inputs": "equal", or',
+            r'inputs is "first", which does not fit tensor_parallel_degree 2: write "inputs": "equal" or "apart", or',
         ),
         ({"microbatch": 2}, r'there is no setting "microbatch" .*did you mean "microbatches"\?'),
         ({"pipeline_parallel_degre": 2}, r'did you mean "pipeline_parallel_degree"\?'),

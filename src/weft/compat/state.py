@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from weft.compat.modelparallel.parameters import Config, canonical, read
+from weft.compat.modelparallel.parameters import Config, canonical, inputs_of, read
 from weft.config import resolve, written
 from weft.errors import ConfigError, UsageError
 from weft.session import current
@@ -73,7 +73,7 @@ class State:
         given = {**self.given, **canonical(config or {}, "the dict given to init")}
         parameters = read(given, os.environ)
         self._launched = parameters.own.keys() | written(os.environ)
-        parameters.own.setdefault("inputs", "any")
+        parameters.own.setdefault("inputs", inputs_of(parameters))
         if "memory_weight" not in parameters.own:
             parameters.own.setdefault("optimize", "memory")
         if current.is_initialized():

@@ -36,6 +36,7 @@ from weft.torch.session.divergence import compare_start, describe_call, describe
 from weft.torch.session.random_streams import mix
 from weft.torch.session.session import Session
 from weft.torch.split.partition_models import partition_models
+from weft.torch.tensor_parallel.samples import with_samples_of_all
 from weft.torch.tensors.microbatch_weights import shares_of
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.tensors.nested import replace
@@ -64,6 +65,9 @@ class Step:
         if session.tracing or in_microbatch():
             raise UsageError(f"{self.function.__name__}: a step cannot call another step")
         batch = prepare(self.function, args, kwargs, self.cut, _count(session))
+        if session.settings.inputs == "apart" and session.mesh.tp > 1:
+            args, kwargs = with_samples_of_all(session, batch)
+            batch = prepare(self.function, args, kwargs, self.cut, _count(session))
         if batch.fault and self._trains:
             raise SplitError(batch.fault)
         with record_step(session, lambda: (batch.size or 0, watching.memory_bytes(session))):

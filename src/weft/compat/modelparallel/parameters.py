@@ -40,7 +40,6 @@ IGNORED = {
     "fork": "there is no server to fork",
     "load_partition": "give the partition in the script, see set_partition",
     "partition_file": "give the partition in the script, see set_partition",
-    "prescaled_batch": "ranks that split tensors get the same batch: shard the data by rdp_rank()",
     "sdp_hierarchical_allgather": "PyTorch's FSDP2 gathers, in one step",
     "sdp_max_live_parameters": "one block's parameters are whole at a time",
     "sdp_param_persistence_threshold": "small parameters are shared too",
@@ -86,6 +85,15 @@ def read(given: Mapping[str, Any], environ: Mapping[str, str]) -> Parameters:
         {name: value for name, value in merged.items() if name in OWN},
         {**KEPT, **{name: value for name, value in merged.items() if name in KEPT}},
     )
+
+
+def inputs_of(parameters: Parameters) -> str:
+    """Whose batch a step gets, as weft's setting says it: those of all ranks that split tensors, unless
+    ``prescaled_batch`` says that they read the same."""
+    degree = parameters.own.get("tensor_parallel_degree", 1)
+    if not isinstance(degree, int) or degree <= 1:
+        return "any"
+    return "equal" if parameters.kept["prescaled_batch"] else "apart"
 
 
 def shares_parameters(settings: Mapping[str, Any]) -> bool:

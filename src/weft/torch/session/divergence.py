@@ -104,13 +104,18 @@ def follow_first(session: Session, own: Any, call: str, step: int) -> Any:
     with session.doing("the inputs of the ranks that split tensors"):
         texts = gather_texts(json.dumps([own, call]), session.group("tp"))
     told = [json.loads(text) for text in texts]
-    calls = {rank: {"input": each} for rank, (_, each) in zip(session.peers("tp"), told, strict=True)}
-    difference = first_difference(calls).partition(": ")[2]
+    difference = different_inputs(session, [each for _, each in told])
     if difference:
         raise DivergenceError(
             f"in step {step} the ranks were called differently: {difference}{TENSOR_ADVICE}"
         )
     return told[0][0]
+
+
+def different_inputs(session: Session, calls: Sequence[str]) -> str:
+    """The first difference between what the ranks that split tensors are called with (JSON); empty if there is none."""
+    by_rank = {rank: {"input": call} for rank, call in zip(session.peers("tp"), calls, strict=True)}
+    return first_difference(by_rank).partition(": ")[2]
 
 
 def compare_start(session: Session, models: list[Any], call: str, outline: str) -> None:

@@ -71,7 +71,7 @@ class MiniBatch:
         start, stop = self.bounds(microbatch)
         if type(argument) is Tensor and not hasattr(argument, "smp_slice"):
             return _part(argument, axis, start, stop)
-        if _is_whole(argument):
+        if is_whole(argument):
             return argument
         return _cut(argument, lambda t: _part(t, axis, start, stop), self.microbatches, microbatch, axis)
 
@@ -84,7 +84,7 @@ def _part(tensor: Tensor, axis: int, start: int, stop: int) -> Tensor:
     return (tensor if tensor.requires_grad else tensor.data).narrow(axis, start, stop - start)
 
 
-def _is_whole(argument: Any) -> bool:
+def is_whole(argument: Any) -> bool:
     """Whether an argument has nothing to cut, by its type alone."""
     return argument is None or isinstance(argument, (nn.Module, Optimizer, str, int, float, nn.Parameter))
 
@@ -139,7 +139,7 @@ def prepare(
     sizes: list[tuple[str, int, tuple[int, ...]]] = []
     faults: list[str] = []
     for name, argument in [*zip(names, args, strict=True), *kwargs.items()]:
-        if name in cut.whole or _is_whole(argument):
+        if name in cut.whole or is_whole(argument):
             continue
         axis = cut.axes.get(name, 0)
         for path, tensor in named_tensors(argument, name):
