@@ -12,8 +12,10 @@ from weft.plan.parallelism.job import Division
 
 def cannot(precision: str, division: Division) -> str:
     """Why weft cannot run a division today; empty if it can."""
-    if division.tensor > 1:
-        return "tensor parallelism is not in weft"
+    if division.tensor > 1 and division.along:
+        return "sequence parallelism, with which tensor parallelism is reckoned, is not in weft"
+    if division.tensor > 1 and division.sharded != "none":
+        return "sharding beside tensor parallelism is not in weft"
     if division.experts > 1:
         return "expert parallelism is not in weft"
     if division.context > 1:
@@ -34,6 +36,8 @@ def settings(division: Division, microbatches: int) -> dict[str, Any]:
     {'partitions': 4, 'microbatches': 8, 'pipeline': 'interleaved', 'placement_strategy': 'PDT'}
     """
     found: dict[str, Any] = {"partitions": division.pipeline, "microbatches": microbatches}
+    if division.tensor > 1:
+        found["tensor_parallel_degree"] = division.tensor
     if division.pipeline > 1:
         found["pipeline"] = division.schedule
     if division.pipeline > 1 and division.data > 1:

@@ -103,7 +103,15 @@ def test_microbatches_from_which_the_bubble_is_small(schedule):
 @pytest.mark.parametrize(
     ("division", "why"),
     [
-        (Division(tensor=2), "tensor parallelism is not in weft"),
+        (
+            Division(tensor=2),
+            "sequence parallelism, with which tensor parallelism is reckoned, is not in weft",
+        ),
+        (
+            Division(tensor=2, data=2, along=False, sharded="optimizer"),
+            "sharding beside tensor parallelism is not in weft",
+        ),
+        (Division(tensor=2, pipeline=2, along=False), ""),
         (Division(context=2), "context parallelism is not in weft"),
         (Division(pipeline=2, schedule="zb_2p"), "the schedule zb_2p is not in weft"),
         (Division(pipeline=2, data=2, sharded="parameters"), "sharded parameters are for one partition"),
@@ -116,6 +124,8 @@ def test_what_weft_cannot_run(division, why):
 
 
 def test_commands():
+    in_parts = command(Division(tensor=2, pipeline=4, along=False), 16, parse_cluster("8xT4"))
+    assert "--set partitions=4 --set microbatches=16 --set tensor_parallel_degree=2" in in_parts
     division = Division(data=2, pipeline=4, chunks=2, schedule="looped", sharded="optimizer", microbatch=2)
     assert command(division, 16, parse_cluster("8xT4")) == (
         "weft run -n 8 --set partitions=4 --set microbatches=16 --set pipeline=looped --set placement_strategy=PDT "

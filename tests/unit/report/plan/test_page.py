@@ -106,7 +106,10 @@ def test_what_weft_does_not_run_is_told():
     report = report_of(other)
     assert other.search.best[0].division.tensor > 1
     seen = text_of(plan_page(report))
-    assert "weft cannot run the best one (tensor parallelism is not in weft)" in seen
+    assert (
+        "weft cannot run the best one (sequence parallelism, with which tensor parallelism is reckoned, is not in weft)"
+        in seen
+    )
     assert f"sharded_data_parallel_degree={other.runs_today.division.data}" in report.write.command
     assert "what weft runs today" in seen
 
