@@ -59,7 +59,9 @@ GROUPS = (
     Group(
         "Splitting",
         "splitting.md",
-        ["partition", "set_partition", "delay_param_initialization", "partition_report"],
+        [
+            "partition", "set_partition", "set_tensor_parallelism", "delay_param_initialization", "partition_report",
+        ],  # fmt: skip
     ),
     Group("Watching", "watching.md", ["progress", "log", "on_finding", "recorded_timeline"]),
     Group(

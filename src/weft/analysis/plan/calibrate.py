@@ -152,11 +152,10 @@ def calibrate(host: Host, seen: Sequence[tuple[Job, Observed]]) -> Host:
     job, observed = seen[0]
     if observed.limit_bytes:
         host = replace(host, accelerator=replace(host.accelerator, memory_bytes=observed.limit_bytes))
-    host = _with_optimizer(job, host, observed)
-    if len({(job.sizes, one.division.microbatch) for job, one in seen}) > 1:
-        host = _with_sizes(host, seen)
-    else:
-        host = _with_work(job, host, observed)
+    several = len({(job.sizes, one.division.microbatch) for job, one in seen}) > 1
+    for _ in range(2):  # which layers are on which stage follows from what they cost, too
+        host = _with_optimizer(job, host, observed)
+        host = _with_sizes(host, seen) if several else _with_work(job, host, observed)
     piped = next((pair for pair in seen if pair[1].division.pipeline > 1), None)
     copied = next((pair for pair in seen if pair[1].division.data > 1), None)
     host = host if piped is None else _with_messages(piped[0], host, piped[1])
