@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -11,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -242,7 +241,7 @@ def journal_of(
     job = job_of(options, where, variables, [])
     told = {
         **job.plan().as_record(), "script": job.script, "ranks": job.ranks, "hosts": list(job.host_names),
-        "max_restarts": job.max_restarts, "folder": os.getcwd(), "settings": json.loads(settings.to_json()),
+        "max_restarts": job.max_restarts, "folder": os.getcwd(), "settings": asdict(settings),
         "weft": weft.__version__,
     }  # fmt: skip
     return Journal(Path(options.log_dir), told)

@@ -63,7 +63,7 @@ def test_a_victim_is_blamed_if_nobody_else_can_be():
 def test_a_victim_whose_peer_came_to_its_end_blames_that():
     left = Sign(State.FINISHING, pid=41, step=3, host="node")
     victim = replace(failure(0, 8.9, victim=True), peer=1)
-    found = blame([End(0, 40, 1, 9.0)], [victim], {0: RUNNING, 1: left}, "node")
+    found = blame([End(0, 40, 1, 9.0)], [victim], {0: RUNNING, 1: left})
     assert found is not None and (found.rank, found.code) == (1, 1)
     assert (
         found.headline
