@@ -26,6 +26,7 @@ RUNS = {
     "balance": ["--models", "gpt-50k"],
     "data_parallel": ["--contenders", "ddp-weft,weft", "--ranks", "3"],
     "overhead": [],
+    "tensor_parallel": ["--microbatches", "1"],
     "simulator": ["--schedules", "looped", "--microbatches", "4"],
 }
 OTHERS = {

@@ -129,8 +129,8 @@ def inputs_that_get_what_modules_compute() -> None:
 def gradients_that_inputs_and_outside_tensors_had() -> list[Any]:
     net, head = seeded(models.Chain), seeded(nn.Linear, WIDTH, 3)
     alone, alone_head = copy.deepcopy(net), copy.deepcopy(head)
-    prompt = torch.ones(WIDTH, requires_grad=True)
-    prompt.grad = torch.full((WIDTH,), 5.0)
+    prompt = torch.ones(WIDTH, device=device(), requires_grad=True)
+    prompt.grad = torch.full_like(prompt, 5.0)
     head.weight.grad = torch.full_like(head.weight, 2.0)
     held = prompt.grad
     model = model_of(net)
@@ -141,10 +141,10 @@ def gradients_that_inputs_and_outside_tensors_had() -> list[Any]:
         model.backward(loss)
         return loss
 
-    x = vectors()[0]["x"].requires_grad_()
+    x = vectors()[0]["x"].to(device()).requires_grad_()
     x.grad = torch.full_like(x, 3.0)
     step(model, x)
-    other, same = torch.ones(WIDTH, requires_grad=True), x.detach().clone().requires_grad_()
+    other, same = torch.ones(WIDTH, device=device(), requires_grad=True), x.detach().clone().requires_grad_()
     alone_head(alone(same + other)).square().mean().backward()
     torch.testing.assert_close(x.grad - 3, same.grad, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(prompt.grad - 5, other.grad, rtol=1e-4, atol=1e-6)

@@ -658,7 +658,7 @@ def views_of_what_all_ranks_have_get_what_one_computes() -> None:
         return parts.d(own + parts.c(h)) + own
 
     def filled(parts: Any, x: Tensor) -> Tensor:
-        out = torch.zeros(len(x), WIDTH)
+        out = torch.zeros(len(x), WIDTH, device=x.device)
         rows = out[:1]
         for number, part in enumerate((parts.a, parts.b, parts.c)):
             out[:, number].copy_(part(x).mean(1))
