@@ -185,7 +185,7 @@ def chance_is_the_same_where_tensors_are_whole() -> None:
 
 
 @CHECKS.check
-def other_batches_are_an_error() -> None:  # the last one: a job that has failed cannot go on
+def other_batches_are_an_error() -> None:
     job = Job()
     job.train(1)
     with pytest.raises(
@@ -209,6 +209,24 @@ def ranks_bring_samples_of_their_own() -> None:
         job.step(job.model, batch(3)[: 2 + 2 * weft.tp_rank()])
     with pytest.raises(UsageError, match="needs a gradient"):
         job.step(job.model, batch(3).requires_grad_())
+
+
+@CHECKS.check
+def weights_that_a_step_reads_itself_must_be_whole() -> None:
+    job = Job(verify="off")
+
+    @weft.step
+    def penalised(model: nn.Module, x: Tensor) -> Tensor:
+        loss = (model(x) - x.roll(1, 1)).square().mean() + 0.1 * job.model.module[
+            0
+        ].inner.weight.square().sum()
+        model.backward(loss)
+        return loss
+
+    with pytest.raises(
+        UsageError, match=r"set_tensor_parallelism\(module, False\)|lost its connection|failed"
+    ):
+        penalised(job.model, batch(0))
 
 
 @CHECKS.check

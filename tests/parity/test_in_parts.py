@@ -10,8 +10,9 @@ import pytest
 from .in_parts import CHECKS
 from .jobs import pass_checks
 
-ENDS = "other_batches_are_an_error"
-ALL = [name for name in CHECKS if name != ENDS]
+ENDS = ["other_batches_are_an_error", "weights_that_a_step_reads_itself_must_be_whole"]
+"""After these a job cannot go on."""
+ALL = [name for name in CHECKS if name not in ENDS]
 SAVES = ["saves_go_to_other_layouts"]
 SOME = ["steps_give_the_weights_and_states_of_one_process", "norms_are_those_of_the_whole_model"]
 LAYOUTS = [  # ranks, partitions, ranks that split tensors
@@ -34,6 +35,7 @@ def test_steps(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
-def test_ranks_that_split_weights_need_the_same_batches() -> None:
+@pytest.mark.parametrize("check", ENDS)
+def test_what_would_differ_between_ranks_is_refused(check: str) -> None:
     settings = json.dumps({"tensor_parallel_degree": 2})
-    pass_checks("in_parts.py", [ENDS], 2, env={"WEFT_SET": settings})
+    pass_checks("in_parts.py", [check], 2, env={"WEFT_SET": settings})

@@ -214,6 +214,13 @@ class Places:
             return self._value_in_taken(tensor) if self._taken else None
         return self._adopt(tensor, owner, value)
 
+    def _refuse_part(self, tensor: Tensor) -> NoReturn:
+        raise UsageError(
+            f"code outside of a cut module reads its weight, a part of shape {list(tensor.shape)}: what it computes "
+            "would differ between the ranks that hold the others. Keep the module whole, weft.set_tensor_parallelism(module, "
+            "False), or let the optimizer do it (weight_decay, say)"
+        )
+
     def _refuse_other(self, tensor: Tensor, value: Value) -> NoReturn:
         raise UsageError(
             f"microbatch {self.batch.index} uses a tensor of shape {list(tensor.shape)} that microbatch "
@@ -229,6 +236,8 @@ class Places:
         adopted = self._adopted.get(id(tensor))
         if adopted is not None:
             return adopted[1]
+        if tensor._weft_cut is not None:  # type: ignore[attr-defined]
+            self._refuse_part(tensor)
         value = self.new_value(owner)
         value.segment = self._segments[0] if owner == self.rank else None
         if earlier is not None:
