@@ -217,8 +217,8 @@ class Places:
     def _refuse_part(self, tensor: Tensor) -> NoReturn:
         raise UsageError(
             f"code outside of a cut module reads its weight, a part of shape {list(tensor.shape)}: what it computes "
-            "would differ between the ranks that hold the others. Keep the module whole, weft.set_tensor_parallelism(module, "
-            "False), or let the optimizer do it (weight_decay, say)"
+            "would differ between the ranks that hold the others. Keep the module whole, "
+            "weft.set_tensor_parallelism(module, False), or let the optimizer do it (weight_decay, say)"
         )
 
     def _refuse_other(self, tensor: Tensor, value: Value) -> NoReturn:
