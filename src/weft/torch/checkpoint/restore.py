@@ -237,7 +237,7 @@ def _find_plan(
     plan = Plan.from_json(text)
     plan.check(session.settings.partitions)
     here = {name for name, _ in model.module.named_modules()}
-    return plan if all(unit.name in here for unit in plan.units) else None
+    return plan if plan.modules() <= here else None
 
 
 def _as_decided(asked: dict[str, Any], before: dict[str, Any], text: str | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from weft.partition.cost import memory_bytes
 from weft.report.placement import ModelPlacement
 from weft.report.text import PlacementRow
 from weft.torch.execution.unit_call import FLOATING
+from weft.torch.tensor_parallel import Splits
 
 
 def is_below(name: str, module: str) -> bool:
@@ -143,6 +144,15 @@ class Plan:
             raise ValueError(f"its plan is for {shown(self.microbatches)} microbatches")
         if not all(type(unit.name) is str and type(unit.writes) is int for unit in self.units):
             raise ValueError("a unit of its plan has no name")
+        if self.tensors is not None:
+            Splits.from_record(self.tensors)
+
+    def modules(self) -> set[str]:
+        """The names of all modules that it says something of."""
+        names = {unit.name for unit in self.units}
+        for region in Splits.from_record(self.tensors).regions if self.tensors is not None else ():
+            names |= {region.name, *region.linears}
+        return names
 
     @property
     def revisits(self) -> bool:
