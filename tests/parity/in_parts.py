@@ -230,6 +230,15 @@ def weights_that_a_step_reads_itself_must_be_whole() -> None:
 
 
 @CHECKS.check
+def optimizers_that_need_whole_weights_are_refused() -> None:
+    job = Job()
+    job.optimizer = weft.DistributedOptimizer(torch.optim.Adafactor(job.model.parameters(), lr=0.01))
+
+    with pytest.raises(UsageError, match="Adafactor updates a weight by the norm"):
+        job.train(1)
+
+
+@CHECKS.check
 def copies_are_refused() -> None:
     job = Job()
     job.train(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_
 from weft.torch.replicas.whole_tensors import is_sharded, like, whole
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
-from weft.torch.tensor_parallel import cut, cut_of
+from weft.torch.tensor_parallel import cut, cut_of, is_cut
 
 SHARE = "_weft_share"
 """Beside a replica's own part of a shared state: which replica's, of how many."""
@@ -272,6 +273,20 @@ class DistributedOptimizer(Optimizer):
         self.optimizer.load_state_dict(content)
 
 
+OF_WHOLE_WEIGHTS = re.compile("adafactor|lamb|lars|muon|novograd|shampoo|soap|lbfgs", re.IGNORECASE)
+"""Names of optimizers whose update of a number depends on the whole weight: a norm, rows and columns, a root."""
+
+
+def _refuse_norms(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that would take a part of a weight for all of it."""
+    if any(OF_WHOLE_WEIGHTS.search(kind.__name__) for kind in type(optimizer).__mro__):
+        raise UsageError(
+            f"{type(optimizer).__name__} updates a weight by the norm, or another measure, of all of it, and ranks that "
+            "split tensors have parts: take an optimizer that updates each number for itself (AdamW, say), or "
+            'write "tensor_parallel_degree": 1'
+        )
+
+
 def warn_of_plain_optimizers() -> None:
     """Tell scripts that forgot the wrapper when an optimizer first steps on a split model, and refuse optimizers that
     step inside of a step; for the whole process."""
@@ -286,6 +301,8 @@ def warn_of_plain_optimizers() -> None:
             own = {id(parameter) for model in session.models for parameter in model.parameters()}
             if any(id(parameter) in own for parameter in parameters):
                 session.check_outside("the optimizer's step()")
+        if session.mesh.tp > 1 and any(map(is_cut, parameters)):
+            _refuse_norms(optimizer)
         if optimizer in seen or optimizer in _wrapped or session.pipeline is None:
             return
         if isinstance(optimizer, DistributedOptimizer):
