@@ -281,8 +281,8 @@ def _refuse_norms(optimizer: Optimizer) -> None:
     """Refuse an optimizer that would take a part of a weight for all of it."""
     if any(OF_WHOLE_WEIGHTS.search(kind.__name__) for kind in type(optimizer).__mro__):
         raise UsageError(
-            f"{type(optimizer).__name__} updates a weight by the norm, or another measure, of all of it, and ranks that "
-            "split tensors have parts: take an optimizer that updates each number for itself (AdamW, say), or "
+            f"{type(optimizer).__name__} updates a weight by the norm, or another measure, of all of it, and ranks "
+            "that split tensors have parts: take an optimizer that updates each number for itself (AdamW, say), or "
             'write "tensor_parallel_degree": 1'
         )
 

@@ -62,8 +62,8 @@ class _Missing(DistributedModule):
 
     def _refuse(self) -> NoReturn:
         raise UsageError(
-            f"{type(self).__name__} is for tensor parallelism, which is not supported yet: build the layer "
-            "from torch.nn"
+            f"{type(self).__name__} is not supported: build the layer from torch.nn, whose weights are cut over "
+            "ranks as they are"
         )
 
 
@@ -90,7 +90,7 @@ class DistributedTransformerOutputLayer(_Missing):
 def no_hooks(*args: Any, **kwargs: Any) -> NoReturn:
     """Stands for functions that give the hooks by which a layer becomes a tensor-parallel one."""
     raise UsageError(
-        "hooks for transformer layers are for tensor parallelism, which is not supported yet: leave tp_register out"
+        "hooks that replace layers are not supported: leave tp_register out, layers are cut over ranks as they are"
     )
 
 
