@@ -7,8 +7,10 @@ modules whose units all landed together are closed again, and what is left is ju
     largest partition's cost  +  (1 - memory_weight) * (calls + crossings) / time of the whole
 
 where every rank follows every call of a unit and every operation of the glue, and a tensor that crosses brings a
-gradient back. Then single units are opened as long as that helps. A later partition's cost may include a part of its
-wait for those before it (``plan.late``).
+gradient back. A placement that leaves partitions without parameters is taken only where no other leaves fewer:
+whoever asks for partitions wants the model divided, even a small one that is quicker in one place. Then single units
+are opened as long as that helps. A later partition's cost may include a part of its wait for those before it
+(``plan.late``).
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ CANDIDATES = 12
 
 @dataclass
 class Choice:
-    """Units (``pieces``), the stage of each and its partition; ``score`` is what :func:`choose` minimises. ``calls``:
-    those of units and glue that every rank follows for a microbatch; ``crossing_s``: what its crossings cost a rank."""
+    """Units (``pieces``), the stage of each and its partition; :func:`choose` takes the fewest ``idle``, partitions
+    without parameters, then the least ``score``. ``calls``: those of units and glue that every rank follows for a
+    microbatch; ``crossing_s``: what its crossings cost a rank."""
 
     opened: frozenset[str]
     pieces: list[Piece]
@@ -57,6 +60,11 @@ class Choice:
     score: float
     calls: int = 0
     crossing_s: float = 0.0
+    idle: int = 0
+
+    def beats(self, other: Choice, by: float) -> bool:
+        """Whether it leaves fewer partitions idle, or as many at a score that is smaller ``by`` so much."""
+        return self.idle < other.idle or (self.idle == other.idle and self.score < other.score - by)
 
 
 def choose(
@@ -79,16 +87,16 @@ def choose(
     best: Choice | None = None
     for grain in GRAINS:
         option = attempt(_larger(tree, grain / len(layout)))
-        if best is None or option.score < best.score - 1e-9:
+        if best is None or option.beats(best, 1e-9):
             best = option
     assert best is not None
     for _ in range(ROUNDS):
         better = min(
             (attempt(set(best.opened) | {name}) for name in _candidates(tree, best)),
-            key=lambda option: option.score,
+            key=lambda option: (option.idle, option.score),
             default=best,
         )
-        if better.score >= best.score - 1e-4:
+        if not better.beats(best, 1e-4):
             break
         best = better
     return best
@@ -189,7 +197,11 @@ def _place(
     crossing_s = sum(map(_crossing_s, tree.trace.operations.crossing(home, partitions)))
     extra_s = CALL_S * calls + crossing_s
     score = least_step(loads, late) + (1.0 - settings.memory_weight) * extra_s / time_s + 1e-6 * len(pieces)
-    return Choice(frozenset(opened), pieces, stages, partitions, costs, score, calls, crossing_s)
+    holding = {
+        at for at, unit in zip(partitions, graph_of(pieces).units, strict=True) if unit.parameter_bytes
+    }
+    idle = settings.partitions - len(holding)
+    return Choice(frozenset(opened), pieces, stages, partitions, costs, score, calls, crossing_s, idle)
 
 
 def homes(tree: Tree, pieces: list[Piece]) -> dict[str, int]:

@@ -169,6 +169,24 @@ def test_more_partitions_than_units_leave_some_empty():
     assert len(choice.pieces) == 1
 
 
+@pytest.mark.parametrize("time_s", [1e-5, 1e-4, 1e-3])
+def test_a_model_that_is_quicker_in_one_place_is_divided_all_the_same(time_s: float):
+    class Half(nn.Sequential):
+        """Every rank follows the operations of an opened module: they cost more than the modules take here."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(60):
+                x = x + 0.01
+            return super().forward(x)
+
+    shared = nn.Linear(WIDTH, WIDTH)
+    net = nn.Sequential(Half(shared, Block(), Block()), Half(nn.Linear(WIDTH, WIDTH), Block(), Block()))
+    net[1][0].weight = shared.weight  # so the halves lie together, unless they are opened
+    choice = choice_of(tree_of(net, **{name.replace(".", "_"): time_s for name, _ in net.named_modules()}))
+    assert choice.idle == 0
+    assert set(choice.partitions) == {0, 1}
+
+
 def test_the_same_trace_gives_the_same_choice():
     tree = tree_of(Chain(5))
     assert where(choice_of(tree, 3)) == where(choice_of(tree, 3))
