@@ -15,10 +15,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 
 from benchmarks import machine
-from benchmarks.plan.runs import BATCH, NAMES, gpt_sizes, run, task_of, traced
+from benchmarks.plan.runs import BATCH, NAMES, gpt_sizes, run, task_of, traced, typical_s
 from benchmarks.turns import options
 from weft.machines.host import Machines
 from weft.machines.machine_file import host_from_json
@@ -30,13 +30,12 @@ from weft.plan.parallelism.weft_today import cannot
 CLOSE, RIGHT = 0.05, 0.10
 SAMPLES = 2
 """Of a microbatch of a traced model."""
-HEADER = (
-    "| model | ranks | plan | predicted ms | measured ms | error |\n| --- | ---: | --- | ---: | ---: | ---: |"
-)
+HEADER = "| model | ranks | plan | predicted ms | measured ms | error | steps |\n| --- | ---: | --- | ---: | ---: | ---: | ---: |"
 
 
-def measured_machine(ranks: int) -> Machines:
+def measured_machine(ranks: int, patience_s: float) -> Machines:
     """This machine, as `weft plan --measure` sees it."""
+    machine.wait_until_quiet(patience_s)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "mine.json")
         command = [sys.executable, "-m", "weft", "plan", "--measure", str(out), "-n", str(ranks)]
@@ -82,31 +81,39 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--plans", type=int, default=6, help="plans of each model that are run")
     parser.add_argument("--turns", type=int, default=2, help="how often each of them runs")
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument(
+        "--patience", type=float, default=20.0, help="seconds to wait for a quiet machine before each run"
+    )
     parser.add_argument("--small", action="store_true", help="tiny models: only to see that everything runs")
     given = parser.parse_args(arguments)
     models = options.names(parser, given.models, NAMES, "model")
     lines, failed = [], False
     print(f"{machine.machine_name()}\n\n{HEADER}", flush=True)
     for ranks in given.ranks:
-        machines = measured_machine(ranks)
+        machines = measured_machine(ranks, given.patience)
         for model in models:
             asked = plans(model, machines, given.small, given.plans)
-            seen: list[list[float]] = [[] for _ in asked]
+            seen: list[list[tuple[float, float]]] = [[] for _ in asked]
             for _ in range(given.turns):
                 for plan, steps in zip(asked, seen, strict=True):
                     task = task_of(model, plan.division, plan.step.microbatches, given.small, given.steps)
+                    machine.wait_until_quiet(given.patience)
                     found = run(task, plan.division)
                     if isinstance(found, str):
                         failed = True
                         print(f"{model}, {plan.division}: {found}", file=sys.stderr)
                     else:
-                        steps.append(found.step_s)
-            times = [(plan.seconds, median(steps)) for plan, steps in zip(asked, seen, strict=True) if steps]
+                        steps.extend(found.steps)
+            times = []
             for plan, steps in zip(asked, seen, strict=True):
                 if steps:
-                    own, error = median(steps), plan.seconds / median(steps) - 1
-                    told = f"{1e3 * plan.seconds:.0f} | {1e3 * own:.0f} | {error:+.0%}"
-                    print(f"| {model} | {ranks} | {plan.division} | {told} |", flush=True)
+                    own, quiet = typical_s(steps)
+                    times.append((plan.seconds, own))
+                    told = f"{1e3 * plan.seconds:.0f} | {1e3 * own:.0f} | {plan.seconds / own - 1:+.0%}"
+                    print(
+                        f"| {model} | {ranks} | {plan.division} | {told} | {quiet} of {len(steps)} |",
+                        flush=True,
+                    )
             if times:
                 lines.append((model, ranks, *chosen(times)))
     print("\n| model | ranks | slower than the best | error of its step |\n| --- | ---: | ---: | ---: |")

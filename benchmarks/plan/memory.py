@@ -60,7 +60,9 @@ def libraries(division: Division) -> float:
     tiny = replace(division, recompute="none", sharded="none")
     if tiny != division:
         return libraries(tiny)
-    found = run(task_of("gpt", division, BATCH // SAMPLES // division.data, True, 2), division, **KEEPING)
+    found = run(
+        task_of("gpt", division, BATCH // SAMPLES // division.data, True, 2, lean=True), division, **KEEPING
+    )
     if isinstance(found, str):
         raise SystemExit(f"a tiny model could not be trained: {found}")
     return max(found.memory_bytes)
@@ -108,7 +110,9 @@ def main(arguments: list[str]) -> int:
     for model in options.names(parser, given.models, NAMES, "model"):
         graph = None if model == "gpt" else traced(model, BATCH // SAMPLES, 1, given.small)
         for division in (each for ranks in given.ranks for each in divisions(ranks)):
-            task = task_of(model, division, BATCH // SAMPLES // division.data, given.small, given.steps)
+            task = task_of(
+                model, division, BATCH // SAMPLES // division.data, given.small, given.steps, lean=True
+            )
             measured = run(task, division, **KEEPING)
             if isinstance(measured, str):
                 failed = True

@@ -12,11 +12,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import machine
 from benchmarks.balance.models import MODELS
 from benchmarks.contenders import SMALL as SMALL_GPT
 from benchmarks.contenders import Task as GPTTask
@@ -28,6 +30,7 @@ from weft.plan.parallelism.weft_today import settings
 NAMES = ("gpt", *MODELS)
 BATCH = 16
 TIMEOUT_S = 240.0
+LEAN = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Task:
         recompute: Whether blocks are computed again.
         steps: Steps that count.
         trace: Whether each rank traces the model by itself, all at once, in place of training.
+        lean: Whether freed memory goes back to the system at once, so that what is resident is what is in use. Steps
+            take half as long again then.
     """
 
     model: str
@@ -51,6 +56,7 @@ class Task:
     recompute: bool = False
     steps: int = 8
     trace: bool = False
+    lean: bool = False
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -65,20 +71,34 @@ class Measured:
     """What a job measured.
 
     Attributes:
-        step_s: The median of its steps, each that of the slowest rank.
+        steps: Of each, the seconds of the slowest rank, and how many cores others used meanwhile.
         memory_bytes: Of each rank, the peak of resident memory in usual steps above what was resident before the model
             was built.
         parameter_bytes: Of each rank.
     """
 
-    step_s: float
+    steps: list[tuple[float, float]]
     memory_bytes: list[int]
     parameter_bytes: list[int]
 
 
-def task_of(model: str, division: Division, microbatches: int, small: bool, steps: int) -> Task:
+def typical_s(steps: Sequence[tuple[float, float]]) -> tuple[float, int]:
+    """The median of the steps that nobody else disturbed, and how many those are; of all if none is.
+
+    >>> typical_s([(1.0, 0.1), (1.2, 0.0), (9.0, 0.7)])
+    (1.1, 2)
+    >>> typical_s([(9.0, 0.7)])
+    (9.0, 0)
+    """
+    quiet = [seconds for seconds, others in steps if others <= machine.QUIET_CORES]
+    return median(quiet or [seconds for seconds, _ in steps]), len(quiet)
+
+
+def task_of(
+    model: str, division: Division, microbatches: int, small: bool, steps: int, lean: bool = False
+) -> Task:
     """The task that runs a division."""
-    return Task(model, small, microbatches, division.data, division.recompute == "full", steps)
+    return Task(model, small, microbatches, division.data, division.recompute == "full", steps, lean=lean)
 
 
 def run(task: Task, division: Division, **more: Any) -> Measured | str:
@@ -89,9 +109,13 @@ def run(task: Task, division: Division, **more: Any) -> Measured | str:
         if failure:
             return failure
         ranks = [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(division.ranks)]
-    steps = zip(*(each["steps_s"] for each in ranks), strict=True)
+    steps = []
+    for number, took in enumerate(zip(*(each["steps_s"] for each in ranks), strict=True)):
+        own_s = sum(each["own_s"][number] for each in ranks)
+        others = [(each["busy_s"][number] - own_s) / took_s for each, took_s in zip(ranks, took, strict=True)]
+        steps.append((max(took), min(others)))
     return Measured(
-        median(max(step) for step in steps),
+        steps,
         [each["memory_bytes"] for each in ranks],
         [each["parameter_bytes"] for each in ranks],
     )
@@ -110,8 +134,7 @@ def traced(model: str, microbatches: int, ranks: int, small: bool) -> Graph:
 def _start(task: Task, ranks: int, chosen: dict[str, Any], folder: str) -> str:
     options = [f"--set={name}={json.dumps(value)}" for name, value in chosen.items()]
     command = [sys.executable, "-m", "weft", "run", "-n", str(ranks), "--quiet", *options]
-    # Freed memory goes back to the system at once, so that what is resident is what is in use.
-    memory = {} if task.trace else {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    memory = LEAN if task.lean else machine.MALLOC_SETTINGS
     try:
         done = subprocess.run(
             [*command, "-m", "benchmarks.plan.trainee", task.to_text(), folder],

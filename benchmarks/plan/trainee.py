@@ -95,19 +95,23 @@ def train(task: Task, out: Path) -> None:
         model.backward(found)
         return found
 
-    times = []
+    times, own, busy = [], [], []
     for step in range(WARM_UP + task.steps):
         if step == WARM_UP:
             machine.reset_peak_rss()
         weft.barrier()
-        begin = time.monotonic()
+        begin, own_s, busy_s = time.monotonic(), time.process_time(), machine.busy_s()
         optimizer.zero_grad()
         train_step(model, inputs)
         optimizer.step()
         times.append(time.monotonic() - begin)
+        own.append(time.process_time() - own_s)
+        busy.append(machine.busy_s() - busy_s)
     held = [parameter for _, parameter in model.local_named_parameters()]
     found = {
         "steps_s": times[WARM_UP:],
+        "own_s": own[WARM_UP:],
+        "busy_s": busy[WARM_UP:],
         "memory_bytes": machine.peak_rss_bytes() - base,
         "parameter_bytes": sum(one.numel() * one.element_size() for one in held),
     }
