@@ -30,7 +30,10 @@ from weft.plan.parallelism.weft_today import cannot
 CLOSE, RIGHT = 0.05, 0.10
 SAMPLES = 2
 """Of a microbatch of a traced model."""
-HEADER = "| model | ranks | plan | predicted ms | measured ms | error | steps |\n| --- | ---: | --- | ---: | ---: | ---: | ---: |"
+HEADER = (
+    "| model | ranks | plan | predicted ms | measured ms | error | undisturbed steps |\n"
+    "| --- | ---: | --- | ---: | ---: | ---: | ---: |"
+)
 
 
 def measured_machine(ranks: int, patience_s: float) -> Machines:
