@@ -153,6 +153,8 @@ class Division:
             parts.append(self.schedule if self.chunks == 1 else f"{self.schedule} x{self.chunks}")
         if self.sharded != "none":
             parts.append(f"sharded {self.sharded}")
+        if self.tensor > 1 and not self.along:
+            parts.append("whole sequences")
         parts.append(f"microbatch {self.microbatch}")
         if self.recompute != "none":
             parts.append(f"recompute {self.recompute}")

@@ -65,6 +65,17 @@ def test_why_others_cannot_be():
     assert "16 replicas do not divide the batch of 6" in found.refused
 
 
+def test_tensor_parallelism_is_tried_as_weft_runs_it():
+    """On one host whose ranks hold an eighth of the model each, only tensor or pipeline ranks fit; weft runs both."""
+    every = list(divisions(Job(SIZES, 8), parse_cluster("1x8xA100-80"), Found()))
+    whole = [one for one in every if not one.along]
+    assert whole and all(one.tensor > 1 and not cannot("bf16", one) for one in whole)
+    assert all(replace(one, along=True) in every for one in whole)
+    assert "tensor 8" in str(whole[-1]) and "whole sequences" in str(whole[-1])
+    today = search(Job(replace(SIZES, layers=3), 1), parse_cluster("1x8xA100-80")).runs_today
+    assert today is not None and today.division.tensor == 8, "three layers and one sample leave nothing else"
+
+
 def test_the_guide_begins_with_replicas_and_stops_where_they_fit():
     small = guide(JOB, parse_cluster("8xA100-80"))
     assert small[0].what == "8 replicas, 8 sequences each at once"
