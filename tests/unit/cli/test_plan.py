@@ -83,7 +83,7 @@ def test_what_weft_runs_today_is_settings_that_weft_takes(llama, capsys):
         plan = found["runs_today"]
         settings = resolve(plan["settings"], world_size=found["accelerators"])
         assert settings.partitions == plan["division"]["pipeline"]
-        assert plan["division"]["tensor"] == 1 and not plan["weft_cannot"]
+        assert settings.tensor_parallel_degree == plan["division"]["tensor"] and not plan["weft_cannot"]
 
 
 def test_the_text_has_a_sentence_a_table_and_a_command(llama, capsys):

@@ -101,7 +101,7 @@ def test_where_nothing_fits_the_page_says_what_is_lacking():
 
 
 def test_what_weft_does_not_run_is_told():
-    """The best one has tensor parallelism; the command is that of another one."""
+    """The best one splits the sequence over tensor-parallel ranks; the command is that of another one."""
     other = answered("8x8xH100", Sizes(96, 12288, 96, 49152, 50000, 2048), 1536)
     report = report_of(other)
     assert other.search.best[0].division.tensor > 1
@@ -110,7 +110,8 @@ def test_what_weft_does_not_run_is_told():
         "weft cannot run the best one (sequence parallelism, with which tensor parallelism is reckoned, is not in weft)"
         in seen
     )
-    assert f"sharded_data_parallel_degree={other.runs_today.division.data}" in report.write.command
+    assert not other.runs_today.division.along
+    assert f"tensor_parallel_degree={other.runs_today.division.tensor}" in report.write.command
     assert "what weft runs today" in seen
 
 
