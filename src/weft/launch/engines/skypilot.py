@@ -27,14 +27,15 @@ def plan(job: Described, environ: Mapping[str, str]) -> Plan:
     notes = ["SkyPilot chooses the hosts: names of hosts are not used"] if job.host_names else []
     if job.gpus_per_host:
         notes.append("name the accelerators with sky launch --gpus: SkyPilot wants their kind")
-    line = ["sky", "launch", f"--cluster={job.name}", *named, path]
+    notes.append(f"the cluster stays after the job, and costs: sky down {job.name} ends it")
+    line = ["sky", "launch", "--yes", f"--cluster={job.name}", *named, path]
     text = json.dumps(task(job, environ), indent=2) + "\n"
     return Plan(job.engine, [Command(line, environ=secret)], [File(path, text)], environ, notes)
 
 
 def task(job: Described, environ: Mapping[str, str]) -> dict[str, Any]:
     """The task. Its ``run`` is read by a shell on each host, so what comes from the job is quoted."""
-    program, *rest = torchrun.command(replace(job, python=PYTHON), [])
+    program, *rest = torchrun.command(replace(job, python=PYTHON), torchrun.marked(job))
     run = f"{program} {_PLACED.format(port=port_of_job(job.name))} {shlex.join(rest)}"
     content: dict[str, Any] = {"name": job.name, "workdir": ".", "num_nodes": job.host_count}
     content["envs"] = {name: value for name, value in sorted(environ.items()) if not is_secret(name)}
