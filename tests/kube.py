@@ -108,7 +108,7 @@ class Kube:
                 f"container in pod {name} is waiting to start: ContainerCreating", "BadRequest"
             )
         text = self.logs[name]
-        if query.get("timestamps") != "true":
+        if query.get("timestamps", "").lower() != "true":
             text = "".join(line.partition(" ")[2] for line in text.splitlines(keepends=True))
         return 200, text
 

@@ -100,4 +100,4 @@ def _literal(text: str) -> str:
 
 
 def _resources(job: Described, name: str) -> Manifest:
-    return {name: {"limits": {"nvidia.com/gpu": job.gpus_per_host}}} if job.gpus_per_host else {}
+    return {name: {"limits": {"nvidia.com/gpu": str(job.gpus_per_host)}}} if job.gpus_per_host else {}

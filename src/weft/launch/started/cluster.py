@@ -131,6 +131,7 @@ class Cluster:
                         self.namespace,
                         container=pod.container,
                         _request_timeout=_TIMES_S,
+                        _preload_content=False,  # bytes: what ranks print may be no text
                         **options,
                     )
                 )
@@ -138,7 +139,7 @@ class Cluster:
                 if refusal.status == 400:  # its container has not started
                     return ""
                 raise
-        return found if isinstance(found, str) else ""
+        return "" if found is None else bytes(found.data).decode(errors="replace")
 
     def delete(self, name: str) -> None:
         """Deletes the job with all that it has made."""

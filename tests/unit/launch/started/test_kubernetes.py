@@ -67,7 +67,9 @@ def test_a_job_that_ends_well(cluster, form: str, path: str, end: str):
     assert handle.state == f"1 of 2 pods run: host 1 (pod {name} on machine1) waits: ContainerCreating"
     with pytest.raises(TimeoutError):
         handle.wait(0.05)
-    fake.logs[name] = "2026-01-01T00:00:01Z [default0]:two\n2026-01-01T00:00:01Z [default1]:three \ufffd\n"
+    fake.logs[name] = (
+        "2026-01-01T00:00:01Z [default0]:two\n2026-01-01T00:00:01Z [default1]:three \udcff\n"  # no UTF-8
+    )
     fake.end(0, 0)
     fake.end(1, 0)
     fake.condition(end)
