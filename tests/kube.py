@@ -37,12 +37,13 @@ class Kube:
         (found,) = (each for path, each in self.objects.items() if "/apis/" in path)
         return found
 
-    def pod(self, host: int, job: str = "train", **status: Any) -> str:
+    def pod(self, host: int, job: str = "train", attempt: int = 0, **status: Any) -> str:
         """Puts a pod of a job there, or changes it; gives its name."""
-        name = f"{job}-node-0-{host}-x"
+        name = f"{job}-node-0-{host}-{'xyz'[attempt]}"
         labels = {
             "jobset.sigs.k8s.io/jobset-name": job, "jobset.sigs.k8s.io/replicatedjob-name": "node",
             "batch.kubernetes.io/job-completion-index": str(host),
+            "jobset.sigs.k8s.io/restart-attempt": str(attempt),
         }  # fmt: skip
         self.objects[f"/api/v1/namespaces/{NAMESPACE}/pods/{name}"] = {
             "metadata": {"name": name, "labels": labels}, "spec": {"nodeName": f"machine{host}",

@@ -60,6 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="with how many hosts it is started again, for ssh (default: all)",
     )  # fmt: skip
     option("--gpus-per-host", type=count, default=0, metavar="N", help="GPUs, for engines that ask")
+    option("--gpu-kind", metavar="KIND", help="what SkyPilot calls the GPUs, for example A100")
     option("--name", help="the job's name (default: the script's)")
     option("--image", help="the image of containers, for Kubernetes")
     option(
@@ -177,7 +178,7 @@ def handed_over(options: argparse.Namespace) -> bool:
     """
     if options.engine == "ssh" and not options.dry_run:
         return False
-    asked = ("dry_run", "hosts", "hostfile", "form", "time", "gpus_per_host", "name")
+    asked = ("dry_run", "hosts", "hostfile", "form", "time", "gpus_per_host", "gpu_kind", "name")
     given = [name for name in asked if getattr(options, name)]
     restarts = options.max_restarts and options.engine != "local"
     return options.engine not in ("local", "mpirun") or bool(given or restarts)
@@ -211,6 +212,7 @@ def job_of(
         python=sys.executable if here else "python",
         image=options.image or "",
         gpus_per_host=options.gpus_per_host,
+        gpu_kind=options.gpu_kind or "",
         mpi_options=mpi_options,
         ssh_options=_ssh_options(options),
         min_hosts=options.min_hosts,

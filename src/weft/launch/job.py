@@ -65,6 +65,7 @@ class Job(Described):
         python: Python's command on the hosts.
         image: The image of containers, for Kubernetes.
         gpus_per_host: How many GPUs a host has for the job, for engines that ask.
+        gpu_kind: What SkyPilot calls them, ``A100`` for example.
         mpi_options: Further arguments of ``mpirun``.
         ssh_options: Further arguments of ``ssh``, such as ``["-F", "config"]``; they win over weft's own.
         min_hosts: With how many hosts the engine ``ssh`` starts it again when others are gone; 0: only with all.

@@ -25,8 +25,6 @@ def plan(job: Described, environ: Mapping[str, str]) -> Plan:
     secret = {name: value for name, value in environ.items() if is_secret(name)}
     named = [part for name in sorted(secret) for part in ("--secret", name)]
     notes = ["SkyPilot chooses the hosts: names of hosts are not used"] if job.host_names else []
-    if job.gpus_per_host:
-        notes.append("name the accelerators with sky launch --gpus: SkyPilot wants their kind")
     notes.append(f"the cluster stays after the job, and costs: sky down {job.name} ends it")
     line = ["sky", "launch", "--yes", f"--cluster={job.name}", *named, path]
     text = json.dumps(task(job, environ), indent=2) + "\n"
@@ -38,6 +36,8 @@ def task(job: Described, environ: Mapping[str, str]) -> dict[str, Any]:
     program, *rest = torchrun.command(replace(job, python=PYTHON), torchrun.marked(job))
     run = f"{program} {_PLACED.format(port=port_of_job(job.name))} {shlex.join(rest)}"
     content: dict[str, Any] = {"name": job.name, "workdir": ".", "num_nodes": job.host_count}
+    if job.gpus_per_host:
+        content["resources"] = {"accelerators": f"{job.gpu_kind}:{job.gpus_per_host}"}
     content["envs"] = {name: value for name, value in sorted(environ.items()) if not is_secret(name)}
     if names := sorted(name for name in environ if is_secret(name)):
         content["secrets"] = dict.fromkeys(names)

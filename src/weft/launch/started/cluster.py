@@ -119,7 +119,7 @@ class Cluster:
             )
         records = self._client.sanitize_for_serialization(found)["items"]
         pods = (pod_of(each) for each in records)
-        return sorted((pod for pod in pods if pod is not None), key=lambda pod: pod.host)
+        return sorted((pod for pod in pods if pod is not None), key=lambda pod: (pod.host, pod.attempt))
 
     def log(self, pod: Pod, **options: Any) -> str:
         """What a pod has written; empty before it has started, and after it is gone."""

@@ -146,6 +146,8 @@ class KubernetesHandle(Handle):
             return
         self._pods = self.cluster.pods(self.job.name)
         self._failed.update({pod.name: pod for pod in self._pods if pod.ended and pod.ended.code})
+        newest = max((pod.attempt for pod in [*self._pods, *self._failed.values()]), default=0)
+        self._failed = {name: pod for name, pod in self._failed.items() if pod.attempt == newest}
         for each in (found.get("status") or {}).get("conditions") or []:
             if each.get("status") != "True":
                 continue

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NODE = "jobset.sigs.k8s.io/replicatedjob-name"
+ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 INDEX = "batch.kubernetes.io/job-completion-index"
 CONTAINERS = ("train", "node")
 """What the container of the ranks is called: by weft's JobSet, and by Kubeflow's runtimes."""
@@ -39,6 +40,7 @@ class Pod:
         phase: ``Pending``, ``Running``, ``Succeeded`` or ``Failed``.
         node: The machine that has it; empty before one does.
         waits: Why it has not started yet.
+        attempt: How often the JobSet had been started again before.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Pod:
     node: str = ""
     waits: str = ""
     ended: Ended | None = None
+    attempt: int = 0
 
     @property
     def stuck(self) -> bool:
@@ -66,8 +69,8 @@ def pod_of(record: Mapping[str, Any]) -> Pod | None:
     """The pod that Kubernetes describes; None if it has no ranks."""
     about, spec, status = (record.get(part) or {} for part in ("metadata", "spec", "status"))
     labels = {**(about.get("annotations") or {}), **(about.get("labels") or {})}
-    index = str(labels.get(INDEX, "0"))
-    if labels.get(NODE, "node") != "node" or not index.isdecimal():
+    index, attempt = str(labels.get(INDEX, "0")), str(labels.get(ATTEMPT, "0"))
+    if labels.get(NODE, "node") != "node" or not (index.isdecimal() and attempt.isdecimal()):
         return None
     names = [str(each.get("name")) for each in spec.get("containers") or [{}]]
     container = next((name for name in names if name in CONTAINERS), names[0])
@@ -83,9 +86,8 @@ def pod_of(record: Mapping[str, Any]) -> Pod | None:
     if not waits and phase == "Pending":
         found = [each for each in status.get("conditions") or [] if each.get("status") == "False"]
         waits = next((_joined(each) for each in found if each.get("type") == "PodScheduled"), "")
-    return Pod(
-        str(about.get("name")), int(index), container, phase, str(spec.get("nodeName") or ""), waits, ended
-    )
+    node = str(spec.get("nodeName") or "")
+    return Pod(str(about.get("name")), int(index), container, phase, node, waits, ended, int(attempt))
 
 
 def first_failed(pods: Iterable[Pod]) -> Pod | None:

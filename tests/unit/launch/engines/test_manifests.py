@@ -63,8 +63,9 @@ def _read(api: Any, answer: type, made: dict[str, Any], kind: str) -> Any:
 def test_skypilot_takes_the_task():
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     schema = json.loads(TASK.read_text())
-    made = manifest(engine="skypilot")
+    made = manifest(engine="skypilot", gpu_kind="A100")
     assert {*made["secrets"]} == {"HF_TOKEN", "WEFT_TOKEN"}
+    assert made["resources"] == {"accelerators": "A100:4"}
     jsonschema.validate(made, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**made, "nodes": 2}, schema)

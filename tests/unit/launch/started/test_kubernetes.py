@@ -110,6 +110,18 @@ def test_weft_s_own_line_comes_first(cluster):
     assert (told.value.code, told.value.rank) == (1, 3)
 
 
+def test_only_the_last_start_is_blamed(cluster):
+    fake, environ = cluster
+    handle = start(environ, form="jobset", max_restarts=1)
+    first = fake.end(0, 3, second=1)
+    assert handle.poll() is None
+    del fake.objects[f"/api/v1/namespaces/{NAMESPACE}/pods/{first}"]  # by the JobSet, which starts all again
+    fake.pod(1, attempt=1, phase="Failed", containerStatuses=[container(terminated={"exitCode": 5})])
+    fake.condition("Failed", reason="ReachedMaxRestarts")
+    with pytest.raises(JobError, match=r"^host 1 .* ended with exit code 5\n.*ReachedMaxRestarts"):
+        handle.wait(30)
+
+
 def test_a_failure_that_no_pod_tells(cluster):
     fake, environ = cluster
     handle = start(environ)
