@@ -19,7 +19,7 @@ INSTALL = "pip install 'weft[kubernetes]'"
 _PLURALS = {"TrainJob": "trainjobs", "JobSet": "jobsets"}
 _CONTROLLERS = {
     "TrainJob": "kubectl apply --server-side -k "
-    "'https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.1.0', and the same with "
+    "'https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0', and the same with "
     "overlays/runtimes, install Kubeflow Trainer",
     "JobSet": "kubectl apply --server-side -f "
     "https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml installs JobSet",
@@ -86,8 +86,10 @@ class Cluster:
         name = manifest["metadata"]["name"]
         with self._told("create", self._plural, name):
             made = self._objects.create_namespaced_custom_object(
-                self._group, self._version, self.namespace, self._plural, manifest, _request_timeout=_TIMES_S
-            )
+                self._group, self._version, self.namespace, self._plural, manifest,
+                field_validation="Strict",  # an older CRD would drop what it does not know, a time limit say
+                _request_timeout=_TIMES_S,
+            )  # fmt: skip
         return str(made["metadata"]["uid"])
 
     def create_secret(self, name: str, texts: Mapping[str, str], owner: str, uid: str) -> None:

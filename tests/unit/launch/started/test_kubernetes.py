@@ -49,6 +49,7 @@ def test_a_job_that_ends_well(cluster, form: str, path: str, end: str):
     environ["HF_TOKEN"] = "0123456"
     handle = start({**environ, "OTHER": "stays"}, form=form, hand_on=["HF_TOKEN"], ranks_per_host=2)
     made = fake.objects[f"{path}/train"]
+    assert ("POST", path, {"fieldValidation": "Strict"}) in fake.asked
     text = json.dumps(made)
     assert (
         "0123456" not in text and "stays" not in text and '"PYTHONUNBUFFERED"' in text and "--tee=3" in text
