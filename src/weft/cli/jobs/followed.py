@@ -44,14 +44,17 @@ def follow(job: Job) -> int:
         if code is not None:
             return code
         _say(f"{signal_name(heard[0])}: deletes {job.name}")
-        handle.stop(_SAVE_S)
+        try:
+            handle.stop(_SAVE_S)
+        except TimeoutError:
+            _say(f"{job.name} is still being deleted")
         return 128 + heard[0]
 
 
 def _leave(handle: KubernetesHandle) -> None:
     """Deletes a job that has not come to its end, as nobody follows it any more."""
     if not handle.ended:
-        with suppress(WeftError):
+        with suppress(WeftError, TimeoutError):
             handle.stop(0)
 
 

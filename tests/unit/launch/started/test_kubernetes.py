@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,26 @@ def test_a_signal_deletes_the_job(followed, capsys: pytest.CaptureFixture[str]):
     fake, run = followed
     assert run(lambda: signal.raise_signal(signal.SIGTERM)) == 143
     assert "weft: SIGTERM: deletes train\n" in capsys.readouterr().err and fake.objects == {}
+
+
+def test_a_job_that_is_long_in_going(followed, monkeypatch, capsys: pytest.CaptureFixture[str]):
+    fake, run = followed
+    monkeypatch.setattr("weft.launch.started.handle.END_S", 0.05)
+    monkeypatch.setattr(KubernetesHandle, "_end", lambda handle, save_s: None)
+    assert run(lambda: signal.raise_signal(signal.SIGINT)) == 130
+    assert "weft: SIGINT: deletes train\nweft: train is still being deleted\n" in capsys.readouterr().err
+
+
+def test_nobody_reads_the_output(followed, monkeypatch):
+    fake, run = followed
+    monkeypatch.setattr("weft.cli.jobs.followed._print", lambda line: (_ for _ in ()).throw(BrokenPipeError))
+    name = "train-node-0-0-x"
+    with suppress(BrokenPipeError):
+        assert (
+            run(lambda: (fake.pod(0, phase="Running"), fake.logs.update({name: "2026-01-01T00:00:01Z a\n"})))
+            != 0
+        )
+    assert fake.objects == {}
 
 
 def test_without_the_package_the_plan_is_printed(followed, monkeypatch, capsys: pytest.CaptureFixture[str]):
