@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import weft
+from weft.cli.jobs.followed import follow
 from weft.cli.machine import count
 from weft.config import Settings
 from weft.errors import LaunchError
@@ -28,6 +29,7 @@ from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.job import Job
 from weft.launch.journal.journal import Journal, Nowhere
 from weft.launch.running.job import Host
+from weft.launch.started import sky
 
 IN_CONTAINERS = ("kubernetes", "skypilot")
 """Engines whose hosts have another Python, in other places."""
@@ -58,6 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="with how many hosts it is started again, for ssh (default: all)",
     )  # fmt: skip
     option("--gpus-per-host", type=count, default=0, metavar="N", help="GPUs, for engines that ask")
+    option("--gpu-kind", metavar="KIND", help="what SkyPilot calls the GPUs, for example A100")
     option("--name", help="the job's name (default: the script's)")
     option("--image", help="the image of containers, for Kubernetes")
     option(
@@ -175,7 +178,7 @@ def handed_over(options: argparse.Namespace) -> bool:
     """
     if options.engine == "ssh" and not options.dry_run:
         return False
-    asked = ("dry_run", "hosts", "hostfile", "form", "time", "gpus_per_host", "name")
+    asked = ("dry_run", "hosts", "hostfile", "form", "time", "gpus_per_host", "gpu_kind", "name")
     given = [name for name in asked if getattr(options, name)]
     restarts = options.max_restarts and options.engine != "local"
     return options.engine not in ("local", "mpirun") or bool(given or restarts)
@@ -209,6 +212,7 @@ def job_of(
         python=sys.executable if here else "python",
         image=options.image or "",
         gpus_per_host=options.gpus_per_host,
+        gpu_kind=options.gpu_kind or "",
         mpi_options=mpi_options,
         ssh_options=_ssh_options(options),
         min_hosts=options.min_hosts,
@@ -267,14 +271,16 @@ def _by_text(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def start(job: Job) -> int:
-    """Hands the job over to its engine: this process becomes the engine's command.
+    """Hands the job over to its engine: this process becomes the engine's command, or follows the job.
 
     Raises:
         LaunchError: The engine is not installed, or can only be planned.
     """
     if job.engine == "local":
         raise LaunchError("--hosts, --name and --form are for other engines: add --engine, or leave them out")
-    if job.engine not in ("mpirun", "torchrun", "slurm", "ray"):
+    if job.engine == "kubernetes":
+        return follow(job)
+    if job.engine == "ssh":
         raise LaunchError(f"the engine {job.engine} starts nothing yet: --dry-run prints what is to be run")
     if job.engine == "torchrun" and job.host_count > 1:
         raise LaunchError("torchrun starts the ranks of one host: --dry-run prints the command for each host")
@@ -285,6 +291,9 @@ def start(job: Job) -> int:
     plan = job.plan()
     (command,) = plan.commands
     path = shutil.which(command.arguments[0])
+    if path is None and job.engine == "skypilot":
+        print(plan)
+        raise LaunchError(f"nothing was started, as there is no command sky: {sky.INSTALL}")
     if path is None:
         raise LaunchError(f"{command.arguments[0]} is not installed: --dry-run prints what is to be run")
     _write(plan)

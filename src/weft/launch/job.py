@@ -14,7 +14,9 @@ from weft.launch.discovery import TOKEN
 from weft.launch.engines import kubernetes, local, mpirun, ray, skypilot, slurm, ssh, torchrun
 from weft.launch.engines.described import Described
 from weft.launch.engines.plan import MASK, Plan, is_secret, masked, masked_arguments, secret_arguments
-from weft.launch.started.handle import Handle, start
+from weft.launch.environ import RANK_DEFAULTS
+from weft.launch.started.handle import Handle
+from weft.launch.started.start import start
 
 _PLANS: dict[str, Callable[[Described, Mapping[str, str]], Plan]] = {
     "local": local.plan,
@@ -28,6 +30,9 @@ _PLANS: dict[str, Callable[[Described, Mapping[str, str]], Plan]] = {
 }
 _OWN_TOKEN = ("local", "slurm", "ray")
 """Engines whose jobs make a secret themselves, or need none."""
+
+_IN_CONTAINERS = ("kubernetes", "skypilot")
+"""Engines that have no `weft run` where the ranks are started."""
 
 _TYPED = ("kubernetes",)
 """Engines that read secrets line by line from the standard input."""
@@ -60,6 +65,7 @@ class Job(Described):
         python: Python's command on the hosts.
         image: The image of containers, for Kubernetes.
         gpus_per_host: How many GPUs a host has for the job, for engines that ask.
+        gpu_kind: What SkyPilot calls them, ``A100`` for example.
         mpi_options: Further arguments of ``mpirun``.
         ssh_options: Further arguments of ``ssh``, such as ``["-F", "config"]``; they win over weft's own.
         min_hosts: With how many hosts the engine ``ssh`` starts it again when others are gone; 0: only with all.
@@ -120,8 +126,11 @@ class Job(Described):
             LaunchError: The engine can only be planned, the script is not there, or a variable to hand on is not set.
         """
         environ = os.environ if environ is None else environ
-        self.plan(environ)
-        return start(self, environ)
+        variables = self.variables
+        if self.engine in _IN_CONTAINERS:
+            variables = {**RANK_DEFAULTS, **variables}  # others get them from weft run
+        job = replace(self, variables=variables)
+        return start(job, job.plan(environ), environ)
 
     def _masked(self, found: Mapping[str, str], secrets: Sequence[str]) -> Plan:
         """The plan for reading: that of the same job without its secrets, whatever an engine's quotes make of them."""

@@ -169,10 +169,6 @@ def test_named_hosts_are_reached_by_ssh(jobs, script, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (
-            ["--engine", "skypilot"],
-            "the engine skypilot starts nothing yet: --dry-run prints what is to be run",
-        ),
         (["--engine", "torchrun", "--hosts", "a,b"], "torchrun starts the ranks of one host: --dry-run"),
         (["--hosts", "2"], "the engine local has one host: leave hosts out"),
         (["--name", "a"], "--hosts, --name and --form are for other engines: add --engine"),
@@ -238,6 +234,26 @@ def test_an_engine_that_is_not_installed(script, monkeypatch, capsys):
     assert main(["run", "--engine", "slurm", script]) == 2
     assert "sbatch is not installed: --dry-run prints what is to be run" in capsys.readouterr().err
     assert not Path("train.sbatch").exists()
+
+
+def test_without_sky_the_plan_is_printed(script, monkeypatch, capsys):
+    monkeypatch.setattr(engines.shutil, "which", lambda name: None)
+    assert main(["run", "--engine", "skypilot", "-x", "MY_TOKEN=0123456", script]) == 2
+    captured = capsys.readouterr()
+    assert '"num_nodes": 1' in captured.out and "0123456" not in captured.out
+    assert "nothing was started, as there is no command sky: pip install 'skypilot" in captured.err
+    assert not Path("train-task.yaml").exists()
+
+
+def test_sky_gets_a_task(script, replaced):
+    with pytest.raises(Replaced):
+        main(["run", "--engine", "skypilot", "--hosts", "2", "-x", "HF_TOKEN=0123456", script])
+    ((path, arguments, environ),) = replaced
+    assert path == "/usr/bin/sky" and arguments == [
+        *["sky", "launch", "--yes", "--cluster=train", "--secret", "HF_TOKEN", "--secret", "WEFT_TOKEN"],
+        "train-task.yaml",
+    ]
+    assert environ["HF_TOKEN"] == "0123456" and "0123456" not in Path("train-task.yaml").read_text()
 
 
 @pytest.mark.parametrize(

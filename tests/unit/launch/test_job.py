@@ -49,6 +49,12 @@ def job_of(engine: str, **more: Any) -> Job:
         ({"ranks_per_host": True}, "ranks_per_host is True: write a whole number"),
         ({"gpus_per_host": -1}, "gpus_per_host is -1: write a whole number of at least 0"),
         ({"gpus_per_host": 2, "engine": "ssh"}, "gpus_per_host is 2: ranks of the engine ssh take the GPUs"),
+        ({"gpus_per_host": 2, "engine": "skypilot"}, "gpus_per_host is 2: SkyPilot wants their kind, too"),
+        ({"gpu_kind": "A100"}, "gpu_kind is 'A100': it is for the engine skypilot, with gpus_per_host"),
+        (
+            {"gpu_kind": "A 1", "gpus_per_host": 2, "engine": "skypilot"},
+            "gpu_kind is 'A 1': write the name of an accelerator",
+        ),
         ({"time_limit": timedelta(seconds=5)}, "time_limit is 0:00:05: give a minute at least"),
         (
             {"max_restarts": 2, "engine": "mpirun"},

@@ -36,6 +36,7 @@ WITH_GPUS = ("slurm", "ray", "kubernetes", "skypilot")
 _NEEDS_NAMES = ("ssh", "torchrun")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KIND = re.compile(r"[A-Za-z0-9._-]*")
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,40}[a-z0-9])?")
 
 
@@ -61,6 +62,7 @@ class Described:
     python: str = PYTHON
     image: str = ""
     gpus_per_host: int = 0
+    gpu_kind: str = ""
     mpi_options: Sequence[str] = field(default=(), repr=False)
     ssh_options: Sequence[str] = ()
     min_hosts: int = 0
@@ -107,7 +109,7 @@ def is_host(name: str) -> bool:
 
 def _kind_faults(job: Described) -> Iterator[str]:
     """Values of another kind than is said above: texts are no lists of texts, and numbers are no texts."""
-    for name in ("script", "engine", "form", "name", "log_dir", "folder", "python", "image"):
+    for name in ("script", "engine", "form", "name", "log_dir", "folder", "python", "image", "gpu_kind"):
         if not isinstance(getattr(job, name), str):
             yield f"{name} is {shown(getattr(job, name))}: give a text"
     for name in ("arguments", "hand_on", "mpi_options", "ssh_options"):
@@ -163,6 +165,12 @@ def _number_faults(job: Described) -> Iterator[str]:
         yield f"min_hosts is {shown(job.min_hosts)}: nothing is started again without max_restarts; give both"
     elif type(job.min_hosts) is int and job.min_hosts > job.host_count:
         yield f"min_hosts is {shown(job.min_hosts)}: there are {job.host_count} hosts"
+    if job.gpu_kind and (job.engine != "skypilot" or not job.gpus_per_host):
+        yield f"gpu_kind is {shown(job.gpu_kind)}: it is for the engine skypilot, with gpus_per_host; leave it out"
+    elif not _KIND.fullmatch(job.gpu_kind):
+        yield f"gpu_kind is {shown(job.gpu_kind)}: write the name of an accelerator, for example A100"
+    elif job.engine == "skypilot" and job.gpus_per_host and not job.gpu_kind:
+        yield f"gpus_per_host is {shown(job.gpus_per_host)}: SkyPilot wants their kind, too, for example A100"
     if job.gpus_per_host and job.engine in FORMS and job.engine not in WITH_GPUS:
         yield (
             f"gpus_per_host is {shown(job.gpus_per_host)}: ranks of the engine {job.engine} take the GPUs that they "

@@ -20,12 +20,12 @@ def plan(job: Described, environ: Mapping[str, str]) -> Plan:
     path = f"{job.name}.json"
     manifest = trainjob(job, environ) if job.form == "trainjob" else jobset(job, environ)
     typed = sorted(name for name in environ if is_secret(name))
-    create = ["kubectl", "create", "secret", "generic", _secret_name(job), "--from-env-file=/dev/stdin"]
+    create = ["kubectl", "create", "secret", "generic", secret_name(job), "--from-env-file=/dev/stdin"]
     commands = [Command(["kubectl", "create", f"--filename={path}"])]
     notes = ["Kubernetes chooses the hosts: names of hosts are not used"] if job.host_names else []
     if typed:
         commands.insert(0, Command(create, typed=typed))
-        notes.append(f"{_secret_name(job)}: the standard input has a line NAME=VALUE for each variable")
+        notes.append(f"{secret_name(job)}: the standard input has a line NAME=VALUE for each variable")
     return Plan(job.engine, commands, [File(path, json.dumps(manifest, indent=2) + "\n")], environ, notes)
 
 
@@ -34,7 +34,7 @@ def trainjob(job: Described, environ: Mapping[str, str]) -> Manifest:
     trainer = {
         "image": job.image,
         "numNodes": job.host_count,
-        "command": [*map(_literal, torchrun.command(job, []))],
+        "command": [*map(_literal, torchrun.command(job, torchrun.marked(job)))],
         "env": _variables(job, environ),
         **_resources(job, "resourcesPerNode"),
     }
@@ -48,7 +48,9 @@ def jobset(job: Described, environ: Mapping[str, str]) -> Manifest:
     """A ``JobSet`` of one indexed Job: a pod for each host, whose index is its number for torchrun."""
     node = {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": _INDEX}}}
     once = replace(job, max_restarts=0)  # the JobSet starts all pods again
-    command = torchrun.command(once, torchrun.placed(job, "0", f"{job.name}-node-0-0.{job.name}"))
+    command = torchrun.command(
+        once, [*torchrun.placed(job, "0", f"{job.name}-node-0-0.{job.name}"), *torchrun.marked(job)]
+    )
     command.remove("--node-rank=0")  # torchrun reads PET_NODE_RANK
     container = {
         "name": "train",
@@ -78,14 +80,15 @@ def _object(version: str, kind: str, job: Described, spec: Manifest) -> Manifest
     return {"apiVersion": version, "kind": kind, "metadata": {"name": job.name}, "spec": spec}
 
 
-def _secret_name(job: Described) -> str:
+def secret_name(job: Described) -> str:
+    """What the Secret of a job is called."""
     return f"{job.name}-secrets"
 
 
 def _variables(job: Described, environ: Mapping[str, str]) -> list[Manifest]:
     def one(name: str, value: str) -> Manifest:
         if is_secret(name):
-            return {"name": name, "valueFrom": {"secretKeyRef": {"name": _secret_name(job), "key": name}}}
+            return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret_name(job), "key": name}}}
         return {"name": name, "value": _literal(value)}
 
     return [one(name, value) for name, value in sorted(environ.items())]
@@ -97,4 +100,4 @@ def _literal(text: str) -> str:
 
 
 def _resources(job: Described, name: str) -> Manifest:
-    return {name: {"limits": {"nvidia.com/gpu": job.gpus_per_host}}} if job.gpus_per_host else {}
+    return {name: {"limits": {"nvidia.com/gpu": str(job.gpus_per_host)}}} if job.gpus_per_host else {}

@@ -29,6 +29,11 @@ def placed(job: Described, node: str, address: str = "") -> list[str]:
     ]  # fmt: skip
 
 
+def marked(job: Described) -> list[str]:
+    """The option that marks the lines of each rank, for engines that keep one log for all ranks of a host."""
+    return ["--tee=3"] if job.ranks_per_host > 1 and not job.log_dir else []
+
+
 def command(job: Described, options: list[str]) -> list[str]:
     """``torchrun`` with all its arguments.
 

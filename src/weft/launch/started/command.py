@@ -30,6 +30,7 @@ def command(job: Described, python: str) -> list[str]:
         "--min-hosts": str(job.min_hosts or ""),
         "--log-dir": job.log_dir,
         "--gpus-per-host": str(job.gpus_per_host or ""),
+        "--gpu-kind": job.gpu_kind,
         "--image": job.image,
     }
     line += [part for name, value in options.items() if value for part in (name, value)]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,14 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from weft.errors import JobError, LaunchError, WeftError
-from weft.foreign import shown_path, shown_text, translated
+from weft.foreign import shown_path, translated
 from weft.launch.engines.described import Described
 from weft.launch.journal.files import attempts, log_file, reader
 from weft.launch.journal.stopping import END_S, SAVE_S
 from weft.launch.journal.told import Told, read
-from weft.launch.started.command import command
 
-STARTED = ("local", "ssh", "torchrun", "mpirun", "slurm")
 _TICK_S = 1.0
 _GO_ON = os.EX_TEMPFAIL
 _LIVING = (
@@ -36,27 +32,6 @@ _LIVING = (
     "STOPPED",
     "RESIZING",
 )
-
-
-def start(job: Described, environ: Mapping[str, str]) -> Handle:
-    """The job, running. ``environ`` has the variables that are handed on.
-
-    Raises:
-        LaunchError: The engine can only be planned, or what it needs is not there.
-    """
-    if job.engine not in STARTED:
-        raise LaunchError(
-            f"the engine {job.engine} cannot be started from here: print(job.plan()) says what is to be run"
-        )
-    if not job.module and not Path(job.folder, job.script).is_file():
-        raise LaunchError(f'there is no script "{shown_path(Path(job.folder, job.script))}"')
-    line = command(job, sys.executable)
-    if shutil.which(line[0]) is None:
-        raise LaunchError(f'there is no command "{shown_text(line[0])}", which is the job\'s Python')
-    given = {**environ, **job.variables}
-    if job.engine == "slurm":
-        return SlurmHandle(job, line, given)
-    return ProcessHandle(job, subprocess.Popen(line, cwd=job.folder, env=given, stdin=subprocess.DEVNULL))
 
 
 class Handle(ABC):
