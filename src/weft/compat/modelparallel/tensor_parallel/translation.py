@@ -102,9 +102,9 @@ def to_hf(state: Mapping[str, Any], model: str) -> State:
 
 
 def from_hf(state: Mapping[str, Any], model: str) -> State:
-    """The state with the names of a :class:`DistributedTransformerLMHead`, if this process has built one; else as it is.
+    """The state with the names of a :class:`DistributedTransformerLMHead`, if this process has built one.
 
-    Models of Hugging Face keep their names here.
+    Else it comes back as it is. Models of Hugging Face keep their names here.
 
     Raises:
         UsageError: A tensor has no place there.
