@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from weft.compat.dataparallel import ds_names
@@ -54,18 +53,6 @@ class _Wrapper:
         return type(None), ()
 
 
-def _same_weights(module: nn.Module) -> None:
-    """Give all ranks that share weights those of the first: scripts seed each otherwise, as the original asks."""
-    session = session_of.session()
-    group, source = session.group("tp"), session.peers("tp")[0]
-    with session.doing("the first weights of ranks that share them"), torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.device.type != "meta":
-                content = tensor.detach().cpu().contiguous()
-                dist.broadcast(content, source, group=group)
-                tensor.copy_(content)
-
-
 class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
     """Wraps an ``nn.Module``; call it inside a function decorated with ``smp.step``.
 
@@ -87,7 +74,6 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
             raise UsageError('trace_execution_times needs trace_device="gpu": leave one of them out')
         if session_of.session().mesh.tp > 1 and isinstance(module, nn.Module):
             module = replaced(module)
-            _same_weights(module)
         half = torch.float16 if state.cfg.fp16 else torch.bfloat16 if state.cfg.bf16 else None
         if half is not None and isinstance(module, nn.Module):
             module.to(half)
