@@ -69,6 +69,8 @@ def test_as_gpt2():
     bold(ours), theirs.eval().load_state_dict(to(ours.state_dict(), max_seq_len=LENGTH))
     ids, masked, labels = words()
     expected = theirs(ids, attention_mask=1 - masked, labels=labels)
+    with pytest.raises(UsageError, match="pass 1 - attention_mask"):
+        ours((ids, 1 - masked, None, None, labels))
     loss, scores = ours((ids, masked, None, None, labels))
     seen = masked == 0
     assert torch.allclose(scores[seen], expected.logits[seen], atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,18 @@ from weft.errors import UsageError
 
 from .base import DistributedModule, items_of
 from .layer import DistributedTransformer
+
+_seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""The models whose first mask was looked at; not every one, for a GPU would be waited for."""
+
+
+def _check_mask(mask: Tensor) -> None:
+    """Raise :class:`UsageError` for a mask that leaves nothing of a sample: it is meant the other way."""
+    if mask.device.type != "meta" and bool((mask != 0).all(-1).any()):
+        raise UsageError(
+            "attention_mask is 1 at every position of a sample, and 1 is a position that is masked here, the opposite "
+            "of transformers: pass 1 - attention_mask"
+        )
 
 
 class DistributedTransformerLMHead(DistributedModule):
@@ -88,6 +101,9 @@ class DistributedTransformerLMHead(DistributedModule):
         ids, mask, types, positions, *cross, labels = items_of(self, inputs, names)
         hidden = self._embed(ids, types, positions)
         if mask is not None:
+            if self not in _seen:
+                _check_mask(mask)
+                _seen.add(self)
             mask = mask[:, None, None, :].to(hidden.dtype) * torch.finfo(hidden.dtype).min
         if self.add_cross_attention:
             hidden, *_ = self.transformer((hidden, cross[0], mask, cross[1]))
