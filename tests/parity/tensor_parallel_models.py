@@ -11,6 +11,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.parity.zoo.case import Batch, Case, generator
+from weft.compat.modelparallel.tensor_parallel import (
+    DistributedTransformerLayer,
+    DistributedTransformerLMHead,
+)
 
 WIDTH, LENGTH, SAMPLES, HEADS = 32, 6, 8, 4
 
@@ -155,6 +159,43 @@ class Translator(nn.Module):
         return y if self.first else y.transpose(0, 1)
 
 
+SHAPE: dict[str, Any] = {
+    "num_attention_heads": HEADS, "attention_head_size": WIDTH // HEADS, "hidden_size": WIDTH, "intermediate_size": 64,
+    "attention_dropout_prob": 0.0, "hidden_dropout_prob": 0.0,
+}  # fmt: skip
+
+
+class Original(nn.Module):
+    """A layer for scripts that were written for smdistributed: states and masks in one tuple."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__()
+        self.layer = DistributedTransformerLayer(**SHAPE, **more)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = torch.arange(LENGTH) >= torch.arange(2, 2 + len(x)).clamp(max=LENGTH)[:, None]
+        mask = padding[:, None, None] * torch.finfo(x.dtype).min
+        inputs = (x, x.flip(1), mask, None) if self.layer.add_cross_attention else (x, mask)
+        hidden: Tensor = self.layer(inputs)[0]
+        return hidden
+
+
+class OriginalHead(nn.Module):
+    """Its transformer with embeddings and head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = DistributedTransformerLMHead(
+            2, **SHAPE, vocab_size=40, num_positions=LENGTH, causal_mask_size=LENGTH, pre_layernorm=True,
+            post_layernorm=False,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        ids = x.abs().mul(10).long()[..., 0].clamp(max=39)
+        loss: Tensor = self.model((ids, None, None, None, (ids + labels[:, None]) % 40))[0]
+        return loss
+
+
 class Stack(nn.Module):
     """Layers with a norm and a residual path, and a head for a class."""
 
@@ -192,6 +233,11 @@ def _batch(step: int) -> Batch:
     }
 
 
+def _original_head() -> nn.Module:
+    torch.manual_seed(0)
+    return OriginalHead()
+
+
 def _case(name: str, layers: Callable[[], list[nn.Module]], **more: Any) -> Case:
     def build() -> nn.Module:
         torch.manual_seed(0)
@@ -215,6 +261,14 @@ OWN: dict[str, Case] = {
         _case("adapters", lambda: [Adapted()]),
         _case("layers of PyTorch", lambda: [Translator()]),
         _case("layers of PyTorch, batch second", lambda: [Translator(False)]),
+        _case(
+            "layers of smdistributed",
+            lambda: [
+                Original(causal_mask_size=LENGTH, pre_layernorm=True, use_alibi=True),
+                Original(add_cross_attention=True),
+            ],
+        ),
+        Case("head of smdistributed", _original_head, _batch, loss=lambda loss: loss, optimizer="adamw"),
         _case("bf16", lambda: [Fused(), Gated(), Lower(inside=True), FewKeys(2)], bf16=True),
     )
 }

@@ -49,6 +49,8 @@ SPLIT: dict[str, tuple[int, str]] = {
     "adapters": (7, ""),
     "layers of PyTorch": (11, "cannot be divided"),
     "layers of PyTorch, batch second": (11, "cannot be divided"),
+    "layers of smdistributed": (16, "cannot be divided"),
+    "head of smdistributed": (12, "its weight is that of"),
     "bf16": (10, "cannot be divided"),
 }
 

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from tests.launching import Completed, run_ranks
 
@@ -110,6 +112,34 @@ def test_gpt_neox_logs_by_logging(tmp_path):
     accumulated = losses(run(1, "train_gpt_neox.py", *twice))
     split = ("--pipeline_parallel_degree", 2, "--schedule", "simple")
     assert close(losses(run(2, "train_gpt_neox.py", *twice, *split)), accumulated)
+
+
+def test_gpt_with_tensor_parallelism(tmp_path):
+    script, kept = "train_gpt_tp.py", ("--model_dir", tmp_path)
+    alone = losses(run(1, script))
+    assert close(losses(run(2, script, "--tensor_parallel_degree", 2, *kept)), alone)
+    apart = ("--prescaled_batch", 0, "--train_batch_size", 4)
+    assert close(losses(run(2, script, "--tensor_parallel_degree", 2, *apart)), alone)
+    saved = torch.load(tmp_path / "hf.pt", weights_only=True)
+    shape = transformers.GPT2Config(
+        n_layer=2, n_head=4, n_embd=32, vocab_size=64, n_positions=16, bos_token_id=None, eos_token_id=None
+    )
+    theirs = transformers.GPT2LMHeadModel(shape).eval()
+    theirs.load_state_dict({name.removeprefix("module."): value for name, value in saved.items()})
+    again = losses(run(1, script, "--load", tmp_path / "hf.pt"))
+    torch.manual_seed(12345)
+    ids = torch.randint(64, (8, 16))
+    loss = sum(theirs(half, labels=half).loss for half in ids.chunk(2)) / 2
+    assert again[0] == pytest.approx(loss.item(), abs=1e-5)
+
+
+def test_layers_that_are_replaced_under_tensor_parallelism():
+    script, split = "train_gpt_tp.py", ("--own_layers", 1, "--tensor_parallel_degree", 2)
+    two = run(2, script, *split).check()
+    four = run(4, script, *split, "--pipeline_parallel_degree", 2).check()
+    assert close(losses(two), losses(four)) and losses(two)[-1] < losses(two)[0]
+    assert "layers: replaced" in two.stdout and "layers: replaced" in four.stdout
+    assert "layers: own" in run(1, script, "--own_layers", 1).check().stdout
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])

@@ -74,9 +74,9 @@ class FlashAttentionLayer(nn.Module):
         return result
 
 
-def alibi(query: Tensor) -> Tensor:
-    """[1, heads, sequence, sequence]: minus the distance, times 2^(-8 h / heads) for head h = 1, 2, ..."""
+def alibi(query: Tensor, bias_max: float = 8.0) -> Tensor:
+    """[1, heads, sequence, sequence]: minus the distance, times 2^(-bias_max h / heads) for head h = 1, 2, ..."""
     heads, length = query.shape[1], query.shape[2]
-    slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=query.device) / heads)
+    slopes = 2.0 ** (-bias_max * torch.arange(1, heads + 1, device=query.device) / heads)
     at = torch.arange(length, device=query.device)
     return -slopes.view(1, heads, 1, 1) * (at[None, :] - at[:, None]).abs()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.compat.dataparallel import ds_names
 from weft.compat.modelparallel.session import state
+from weft.compat.modelparallel.tensor_parallel.contexts import replaced
 from weft.errors import UsageError
 from weft.torch import model as weft_model
 from weft.torch.session import current as session_of
@@ -71,6 +72,8 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
             raise UsageError(f'trace_device is {device!r}: write "gpu" or "cpu"')
         if device == "cpu" and given.get("trace_execution_times"):
             raise UsageError('trace_execution_times needs trace_device="gpu": leave one of them out')
+        if session_of.session().mesh.tp > 1 and isinstance(module, nn.Module):
+            module = replaced(module)
         half = torch.float16 if state.cfg.fp16 else torch.bfloat16 if state.cfg.bf16 else None
         if half is not None and isinstance(module, nn.Module):
             module.to(half)

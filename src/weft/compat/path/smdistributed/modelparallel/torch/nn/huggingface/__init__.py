@@ -1,4 +1,4 @@
-"""Translations between names of states: with nothing split they change nothing."""
+"""Translations between names of states, and hooks by which layers are replaced."""
 
 from smdistributed.modelparallel.torch.nn.huggingface import bert, gpt2, gptj, gptneo, roberta
 

@@ -1,7 +1,6 @@
-"""Translations for gpt2: with nothing split they change nothing."""
+"""Translations and hooks for gpt2."""
 
-from weft.compat.modelparallel.tensor_parallel import no_hooks, same_state_dict
+from weft.compat.modelparallel.tensor_parallel.huggingface import gpt2_hooks, translations
 
-translate_state_dict_to_hf_gpt2 = same_state_dict
-translate_hf_state_dict_to_smdistributed_gpt2 = same_state_dict
-get_hf_gpt2_transformer_layer_hooks = no_hooks
+translate_state_dict_to_hf_gpt2, translate_hf_state_dict_to_smdistributed_gpt2 = translations("gpt2")
+get_hf_gpt2_transformer_layer_hooks = gpt2_hooks

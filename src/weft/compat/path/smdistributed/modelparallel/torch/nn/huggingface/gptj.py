@@ -1,9 +1,8 @@
-"""Translations for gptj: with nothing split they change nothing."""
+"""Translations and hooks for gptj."""
 
-from weft.compat.modelparallel.tensor_parallel import no_hooks, same_state_dict
+from weft.compat.modelparallel.tensor_parallel.huggingface import no_hooks, translations
 
-translate_state_dict_to_hf_gptj = same_state_dict
-translate_hf_state_dict_to_smdistributed_gptj = same_state_dict
-translate_hf_gptj_state_dict_to_smdistributed = same_state_dict
-translate_hf_gptj_state_dict_to_smdistributed_gptj = same_state_dict
+translate_state_dict_to_hf_gptj, translate_hf_state_dict_to_smdistributed_gptj = translations("gptj")
 get_hf_gptj_transformer_layer_hooks = no_hooks
+translate_hf_gptj_state_dict_to_smdistributed = translate_hf_state_dict_to_smdistributed_gptj
+translate_hf_gptj_state_dict_to_smdistributed_gptj = translate_hf_state_dict_to_smdistributed_gptj

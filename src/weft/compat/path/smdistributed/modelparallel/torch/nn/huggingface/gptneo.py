@@ -1,7 +1,6 @@
-"""Translations for gptneo: with nothing split they change nothing."""
+"""Translations and hooks for gptneo."""
 
-from weft.compat.modelparallel.tensor_parallel import no_hooks, same_state_dict
+from weft.compat.modelparallel.tensor_parallel.huggingface import no_hooks, translations
 
-translate_state_dict_to_hf_gptneo = same_state_dict
-translate_hf_state_dict_to_smdistributed_gptneo = same_state_dict
+translate_state_dict_to_hf_gptneo, translate_hf_state_dict_to_smdistributed_gptneo = translations("gptneo")
 get_hf_gptneo_transformer_layer_hooks = no_hooks

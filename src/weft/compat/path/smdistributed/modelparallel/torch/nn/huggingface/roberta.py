@@ -1,7 +1,6 @@
-"""Translations for roberta: with nothing split they change nothing."""
+"""Translations and hooks for roberta."""
 
-from weft.compat.modelparallel.tensor_parallel import no_hooks, same_state_dict
+from weft.compat.modelparallel.tensor_parallel.huggingface import bert_hooks, translations
 
-translate_state_dict_to_hf_roberta = same_state_dict
-translate_hf_state_dict_to_smdistributed_roberta = same_state_dict
-get_hf_roberta_transformer_layer_hooks = no_hooks
+translate_state_dict_to_hf_roberta, translate_hf_state_dict_to_smdistributed_roberta = translations("roberta")
+get_hf_roberta_transformer_layer_hooks = bert_hooks

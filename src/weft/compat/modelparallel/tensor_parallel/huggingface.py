@@ -1,0 +1,130 @@
+"""Functions of ``smp.nn.huggingface``: translations of states, and hooks by which a layer is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from weft.errors import UsageError
+
+from .translation import from_hf, to_hf
+
+Translate = Callable[..., dict[str, Any]]
+Hooks = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
+
+
+def translations(model: str) -> tuple[Translate, Translate]:
+    """For one of Hugging Face's models: states to its names, and back; see :mod:`.translation`."""
+
+    def to(state_dict: Mapping[str, Any], max_seq_len: int | None = None) -> dict[str, Any]:
+        return to_hf(state_dict, model)
+
+    def back(state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return from_hf(state_dict, model)
+
+    to.__doc__ = to_hf.__doc__
+    back.__doc__ = from_hf.__doc__
+    return to, back
+
+
+def no_hooks(*args: Any, **kwargs: Any) -> NoReturn:
+    """Stands for functions that give the hooks by which a layer becomes a tensor-parallel one."""
+    raise UsageError(
+        "hooks that replace these layers are not supported: leave tp_register out, layers are cut over ranks as "
+        "they are"
+    )
+
+
+def gpt2_hooks() -> Hooks:
+    """What ``tp_register_with_module(GPT2Block, smp.nn.DistributedTransformerLayer, *hooks)`` needs.
+
+    ``transformers`` from 5 on, whose layers give a tensor.
+    """
+    _need_transformers()
+
+    def init_hook(config: Any, layer_idx: int | None = None) -> Any:
+        if (
+            config.add_cross_attention
+            or config.scale_attn_by_inverse_layer_idx
+            or not config.scale_attn_weights
+        ):
+            raise UsageError(
+                "a GPT2Block with cross attention or a scale of its own is not replaced: leave it out"
+            )
+        return (), {
+            **_sizes(config.num_attention_heads, config.hidden_size),
+            "intermediate_size": config.n_inner or 4 * config.hidden_size,
+            "attention_dropout_prob": config.attn_pdrop, "hidden_dropout_prob": config.resid_pdrop,
+            "activation": _activation(config.activation_function), "layernorm_epsilon": config.layer_norm_epsilon,
+            "initializer_range": config.initializer_range, "use_normal_initialization": True,
+            "causal_mask_size": config.n_positions, "pre_layernorm": True, "post_layernorm": False,
+        }  # fmt: skip
+
+    return init_hook, _forward_hook, _first
+
+
+def bert_hooks() -> Hooks:
+    """What ``tp_register_with_module(BertLayer, smp.nn.DistributedTransformerLayer, *hooks)`` needs.
+
+    Also for the layers of RoBERTa. ``transformers`` from 5 on, whose layers give a tensor.
+    """
+    _need_transformers()
+
+    def init_hook(config: Any, layer_idx: int | None = None) -> Any:
+        if config.is_decoder or config.add_cross_attention:
+            raise UsageError("a layer of BERT that decodes is not replaced: leave it out")
+        return (), {
+            **_sizes(config.num_attention_heads, config.hidden_size), "intermediate_size": config.intermediate_size,
+            "attention_dropout_prob": config.attention_probs_dropout_prob,
+            "hidden_dropout_prob": config.hidden_dropout_prob, "activation": _activation(config.hidden_act),
+            "layernorm_epsilon": config.layer_norm_eps, "initializer_range": config.initializer_range,
+            "use_normal_initialization": True, "pre_layernorm": False, "post_layernorm": True,
+        }  # fmt: skip
+
+    return init_hook, _forward_hook, _first
+
+
+def _sizes(heads: int, width: int) -> dict[str, int]:
+    return {"num_attention_heads": heads, "attention_head_size": width // heads, "hidden_size": width}
+
+
+def _activation(name: str) -> str:
+    return "gelu_new" if name == "gelu_pytorch_tanh" else "silu" if name == "swish" else name
+
+
+def _need_transformers() -> None:
+    try:
+        from transformers import __version__
+    except ImportError as error:
+        raise UsageError("these hooks are for layers of transformers, which is not installed") from error
+    if int(__version__.split(".")[0]) < 5:
+        raise UsageError(
+            f"these hooks need transformers 5, this is {__version__}: leave tp_register out, layers are cut over ranks "
+            "as they are"
+        )
+
+
+def _forward_hook(
+    hidden_states: Tensor, *args: Any, attention_mask: Tensor | None = None, past_key_values: Any = None, **other: Any
+) -> Any:  # fmt: skip
+    """The one tuple that the layer takes. GPT-2's second argument is the cache, BERT's is the mask."""
+    for each in args:
+        if isinstance(each, Tensor):
+            attention_mask = each
+        elif each is not None:
+            past_key_values = each
+    if past_key_values is not None:
+        raise UsageError("a replaced layer keeps no keys and values: call the model with use_cache=False")
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        lowest = torch.finfo(hidden_states.dtype).min
+        attention_mask = torch.zeros_like(attention_mask, dtype=hidden_states.dtype).masked_fill(
+            ~attention_mask, lowest
+        )
+    return ((hidden_states, attention_mask),), {}
+
+
+def _first(result: Any) -> Any:
+    return result[0]

@@ -1,0 +1,161 @@
+"""The two halves of a transformer layer: attention, and the two linears after it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.compat.modelparallel.layers import alibi
+from weft.errors import UsageError
+
+from .base import DistributedModule, activation_of, check_norms, check_options, fill, items_of
+
+
+class _Half(DistributedModule):
+    """A half of a layer: ``x + f(x)``, with a norm before ``f``, or after the sum, or both."""
+
+    def __init__(
+        self, hidden_size: int, dropout: float, epsilon: float, before: bool, after: bool, in_fp32: bool
+    ) -> None:
+        super().__init__()
+        check_norms(self, before, after)
+        self.pre_layernorm = nn.LayerNorm(hidden_size, epsilon) if before else nn.Identity()
+        self.post_layernorm = nn.LayerNorm(hidden_size, epsilon) if after else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+        self.fp32_residual_addition = in_fp32
+
+    def added(self, hidden: Tensor, result: Tensor) -> Tensor:
+        """What comes out: the residual path, and the norm after it."""
+        result = self.dropout(result)
+        if self.fp32_residual_addition:
+            total = (hidden.float() + result.float()).to(hidden.dtype)
+        else:
+            total = hidden + result
+        normed: Tensor = self.post_layernorm(total)
+        return normed
+
+
+class DistributedAttentionLayer(_Half):
+    """Attention with its projections, residual path and norms: ``(hidden, attention_mask)`` gives ``hidden``.
+
+    With ``cross_attention`` queries see other states: ``(hidden, cross_states, cross_mask)``. States are [N, S, H],
+    masks are added to the scores, of shape [N, 1, 1, S], or None.
+
+    ``causal_mask_size``: each position sees itself and those before it, in sequences of at most so many; None: all.
+    ``use_alibi``: scores fall with the distance (Press et al., arXiv 2108.12409), for head h of H by
+    2^(-alibi_bias_max h / H) a position. ``attention_in_fp32``: attention is computed in 32 bits.
+    """
+
+    def __init__(
+        self,
+        num_attention_heads: int = 32,
+        attention_head_size: int = 32,
+        hidden_size: int = 1024,
+        attention_dropout_prob: float = 0.1,
+        hidden_dropout_prob: float = 0.1,
+        layernorm_epsilon: float = 1e-5,
+        causal_mask_size: int | None = None,
+        cross_attention: bool = False,
+        initializer_range: float = 0.02,
+        use_normal_initialization: bool = False,
+        pre_layernorm: bool = False,
+        post_layernorm: bool = True,
+        use_alibi: bool = False,
+        alibi_bias_max: int = 8,
+        attention_in_fp32: bool = False,
+        fp32_residual_addition: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            hidden_size, hidden_dropout_prob, layernorm_epsilon, pre_layernorm, post_layernorm, fp32_residual_addition
+        )  # fmt: skip
+        check_options(self, options)
+        if cross_attention and (causal_mask_size is not None or use_alibi):
+            raise UsageError("cross attention knows no order: leave causal_mask_size and use_alibi out")
+        width = num_attention_heads * attention_head_size
+        self.heads, self.head_size = num_attention_heads, attention_head_size
+        self.attention_dropout_prob = attention_dropout_prob
+        self.cross_attention, self.causal_mask_size = cross_attention, causal_mask_size
+        self.alibi_bias_max = alibi_bias_max if use_alibi else None
+        self.attention_in_fp32 = attention_in_fp32
+        self.query = nn.Linear(hidden_size, width)
+        self.key = nn.Linear(hidden_size, width)
+        self.value = nn.Linear(hidden_size, width)
+        self.dense = nn.Linear(width, hidden_size)
+        fill(self, initializer_range, use_normal_initialization)
+
+    def forward(self, inputs: tuple[Tensor | None, ...]) -> Tensor:
+        """[N, S, H]."""
+        if self.cross_attention:
+            hidden, states, mask = items_of(self, inputs, ("hidden", "cross_states", "cross_mask"))
+        else:
+            hidden, mask = items_of(self, inputs, ("hidden", "attention_mask"))
+        normed = self.pre_layernorm(hidden)
+        seen = states if self.cross_attention else normed
+        query, key, value = (
+            each.view(*each.shape[:2], self.heads, self.head_size).transpose(1, 2)
+            for each in (self.query(normed), self.key(seen), self.value(seen))
+        )
+        mixed = self._attend(query, key, value, mask)
+        return self.added(hidden, self.dense(mixed.transpose(1, 2).flatten(2)))
+
+    def _attend(self, query: Any, key: Any, value: Any, mask: Tensor | None) -> Any:
+        causal, length, dtype = self.causal_mask_size is not None, query.shape[-2], query.dtype
+        if self.causal_mask_size is not None and length > self.causal_mask_size:
+            raise UsageError(
+                f"the sequence has {length} positions, and causal_mask_size is {self.causal_mask_size}: raise it, or "
+                "shorten the sequence"
+            )
+        if self.attention_in_fp32:
+            query, key, value = query.float(), key.float(), value.float()
+        bias = mask
+        if self.alibi_bias_max is not None:
+            falling = alibi(query, self.alibi_bias_max)
+            bias = falling if bias is None else bias + falling
+        if bias is not None:
+            bias = bias.to(query.dtype)
+            if causal:
+                future = torch.ones(length, length, dtype=torch.bool, device=bias.device).triu(1)
+                bias = bias.expand(-1, -1, length, -1).masked_fill(future, torch.finfo(bias.dtype).min)
+        dropout = self.attention_dropout_prob if self.training else 0.0
+        scale = 1 / math.sqrt(self.head_size)
+        return F.scaled_dot_product_attention(
+            query, key, value, bias, dropout, causal and bias is None, scale=scale
+        ).to(dtype)
+
+
+class DistributedTransformerOutputLayer(_Half):
+    """The two linears of a layer, with residual path and norms: ``hidden`` [N, S, H] gives ``hidden``."""
+
+    def __init__(
+        self,
+        hidden_size: int = 1024,
+        intermediate_size: int = 4096,
+        hidden_dropout_prob: float = 0.1,
+        activation: str = "gelu",
+        layernorm_epsilon: float = 1e-5,
+        initializer_range: float = 0.02,
+        use_normal_initialization: bool = False,
+        pre_layernorm: bool = False,
+        post_layernorm: bool = True,
+        fp32_residual_addition: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            hidden_size, hidden_dropout_prob, layernorm_epsilon, pre_layernorm, post_layernorm, fp32_residual_addition
+        )  # fmt: skip
+        check_options(self, options)
+        self.activation = activation
+        activation_of(activation)
+        self.dense1 = nn.Linear(hidden_size, intermediate_size)
+        self.dense2 = nn.Linear(intermediate_size, hidden_size)
+        fill(self, initializer_range, use_normal_initialization)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[N, S, H]."""
+        middle = activation_of(self.activation)(self.dense1(self.pre_layernorm(hidden)))
+        return self.added(hidden, self.dense2(middle))
