@@ -111,17 +111,21 @@ class Job(Described):
         shown = self._masked(found, [*secret, *told.values()])
         return replace(found_plan, shown=replace(shown, notes=found_plan.notes))
 
-    def start(self, environ: Mapping[str, str] | None = None) -> Handle:
+    def start(self, environ: Mapping[str, str] | None = None, *, shows_output: bool = True) -> Handle:
         """The job, running: wait for it, read its logs, stop it.
 
-        It goes on if this process ends. ``environ``: what it is started with; by default this process's environment.
+        It goes on if this process ends.
+
+        Args:
+            environ: What it is started with; by default this process's environment.
+            shows_output: Whether what the ranks and the launcher write appears among this process's output.
 
         Raises:
             LaunchError: The engine can only be planned, the script is not there, or a variable to hand on is not set.
         """
         environ = os.environ if environ is None else environ
         self.plan(environ)
-        return start(self, environ)
+        return start(self, environ, shows_output)
 
     def _masked(self, found: Mapping[str, str], secrets: Sequence[str]) -> Plan:
         """The plan for reading: that of the same job without its secrets, whatever an engine's quotes make of them."""

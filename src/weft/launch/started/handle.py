@@ -22,7 +22,7 @@ from weft.launch.journal.stopping import END_S, SAVE_S
 from weft.launch.journal.told import Told, read
 from weft.launch.started.command import command
 
-STARTED = ("local", "ssh", "torchrun", "mpirun", "slurm")
+STARTED = ("local", "ssh", "torchrun", "mpirun", "slurm", "ray")
 _TICK_S = 1.0
 _GO_ON = os.EX_TEMPFAIL
 _LIVING = (
@@ -38,7 +38,7 @@ _LIVING = (
 )
 
 
-def start(job: Described, environ: Mapping[str, str]) -> Handle:
+def start(job: Described, environ: Mapping[str, str], shows_output: bool = True) -> Handle:
     """The job, running. ``environ`` has the variables that are handed on.
 
     Raises:
@@ -56,7 +56,13 @@ def start(job: Described, environ: Mapping[str, str]) -> Handle:
     given = {**environ, **job.variables}
     if job.engine == "slurm":
         return SlurmHandle(job, line, given)
-    return ProcessHandle(job, subprocess.Popen(line, cwd=job.folder, env=given, stdin=subprocess.DEVNULL))
+    shown = None if shows_output else subprocess.DEVNULL
+    return ProcessHandle(
+        job,
+        subprocess.Popen(
+            line, cwd=job.folder, env=given, stdin=subprocess.DEVNULL, stdout=shown, stderr=shown
+        ),
+    )
 
 
 class Handle(ABC):
