@@ -178,7 +178,7 @@ def main(options: argparse.Namespace) -> int:
         raise LaunchError("--min-hosts is for ssh: name the hosts with --hosts, or leave it out")
     _tell_of_page(options)
     if engines.handed_over(options):
-        return _hand_over(options, where, {**variables, **given, **added}, told)
+        return _hand_over(options, where, {**variables, **given, **added}, told, settings)
     if options.engine == "mpirun":
         return _by_mpirun(options, environ, [*variables, *added], told.mpi_options)
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
@@ -207,6 +207,7 @@ def _hand_over(
     where: engines.Places,
     variables: Mapping[str, str],
     told: distribution.Distribution,
+    settings: config.Settings,
 ) -> int:
     """Another engine starts the job, or nobody: with `--dry-run` the plan is printed."""
     if options.prefix is not None and options.engine != "local":
@@ -220,7 +221,7 @@ def _hand_over(
     more = [*told.mpi_options, *mpirun.options_of(options.mpi_options or "")]
     job = engines.job_of(options, where, variables, more)
     if not options.dry_run:
-        return engines.start(job)
+        return engines.start(job, partial(engines.journal_for, job, settings))
     print(job.plan())
     return 0
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
+from weft.watch import statement
 from weft.watch.board import Board, Launched, Stored
 from weft.watch.early import report as report_early
 from weft.watch.failure import Failure, chain, root_cause
@@ -143,6 +144,7 @@ class Monitor:
         board = self._board
         assert isinstance(board, Stored)
         self._judged = True
+        statement.about(self._place.rank, verdict)
         first = verdict.kind != "ended" and board.claim_ending()
         # Launchers mix the ranks' lines as they like: the cause stands first wherever it is known.
         told = f"weft: {verdict.text}\n" if verdict.text else ""
@@ -172,6 +174,8 @@ class Monitor:
         signs = [found._weft_sign for found in chain(error) if hasattr(found, "_weft_sign")]
         sign: Sign = signs[-1] if signs else self._board.sign()
         failure = Failure.of(error, self._place.rank, sign)
+        if self._board.reports_itself:
+            statement.own(failure)
         with suppress(RuntimeError):
             self._board.report(failure)
         return failure
@@ -223,10 +227,12 @@ class Monitor:
                 return f"weft: {cause.headline()}\n{ends} to rank {cause.rank}"
             gone = self._board.culprit() if isinstance(self._board, Stored) else None
             if gone is not None:
+                statement.about(self._place.rank, gone)
                 return f"weft: {gone.text}\n{ends} to another rank"
             time.sleep(0.05)
         lost = self._board.lost_peer(failure) if isinstance(self._board, Stored) else None
         if lost is not None:
+            statement.about(self._place.rank, lost)
             return f"weft: {lost.text}\n{ends} to rank {lost.ranks[0]}"
         return f"weft: {ends} to another rank: {failure.text.partition('. ')[0]}"
 

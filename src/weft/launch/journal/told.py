@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import FormatError, LaunchError
-from weft.foreign import LARGEST, TEXT_LIMIT_BYTES, cut, parse_json, read_limited, shown_path, translated
+from weft.foreign import (
+    LARGEST,
+    TEXT_LIMIT_BYTES,
+    cut,
+    parse_json,
+    read_limited,
+    shown_path,
+    translated,
+    whole,
+)
 from weft.launch.journal.files import EVENTS, FAILURE, RUN, reader
 from weft.units import format_seconds
 from weft.visible import visible
@@ -48,6 +57,19 @@ class Told:
         return code if isinstance(code, int) and not self.pid else None
 
     @property
+    def handed_in(self) -> str:
+        """The number of the job that another engine has, as it writes it; empty if weft's launcher runs it."""
+        found = [event.get("job") for event in self.events if event.get("event") == "handed in"]
+        return _text(found[-1]) if found else ""
+
+    @property
+    def logs(self) -> int | None:
+        """The number of the newest start, by which its folder is called; None before the first one."""
+        found = [event.get("logs") for event in self.events if event.get("event") == "attempt"]
+        number = whole(str(found[-1]).removeprefix("attempt-")) if found else None
+        return number
+
+    @property
     def host(self) -> str:
         """The name of the host where the launcher was started."""
         return _text(_mapping(self.run.get("launcher")).get("host"))
@@ -59,6 +81,8 @@ class Told:
             yield f"{where}: runs, launcher pid {self.pid}"
         elif self.code is not None:
             yield f"{where}: ended, exit code {self.code}"
+        elif self.handed_in:
+            yield f"{where}: Slurm has it as job {self.handed_in}; squeue -j {self.handed_in} says whether it runs"
         elif self.host not in ("", host_name()):
             yield f"{where}: started on {self.host}; whether it runs can be seen there"
         else:
