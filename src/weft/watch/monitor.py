@@ -27,6 +27,7 @@ from weft.watch.early import report as report_early
 from weft.watch.failure import Failure, chain, root_cause
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.judge import Verdict
+from weft.watch.pace import Pace
 from weft.watch.process import answer_with_stacks, die_with_parent, exit_now
 
 _POLL_SECONDS = 0.005
@@ -75,6 +76,7 @@ class Monitor:
         self._previous_hook: Callable[..., Any] = sys.excepthook
         self._process = os.getpid()
         self._judged = False
+        self._pace = Pace()
         self._store: Any = None
         self.note: Callable[..., None] = board.slot.note
         self.measure: Callable[[float, int], None] = board.slot.measure
@@ -130,8 +132,14 @@ class Monitor:
                 verdict = self._store_lost()
             if verdict is not None:
                 self._end(verdict)
+            self._tell_step()
             if self._stop.wait(self._limits.interval):
                 return
+
+    def _tell_step(self, last: bool = False) -> None:
+        """Rank 0 says how far the job is, where no launcher of weft's sees that."""
+        if self._place.rank == 0 and self._board.reports_itself:
+            statement.reach(self._pace, self._board.step, last)
 
     def _store_lost(self) -> Verdict | None:
         """Rank 0 holds the store. The main thread most likely notices too, and knows more: it goes first."""
@@ -176,6 +184,7 @@ class Monitor:
         failure = Failure.of(error, self._place.rank, sign)
         if self._board.reports_itself:
             statement.own(failure)
+        self._tell_step(last=True)
         with suppress(RuntimeError):
             self._board.report(failure)
         return failure
@@ -272,6 +281,7 @@ class Monitor:
         self._stop.set()
         self._thread.join(1.0)
         self._thread = None
+        self._tell_step(last=True)
         self._board.close()
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._previous_hook

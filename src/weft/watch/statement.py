@@ -1,4 +1,8 @@
-"""What a rank leaves behind in a folder if it fails, where no launcher of weft's hears it: `said-R.json` of rank R."""
+"""What a rank leaves in a folder where no launcher of weft's hears it: how it failed, and how far the job is.
+
+said-R.json    rank R's, if it failed
+step.json      rank 0's, see `weft.watch.pace`
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from pathlib import Path
 
 from weft.watch.failure import Failure
 from weft.watch.judge import Verdict
+from weft.watch.pace import Pace, write
 from weft.watch.process import host_name
 
 FOLDER = "WEFT_ATTEMPT_FOLDER"
@@ -71,6 +76,14 @@ def forget(rank: int) -> None:
     if folder := os.environ.get(FOLDER):
         with suppress(OSError):
             path_of(Path(folder), rank).unlink()
+
+
+def reach(pace: Pace, step: int, last: bool = False) -> None:
+    """The job is in this step; 0 before the first. ``last``: nothing comes after that."""
+    folder = os.environ.get(FOLDER)
+    told = pace.reach(step, time.time(), last) if folder and step else None
+    if folder and told is not None:
+        write(Path(folder), told)
 
 
 def _leave(statement: Statement) -> None:

@@ -16,6 +16,7 @@ from weft.errors import LaunchError
 from weft.foreign import reason, shown_path
 from weft.launch.journal.files import EVENTS, FAILURE, RUN, attempt_folder, attempts, log_file, opened
 from weft.profiler.clock import clock_offset_s
+from weft.watch.pace import Pace, write
 from weft.watch.process import began, boot, host_name
 
 
@@ -39,6 +40,7 @@ class Journal:
         self.lost = ""
         self._logs: dict[int, int] = {}
         self.attempt = 0
+        self._pace, self._step = Pace(), 0
         self._offset_s = clock_offset_s()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -87,6 +89,16 @@ class Journal:
             self._lose(error)
         self.note("attempt", logs=f"attempt-{number}", ranks=ranks)
         return attempt_folder(self.folder, number)
+
+    def reach(self, step: int) -> None:
+        """The job is in this step; 0 before the first."""
+        self._step = step
+        self._tell_step()
+
+    def _tell_step(self, last: bool = False) -> None:
+        told = self._pace.reach(self._step, self._now(), last) if self._step else None
+        if told is not None:
+            write(attempt_folder(self.folder, self._next - 1), told)
 
     def take(self, rank: int, data: bytes) -> None:
         """What a rank wrote."""
@@ -139,6 +151,9 @@ class Journal:
         self.lost = self.lost or reason(error)
 
     def _close_logs(self) -> None:
+        """Nothing more comes of this attempt."""
+        self._tell_step(last=True)
+        self._pace, self._step = Pace(), 0
         for descriptor in self._logs.values():
             os.close(descriptor)
         self._logs.clear()
@@ -152,6 +167,9 @@ class Nowhere:
     def begin(self, attempt: int, ranks: int, by_engine: bool = False) -> Path:
         """Nothing."""
         return Path()
+
+    def reach(self, step: int) -> None:
+        """Nothing."""
 
     def take(self, rank: int, data: bytes) -> None:
         """Nothing."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -21,7 +23,8 @@ from weft.launch.journal.said import failure, statements
 from weft.launch.journal.stopping import stop
 from weft.launch.journal.told import read
 from weft.launch.rank import FILE
-from weft.watch.statement import FOLDER, Statement, path_of
+from weft.watch.pace import Pace
+from weft.watch.statement import FOLDER, Statement, path_of, reach
 
 
 def say(folder: Path, by: int, rank: int, **more: Any) -> None:
@@ -71,6 +74,34 @@ def test_a_rank_says_that_it_ends_itself(code: str, said: bool, tmp_path: Path):
     assert [each.headline.endswith("ended with exit code 7") for each in statements(tmp_path, 1)] == [
         True
     ] * said
+
+
+def test_rank_0_says_how_far_the_job_is(tmp_path: Path, monkeypatch):
+    journal = Journal(tmp_path, {"script": "a.py", "ranks": 2, "engine": "mpirun"})
+    logs = journal.begin(0, 2, by_engine=True)
+    monkeypatch.setenv(FOLDER, str(logs))
+    pace = Pace()
+    reach(pace, 0, last=True)
+    assert read(tmp_path).step is None
+    reach(pace, 7)
+    reach(pace, 9)
+    assert read(tmp_path).step == {"step": 7, "time": ANY}  # the next one is put off for a second
+    assert re.search(r"\n  step 7, which began .*s ago\n", "\n".join([*read(tmp_path).lines(), ""]))
+    reach(pace, 9, last=True)
+    assert read(tmp_path).step == {"step": 9, "time": ANY, "steps_per_minute": ANY}
+    for damaged in ("{", "[]", '{"step": "9", "time": 1.0}', '{"step": 9, "time": 1e99}'):
+        (logs / "step.json").write_text(damaged)
+        assert read(tmp_path).step is None
+    journal.close()
+
+
+def test_the_rate_is_that_of_the_last_minute():
+    pace = Pace()
+    told = [pace.reach(step, 1000.0 + 10 * step) for step in range(1, 20)]
+    slower = [pace.reach(19 + step, 1190.0 + 30 * step) for step in range(1, 4)]
+    assert [each["steps_per_minute"] for each in told[1:] if each] == [6.0] * 18
+    assert slower[-1] == {"step": 22, "time": 1280.0, "steps_per_minute": 2.0}
+    assert pace.reach(22, 1300.0) is None and pace.reach(22, 1301.0, last=True) is None
 
 
 def test_a_batch_script_tells_the_folder(tmp_path: Path, capsys, monkeypatch):

@@ -109,6 +109,15 @@ for number in range(4):
 """
 
 
+def test_the_folder_says_which_step_the_job_has_reached(tmp_path: Path):
+    source = STEP.replace('raise ValueError("boom")', "pass")
+    handle = job(tmp_path, source, log_dir="a").start(environ())
+    assert handle.wait(100) == 0
+    told = read(tmp_path / "a")
+    assert told.step is not None and told.step["step"] == 4
+    assert any(line.startswith("  step 4") for line in told.lines())
+
+
 def with_mpi(engine: str) -> dict[str, str]:
     if engine == "mpirun" and shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
