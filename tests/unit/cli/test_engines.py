@@ -102,7 +102,8 @@ def test_the_page_of_a_job_that_others_start_is_written_by_hand(engine, script, 
     assert main(["run", "--engine", engine, "--report", "out", "--dry-run", script]) == 0
     captured = capsys.readouterr()
     assert captured.err == (
-        "weft run: the page is kept up to date only for ranks on this machine: write it by weft report out --html\n"
+        "weft run: the page is kept up to date only for ranks on this machine or by ssh: write it by weft report "
+        "out --html\n"
     )
 
 
