@@ -203,13 +203,13 @@ def test_named_hosts_are_reached_by_ssh(jobs, script, monkeypatch):
         ),
         (
             ["--engine", "slurm", "--metrics-port", "0"],
-            "--metrics-port is for ranks on this machine, and not for slurm",
+            "--metrics-port is for ranks on this machine or by ssh, and not for slurm",
         ),
         (["--ssh-options=-v"], "--ssh-options is for ssh: name the hosts with --hosts, or leave it out"),
         (["--hosts", "a,b", "--ssh-options=-F 'x"], "--ssh-options cannot be read: No closing quotation"),
         (
-            ["--hosts", "a,b", "--metrics-port", "0"],
-            "--metrics-port is for ranks on this machine, and not for ssh",
+            ["--hosts", "2", "--engine", "slurm", "--fail-on", "any", "--record", "out"],
+            "--fail-on is for ranks on this machine or by ssh, and not for slurm",
         ),
         (["--engine", "slurm", "--mpi-options=-H a"], "--mpi-options is for mpirun"),
         (["--engine", "kubernetes", "--dry-run"], "the engine kubernetes runs an image: give one"),
