@@ -182,3 +182,43 @@ def test_a_host_whose_key_is_not_known(config: Path, tmp_path: Path):
     told = done.stderr.splitlines()[0]
     assert told.startswith("weft: 127.0.0.") and "cannot be reached by ssh: " in told
     assert "Host key verification failed" in told
+
+
+RECORDED = """
+import os
+import torch
+import weft.torch as weft
+weft.init({"partitions": 2})
+model = weft.DistributedModel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)))
+@weft.step
+def step(model, x):
+    loss = model(x).mean()
+    model.backward(loss)
+    return loss
+for number in range(3):
+    step(model, torch.ones(2, 4))
+"""
+ELSEWHERE = """
+weft.shutdown()
+for name in os.listdir("out") if os.environ["RANK"] == "1" else ():
+    if name.startswith("rank1"):
+        os.unlink(f"out/{name}")
+"""
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_recordings_of_all_hosts_are_judged(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+):
+    """The page and the verdict are of all ranks if the hosts share the folder; else it is said whose are missing."""
+    monkeypatch.chdir(tmp_path)
+    script = RECORDED + ("" if shared else ELSEWHERE)
+    with job(
+        config, script, options=["--report", "out", "--fail-on", "LossNotFinite", "--metrics-port", "0"]
+    ) as running:
+        done = running.wait(200)
+    assert "weft run: metrics are at http://127.0.0.1:" in done.stderr
+    assert (tmp_path / "out" / "report.html").exists() and done.returncode in ((0, 3) if shared else (2,))
+    told = "out on this machine has no recording of rank 1: their hosts write at the same path"
+    for text in (told, "the page tells of some ranks only"):
+        assert (text in done.stderr) is (not shared), done.stderr

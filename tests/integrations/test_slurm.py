@@ -14,6 +14,7 @@ import pytest
 from tests import slurm
 from tests.fault.matrix.strike import losses, undisturbed
 from tests.launching import ROOT, _environ
+from weft.launch.journal.told import read
 
 JOB = ROOT / "tests" / "fault" / "workers" / "struck.py"
 pytestmark = pytest.mark.skipif(bool(slurm.why_not()), reason=f"no Slurm: {slurm.why_not()}")
@@ -38,7 +39,9 @@ def submit(cluster: slurm.Cluster, folder: Path, options: list[str], *arguments:
 
 
 def said(folder: Path, job: str) -> str:
-    return (folder / f"slurm-{job}.log").read_text()
+    """What the batch script and all ranks have written."""
+    logs = [folder / f"slurm-{job}.log", *sorted(folder.glob("attempt-*/rank-*.log"))]
+    return "\n".join(path.read_text() for path in logs if path.exists())
 
 
 def began(cluster: slurm.Cluster, folder: Path, job: str) -> None:
@@ -59,6 +62,9 @@ def began(cluster: slurm.Cluster, folder: Path, job: str) -> None:
 def test_a_fault_ends_all_and_names_the_rank(cluster: slurm.Cluster, tmp_path: Path, fault: str, told: str):
     job = submit(cluster, tmp_path, [], "--fault", fault, "--ranks", "1")
     assert cluster.wait(job, "COMPLETED", "FAILED") == "FAILED", said(tmp_path, job)
+    found = read(tmp_path)
+    assert found.handed_in == job and found.code and (tmp_path / "attempt-0" / "rank-1.log").exists()
+    assert found.failure is not None and (fault != "exception" or found.failure["rank"] == 1), found.failure
     text = said(tmp_path, job)
     weft = re.findall(r"weft: rank (\d) on \S+ \(pid \d+\) (.*)", text)
     if weft or fault == "exception":

@@ -242,4 +242,4 @@ def test_only_recordings_ask_what_time_it_is() -> None:
         and ast.unparse(node) in ("time.time", "datetime.now", "datetime.datetime.now")
     }
     doctor = {"weft.launch.doctor.facts", "weft.launch.doctor.remote"}  # how far clocks of hosts are apart
-    assert asked <= {"weft.profiler.clock", "weft.watch.values", *doctor}
+    assert asked <= {"weft.profiler.clock", "weft.watch.statement", "weft.watch.values", *doctor}

@@ -9,8 +9,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,11 +29,15 @@ from weft.launch.engines.plan import Plan
 from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.job import Job
 from weft.launch.journal.journal import Journal, Nowhere
+from weft.launch.running import engine
 from weft.launch.running.job import Host
 from weft.launch.started import sky
+from weft.watch.statement import FOLDER
 
 IN_CONTAINERS = ("kubernetes", "skypilot")
 """Engines whose hosts have another Python, in other places."""
+ENGINES_WITH_FOLDER = ("torchrun", "mpirun", "slurm")
+"""Engines of others, of whose jobs the folder of `--log-dir` tells."""
 SSH_OPTIONS = "WEFT_SSH_OPTIONS"
 """The variable with further arguments of ssh."""
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
@@ -178,7 +183,8 @@ def handed_over(options: argparse.Namespace) -> bool:
     """
     if options.engine == "ssh" and not options.dry_run:
         return False
-    asked = ("dry_run", "hosts", "hostfile", "form", "time", "gpus_per_host", "gpu_kind", "name")
+    asked = ["dry_run", "hosts", "hostfile", "form", "time", "gpus_per_host", "gpu_kind", "name"]
+    asked += ["log_dir"] if options.engine == "mpirun" else []
     given = [name for name in asked if getattr(options, name)]
     restarts = options.max_restarts and options.engine != "local"
     return options.engine not in ("local", "mpirun") or bool(given or restarts)
@@ -242,13 +248,17 @@ def journal_of(
     """What is told of the job in the folder of `--log-dir`."""
     if options.log_dir is None:
         return Nowhere()
-    job = job_of(options, where, variables, [])
+    return journal_for(job_of(options, where, variables, []), settings)
+
+
+def journal_for(job: Job, settings: Settings) -> Journal:
+    """The same, for a job with a folder."""
     told = {
         **job.plan().as_record(), "script": job.script, "ranks": job.ranks, "hosts": list(job.host_names),
         "max_restarts": job.max_restarts, "folder": os.getcwd(), "settings": asdict(settings),
         "weft": weft.__version__,
     }  # fmt: skip
-    return Journal(Path(options.log_dir), told)
+    return Journal(Path(job.folder, job.log_dir), told)
 
 
 def _ssh_options(options: argparse.Namespace) -> list[str]:
@@ -270,8 +280,10 @@ def _by_text(variables: Mapping[str, str]) -> dict[str, str]:
     return {**variables, "WEFT_CONFIG": read_text(config)}
 
 
-def start(job: Job) -> int:
+def start(job: Job, journal: Callable[[], Journal]) -> int:
     """Hands the job over to its engine: this process becomes the engine's command, or follows the job.
+
+    ``journal``: opens what is told of a job that has a folder; then the engine's command is a child of this process.
 
     Raises:
         LaunchError: The engine is not installed, or can only be planned.
@@ -296,9 +308,35 @@ def start(job: Job) -> int:
         raise LaunchError(f"nothing was started, as there is no command sky: {sky.INSTALL}")
     if path is None:
         raise LaunchError(f"{command.arguments[0]} is not installed: --dry-run prints what is to be run")
-    _write(plan)
     sys.stdout.flush()
+    if job.log_dir and job.engine in ENGINES_WITH_FOLDER:
+        with closing(journal()) as told:
+            return _hand_in(job, told) if job.engine == "slurm" else _run(job, told)
+    _write(plan)
     os.execve(path, [*command.arguments], {**os.environ, **command.environ})
+
+
+def _run(job: Job, journal: Journal) -> int:
+    """The job's one command on this host, to its end."""
+    logs = journal.begin(0, job.ranks, by_engine=True).absolute()
+    variables = {**job.variables, FOLDER: str(logs)}
+    (command,) = replace(job, log_dir=str(logs), variables=variables).plan().commands
+    return engine.run(command.arguments, {**os.environ, **command.environ}, journal, logs, job.ranks)
+
+
+def _hand_in(job: Job, journal: Journal) -> int:
+    """To Slurm, whose batch script goes on with what is told of the job."""
+    plan = job.plan()
+    (command,) = plan.commands
+    _write(plan)
+    environ = {**os.environ, **command.environ}
+    done = subprocess.run(command.arguments, env=environ, stdout=subprocess.PIPE, text=True, check=False)
+    print(done.stdout, end="", flush=True)
+    if done.returncode:
+        journal.note("ended", code=done.returncode)
+    else:
+        journal.note("handed in", job=done.stdout.strip().partition(";")[0])
+    return done.returncode
 
 
 def _write(plan: Plan) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from weft import config
 from weft.analysis.analysis import Analysis
 from weft.cli import engines
-from weft.cli.live.fresh_page import fresh_page, nothing_recorded, recording_files
+from weft.cli.live.fresh_page import fresh_page, not_here, nothing_recorded, recording_files
 from weft.cli.machine import count
 from weft.cli.report import FAILED, exit_code
 from weft.compat import distribution, launch_environ
@@ -58,6 +58,8 @@ examples:
 
 
 Attend = Callable[[Page], None]
+OWN = ("local", "ssh")
+"""The engines that are weft's own launcher."""
 _OPTIONS = {"WEFT_CONFIG": "--config", "WEFT_SET": "--set"}
 
 
@@ -169,7 +171,7 @@ def main(options: argparse.Namespace) -> int:
     if options.fail_on:
         _check_rules(options, settings)
     if options.metrics_port is not None:
-        _needs_launcher(options, "--metrics-port")
+        _needs_launcher(options, "--metrics-port", OWN)
     if options.mpi_options is not None and options.engine != "mpirun":
         raise LaunchError("--mpi-options is for mpirun: add --engine mpirun, or leave it out")
     if options.ssh_options is not None and options.engine != "ssh":
@@ -178,7 +180,7 @@ def main(options: argparse.Namespace) -> int:
         raise LaunchError("--min-hosts is for ssh: name the hosts with --hosts, or leave it out")
     _tell_of_page(options)
     if engines.handed_over(options):
-        return _hand_over(options, where, {**variables, **given, **added}, told)
+        return _hand_over(options, where, {**variables, **given, **added}, told, settings)
     if options.engine == "mpirun":
         return _by_mpirun(options, environ, [*variables, *added], told.mpi_options)
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
@@ -189,7 +191,7 @@ def main(options: argparse.Namespace) -> int:
         container = container_environ(environ, options.ranks, options.script[1:])
         environ |= container
     fresh = fresh_page(Path(options.report)) if options.report else nullcontext()
-    before = recording_files(Path(settings.record)) if options.fail_on else {}
+    before = recording_files(Path(settings.record)) if settings.record else {}
     with (
         folders(container), fresh, _metrics(options, settings) as attend,
         closing(engines.journal_of(options, where, {**variables, **given, **added}, settings)) as journal,
@@ -199,7 +201,11 @@ def main(options: argparse.Namespace) -> int:
             restarts=options.max_restarts, journal=journal, hosts=hosts.there, least_hosts=options.min_hosts,
         )  # fmt: skip
         code = again.run(job)
-    return code or _judge(options, Path(settings.record), before)
+    least = options.min_hosts * where.ranks_per_host or options.ranks
+    lacking = not_here(Path(settings.record), before, least) if hosts.there and settings.record else ""
+    if lacking and options.report:
+        print(f"weft run: the page tells of some ranks only: {lacking}", file=sys.stderr)
+    return code or _judge(options, Path(settings.record), before, lacking)
 
 
 def _hand_over(
@@ -207,6 +213,7 @@ def _hand_over(
     where: engines.Places,
     variables: Mapping[str, str],
     told: distribution.Distribution,
+    settings: config.Settings,
 ) -> int:
     """Another engine starts the job, or nobody: with `--dry-run` the plan is printed."""
     if options.prefix is not None and options.engine != "local":
@@ -220,28 +227,29 @@ def _hand_over(
     more = [*told.mpi_options, *mpirun.options_of(options.mpi_options or "")]
     job = engines.job_of(options, where, variables, more)
     if not options.dry_run:
-        return engines.start(job)
+        return engines.start(job, partial(engines.journal_for, job, settings))
     print(job.plan())
     return 0
 
 
-def _needs_launcher(options: argparse.Namespace, name: str) -> None:
-    if options.engine != "local":
-        raise LaunchError(f"{name} is for ranks on this machine, and not for {options.engine}: leave it out")
+def _needs_launcher(options: argparse.Namespace, name: str, known: Sequence[str] = ("local",)) -> None:
+    if options.engine not in known:
+        where = "on this machine or by ssh" if "ssh" in known else "on this machine"
+        raise LaunchError(f"{name} is for ranks {where}, and not for {options.engine}: leave it out")
 
 
 def _tell_of_page(options: argparse.Namespace) -> None:
     """Who keeps the page of a job up to date where weft's launcher does not: nobody."""
-    if options.report and options.engine != "local":
+    if options.report and options.engine not in OWN:
         print(
-            "weft run: the page is kept up to date only for ranks on this machine: write it by "
+            "weft run: the page is kept up to date only for ranks on this machine or by ssh: write it by "
             f"weft report {shown_path(options.report)} --html",
             file=sys.stderr,
         )
 
 
 def _check_rules(options: argparse.Namespace, settings: config.Settings) -> None:
-    _needs_launcher(options, "--fail-on")
+    _needs_launcher(options, "--fail-on", OWN)
     if not settings.record:
         raise LaunchError(
             "--fail-on judges what the job records, and it records nothing: add --record FOLDER"
@@ -249,12 +257,15 @@ def _check_rules(options: argparse.Namespace, settings: config.Settings) -> None
     wanted(options.fail_on, RULES)
 
 
-def _judge(options: argparse.Namespace, folder: Path, before: Mapping[str, int]) -> int:
-    """The exit code that the recording of a job deserves which ended well; `before` are the files of an earlier one."""
+def _judge(options: argparse.Namespace, folder: Path, before: Mapping[str, int], lacking: str) -> int:
+    """The exit code that the recording of a job deserves which ended well; `before` are the files of an earlier one,
+    `lacking` says which of this one are elsewhere."""
     if not options.fail_on:
         return 0
     if recording_files(folder) == before:
         raise LaunchError(f"--fail-on judges what the job records; {nothing_recorded(folder)}")
+    if lacking:
+        raise LaunchError(f"--fail-on judges what all ranks record: {lacking}")
     recorded = read_run(folder)
     told = verdict(judge(RULES, Analysis(recorded)), RULES)
     return exit_code("run", wanted(options.fail_on, RULES), told.findings, recorded.complete)

@@ -1,26 +1,34 @@
-"""An estimator as the original's launch notebooks have it, which starts the job here or plans it for another engine."""
+"""An estimator as the original's launch notebooks have it, which starts the job by any engine that can be started."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import subprocess
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from weft.compat import distribution as asked
+from weft.compat.enable import launch_environ
 from weft.compat.modelparallel.container import FOLDERS, container_environ, folders
 from weft.errors import LaunchError
 from weft.foreign import MOST_RANKS, listed, shown, shown_text
 from weft.launch.engines.plan import Plan
 from weft.launch.job import Job
+from weft.launch.started.handle import Handle
 
 DEFAULT_CHANNEL = "training"
+LOGS = ("All", "None", "Rules", "Training")
+"""What the original takes for ``logs``, beside True and False; "None" and "Rules" show no output of the script."""
+_HERE = ("local", "torchrun", "mpirun")
+"""Engines whose ranks are on this machine if no other host is named."""
+_ELSEWHERE = ("kubernetes", "skypilot")
+"""Engines whose hosts have other folders."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
@@ -33,13 +41,17 @@ class PyTorch:
         instance_type: What a host is; only ``local`` and the like mean anything here, others are for the reader.
         distribution: The original's ``distribution``, see :mod:`weft.compat.distribution`.
         hyperparameters: Arguments of the script, ``--name value``, and ``SM_HP_NAME`` in its environment.
-        engine: Who starts the job: ``local``, or another one, whose plan :meth:`fit` prints.
+        engine: Who starts the job: ``local``, or another one, see ``docs/launching.md``.
         hosts: The names of the hosts, for engines that need them.
         source_dir: The folder of the script, in which it runs.
         environment: Variables of the ranks.
         image_uri: The image of containers, for Kubernetes.
         base_job_name: The job's name.
+        log_dir: The job's folder, see ``docs/jobs.md``: with it errors say which rank failed, and why.
         ignored: All other arguments of the original's estimators; a warning names them.
+
+    Attributes:
+        latest_training_job: The job that :meth:`fit` started last: ``wait()``, ``stop()``, ``logs(rank)``, ``poll()``.
 
     Raises:
         LaunchError: A value is wrong.
@@ -64,6 +76,7 @@ class PyTorch:
         environment: Mapping[str, str] | None = None,
         image_uri: str | None = None,
         base_job_name: str | None = None,
+        log_dir: str = "",
         **ignored: Any,
     ) -> None:
         if type(instance_count) is not int or not 1 <= instance_count <= MOST_RANKS:
@@ -81,6 +94,7 @@ class PyTorch:
         self._given = distribution or {}
         self._told = asked.read(self._given)
         self._environment = dict(environment or {})
+        self.latest_training_job: Handle | None = None
         ranks = self._told.processes_per_host or 1
         local = engine == "local"
         self._job = Job(
@@ -93,6 +107,7 @@ class PyTorch:
             folder=self.source_dir,
             python=sys.executable,
             image=image_uri or "",
+            log_dir=log_dir,
             mpi_options=self._told.mpi_options if engine == "mpirun" else (),
         )
 
@@ -100,42 +115,57 @@ class PyTorch:
         """What would run where."""
         return replace(self._job, variables=self._variables(inputs)).plan()
 
-    def fit(self, inputs: str | Mapping[str, str] | None = None, wait: bool = True, **ignored: Any) -> None:
-        """Runs the job to its end, on this machine; the plan of another engine is printed.
+    def fit(
+        self,
+        inputs: str | Mapping[str, str] | None = None,
+        wait: bool = True,
+        logs: bool | str | Sequence[str] = "All",
+        job_name: str | None = None,
+        **ignored: Any,
+    ) -> None:
+        """Runs the job to its end; with ``wait=False`` it only starts it, and :attr:`latest_training_job` has it.
 
         Args:
             inputs: The folder of the data, or one for each channel; scripts find them in ``SM_CHANNEL_NAME``.
-            wait: Only True: the job ends before this returns.
-            ignored: What else the original's estimators take, such as ``logs`` and ``job_name``.
+            wait: Whether to wait for the job's end. A job that nobody waits for goes on if this Python ends.
+            logs: Whether the script's output is shown: True or False, or the original's ``"All"``, ``"Training"``,
+                ``"Rules"``, ``"None"`` or a list of these. Slurm writes it to a file of its own in any case.
+            job_name: This start's name, instead of ``base_job_name``.
+            ignored: What else the original's estimators take; it means nothing here.
 
         Raises:
-            LaunchError: The script or a folder is not there, or the job failed.
+            LaunchError: The script or a folder is not there, a value is wrong, or the engine can only be planned.
+            JobError: The job failed; the error names the rank to blame where that is known, as with ``log_dir``.
         """
-        if not wait:
-            raise LaunchError("wait=False is not supported: the job ends with this process")
-        if self._job.engine != "local":
-            print(self.plan(inputs))
-            return
+        if type(wait) is not bool:
+            raise LaunchError(f"wait is {shown(wait)}: write True or False")
+        shows = shows_output(logs)
+        job = replace(self._job, name=job_name or self._job.name)
         for name, path in channels(inputs).items():
-            if not Path(path).exists():
+            if self._here and not Path(path).exists():
                 raise LaunchError(f'the channel {shown_text(name)} is "{path}", which is not there')
-        if not Path(self.source_dir, self.entry_point).is_file():
-            raise LaunchError(f'there is no script "{Path(self.source_dir, self.entry_point)}"')
-        variables = self._variables(inputs)
-        results = {name: variables[name] for name in FOLDERS if name in variables}
-        with folders(results):
-            code = subprocess.run(
-                self._command(), cwd=self.source_dir, env={**os.environ, **variables}, check=False
-            ).returncode
-        if code:
-            raise LaunchError(
-                f"the job of {shown_text(self.entry_point)} ended with exit code {code}; its output says why"
-            )
+        job = replace(job, variables=self._variables(inputs))
+        results = {name: job.variables[name] for name in FOLDERS if name in job.variables}
+        # folders that stay empty go with a job that is waited for; another one may need them for longer
+        made = folders(results) if wait else nullcontext()
+        for place in () if wait else results.values():
+            Path(place).mkdir(parents=True, exist_ok=True)
+        with made:
+            self.latest_training_job = job.start(os.environ, shows_output=shows)
+            if wait:
+                self._wait(self.latest_training_job)
 
-    def _command(self) -> list[str]:
-        original = ["--smdistributed"] if "smdistributed" in self._given else []
-        line = [sys.executable, "-m", "weft", "run", "-n", str(self._job.ranks), *original]
-        return [*line, "--", self.entry_point, *self._job.arguments]
+    def _wait(self, handle: Handle) -> None:
+        try:
+            handle.wait()
+        except KeyboardInterrupt:
+            handle.stop()
+            raise
+
+    @property
+    def _here(self) -> bool:
+        """Whether all ranks are on this machine."""
+        return self._job.engine in _HERE and self._job.hosts == 1
 
     def _variables(self, inputs: str | Mapping[str, str] | None) -> dict[str, str]:
         found = {
@@ -144,12 +174,30 @@ class PyTorch:
             **self._told.hand_over(os.environ),
             **channel_variables(inputs),
         }
-        if self._job.engine == "local":
-            known = {**os.environ, **found}
-            found |= container_environ(known, self._job.ranks, self._job.arguments)
+        if "smdistributed" in self._given:
+            found |= launch_environ({**os.environ, **found}, self._job.arguments, self._job.ranks)
+        if self._job.engine not in _ELSEWHERE:
             made = {name: os.path.join(self.source_dir, folder) for name, folder in FOLDERS.items()}
-            found |= {name: path for name, path in made.items() if name not in os.environ}
+            made |= {"SM_NUM_GPUS": str(self._job.ranks_per_host)}
+            made |= {"SM_USER_ARGS": json.dumps(list(self._job.arguments))}
+            found |= {name: text for name, text in made.items() if name not in os.environ}
+        if self._here:
+            found |= container_environ({**os.environ, **found}, self._job.ranks, self._job.arguments)
         return {**found, **self._environment}
+
+
+def shows_output(logs: object) -> bool:
+    """Whether the script's output is shown, by what the original takes for ``logs``.
+
+    >>> shows_output(True), shows_output("None"), shows_output(["Rules", "Training"])
+    (True, False, True)
+    """
+    if isinstance(logs, bool):
+        return logs
+    names = [logs] if isinstance(logs, str) else logs
+    if not isinstance(names, Sequence) or not names or not all(name in LOGS for name in names):
+        raise LaunchError(f"logs is {shown(logs)}: write True, False, or some of {', '.join(LOGS)}")
+    return "All" in names or "Training" in names
 
 
 def arguments(hyperparameters: Mapping[str, Any]) -> list[str]:

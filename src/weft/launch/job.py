@@ -117,10 +117,14 @@ class Job(Described):
         shown = self._masked(found, [*secret, *told.values()])
         return replace(found_plan, shown=replace(shown, notes=found_plan.notes))
 
-    def start(self, environ: Mapping[str, str] | None = None) -> Handle:
+    def start(self, environ: Mapping[str, str] | None = None, *, shows_output: bool = True) -> Handle:
         """The job, running: wait for it, read its logs, stop it.
 
-        It goes on if this process ends. ``environ``: what it is started with; by default this process's environment.
+        It goes on if this process ends.
+
+        Args:
+            environ: What it is started with; by default this process's environment.
+            shows_output: Whether what the ranks and the launcher write appears among this process's output.
 
         Raises:
             LaunchError: The engine can only be planned, the script is not there, or a variable to hand on is not set.
@@ -130,7 +134,7 @@ class Job(Described):
         if self.engine in _IN_CONTAINERS:
             variables = {**RANK_DEFAULTS, **variables}  # others get them from weft run
         job = replace(self, variables=variables)
-        return start(job, job.plan(environ), environ)
+        return start(job, job.plan(environ), environ, shows_output)
 
     def _masked(self, found: Mapping[str, str], secrets: Sequence[str]) -> Plan:
         """The plan for reading: that of the same job without its secrets, whatever an engine's quotes make of them."""

@@ -37,6 +37,7 @@ from weft.watch.board import read_reports
 from weft.watch.failure import Failure
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.judge import Judge, Verdict
+from weft.watch.pace import step_of
 from weft.watch.process import stack_signal
 
 TICK_SECONDS = 0.05
@@ -179,6 +180,7 @@ class Launcher:
         """Until all ranks ended well, one did not, or the launcher is told to stop."""
         while len(self._ends) < self._job.ranks:
             self._turn()
+            self._journal.reach(step_of(self._page, 0))
             if self._stopped_by and not self._lets_save():
                 return self._stop()
             if self._ranks.lost is not None:

@@ -29,13 +29,14 @@ def main() -> None:
     from weft.watch import early
 
     os.environ |= torchrun_environ(os.environ)
-    early.report_uncaught()
+    early.report_uncaught(_rank())
     try:
         if as_module or script.endswith(".pyc") or _is_archive(script):
             _run_by_name(script, as_module)
         else:
             _run(script)
-    except SystemExit:
+    except SystemExit as error:
+        early.report_exit(error.code)
         raise
     except BaseException as error:
         trace = error.__traceback__
@@ -43,6 +44,20 @@ def main() -> None:
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _rank() -> int | None:
+    """This process's, if its launcher is not weft's and says so: it leaves what it has to say in a folder."""
+    from weft.errors import LaunchError
+    from weft.launch.discovery import SHARED_FD, discover
+    from weft.watch.statement import FOLDER
+
+    if FOLDER not in os.environ or SHARED_FD in os.environ:
+        return None
+    try:
+        return discover(os.environ).rank
+    except LaunchError:
+        return None
 
 
 def _is_archive(script: str) -> bool:

@@ -18,6 +18,7 @@ from weft.watch.course import Course
 from weft.watch.failure import Failure
 from weft.watch.heartbeat import Page, Sign, Slot, State
 from weft.watch.judge import Judge, Verdict, leaving_text
+from weft.watch.pace import step_of
 from weft.watch.process import host_name, is_alive
 
 _FIRST_SECONDS = 0.02
@@ -39,6 +40,11 @@ class Board(ABC):
 
     @abstractmethod
     def sign(self) -> Sign: ...
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """The last step of this rank, as :func:`weft.watch.pace.step_of` counts."""
 
     @abstractmethod
     def report(self, failure: Failure) -> None: ...
@@ -87,6 +93,10 @@ class Launched(Board):
 
     def sign(self) -> Sign:
         return self._page.sign(self._rank)
+
+    @property
+    def step(self) -> int:
+        return step_of(self._page, self._rank)
 
     def report(self, failure: Failure) -> None:
         self._page.write_report(self._rank, failure.to_json(self._page.report_limit))
@@ -140,6 +150,10 @@ class Stored(Board):
 
     def sign(self) -> Sign:
         return self._page.sign(0)
+
+    @property
+    def step(self) -> int:
+        return step_of(self._page, 0)
 
     def beat(self) -> Verdict | None:
         self.slot.beat()

@@ -9,18 +9,25 @@ from types import TracebackType
 
 from weft.errors import LaunchError
 from weft.foreign import whole
+from weft.watch import statement
 from weft.watch.failure import Failure
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.process import exit_now
 
 BEFORE = "its start, before weft.init"
 AFTER = "its end, after weft.shutdown"
-_processes: set[int] = set()
+_processes: dict[int, int | None] = {}
+"""Those that are ranks, and which."""
 
 
-def report_uncaught() -> None:
-    """From now on an exception that nobody catches is written down for the launcher, which shows it."""
-    _processes.add(os.getpid())
+def report_uncaught(rank: int | None = None) -> None:
+    """From now on an exception that nobody catches is written down for the launcher, which shows it.
+
+    ``rank``: this process's, where it is known by then.
+    """
+    _processes[os.getpid()] = rank
+    if rank is not None:
+        statement.forget(rank)
     sys.excepthook = report
 
 
@@ -36,4 +43,14 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
             failure = Failure.of(error, rank, Sign(phase=AFTER if started else BEFORE))
             page.write_report(rank, failure.to_json(page.report_limit))
             return
+    place = _processes.get(os.getpid())
+    if place is not None:
+        statement.own(Failure.of(error, place, Sign(phase=BEFORE)))
     sys.__excepthook__(kind, error, trace)
+
+
+def report_exit(code: object) -> None:
+    """This process ends itself by `SystemExit`, with this code."""
+    place = _processes.get(os.getpid())
+    if place is not None and code not in (None, 0, os.EX_TEMPFAIL):
+        statement.ended(place, code if isinstance(code, int) else 1)

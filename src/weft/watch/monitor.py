@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
+from weft.watch import statement
 from weft.watch.board import Board, Launched, Stored
 from weft.watch.early import report as report_early
 from weft.watch.failure import Failure, chain, root_cause
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.judge import Verdict
+from weft.watch.pace import Pace
 from weft.watch.process import answer_with_stacks, die_with_parent, exit_now
 
 _POLL_SECONDS = 0.005
@@ -74,6 +76,7 @@ class Monitor:
         self._previous_hook: Callable[..., Any] = sys.excepthook
         self._process = os.getpid()
         self._judged = False
+        self._pace = Pace()
         self._store: Any = None
         self.note: Callable[..., None] = board.slot.note
         self.measure: Callable[[float, int], None] = board.slot.measure
@@ -129,8 +132,14 @@ class Monitor:
                 verdict = self._store_lost()
             if verdict is not None:
                 self._end(verdict)
+            self._tell_step()
             if self._stop.wait(self._limits.interval):
                 return
+
+    def _tell_step(self, last: bool = False) -> None:
+        """Rank 0 says how far the job is, where no launcher of weft's sees that."""
+        if self._place.rank == 0 and self._board.reports_itself:
+            statement.reach(self._pace, self._board.step, last)
 
     def _store_lost(self) -> Verdict | None:
         """Rank 0 holds the store. The main thread most likely notices too, and knows more: it goes first."""
@@ -143,6 +152,7 @@ class Monitor:
         board = self._board
         assert isinstance(board, Stored)
         self._judged = True
+        statement.about(self._place.rank, verdict)
         first = verdict.kind != "ended" and board.claim_ending()
         # Launchers mix the ranks' lines as they like: the cause stands first wherever it is known.
         told = f"weft: {verdict.text}\n" if verdict.text else ""
@@ -172,6 +182,9 @@ class Monitor:
         signs = [found._weft_sign for found in chain(error) if hasattr(found, "_weft_sign")]
         sign: Sign = signs[-1] if signs else self._board.sign()
         failure = Failure.of(error, self._place.rank, sign)
+        if self._board.reports_itself:
+            statement.own(failure)
+        self._tell_step(last=True)
         with suppress(RuntimeError):
             self._board.report(failure)
         return failure
@@ -223,10 +236,12 @@ class Monitor:
                 return f"weft: {cause.headline()}\n{ends} to rank {cause.rank}"
             gone = self._board.culprit() if isinstance(self._board, Stored) else None
             if gone is not None:
+                statement.about(self._place.rank, gone)
                 return f"weft: {gone.text}\n{ends} to another rank"
             time.sleep(0.05)
         lost = self._board.lost_peer(failure) if isinstance(self._board, Stored) else None
         if lost is not None:
+            statement.about(self._place.rank, lost)
             return f"weft: {lost.text}\n{ends} to rank {lost.ranks[0]}"
         return f"weft: {ends} to another rank: {failure.text.partition('. ')[0]}"
 
@@ -266,6 +281,7 @@ class Monitor:
         self._stop.set()
         self._thread.join(1.0)
         self._thread = None
+        self._tell_step(last=True)
         self._board.close()
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._previous_hook

@@ -102,7 +102,8 @@ def test_the_page_of_a_job_that_others_start_is_written_by_hand(engine, script, 
     assert main(["run", "--engine", engine, "--report", "out", "--dry-run", script]) == 0
     captured = capsys.readouterr()
     assert captured.err == (
-        "weft run: the page is kept up to date only for ranks on this machine: write it by weft report out --html\n"
+        "weft run: the page is kept up to date only for ranks on this machine or by ssh: write it by weft report "
+        "out --html\n"
     )
 
 
@@ -198,13 +199,13 @@ def test_named_hosts_are_reached_by_ssh(jobs, script, monkeypatch):
         ),
         (
             ["--engine", "slurm", "--metrics-port", "0"],
-            "--metrics-port is for ranks on this machine, and not for slurm",
+            "--metrics-port is for ranks on this machine or by ssh, and not for slurm",
         ),
         (["--ssh-options=-v"], "--ssh-options is for ssh: name the hosts with --hosts, or leave it out"),
         (["--hosts", "a,b", "--ssh-options=-F 'x"], "--ssh-options cannot be read: No closing quotation"),
         (
-            ["--hosts", "a,b", "--metrics-port", "0"],
-            "--metrics-port is for ranks on this machine, and not for ssh",
+            ["--hosts", "2", "--engine", "slurm", "--fail-on", "any", "--record", "out"],
+            "--fail-on is for ranks on this machine or by ssh, and not for slurm",
         ),
         (["--engine", "slurm", "--mpi-options=-H a"], "--mpi-options is for mpirun"),
         (["--engine", "kubernetes", "--dry-run"], "the engine kubernetes runs an image: give one"),

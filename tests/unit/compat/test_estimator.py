@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import time
 import warnings
 from pathlib import Path
 
 import pytest
 
 from weft.compat.estimator import PyTorch, arguments, channels
-from weft.errors import ConfigError, LaunchError
+from weft.errors import ConfigError, JobError, LaunchError
 
 SPLIT = {
     "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"partitions": 2}}},
@@ -57,24 +60,97 @@ def test_a_job_on_this_machine(folder: Path):
 
 def test_a_job_that_fails(folder: Path, capfd):
     estimator = PyTorch("train.py", source_dir="source", hyperparameters={"mode": "fail"})
-    with pytest.raises(LaunchError, match=r"train.py ended with exit code 7; its output says why"):
+    with pytest.raises(JobError, match=r"the job train ended with exit code 7; with log_dir="):
         estimator.fit()
     assert "rank 0" in capfd.readouterr().err
 
 
-def test_another_engine_is_planned(folder: Path, capsys):
+def told_by(folder: Path, rank: int) -> dict[str, str]:
+    found: dict[str, str] = json.loads((folder / "source" / f"told-{rank}.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("engine", ["torchrun", "mpirun"])
+def test_another_engine_runs_the_job(engine: str, folder: Path, monkeypatch):
+    if shutil.which("mpirun") is None and engine == "mpirun":
+        pytest.skip("mpirun is not installed")
+    for name in (
+        "OMPI_ALLOW_RUN_AS_ROOT",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
+        "OMPI_MCA_rmaps_base_oversubscribe",
+    ):
+        monkeypatch.setenv(name, "1")
+    split = {"smdistributed": SPLIT["smdistributed"], "mpi": {"enabled": True, "processes_per_host": 2}}
+    estimator = PyTorch(
+        "train.py", source_dir="source", engine=engine, distribution=split, hyperparameters={"note": "a; b"}
+    )
+    estimator.fit({"train": str(folder / "data")}, logs=False)
+    told = [told_by(folder, rank) for rank in range(2)]
+    assert [each["RANK"] for each in told] == ["0", "1"] and told[0]["world"] == "2"
+    assert told[1]["arguments"] == ["--note", "a; b"] and told[1]["made"]
+    assert told[1]["SM_CHANNEL_TRAIN"] == str(folder / "data") and told[0]["SM_NUM_GPUS"] == "2"
+    assert json.loads(told[1]["WEFT_CONFIG"]) == {"partitions": 2}
+
+
+def test_a_job_that_nobody_waits_for(folder: Path, capfd):
+    (folder / "source" / "train.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(1000)\n")
+    estimator = PyTorch("train.py", source_dir="source", log_dir="runs/a")
+    estimator.fit(wait=False, logs=["None"])
+    handle = estimator.latest_training_job
+    assert handle is not None and handle.poll() is None
+    deadline = time.monotonic() + 60
+    while "here" not in handle.logs() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert handle.stop(0) == 128 + 15 and capfd.readouterr().out == ""
+
+
+def test_the_error_of_a_job_with_a_folder_names_the_rank(folder: Path):
+    (folder / "source" / "train.py").write_text("raise ValueError('boom')\n")
+    with pytest.raises(
+        JobError, match=r"rank 0 on .* failed in its start, before weft.init: ValueError: boom"
+    ):
+        PyTorch("train.py", source_dir="source", log_dir="runs/a").fit(logs=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"wait": 0}, "wait is 0: write True or False"),
+        ({"logs": "Some"}, "logs is 'Some': write True, False, or some of All, None, Rules, Training"),
+        ({"logs": []}, "logs is \\[\\]: write True"),
+        ({"job_name": "My Job"}, "name is 'My Job': write small letters, digits and hyphens"),
+    ],
+)
+def test_what_fit_cannot_be_told(given, text, folder: Path):
+    with pytest.raises(LaunchError, match=text):
+        PyTorch("train.py", source_dir="source").fit(**given)
+
+
+def test_slurm_gets_the_job(folder: Path, monkeypatch):
+    """Programs in Slurm's place; the batch script has what the script is to find."""
+    for name, text in {"sbatch": "echo 42", "scontrol": "echo JobState=COMPLETED ExitCode=0:0"}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     estimator = PyTorch(
         "train.py",
+        source_dir="source",
+        engine="slurm",
         instance_count=2,
-        distribution=SPLIT,
-        engine="mpirun",
-        hosts=["a", "b"],
         hyperparameters={"n": 1},
+        log_dir="runs",
     )
-    estimator.fit(str(folder / "data"))
-    printed = capsys.readouterr().out
-    assert "mpirun -np 4 " in printed and "--host a:2,b:2" in printed and "train.py -n 1\n" in printed
-    assert f"SM_CHANNEL_TRAINING={folder / 'data'}" in printed and "SM_HP_N=1" in printed
+    estimator.fit({"train": "/only/there"})
+    text = (folder / "source" / "runs" / "train.sbatch").read_text()
+    assert "train.py -n 1\n" in text and "export SM_CHANNEL_TRAIN=/only/there\n" in text
+    assert f"export SM_MODEL_DIR={folder}/source/model\n" in text
+
+
+def test_an_engine_that_can_only_be_planned(folder: Path):
+    estimator = PyTorch("train.py", source_dir="source", engine="skypilot")
+    with pytest.raises(LaunchError, match="the engine skypilot cannot be started from here"):
+        estimator.fit()
+    assert "engine: skypilot" in str(estimator.plan())
 
 
 def test_hosts_are_ranks_of_this_machine_on_the_local_engine():
@@ -115,8 +191,6 @@ def test_what_fit_refuses(script, inputs, text, folder: Path):
 def test_values_that_no_job_can_be_told():
     with pytest.raises(LaunchError, match="a hyperparameter is .*: give texts, numbers, lists and dicts"):
         PyTorch("train.py", hyperparameters={"model": object()}).plan()
-    with pytest.raises(LaunchError, match="wait=False is not supported"):
-        PyTorch("train.py").fit(wait=False)
 
 
 def test_arguments_of_the_original_that_mean_nothing_here():

@@ -97,7 +97,7 @@ def test_the_exit_code_of_a_job(tmp_path, monkeypatch, capfd, name, code):
         (["--fail-on", "Heavy"], "it records nothing: add --record FOLDER"),
         (
             ["--fail-on", "Heavy", "--engine", "mpirun"],
-            "--fail-on is for ranks on this machine, and not for mpirun",
+            "--fail-on is for ranks on this machine or by ssh, and not for mpirun",
         ),
         (["--fail-on", "Heavi", "--record", "{folder}"], 'did you mean "Heavy"?'),
     ],

@@ -6,17 +6,17 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from weft.cli.jobs.status import add_folder
 from weft.cli.machine import count
 from weft.errors import LaunchError
 from weft.foreign import shown_path, translated
-from weft.launch.journal.files import attempts, log_file, reader
-from weft.launch.journal.told import launcher_of, read
+from weft.launch.journal.files import attempts, log_file, log_files, reader
+from weft.launch.journal.told import Told, launcher_of, read
 from weft.visible import LINES, visible
 
 _TICK_S = 0.1
@@ -41,7 +41,8 @@ def add_parser(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     folder = Path(options.folder)
-    run = read(folder).run
+    told = read(folder)
+    ranks = told.run.get("ranks")
     found = attempts(folder)
     if not found:
         raise LaunchError(f'"{shown_path(folder)}" has no logs: the job has not started any rank')
@@ -50,21 +51,24 @@ def main(options: argparse.Namespace) -> int:
         raise LaunchError(
             f'"{shown_path(folder)}" has no attempt-{attempt}: there are {found[0]} to {found[-1]}'
         )
+    if isinstance(ranks, int) and options.rank >= ranks:
+        path = log_file(folder, attempt, options.rank)
+        raise LaunchError(f'there is no "{shown_path(path)}": the job has no such rank')
     show = partial(_show, sys.stdout)
     with suppress(KeyboardInterrupt):  # who follows has seen enough
-        _all(options, folder, run, attempt, show)
+        _all(options, folder, told, attempt, show)
     return 0
 
 
 def _all(
-    options: argparse.Namespace, folder: Path, run: Any, attempt: int, show: Callable[[bytes], None]
+    options: argparse.Namespace, folder: Path, told: Told, attempt: int, show: Callable[[bytes], None]
 ) -> None:
     """The log of an attempt, and of those that come while it is followed."""
     while True:
         _print(
-            log_file(folder, attempt, options.rank),
+            partial(log_files, folder, attempt, options.rank),
             show,
-            partial(_over, folder, run, attempt, options.follow),
+            partial(_over, folder, told, attempt, options.follow),
         )
         later = [number for number in attempts(folder) if number > attempt]
         if not options.follow or options.attempt is not None or not later:
@@ -72,23 +76,32 @@ def _all(
         attempt = later[0]
 
 
-def _over(folder: Path, run: Any, attempt: int, follow: bool) -> bool:
+def _over(folder: Path, told: Told, attempt: int, follow: bool) -> bool:
     """Whether nothing more comes into the logs of an attempt."""
-    return not follow or attempts(folder)[-1] > attempt or not launcher_of(folder, run)
+    if not follow or attempts(folder)[-1] > attempt:
+        return True
+    return read(folder).code is not None if told.handed_in else not launcher_of(folder, told.run)
 
 
-def _print(path: Path, show: Callable[[bytes], None], over: Callable[[], bool]) -> None:
-    """All of a file, as it grows, until it is over."""
-    if not path.exists():
-        raise LaunchError(f'there is no "{shown_path(path)}": the job has no such rank')
-    with translated(f'"{shown_path(path)}" cannot be read', LaunchError), reader(path) as file:
+def _print(paths: Callable[[], list[Path]], show: Callable[[bytes], None], over: Callable[[], bool]) -> None:
+    """All of the files, as they come and grow, until it is over."""
+    files: dict[Path, BinaryIO] = {}
+    with ExitStack() as stack:
         while True:
             last = over()  # asked before the last look, so that nothing is missed
-            while data := file.read(_PART_BYTES):
-                show(data)
+            for path in paths():
+                if path not in files and path.exists():
+                    with translated(f'"{shown_path(path)}" cannot be read', LaunchError):
+                        files[path] = stack.enter_context(reader(path))
+            for path, file in files.items():
+                with translated(f'"{shown_path(path)}" cannot be read', LaunchError):
+                    while data := file.read(_PART_BYTES):
+                        show(data)
             if last:
-                return
+                break
             time.sleep(_TICK_S)
+    if not files:
+        raise LaunchError(f'there is no "{shown_path(paths()[0])}": this rank has not begun')
 
 
 def _show(out: Any, data: bytes) -> None:

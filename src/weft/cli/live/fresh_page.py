@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from weft.cli.draw import partial_file
-from weft.foreign import reason, shown_path
+from weft.foreign import listed, reason, shown_path
 
 PAGE = "report.html"
 EVERY_S = 30.0
@@ -57,6 +58,23 @@ def recording_files(folder: Path) -> dict[str, int]:
         with suppress(FileNotFoundError):  # the first rank removes what an earlier job left
             found[path.name] = path.stat().st_mtime_ns
     return found
+
+
+def not_here(folder: Path, before: Mapping[str, int], ranks: int) -> str:
+    """Of which ranks this job's recording is not in the folder, as it is on this machine; empty if of none.
+
+    Ranks on other hosts write at the same path there. Nothing is fetched: recordings may be large.
+    """
+    now = recording_files(folder)
+    new = {name for name, time_ns in now.items() if before.get(name) != time_ns}
+    found = {re.split(r"\D", name.removeprefix("rank"), maxsplit=1)[0] for name in new}
+    missing = [str(rank) for rank in range(ranks) if str(rank) not in found]
+    if not missing:
+        return ""
+    return (
+        f"{shown_path(folder)} on this machine has no recording of rank {listed(missing)}: their hosts write at the "
+        "same path, so name a folder that all hosts share, or copy their files there"
+    )
 
 
 def nothing_recorded(folder: Path) -> str:

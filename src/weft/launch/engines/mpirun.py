@@ -38,9 +38,23 @@ def _open_mpi(job: Described, environ: Mapping[str, str]) -> Command:
         where = ["--host", ",".join(slots), "--map-by", "slot"]
     else:
         where = ["--map-by", f"ppr:{job.ranks_per_host}:node"] if job.host_count > 1 else []
-    more = [*where, *(_OPEN_MPI_4 if job.form == "openmpi4" and job.host_count > 1 else ()), *job.mpi_options]
+    more = [
+        *where,
+        *_logs(job),
+        *(_OPEN_MPI_4 if job.form == "openmpi4" and job.host_count > 1 else ()),
+        *job.mpi_options,
+    ]
     line = command(rank_program(job), job.ranks, environ, [*environ], shlex.join(more))
     return Command(line, environ=environ)
+
+
+def _logs(job: Described) -> list[str]:
+    """What each rank writes goes into files, too."""
+    if not job.log_dir:
+        return []
+    if job.form == "openmpi4":
+        return ["--output-filename", f"{job.log_dir}:nojobid"]
+    return ["--output", f"dir={job.log_dir}"]
 
 
 def _mpich(job: Described, environ: Mapping[str, str]) -> Command:

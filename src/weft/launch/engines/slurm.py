@@ -8,8 +8,10 @@ from datetime import timedelta
 
 from weft.launch.discovery import TOKEN
 from weft.launch.engines.described import Described
+from weft.launch.engines.local import rank_program
 from weft.launch.engines.plan import Command, File, Plan, is_secret
 from weft.launch.environ import ATTEMPT
+from weft.watch.statement import FOLDER
 
 INHERITED = ("HOME", "LANG", "PATH", "USER")
 """Variables of the one who hands the job in that every job has."""
@@ -19,14 +21,17 @@ _WARNING_S = 120
 _AGAIN = """\
 export {attempt}="${{SLURM_RESTART_COUNT:-0}}"
 [ "${attempt}" -le {most} ] || exit 1
-{srun}
+{begin}{srun}
 code=$?
 if [ $code -ne 0 ] && [ $code -ne 2 ] && [ "${attempt}" -lt {most} ]; then
-    echo "weft: exit code $code: back into the queue, restart $((${attempt} + 1)) of {most}" >&2
+{again}    echo "weft: exit code $code: back into the queue, restart $((${attempt} + 1)) of {most}" >&2
     scontrol requeue "$SLURM_JOB_ID" && sleep 60 # Slurm ends this script
 fi
-exit $code"""
+{end}exit $code"""
 """Starts the job again after a failure, as ``weft run`` on one machine does, and after a save (75)."""
+
+_LOGS = f'--output="${{{FOLDER}//%/%%}}/rank-%t.log"'
+"""Each rank's output and errors in a file of its own."""
 
 
 def plan(job: Described, environ: Mapping[str, str]) -> Plan:
@@ -76,9 +81,23 @@ def _body(job: Described, environ: Mapping[str, str]) -> Iterator[str]:
             yield f"export {name}={shlex.quote(value)}"
     if job.host_count > 1:
         yield _MAKES_TOKEN.format(name=TOKEN, python=python)
-    srun = shlex.join(["srun", "--kill-on-bad-exit=1", "--wait=60", "--export=ALL", job.python, *job.program])
+    program = rank_program(job) if job.log_dir else [job.python, *job.program]
+    options = ["srun", "--kill-on-bad-exit=1", "--wait=60", "--export=ALL"]
+    srun = " ".join([shlex.join(options), *([_LOGS] if job.log_dir else []), shlex.join(program)])
+    told = {"begin": "", "again": "", "end": ""}
+    if job.log_dir:
+        tell = f"{python} -m weft.launch.journal.batch"
+        where = f"{shlex.quote(job.log_dir)} {job.ranks}"
+        attempt = f'"${{{ATTEMPT}:-0}}"'
+        told = {
+            "begin": f'{FOLDER}="$({tell} begin {where} {attempt})" || exit 1\nexport {FOLDER}\n',
+            "again": f"    {tell} again {where} $code\n",
+            "end": f"{tell} end {where} $code\n",
+        }
     if job.max_restarts:
-        yield _AGAIN.format(attempt=ATTEMPT, srun=srun, most=job.max_restarts)
+        yield _AGAIN.format(attempt=ATTEMPT, srun=srun, most=job.max_restarts, **told)
+    elif job.log_dir:
+        yield f"{told['begin']}{srun}\ncode=$?\n{told['end']}exit $code"
     else:
         yield f"exec {srun}"
 

@@ -25,6 +25,30 @@ def log_file(folder: Path, attempt: int, rank: int) -> Path:
     return attempt_folder(folder, attempt) / f"rank-{rank}.log"
 
 
+def log_files(folder: Path, attempt: int, rank: int) -> list[Path]:
+    """The files with what a rank wrote: one of weft's or Slurm's; of other engines its output, and then its errors.
+
+    attempt-0/rank-3.log                            weft, Slurm
+    attempt-0/rank.3/stdout, stderr                 Open MPI, which writes rank.03 if there are more than ten
+    attempt-0/none_x1y2/attempt_1/3/stdout.log      torchrun; the newest of its own attempts counts
+    """
+    place = attempt_folder(folder, attempt)
+    by_mpirun = [path for form in ("rank.*", "*/rank.*") for path in place.glob(form)]
+    for path in by_mpirun:
+        if path.suffix[1:].isdecimal() and int(path.suffix[1:]) == rank:
+            return [path / "stdout", path / "stderr"]
+    by_torchrun = [path for path in place.glob(f"*/attempt_*/{rank}") if _torchrun_attempt(path) >= 0]
+    if by_torchrun:
+        newest = max(by_torchrun, key=_torchrun_attempt)
+        return [newest / "stdout.log", newest / "stderr.log"]
+    return [log_file(folder, attempt, rank)]
+
+
+def _torchrun_attempt(path: Path) -> int:
+    number = path.parent.name.removeprefix("attempt_")
+    return int(number) if number.isdecimal() else -1
+
+
 def attempts(folder: Path) -> list[int]:
     """The numbers of the starts whose logs are there, the oldest first."""
     found = (_ATTEMPT.fullmatch(path.name) for path in folder.iterdir())

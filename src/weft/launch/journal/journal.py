@@ -16,36 +16,42 @@ from weft.errors import LaunchError
 from weft.foreign import reason, shown_path
 from weft.launch.journal.files import EVENTS, FAILURE, RUN, attempt_folder, attempts, log_file, opened
 from weft.profiler.clock import clock_offset_s
+from weft.watch.pace import Pace, write
 from weft.watch.process import began, boot, host_name
 
 
 class Journal:
     """What a job leaves behind as it runs.
 
+    ``attempt``: how often the job was started before.
     Whatever cannot be written later (a full disk) is told once, as ``lost``, and the job goes on.
 
     Args:
         folder: Where; it is made if it is not there.
-        run: What is to run; see `weft.launch.engines.plan.Plan.as_record`.
+        run: What is to run; see `weft.launch.engines.plan.Plan.as_record`. None: another process has said
+            that, and this one goes on with what that one began.
 
     Raises:
         LaunchError: The folder cannot be written to, or another job runs with it.
     """
 
-    def __init__(self, folder: Path, run: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, run: Mapping[str, Any] | None) -> None:
         self.folder = folder
         self.lost = ""
         self._logs: dict[int, int] = {}
-        self._attempt = 0
+        self.attempt = 0
+        self._pace, self._step = Pace(), 0
         self._offset_s = clock_offset_s()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._events = opened(folder / EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            known = attempts(folder)
+            self._next = known[-1] + 1 if known else 0
+            if run is None:
+                return
             self._lock()
             with suppress(FileNotFoundError):
                 (folder / FAILURE).unlink()
-            known = attempts(folder)
-            self._next = known[-1] + 1 if known else 0
             launcher = {"pid": os.getpid(), "began": began(os.getpid()), "boot": boot(), "host": host_name()}
             before = os.fstat(self._events).st_size
             self._write(RUN, {**run, "time": self._now(), "launcher": launcher, "events_from": before})
@@ -66,19 +72,33 @@ class Journal:
         except OSError:  # this file system has no locks
             return
 
-    def begin(self, attempt: int, ranks: int) -> None:
-        """A start, ``attempt`` restarts after the first one: its ranks get logs of their own."""
+    def begin(self, attempt: int, ranks: int, by_engine: bool = False) -> Path:
+        """The folder of a start, ``attempt`` restarts after the first one: its ranks get logs of their own.
+
+        ``by_engine``: somebody else writes these.
+        """
         self._close_logs()
-        self._attempt, number = attempt, self._next
+        self.attempt, number = attempt, self._next
         try:
             attempt_folder(self.folder, number).mkdir()
             self._next += 1
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            for rank in range(ranks):
+            for rank in () if by_engine else range(ranks):
                 self._logs[rank] = opened(log_file(self.folder, number, rank), flags)
         except OSError as error:
             self._lose(error)
         self.note("attempt", logs=f"attempt-{number}", ranks=ranks)
+        return attempt_folder(self.folder, number)
+
+    def reach(self, step: int) -> None:
+        """The job is in this step; 0 before the first."""
+        self._step = step
+        self._tell_step()
+
+    def _tell_step(self, last: bool = False) -> None:
+        told = self._pace.reach(self._step, self._now(), last) if self._step else None
+        if told is not None:
+            write(attempt_folder(self.folder, self._next - 1), told)
 
     def take(self, rank: int, data: bytes) -> None:
         """What a rank wrote."""
@@ -87,12 +107,12 @@ class Journal:
 
     def note(self, event: str, **values: Any) -> None:
         """One line of what happens."""
-        told = {"time": self._now(), "event": event, "attempt": self._attempt, **values}
+        told = {"time": self._now(), "event": event, "attempt": self.attempt, **values}
         self._append(self._events, f"{json.dumps(told)}\n".encode())
 
     def fail(self, failure: Mapping[str, Any]) -> None:
         """How the present attempt failed."""
-        with_time = {"time": self._now(), "attempt": self._attempt, **failure}
+        with_time = {"time": self._now(), "attempt": self.attempt, **failure}
         try:
             self._write(FAILURE, with_time)
         except OSError as error:
@@ -131,6 +151,9 @@ class Journal:
         self.lost = self.lost or reason(error)
 
     def _close_logs(self) -> None:
+        """Nothing more comes of this attempt."""
+        self._tell_step(last=True)
+        self._pace, self._step = Pace(), 0
         for descriptor in self._logs.values():
             os.close(descriptor)
         self._logs.clear()
@@ -141,7 +164,11 @@ class Nowhere:
 
     lost = ""
 
-    def begin(self, attempt: int, ranks: int) -> None:
+    def begin(self, attempt: int, ranks: int, by_engine: bool = False) -> Path:
+        """Nothing."""
+        return Path()
+
+    def reach(self, step: int) -> None:
         """Nothing."""
 
     def take(self, rank: int, data: bytes) -> None:

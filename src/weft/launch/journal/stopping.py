@@ -52,6 +52,8 @@ def _launcher(told: Told) -> int:
     if told.pid:
         return told.pid
     where = shown_path(told.folder)
+    if told.handed_in and told.code is None:
+        raise LaunchError(f'Slurm has the job of "{where}": end it with scancel {told.handed_in}')
     if told.host not in ("", "?", host_name()):
         raise LaunchError(f'the job of "{where}" was started on {told.host}: run weft stop there')
     raise LaunchError(f'no job runs with "{where}": there is nothing to end')

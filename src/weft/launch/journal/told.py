@@ -6,15 +6,26 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from weft.errors import FormatError, LaunchError
-from weft.foreign import LARGEST, TEXT_LIMIT_BYTES, cut, parse_json, read_limited, shown_path, translated
-from weft.launch.journal.files import EVENTS, FAILURE, RUN, reader
+from weft.foreign import (
+    LARGEST,
+    TEXT_LIMIT_BYTES,
+    cut,
+    parse_json,
+    read_limited,
+    shown_path,
+    translated,
+    whole,
+)
+from weft.launch.journal.files import EVENTS, FAILURE, RUN, attempt_folder, reader
+from weft.profiler.clock import clock_offset_s
 from weft.units import format_seconds
 from weft.visible import visible
+from weft.watch.pace import NAME as STEP
 from weft.watch.process import began, boot, host_name
 
 _LONGEST = 500
@@ -31,6 +42,8 @@ class Told:
         events: What has happened since then, the oldest first.
         failure: The newest failure, if there was one.
         pid: The launcher's process if it runs on this machine, else 0.
+        step: How far the newest attempt is, as in ``step.json``; None before the first step, and of scripts without
+            steps of weft.
     """
 
     folder: Path
@@ -38,6 +51,7 @@ class Told:
     events: tuple[Mapping[str, Any], ...]
     failure: Mapping[str, Any] | None
     pid: int
+    step: Mapping[str, Any] | None = None
 
     @property
     def code(self) -> int | None:
@@ -46,6 +60,19 @@ class Told:
             (event.get("code") for event in reversed(self.events) if event.get("event") == "ended"), None
         )
         return code if isinstance(code, int) and not self.pid else None
+
+    @property
+    def handed_in(self) -> str:
+        """The number of the job that another engine has, as it writes it; empty if weft's launcher runs it."""
+        found = [event.get("job") for event in self.events if event.get("event") == "handed in"]
+        return _text(found[-1]) if found else ""
+
+    @property
+    def logs(self) -> int | None:
+        """The number of the newest start, by which its folder is called; None before the first one."""
+        found = [event.get("logs") for event in self.events if event.get("event") == "attempt"]
+        number = whole(str(found[-1]).removeprefix("attempt-")) if found else None
+        return number
 
     @property
     def host(self) -> str:
@@ -59,6 +86,8 @@ class Told:
             yield f"{where}: runs, launcher pid {self.pid}"
         elif self.code is not None:
             yield f"{where}: ended, exit code {self.code}"
+        elif self.handed_in:
+            yield f"{where}: Slurm has it as job {self.handed_in}; squeue -j {self.handed_in} says whether it runs"
         elif self.host not in ("", host_name()):
             yield f"{where}: started on {self.host}; whether it runs can be seen there"
         else:
@@ -67,7 +96,7 @@ class Told:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began_s)) if _is_time(began_s) else "?"
         script, ranks = _text(self.run.get("script")), _text(self.run.get("ranks"))
         yield f"  {script}, {ranks} ranks, engine {_text(self.run.get('engine'))}, started {when}"
-        yield from (f"  {line}" for line in (*self._attempts(), *self._ranks()))
+        yield from (f"  {line}" for line in (*self._attempts(), *self._pace(), *self._ranks()))
 
     def _attempts(self) -> Iterator[str]:
         since: Any = None
@@ -82,6 +111,18 @@ class Told:
                 yield f"attempt {number}: failed{span}: {_text(event.get('headline'))}"
             elif event.get("event") == "stopping":
                 yield f"attempt {number}: told to end by {_text(event.get('signal'))}"
+
+    def _pace(self) -> Iterator[str]:
+        """The step, and while the job runs how many there are a minute, and when this one began."""
+        if self.step is None:
+            return
+        rate, since_s = self.step.get("steps_per_minute"), self.step["time"]
+        text = f"step {self.step['step']}"
+        if isinstance(rate, float):
+            text += f", {rate:.4g} steps a minute"
+        if self.code is None:
+            text += f", which began {format_seconds(max(0.0, now_s() - since_s))} ago"
+        yield text
 
     def _ranks(self) -> Iterator[str]:
         """The ranks of the present attempt; none once the job has ended."""
@@ -128,7 +169,21 @@ def read(folder: Path) -> Told:
         failure = _mapping(
             parse_json(_file(folder / FAILURE), f'"{shown_path(folder / FAILURE)}" is not JSON')
         )
-    return Told(folder, run, tuple(events), failure, launcher_of(folder, run))
+    told = Told(folder, run, tuple(events), failure, launcher_of(folder, run))
+    return told if told.logs is None else replace(told, step=_step(attempt_folder(folder, told.logs) / STEP))
+
+
+def now_s() -> float:
+    """Seconds since 1970, as the journal counts them."""
+    return time.perf_counter() + clock_offset_s()
+
+
+def _step(path: Path) -> Mapping[str, Any] | None:
+    with suppress(FormatError, OSError):
+        told = parse_json(_file(path)) if os.path.lexists(path) else None
+        if isinstance(told, Mapping) and type(told.get("step")) is int and _is_time(told.get("time")):
+            return told
+    return None
 
 
 def launcher_of(folder: Path, run: Mapping[str, Any]) -> int:

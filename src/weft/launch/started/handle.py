@@ -15,10 +15,12 @@ from pathlib import Path
 from weft.errors import JobError, LaunchError, WeftError
 from weft.foreign import shown_path, translated
 from weft.launch.engines.described import Described
-from weft.launch.journal.files import attempts, log_file, reader
+from weft.launch.journal.files import log_files, reader
 from weft.launch.journal.stopping import END_S, SAVE_S
 from weft.launch.journal.told import Told, read
 
+WITH_LOGS = ("local", "ssh", "torchrun", "mpirun", "slurm")
+"""Engines of whose jobs the folder tells, logs of ranks too; MPICH's mpirun keeps none."""
 _TICK_S = 1.0
 _GO_ON = os.EX_TEMPFAIL
 _LIVING = (
@@ -82,16 +84,16 @@ class Handle(ABC):
         folder = self._folder()
         if folder is None:
             raise LaunchError(
-                f"the job {self.job.name} has no logs by rank: give it a log_dir and the engine local or ssh"
+                f"the job {self.job.name} has no logs by rank: give it a log_dir and one of the engines "
+                f"{', '.join(WITH_LOGS)}"
             )
-        found = attempts(folder) if folder.is_dir() else []
         if not 0 <= rank < self.job.ranks:
             raise LaunchError(f"there is no rank {rank}: the job has {self.job.ranks}")
-        if not found or self._told() is None:
+        told = self._told()
+        number = told.logs if told is not None else None
+        if number is None:
             return ""
-        path = log_file(folder, found[-1], rank)
-        with translated(f'"{shown_path(path)}" cannot be read', LaunchError), reader(path) as file:
-            return file.read().decode(errors="replace")
+        return "".join(_content(path) for path in log_files(folder, number, rank))
 
     def _look(self) -> int | None:
         code = self.poll()
@@ -100,7 +102,7 @@ class Handle(ABC):
         return code
 
     def _folder(self) -> Path | None:
-        if not self.job.log_dir or self.job.engine not in ("local", "ssh"):
+        if not self.job.log_dir or self.job.engine not in WITH_LOGS or self.job.form == "mpich":
             return None
         return Path(self.job.folder, self.job.log_dir)
 
@@ -118,6 +120,14 @@ class Handle(ABC):
             return JobError(text, code, rank if isinstance(rank, int) else None)
         hint = "" if self.job.log_dir else "; with log_dir=... this error says why"
         return JobError(f"the job {self.job.name} ended with exit code {code}{hint}", code)
+
+
+def _content(path: Path) -> str:
+    """The text of a log; empty before the rank has begun."""
+    if not os.path.lexists(path):
+        return ""
+    with translated(f'"{shown_path(path)}" cannot be read', LaunchError), reader(path) as file:
+        return file.read().decode(errors="replace")
 
 
 class ProcessHandle(Handle):
@@ -182,6 +192,10 @@ class SlurmHandle(Handle):
         if self._code is None:
             done = self._asked(["scontrol", "show", "job", "-o", self.number])
             if "Invalid job id" in done.stderr:
+                told = self._told()
+                if told is not None and told.code is not None:
+                    self._code = told.code
+                    return self._code
                 raise JobError(
                     f"Slurm has forgotten the job {self.number}: sacct -j {self.number} may know it", 1
                 )
@@ -191,6 +205,13 @@ class SlurmHandle(Handle):
                 number = int(code[1]) or (128 + int(code[2]) if int(code[2]) else 0)
                 self._code = number or (0 if state[1] == "COMPLETED" else 1)
         return self._code
+
+    def _told(self) -> Told | None:
+        folder = self._folder()
+        with suppress(WeftError):
+            told = read(folder) if folder is not None else None
+            return told if told is not None and told.handed_in == self.number else None
+        return None
 
     def _asked(self, line: Sequence[str]) -> subprocess.CompletedProcess[str]:
         with translated(f"{line[0]} cannot be started", LaunchError):

@@ -17,11 +17,13 @@ from weft.launch.started.handle import Handle, ProcessHandle, SlurmHandle
 from weft.launch.started.kubernetes import KubernetesHandle
 from weft.launch.started.sky import SkyHandle
 
-STARTED = ("local", "ssh", "torchrun", "mpirun", "slurm", "kubernetes", "skypilot")
+STARTED = ("local", "ssh", "torchrun", "mpirun", "slurm", "ray", "kubernetes", "skypilot")
 
 
-def start(job: Described, plan: Plan, environ: Mapping[str, str]) -> Handle:
+def start(job: Described, plan: Plan, environ: Mapping[str, str], shows_output: bool = True) -> Handle:
     """The job, running. ``environ`` has the variables that are handed on.
+
+    ``shows_output``: whether what ranks and launcher write appears among this process's output.
 
     Raises:
         LaunchError: The engine can only be planned, or what it needs is not there.
@@ -42,4 +44,10 @@ def start(job: Described, plan: Plan, environ: Mapping[str, str]) -> Handle:
     given = {**environ, **job.variables}
     if job.engine == "slurm":
         return SlurmHandle(job, line, given)
-    return ProcessHandle(job, subprocess.Popen(line, cwd=job.folder, env=given, stdin=subprocess.DEVNULL))
+    shown = None if shows_output else subprocess.DEVNULL
+    return ProcessHandle(
+        job,
+        subprocess.Popen(
+            line, cwd=job.folder, env=given, stdin=subprocess.DEVNULL, stdout=shown, stderr=shown
+        ),
+    )

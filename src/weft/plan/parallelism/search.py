@@ -4,10 +4,11 @@
     batch = data x microbatch x microbatches          all whole numbers
     experts                                           shared by a number of replicas that divides both
 
-What is left out is never better: schedules with one microbatch a rank at most, chunks that layers do not fill, context
-parallelism of short sequences, sharded parameters in a pipeline (they would be gathered for every microbatch of every
-stage). Tensor parallelism without sequence parallelism, which is never better either, is tried all the same where weft
-itself can run it. A division whose parameters, gradients and states alone do not fit is not looked at further: that is the bound.
+What is left out is never better: schedules with one microbatch a rank at most, chunks that layers do not fill,
+context parallelism of short sequences, sharded parameters in a pipeline (they would be gathered for every microbatch
+of every stage). Tensor parallelism without sequence parallelism, which is never better either, is tried all the same
+where weft itself can run it. A division whose parameters, gradients and states alone do not fit is not looked at
+further: that is the bound.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import shutil
 import stat
 import time
 from datetime import timedelta
@@ -15,8 +17,10 @@ import pytest
 from tests.launching import FOREIGN, SOURCE
 from weft.cli import run
 from weft.cli.engines import job_of, places
+from weft.cli.main import main
 from weft.errors import JobError, LaunchError
 from weft.launch import Job
+from weft.launch.journal.told import read
 from weft.launch.started.command import command
 from weft.launch.started.handle import Handle
 
@@ -84,6 +88,71 @@ def test_the_error_names_the_culprit(tmp_path: Path):
         handle.wait(60)
     assert (told.value.rank, told.value.code) == (1, 1) and "Traceback" in str(told.value)
     assert "ValueError: boom" in handle.logs(rank=1)
+
+
+STEP = """
+import os
+import torch
+import weft.torch as weft
+weft.init({"partitions": 2})
+model = weft.DistributedModel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)))
+@weft.step
+def step(model, x):
+    loss = model(x).mean()
+    model.backward(loss)
+    return loss
+print("here", os.environ["RANK"], flush=True)
+for number in range(4):
+    if number == 2 and os.environ["RANK"] == "1":
+        raise ValueError("boom")
+    step(model, torch.ones(2, 4))
+"""
+
+
+def test_the_folder_says_which_step_the_job_has_reached(tmp_path: Path):
+    source = STEP.replace('raise ValueError("boom")', "pass")
+    handle = job(tmp_path, source, log_dir="a").start(environ())
+    assert handle.wait(100) == 0
+    told = read(tmp_path / "a")
+    assert told.step is not None and told.step["step"] == 4
+    assert any(line.startswith("  step 4") for line in told.lines())
+
+
+def with_mpi(engine: str) -> dict[str, str]:
+    if engine == "mpirun" and shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+    names = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe")
+    return {**environ(), **dict.fromkeys(names, "1")}
+
+
+@pytest.mark.parametrize("engine", ["torchrun", "mpirun"])
+def test_another_engine_tells_of_ranks_and_of_the_culprit(engine: str, tmp_path: Path, capfd):
+    handle = job(tmp_path, STEP, log_dir="runs/a", engine=engine).start(with_mpi(engine))
+    with pytest.raises(JobError, match=r"^rank 1 on .* failed in step 2.*: ValueError: boom") as error:
+        handle.wait(100)
+    assert error.value.rank == 1 and "Traceback" in str(error.value)
+    assert "here 0\n" in handle.logs(0) and "here 1" not in handle.logs(0)
+    assert "here 1\n" in handle.logs(1) and "ValueError: boom" in handle.logs(1)
+    capfd.readouterr()
+    folder = str(tmp_path / "runs" / "a")
+    assert main(["status", folder]) == main(["logs", folder, "--rank", "1"]) == 0
+    told = capfd.readouterr().out
+    assert re.search(r"ended, exit code \d+\n", told) and "attempt 0: logs in attempt-0" in told
+    assert (
+        re.search(r"attempt 0: failed after .*: rank 1 on .* failed in step 2", told) and "here 1\n" in told
+    )
+
+
+@pytest.mark.parametrize("engine", ["torchrun", "mpirun"])
+def test_another_engine_is_stopped(engine: str, tmp_path: Path):
+    source = "import time\nprint('here', flush=True)\ntime.sleep(1000)\n"
+    handle = job(tmp_path, source, log_dir="a", engine=engine).start(with_mpi(engine))
+    deadline = time.monotonic() + 100
+    while "here" not in handle.logs(1) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert read(tmp_path / "a").pid == handle.process.pid
+    assert handle.stop(100) != 0 and read(tmp_path / "a").failure is None
+    assert [each["event"] for each in read(tmp_path / "a").events] == ["attempt", "stopping", "ended"]
 
 
 def test_without_a_folder(tmp_path: Path):

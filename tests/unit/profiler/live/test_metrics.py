@@ -171,7 +171,9 @@ def test_a_port_that_is_taken_is_told_before_anything_runs(endpoint, tmp_path, c
 def test_mpirun_has_no_launcher_that_could_answer(tmp_path, capsys):
     (tmp_path / "x.py").write_text("")
     assert main(["run", "--metrics-port", "0", "--engine", "mpirun", str(tmp_path / "x.py")]) == 2
-    assert "--metrics-port is for ranks on this machine, and not for mpirun" in capsys.readouterr().err
+    assert (
+        "--metrics-port is for ranks on this machine or by ssh, and not for mpirun" in capsys.readouterr().err
+    )
 
 
 JOB = """

@@ -1,0 +1,67 @@
+"""How far a job is, for another process to read: the step that it has reached, when, and how many there are a minute.
+
+One small file, written once a second at most, and only when a step has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+from weft.watch.heartbeat import Page
+
+NAME = "step.json"
+EVERY_S = 1.0
+WINDOW_S = 60.0
+"""The rate is that of so many seconds, or of the whole job while it is younger."""
+
+
+class Pace:
+    """See the module.
+
+    >>> pace = Pace()
+    >>> pace.reach(1, 100.0), pace.reach(2, 100.5), pace.reach(4, 102.0)
+    ({'step': 1, 'time': 100.0}, None, {'step': 4, 'time': 102.0, 'steps_per_minute': 90.0})
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+        self._written_s = float("-inf")
+        self._written = -1
+
+    def reach(self, step: int, now_s: float, last: bool = False) -> dict[str, float] | None:
+        """What is to be written now, if anything is. ``last``: nothing comes after it, so it is not put off.
+
+        ``now_s``: seconds since 1970.
+        """
+        if not self._seen or self._seen[-1][1] != step:
+            self._seen.append((now_s, step))
+        if step == self._written or (now_s - self._written_s < EVERY_S and not last):
+            return None
+        while len(self._seen) > 2 and self._seen[1][0] < now_s - WINDOW_S:
+            self._seen.popleft()
+        (first_s, first), (last_s, _) = self._seen[0], self._seen[-1]
+        self._written_s, self._written = now_s, step
+        told: dict[str, float] = {"step": step, "time": round(last_s, 3)}
+        if last_s > first_s and step > first:
+            told["steps_per_minute"] = round(60.0 * (step - first) / (last_s - first_s), 2)
+        return told
+
+
+def step_of(page: Page, rank: int) -> int:
+    """The last step that a rank has begun, without those that only evaluate, counted over restarts where the script
+    says how; 0 if weft knows nothing of steps."""
+    sign = page.sign(rank)
+    return page.loop_step(rank) or max(0, (sign.step or 0) - sign.evaluations)
+
+
+def write(folder: Path, told: dict[str, float]) -> None:
+    """Whole or not at all; a folder that cannot be written to is nothing to fail for."""
+    new = folder / f".{NAME}-{secrets.token_hex(4)}"
+    with suppress(OSError):
+        new.write_text(json.dumps(told), encoding="utf-8")
+        os.replace(new, folder / NAME)
