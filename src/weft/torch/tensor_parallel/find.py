@@ -29,9 +29,10 @@ from weft.torch.tensors.marks import WHOLE
 from .attention import why_whole
 from .functions import answer, forget
 from .linears import is_linear
-from .splits import COLUMN, HEADS, Linear, Region, Splits
+from .splits import COLUMN, HEADS, VOCABULARY, Linear, Region, Splits
 from .team import Team, new_name
 from .trial import Stop, Trial, Watcher
+from .vocabulary import find_vocabulary
 
 
 def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
@@ -52,34 +53,36 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
     whole = _excluded(model)
     candidates = {n: m for n, m in model.named_modules() if is_linear(m) and n not in whole}
     attentions = {n: m for n, m in model.named_modules() if type(m) is nn.MultiheadAttention}
-    if size == 1 or not (candidates or attentions):
+    embedded = any(isinstance(module, nn.Embedding) for module in model.modules())
+    if size == 1 or not (candidates or attentions or embedded):
         return Splits(size, (), whole)
     take_plain_for_whole()
-    device = next(next(iter({**candidates, **attentions}.values())).parameters()).device
+    device = next(model.parameters()).device
     kind = "cpu" if device.type == "meta" else device.type
     with imagined_mesh(size, kind, new_name()) as mesh, _kept(model, device):
         team = Team(mesh, None, 0, size)
         trial = Trial(candidates, size)
         while _once(run, team, trial):
             pass  # each run keeps more linears whole, or takes one more for a fused projection
-    whole.update(trial.whole)
-    owners = _owners(model)
+        whole.update(trial.whole)
+        owners = _owners(model)
+        words, others = find_vocabulary(model, run, size, owners, whole, lambda name: _own_wish(model, name))
     regions = _regions(model, trial)
     for name, attention in attentions.items():
         whole.pop(f"{name}.out_proj", None)
-        reason = why_whole(attention, size)
-        if any(getattr(module, WHOLE, False) for module in _above(model, name)):
-            reason = "the script wants it whole"
-        elif any(len(owners[id(parameter)]) > 1 for parameter in attention.parameters()):
+        reason = why_whole(attention, size) or _own_wish(model, name)
+        if any(len(owners[id(parameter)]) > 1 for parameter in attention.parameters()):
             reason = "it shares parameters with another module"
         elif id(attention) not in trial.called:
             reason = "the run did not call it"
-        elif _is_altered(attention):
-            reason = "it has hooks, or its forward was replaced"
         if reason:
             whole[name] = reason
         else:
             regions[name] = {name: Linear(HEADS)}
+    whole.update(others)
+    for name in words:
+        whole.pop(name, None)
+        regions[name] = {name: Linear(VOCABULARY)}
     found = tuple(Region(name, regions[name]) for name, _ in model.named_modules() if name in regions)
     whole = {name: whole[name] for name, module in model.named_modules() if name in whole}
     return Splits(size, found, whole)
@@ -130,6 +133,13 @@ def _excluded(model: nn.Module) -> dict[str, str]:
             )
             found.update({name: "the script wants it whole" for name, _ in inside})
     return found
+
+
+def _own_wish(model: nn.Module, name: str) -> str:
+    """Why the script's own wishes, or what it did with the module, keep it whole; empty if nothing does."""
+    if any(getattr(module, WHOLE, False) for module in _above(model, name)):
+        return "the script wants it whole"
+    return "it has hooks, or its forward was replaced" if _is_altered(model.get_submodule(name)) else ""
 
 
 def _above(model: nn.Module, name: str) -> Iterator[nn.Module]:
