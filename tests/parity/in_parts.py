@@ -350,6 +350,35 @@ def vocabularies_are_cut() -> None:
 
 
 @CHECKS.check
+def a_transformer_is_halved() -> None:
+    """GPT-2 with its own proportions, a sixteenth as wide: the vocabulary is a third of its weights."""
+    import transformers
+
+    weft.init({"partitions": given.partitions, "microbatches": 2})
+    config = transformers.GPT2Config(
+        vocab_size=50257 // 16, n_embd=48, n_head=6, n_layer=12, n_positions=64, use_cache=False
+    )
+    net = transformers.GPT2LMHeadModel(config)
+    total = sum(parameter.nbytes for parameter in net.parameters())
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+
+    @weft.step
+    def step(model: nn.Module, words: Tensor) -> Tensor:
+        loss = model(words, labels=words).loss
+        model.backward(loss)
+        return loss
+
+    step(model, torch.randint(0, config.vocab_size, (2, 8), generator=torch.Generator().manual_seed(0)))
+    optimizer.step()
+    held = sum(parameter.nbytes for parameter in model.local_parameters())
+    states = [s for entry in optimizer.optimizer.state.values() for s in entry.values() if s.dim()]
+    assert held <= 0.55 * total, held / total
+    assert sum(state.nbytes for state in states) <= 0.55 * 2 * total
+    print(f"weights {held / total:.4f}, states {sum(s.nbytes for s in states) / (2 * total):.4f}", flush=True)
+
+
+@CHECKS.check
 def vocabularies_go_to_other_layouts() -> None:
     folder = given.folder / "words"
     job = WordsJob(True)

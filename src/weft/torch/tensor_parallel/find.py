@@ -66,7 +66,9 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
             pass  # each run keeps more linears whole, or takes one more for a fused projection
         whole.update(trial.whole)
         owners = _owners(model)
-        words, others = find_vocabulary(model, run, size, owners, whole, lambda name: _own_wish(model, name))
+        words, others = find_vocabulary(
+            model, run, size, owners, whole, lambda name: _own_wish(model, name, False)
+        )
     regions = _regions(model, trial)
     for name, attention in attentions.items():
         whole.pop(f"{name}.out_proj", None)
@@ -135,11 +137,16 @@ def _excluded(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def _own_wish(model: nn.Module, name: str) -> str:
-    """Why the script's own wishes, or what it did with the module, keep it whole; empty if nothing does."""
+def _own_wish(model: nn.Module, name: str, hooks: bool = True) -> str:
+    """Why the script's own wishes, or what it did with the module, keep it whole; empty if nothing does.
+
+    ``hooks``: whether its hooks do.
+    """
     if any(getattr(module, WHOLE, False) for module in _above(model, name)):
         return "the script wants it whole"
-    return "it has hooks, or its forward was replaced" if _is_altered(model.get_submodule(name)) else ""
+    return (
+        "it has hooks, or its forward was replaced" if _is_altered(model.get_submodule(name), hooks) else ""
+    )
 
 
 def _above(model: nn.Module, name: str) -> Iterator[nn.Module]:
@@ -158,10 +165,10 @@ def _owners(model: nn.Module) -> dict[int, list[str]]:
     return owners
 
 
-def _is_altered(module: nn.Module) -> bool:
-    """Whether somebody does something of his own around the module's calls."""
-    hooks = has_forward_hooks(module) or has_backward_hooks(module)
-    return hooks or "forward" in vars(module) or is_compiled(module)
+def _is_altered(module: nn.Module, hooks: bool = True) -> bool:
+    """Whether somebody does something of his own around the module's calls; ``hooks``: whether hooks count."""
+    hooked = hooks and (has_forward_hooks(module) or has_backward_hooks(module))
+    return hooked or "forward" in vars(module) or is_compiled(module)
 
 
 @contextmanager
