@@ -12,12 +12,14 @@ from torch import nn
 
 from weft.errors import UsageError
 from weft.torch.split.by_hand import set_tensor_parallelism as keep_or_cut
+from weft.torch.split.by_hand import tensor_parallelism as split_or_whole
 
 
 @contextmanager
 def tensor_parallelism(enabled: bool = True, **config: Any) -> Iterator[None]:
-    """Accept that modules built inside may be split over ranks; over one rank nothing is split."""
-    yield
+    """Let modules built inside be split over ranks, or keep them whole; over one rank nothing is split."""
+    with split_or_whole(bool(enabled)):
+        yield
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **config: Any) -> None:

@@ -34,6 +34,8 @@ from .team import Team, new_name
 from .trial import Stop, Trial, Watcher
 from .vocabulary import find_vocabulary
 
+_WANTED = "the script wants it whole"
+
 
 def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
     """Which linears of ``model`` can be split over ``size`` ranks, and how.
@@ -126,15 +128,17 @@ def _excluded(model: nn.Module) -> dict[str, str]:
                 found[name] = f"its weight is that of {sharing[0] or 'the model'}, too"
             elif _is_altered(module):
                 found[name] = "it has hooks, or its forward was replaced"
-    for above, module in model.named_modules():
-        if getattr(module, WHOLE, False):
-            inside = (
-                part
-                for part in module.named_modules(prefix=above)
-                if isinstance(part[1], nn.Linear) or is_linear(part[1])
-            )
-            found.update({name: "the script wants it whole" for name, _ in inside})
+            if _is_wanted_whole(model, name):
+                found[name] = _WANTED
     return found
+
+
+def _is_wanted_whole(model: nn.Module, name: str) -> bool:
+    """What the script has said of the module, or of the innermost around it of which it has said something."""
+    parts, wish = name.split(".") if name else [], False
+    for count in range(len(parts) + 1):
+        wish = model.get_submodule(".".join(parts[:count])).__dict__.get(WHOLE, (wish,))[0]
+    return wish
 
 
 def _own_wish(model: nn.Module, name: str, hooks: bool = True) -> str:
@@ -142,18 +146,11 @@ def _own_wish(model: nn.Module, name: str, hooks: bool = True) -> str:
 
     ``hooks``: whether its hooks do.
     """
-    if any(getattr(module, WHOLE, False) for module in _above(model, name)):
-        return "the script wants it whole"
+    if _is_wanted_whole(model, name):
+        return _WANTED
     return (
         "it has hooks, or its forward was replaced" if _is_altered(model.get_submodule(name), hooks) else ""
     )
-
-
-def _above(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """The modules that a module of that name lies in, and itself."""
-    parts = name.split(".") if name else []
-    for count in range(len(parts) + 1):
-        yield model.get_submodule(".".join(parts[:count]))
 
 
 def _owners(model: nn.Module) -> dict[int, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from weft.errors import UsageError
 from weft.torch.tensor_parallel import Splits, find
 
 WORDS, WIDTH = 51, 8
@@ -128,3 +130,29 @@ def test_a_linear_with_as_many_results_as_no_embedding_has_rows():
     net = nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS - 1))
     splits = found(net)
     assert kinds(splits) == {"0": "vocabulary"} and "cannot be divided" not in splits.whole.get("0", "")
+
+
+def test_modules_that_are_built_whole():
+    with weft.tensor_parallelism(enabled=False):
+        net = Model()
+        with weft.tensor_parallelism():
+            net.head = nn.Linear(WIDTH, WORDS)
+    net.later = nn.Identity()
+    assert kinds(found(net)) == {"head": "vocabulary"}
+    assert found(net).whole == {"embedding": "the script wants it whole"}
+    weft.set_tensor_parallelism(net)
+    assert kinds(found(net)) == CUT  # what is said of a module afterwards wins
+    weft.set_tensor_parallelism(net.embedding, False)
+    weft.set_tensor_parallelism(net, True)
+    assert kinds(found(net)) == {"head": "vocabulary"}  # unless it is said of the inner one
+    assert kinds(found(copy.deepcopy(net))) == {"head": "vocabulary"}
+    with weft.partition(0), weft.tensor_parallelism(False):
+        assert not found(Model()).regions
+    assert kinds(found(Model())) == CUT and nn.Module.__init__.__name__ == "__init__"
+    with (
+        pytest.raises(UsageError, match="enabled is 'memory', it must be True or False"),
+        weft.tensor_parallelism(
+            "memory"  # type: ignore[arg-type]
+        ),
+    ):
+        pass
