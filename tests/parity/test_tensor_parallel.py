@@ -52,6 +52,12 @@ SPLIT: dict[str, tuple[int, str]] = {
     "bf16": (10, "cannot be divided"),
 }
 
+OVER_FOUR = {
+    "GPT2LMHeadModel": (19, ""),
+    "LlamaForCausalLM": (22, "has 4 heads of keys, which cannot be divided by 4"),
+}
+"""The same over four ranks."""
+
 OutcomeOf = Callable[[int, str], Outcome]
 
 
@@ -60,18 +66,18 @@ def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
     return outcomes(request, __file__, "run_tensor_parallel.py", "case")
 
 
-@pytest.mark.parametrize(("ranks", "case"), [(2, case) for case in SPLIT], ids=str)
+@pytest.mark.parametrize(
+    ("ranks", "case"), [(2, case) for case in SPLIT] + [(4, case) for case in OVER_FOUR], ids=str
+)
 def test_trains_as_one_process_does(ranks: int, case: str, outcome_of: OutcomeOf) -> None:
     outcome = outcome_of(ranks, case)
     assert not outcome.faults(), outcome.faults()
-    count, reason = SPLIT[case]
+    count, reason = (SPLIT if ranks == 2 else OVER_FOUR)[case]
     for line in outcome.lines:
         assert len(line["split"]) == count, line["split"]
         reasons = line["whole"].values()
         assert any(reason in each for each in reasons) if reason else not reasons, line["whole"]
-        assert line["parts"] == pytest.approx(0.5, abs=0.05), (
-            "a rank holds half of the linears that are split"
-        )
+        assert line["parts"] == pytest.approx(1 / ranks, abs=0.05), "a rank holds its part of what is split"
 
 
 def test_every_own_model_is_tried() -> None:
