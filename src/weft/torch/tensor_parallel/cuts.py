@@ -39,9 +39,10 @@ class Cut:
     blocks: tuple[int, ...]
     shape: tuple[int, ...]
 
-    def local_shape(self, size: int) -> tuple[int, ...]:
-        """The shape of the part of each of ``size`` ranks."""
-        return tuple(n // size if dim == self.dim else n for dim, n in enumerate(self.shape))
+    def local_shape(self, rank: int, size: int) -> tuple[int, ...]:
+        """The shape of the part of ``rank`` of ``size``."""
+        own = sum(part_sizes(block, size)[rank] for block in self.blocks)
+        return tuple(own if dim == self.dim else n for dim, n in enumerate(self.shape))
 
 
 def part_sizes(total: int, size: int) -> list[int]:
