@@ -60,7 +60,8 @@ GROUPS = (
         "Splitting",
         "splitting.md",
         [
-            "partition", "set_partition", "set_tensor_parallelism", "delay_param_initialization", "partition_report",
+            "partition", "set_partition", "tensor_parallelism", "set_tensor_parallelism",
+            "delay_param_initialization", "partition_report",
         ],  # fmt: skip
     ),
     Group("Watching", "watching.md", ["progress", "log", "on_finding", "recorded_timeline"]),

@@ -23,7 +23,7 @@ from weft.torch.replicas.whole_tensors import whole
 from weft.torch.tensor_parallel import is_cut
 
 CHECKS = Checks()
-ROWS, WIDTH, STEPS = 8, 12, 3
+ROWS, WIDTH, STEPS, WORDS = 8, 12, 3, 211
 given = CHECKS.given
 
 
@@ -39,6 +39,22 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.dropout(self.outer(torch.tanh(self.inner(self.norm(x)))))
+
+
+class Words(nn.Module):
+    """An embedding, blocks and scores for its words; their number is odd, so ranks have uneven parts of it."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH, padding_idx=3)
+        self.dropout = nn.Dropout(0.0)
+        self.blocks = nn.Sequential(*(Block(0.0) for _ in range(4)))
+        self.head = nn.Linear(WIDTH, WORDS, bias=not tied)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.blocks(self.dropout(self.embedding(words))))
 
 
 def network(rate: float = 0.0) -> nn.Sequential:
@@ -77,7 +93,7 @@ class Job:
     def train(self, steps: int = STEPS, max_norm: float = 1e9) -> list[float]:
         losses = []
         for _ in range(steps):
-            mine = batch(self.steps).chunk(weft.rdp_size())[weft.rdp_rank()]
+            mine = self.batch(self.steps).chunk(weft.rdp_size())[weft.rdp_rank()]
             self.optimizer.zero_grad()
             losses.append(self.step(self.model, mine).reduce_mean().item())
             self.norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
@@ -85,13 +101,19 @@ class Job:
             self.steps += 1
         return losses
 
-    def train_alone(self, steps: int = STEPS, max_norm: float = 1e9) -> list[float]:
+    def batch(self, number: int) -> Tensor:
+        return batch(number)
+
+    def loss_alone(self, x: Tensor) -> Tensor:
+        """Of each sample."""
+        return (self.alone(x) - x.roll(1, 1)).square().mean(1)
+
+    def train_alone(self, steps: int = STEPS, max_norm: float = 1e9, first: int = 0) -> list[float]:
         """On the samples of this rank's copy the losses, on all samples the gradients."""
         losses = []
-        for number in range(steps):
+        for number in range(first, first + steps):
             self.plain.zero_grad()
-            x = batch(number)
-            each = (self.alone(x) - x.roll(1, 1)).square().mean(1)
+            each = self.loss_alone(self.batch(number))
             each.mean().backward()
             losses.append(each.chunk(weft.rdp_size())[weft.rdp_rank()].mean().item())
             self.norm_alone = torch.nn.utils.clip_grad_norm_(self.alone.parameters(), max_norm)
@@ -267,6 +289,117 @@ def saves_go_to_other_layouts() -> None:
     torch.testing.assert_close(job.model.state_dict(), state, rtol=1e-5, atol=1e-6)
     full = torch.load(given.folder / "full" / "two")
     assert {name: value.shape for name, value in full.items()} == {n: v.shape for n, v in state.items()}
+
+
+class WordsJob(Job):
+    """A model of words, and its optimizer; ``tied``: its embedding and its scores share one weight."""
+
+    def __init__(self, tied: bool, **settings: Any) -> None:
+        gc.collect()
+        weft.init({"partitions": given.partitions, "microbatches": 2, **settings})
+        torch.manual_seed(0)
+        net = Words(tied)
+        self.alone = copy.deepcopy(net)
+        self.model = weft.DistributedModel(net)
+        self.optimizer = weft.DistributedOptimizer(torch.optim.AdamW(self.model.parameters(), lr=0.01))
+        self.plain = torch.optim.AdamW(self.alone.parameters(), lr=0.01)
+        self.steps = 0
+
+        @weft.step
+        def step(model: nn.Module, words: Tensor) -> Tensor:
+            loss = loss_of_words(model(words), words)
+            model.backward(loss)
+            return loss
+
+        self.step = step
+
+    def batch(self, number: int) -> Tensor:
+        return words_of(number)
+
+    def loss_alone(self, words: Tensor) -> Tensor:
+        """Of each sample; all have as many words."""
+        return torch.stack([loss_of_words(self.alone(each), each) for each in words.split(1)])
+
+
+def words_of(number: int) -> Tensor:
+    words = torch.randint(0, WORDS, (ROWS, 5), generator=torch.Generator().manual_seed(number))
+    words[:, 0] = 3  # the one whose row gets no gradient
+    return words
+
+
+def loss_of_words(scores: Tensor, words: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1).float(), words[:, 1:].flatten())
+
+
+@CHECKS.check
+def vocabularies_are_cut() -> None:
+    for tied in (False, True):
+        job = WordsJob(tied, verify="gradients")
+        assert job.train(max_norm=0.05) == pytest.approx(job.train_alone(max_norm=0.05), rel=1e-5)
+        assert float(job.norm) == pytest.approx(float(job.norm_alone), rel=1e-5)
+        job.compare()
+        mine = dict(job.model.local_named_parameters())
+        rows = [WORDS // weft.tp_size() + (weft.tp_rank() < WORDS % weft.tp_size())]
+        found = [
+            list(mine[name].shape)[:1] for name in mine if name.endswith(("embedding.weight", "head.weight"))
+        ]
+        assert all(each == rows for each in found) and (found or given.partitions > 1), (found, rows)
+        for name, parameter in mine.items():
+            expected = job.alone.get_parameter(name.removeprefix("module.")).grad
+            torch.testing.assert_close(whole(parameter.grad, parameter), expected, rtol=1e-4, atol=1e-7)
+
+
+@CHECKS.check
+def a_transformer_is_halved() -> None:
+    """GPT-2 with its own proportions, a sixteenth as wide: the vocabulary is a third of its weights."""
+    import transformers
+
+    weft.init({"partitions": given.partitions, "microbatches": 2})
+    config = transformers.GPT2Config(
+        vocab_size=50257 // 16, n_embd=48, n_head=6, n_layer=12, n_positions=64, use_cache=False
+    )
+    net = transformers.GPT2LMHeadModel(config)
+    total = sum(parameter.nbytes for parameter in net.parameters())
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+
+    @weft.step
+    def step(model: nn.Module, words: Tensor) -> Tensor:
+        loss = model(words, labels=words).loss
+        model.backward(loss)
+        return loss
+
+    step(model, torch.randint(0, config.vocab_size, (2, 8), generator=torch.Generator().manual_seed(0)))
+    optimizer.step()
+    held = sum(parameter.nbytes for parameter in model.local_parameters())
+    states = [s for entry in optimizer.optimizer.state.values() for s in entry.values() if s.dim()]
+    assert held <= 0.55 * total, held / total
+    assert sum(state.nbytes for state in states) <= 0.55 * 2 * total
+    print(f"weights {held / total:.4f}, states {sum(s.nbytes for s in states) / (2 * total):.4f}", flush=True)
+
+
+@CHECKS.check
+def vocabularies_go_to_other_layouts() -> None:
+    folder = given.folder / "words"
+    job = WordsJob(True)
+    if not (folder / "newest").exists():
+        job.train(2)
+        weft.save_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
+    else:
+        weft.resume_from_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
+        job.steps = 2
+    job.train_alone(2)
+    job.train(2)
+    job.train_alone(2, first=2)
+    job.compare()
+
+
+@CHECKS.check
+def unknown_words_are_an_error() -> None:
+    job = WordsJob(True)
+    job.train(1)
+    with pytest.raises(IndexError, match="out of range"):
+        job.step(job.model, torch.full((ROWS, 5), WORDS))
 
 
 @CHECKS.check

@@ -10,11 +10,19 @@ import pytest
 from .in_parts import CHECKS
 from .jobs import pass_checks
 
-ENDS = ["other_batches_are_an_error", "weights_that_a_step_reads_itself_must_be_whole"]
+ENDS = [
+    "other_batches_are_an_error",
+    "weights_that_a_step_reads_itself_must_be_whole",
+    "unknown_words_are_an_error",
+]
 """After these a job cannot go on."""
 ALL = [name for name in CHECKS if name not in ENDS]
-SAVES = ["saves_go_to_other_layouts"]
-SOME = ["steps_give_the_weights_and_states_of_one_process", "norms_are_those_of_the_whole_model"]
+SAVES = ["saves_go_to_other_layouts", "vocabularies_go_to_other_layouts"]
+SOME = [
+    "steps_give_the_weights_and_states_of_one_process",
+    "norms_are_those_of_the_whole_model",
+    "vocabularies_are_cut",
+]
 LAYOUTS = [  # ranks, partitions, ranks that split tensors
     (2, 1, 2, ALL),
     (4, 2, 2, ALL),

@@ -77,6 +77,7 @@ from weft.torch.session.ranks import get_world_process_group as get_world_proces
 from weft.torch.split.by_hand import partition as partition
 from weft.torch.split.by_hand import set_partition as set_partition
 from weft.torch.split.by_hand import set_tensor_parallelism as set_tensor_parallelism
+from weft.torch.split.by_hand import tensor_parallelism as tensor_parallelism
 from weft.torch.split.report import partition_report as partition_report
 from weft.torch.split.report import recorded_timeline as recorded_timeline
 from weft.torch.step import step as step

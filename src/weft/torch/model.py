@@ -231,7 +231,8 @@ class DistributedModel(nn.Module):
         if record is None or self.cut:
             return
         splits = Splits.from_record(record)
-        here = {name for name, _ in self.module.named_parameters() if self.is_local(name)}
+        parameters = self.module.named_parameters(remove_duplicate=False)
+        here = {name for name, _ in parameters if self.is_local(name)}
         mine = tuple(region for region in splits.regions if any(is_below(name, region.name) for name in here))
         splits = replace_fields(splits, regions=mine)
         with session.doing("cutting the weights"):

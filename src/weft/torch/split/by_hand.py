@@ -28,16 +28,38 @@ def partition(index: int) -> Iterator[None]:
     Ignored while ``auto_partition`` is true.
     """
     _check(index)
-    stack: list[int] = _contexts.__dict__.setdefault("stack", [])
-    stack.append(index)
+    with _marking(MARK, index):
+        yield
+
+
+@contextmanager
+def tensor_parallelism(enabled: bool = True) -> Iterator[None]:
+    """Say of modules that are created inside whether their weights may be cut over ranks; they may, unless it is said.
+
+    ``enabled``: False keeps them whole on every rank. Of nested contexts the innermost counts.
+    :func:`set_tensor_parallelism` wins over it.
+
+    Raises:
+        UsageError: ``enabled`` is neither True nor False.
+    """
+    _check_enabled(enabled)
+    with _marking(WHOLE, not enabled):
+        yield
+
+
+@contextmanager
+def _marking(key: str, value: Any) -> Iterator[None]:
+    """Inside, modules that are created are marked with this; of marks with one key the innermost counts."""
+    stack: list[tuple[str, Any]] = _contexts.__dict__.setdefault("stack", [])
+    stack.append((key, value))
     if len(stack) == 1:
         _contexts.original = original = nn.Module.__init__
 
         @functools.wraps(original)
         def marked(module: nn.Module, *args: Any, **kwargs: Any) -> None:
             original(module, *args, **kwargs)
-            if stack:
-                module.__dict__[MARK] = (stack[-1], False)
+            for name, wish in stack:
+                module.__dict__[name] = (wish, False)
 
         nn.Module.__init__ = marked  # type: ignore[method-assign,assignment]
     try:
@@ -52,18 +74,32 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True) -> None:
     """Say before the first step whether the weights in ``module`` may be cut over ranks; they may, unless it is said.
 
     What can be cut is found by itself (``tensor_parallel_degree``). ``enabled``: False keeps ``module``, and all in it,
-    whole on every rank.
+    whole on every rank. Wins over :func:`tensor_parallelism`; modules inside that were set on their own stay as they
+    were set.
 
     Raises:
         UsageError: It is no module, or ``enabled`` is neither True nor False.
     """
     if not isinstance(module, nn.Module):
         raise UsageError(f"set_tensor_parallelism takes a module, not a {type(module).__qualname__}")
+    _check_enabled(enabled)
+    _forget_contexts(module, WHOLE)
+    module.__dict__[WHOLE] = (not enabled, True)
+
+
+def _check_enabled(enabled: object) -> None:
     if not isinstance(enabled, bool):
         raise UsageError(
             f"enabled is {enabled!r}, it must be True or False: how weights are cut follows from what a model computes"
         )
-    setattr(module, WHOLE, not enabled)
+
+
+def _forget_contexts(module: nn.Module, key: str) -> None:
+    """Take the marks of contexts from a module and all in it."""
+    for child in module.modules():
+        mark = child.__dict__.get(key)
+        if mark is not None and not mark[1]:
+            del child.__dict__[key]
 
 
 def set_partition(module: nn.Module, index: int) -> None:
@@ -72,10 +108,7 @@ def set_partition(module: nn.Module, index: int) -> None:
     Wins over :func:`partition`; modules inside that have been set on their own stay where they were put.
     """
     _check(index)
-    for child in module.modules():
-        mark = child.__dict__.get(MARK)
-        if mark is not None and not mark[1]:
-            del child.__dict__[MARK]
+    _forget_contexts(module, MARK)
     module.__dict__[MARK] = (index, True)
 
 

@@ -18,8 +18,10 @@ from .cuts import cut_in_place, is_cut, mark
 from .functions import Functions, answer, replaced
 from .linears import Entered, column, cuts_of, features, row
 from .rules import as_whole
-from .splits import COLUMN, HEADS, ROW, Linear, Splits
+from .splits import COLUMN, HEADS, ROW, VOCABULARY, Linear, Splits
 from .team import Team, enter
+from .vocabulary import LookedUp, scores
+from .vocabulary import why_whole as why_whole_vocabulary
 
 
 class _Inside(threading.local):
@@ -44,6 +46,12 @@ class SplitLinear:
             module: Any = self.module
             args, kwargs = replaced((args, kwargs), as_whole)
             return attend(module, self.team, Entered(), *args, **kwargs)
+        if self.linear.kind == VOCABULARY:
+            args, kwargs = replaced((args, kwargs), as_whole)
+            if not isinstance(self.module, nn.Embedding):
+                return scores(self.module, self.team, *args, **kwargs)
+            with LookedUp(self.module, self.team):
+                return type(self.module).forward(self.module, *args, **kwargs)
         (given,) = (*args, *kwargs.values())
         if self.linear.kind == ROW:
             return row(self.module, given, self.team)
@@ -112,7 +120,8 @@ def split(
         module = model.get_submodule(name)
         stands = SplitLinear(module, linear, team)
         for own, how in stands.cuts.items():
-            cut_in_place(module.get_parameter(own), how, team)
+            if not is_cut(module.get_parameter(own)):  # modules share it
+                cut_in_place(module.get_parameter(own), how, team)
         module.__dict__["forward"] = stands
     forget_shortcuts(model, {id(model.get_submodule(name)) for name in linears})
     for region in splits.regions:
@@ -148,7 +157,9 @@ def _misfit(module: nn.Module, linear: Linear, size: int) -> str:
     """Why the module cannot be split in this way; empty if it can."""
     if isinstance(module, nn.MultiheadAttention) and linear.kind == HEADS:
         return why_whole(module, size)
-    if isinstance(module, nn.MultiheadAttention) or linear.kind == HEADS:
+    if linear.kind == VOCABULARY:
+        return why_whole_vocabulary(module, size)
+    if isinstance(module, (nn.MultiheadAttention, nn.Embedding)) or linear.kind == HEADS:
         return "it is of another kind"
     inputs, results = features(module)
     blocks = linear.blocks or (results,)

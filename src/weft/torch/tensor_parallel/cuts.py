@@ -1,7 +1,8 @@
 """How a parameter was cut, and whole tensors from parts and back.
 
 A fused projection holds several results behind each other, of which each rank needs a part. So a dimension is cut in
-blocks: rank 0 of 2 holds the first half of each block.
+blocks: rank 0 of 2 holds the first half of each block. Where the number of ranks does not divide a block, the first
+ranks have one more of it.
 
 >>> cut_by(torch.arange(12), Cut(0, (8, 4), (12,)), 0, 2)
 tensor([0, 1, 2, 3, 8, 9])
@@ -38,21 +39,33 @@ class Cut:
     blocks: tuple[int, ...]
     shape: tuple[int, ...]
 
-    def local_shape(self, size: int) -> tuple[int, ...]:
-        """The shape of the part of each of ``size`` ranks."""
-        return tuple(n // size if dim == self.dim else n for dim, n in enumerate(self.shape))
+    def local_shape(self, rank: int, size: int) -> tuple[int, ...]:
+        """The shape of the part of ``rank`` of ``size``."""
+        own = sum(part_sizes(block, size)[rank] for block in self.blocks)
+        return tuple(own if dim == self.dim else n for dim, n in enumerate(self.shape))
+
+
+def part_sizes(total: int, size: int) -> list[int]:
+    """How much each of ``size`` ranks has of ``total``.
+
+    >>> part_sizes(50257, 2), part_sizes(5, 4)
+    ([25129, 25128], [2, 1, 1, 1])
+    """
+    return [total // size + (rank < total % size) for rank in range(size)]
 
 
 def cut_by(tensor: Tensor, how: Cut, rank: int, size: int) -> Tensor:
     """The part of ``rank``, contiguous, in memory of its own."""
     blocks = tensor.split(how.blocks, how.dim)
-    return torch.cat([block.chunk(size, how.dim)[rank] for block in blocks], how.dim)
+    parts = [block.split(part_sizes(block.shape[how.dim], size), how.dim)[rank] for block in blocks]
+    return torch.cat(parts, how.dim)
 
 
 def joined(parts: Sequence[Tensor], how: Cut) -> Tensor:
     """The whole of the parts of all ranks in their order."""
     size = len(parts)
-    blocks = [part.split([block // size for block in how.blocks], how.dim) for part in parts]
+    sizes = [part_sizes(block, size) for block in how.blocks]
+    blocks = [part.split([each[n] for each in sizes], how.dim) for n, part in enumerate(parts)]
     return torch.cat([piece for pieces in zip(*blocks, strict=True) for piece in pieces], how.dim)
 
 
@@ -85,7 +98,8 @@ def whole(parameter: Tensor, value: Tensor | None = None) -> Tensor:
     if found is None or own.shape != parameter.shape:
         return own.detach()
     how, team = found
-    return joined(team.gather(own.detach()), how)
+    sizes = [sum(each) for each in zip(*(part_sizes(n, team.size) for n in how.blocks), strict=True)]
+    return joined(team.gather(own.detach(), how.dim, sizes), how)
 
 
 def cut(value: Tensor, parameter: Tensor) -> Tensor:

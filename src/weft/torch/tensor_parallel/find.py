@@ -29,9 +29,12 @@ from weft.torch.tensors.marks import WHOLE
 from .attention import why_whole
 from .functions import answer, forget
 from .linears import is_linear
-from .splits import COLUMN, HEADS, Linear, Region, Splits
+from .splits import COLUMN, HEADS, VOCABULARY, Linear, Region, Splits
 from .team import Team, new_name
 from .trial import Stop, Trial, Watcher
+from .vocabulary import find_vocabulary
+
+_WANTED = "the script wants it whole"
 
 
 def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
@@ -52,34 +55,38 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
     whole = _excluded(model)
     candidates = {n: m for n, m in model.named_modules() if is_linear(m) and n not in whole}
     attentions = {n: m for n, m in model.named_modules() if type(m) is nn.MultiheadAttention}
-    if size == 1 or not (candidates or attentions):
+    embedded = any(isinstance(module, nn.Embedding) for module in model.modules())
+    if size == 1 or not (candidates or attentions or embedded):
         return Splits(size, (), whole)
     take_plain_for_whole()
-    device = next(next(iter({**candidates, **attentions}.values())).parameters()).device
+    device = next(model.parameters()).device
     kind = "cpu" if device.type == "meta" else device.type
     with imagined_mesh(size, kind, new_name()) as mesh, _kept(model, device):
         team = Team(mesh, None, 0, size)
         trial = Trial(candidates, size)
         while _once(run, team, trial):
             pass  # each run keeps more linears whole, or takes one more for a fused projection
-    whole.update(trial.whole)
-    owners = _owners(model)
+        whole.update(trial.whole)
+        owners = _owners(model)
+        words, others = find_vocabulary(
+            model, run, size, owners, whole, lambda name: _own_wish(model, name, False)
+        )
     regions = _regions(model, trial)
     for name, attention in attentions.items():
         whole.pop(f"{name}.out_proj", None)
-        reason = why_whole(attention, size)
-        if any(getattr(module, WHOLE, False) for module in _above(model, name)):
-            reason = "the script wants it whole"
-        elif any(len(owners[id(parameter)]) > 1 for parameter in attention.parameters()):
+        reason = why_whole(attention, size) or _own_wish(model, name)
+        if any(len(owners[id(parameter)]) > 1 for parameter in attention.parameters()):
             reason = "it shares parameters with another module"
         elif id(attention) not in trial.called:
             reason = "the run did not call it"
-        elif _is_altered(attention):
-            reason = "it has hooks, or its forward was replaced"
         if reason:
             whole[name] = reason
         else:
             regions[name] = {name: Linear(HEADS)}
+    whole.update(others)
+    for name in words:
+        whole.pop(name, None)
+        regions[name] = {name: Linear(VOCABULARY)}
     found = tuple(Region(name, regions[name]) for name, _ in model.named_modules() if name in regions)
     whole = {name: whole[name] for name, module in model.named_modules() if name in whole}
     return Splits(size, found, whole)
@@ -121,22 +128,29 @@ def _excluded(model: nn.Module) -> dict[str, str]:
                 found[name] = f"its weight is that of {sharing[0] or 'the model'}, too"
             elif _is_altered(module):
                 found[name] = "it has hooks, or its forward was replaced"
-    for above, module in model.named_modules():
-        if getattr(module, WHOLE, False):
-            inside = (
-                part
-                for part in module.named_modules(prefix=above)
-                if isinstance(part[1], nn.Linear) or is_linear(part[1])
-            )
-            found.update({name: "the script wants it whole" for name, _ in inside})
+            if _is_wanted_whole(model, name):
+                found[name] = _WANTED
     return found
 
 
-def _above(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """The modules that a module of that name lies in, and itself."""
-    parts = name.split(".") if name else []
+def _is_wanted_whole(model: nn.Module, name: str) -> bool:
+    """What the script has said of the module, or of the innermost around it of which it has said something."""
+    parts, wish = name.split(".") if name else [], False
     for count in range(len(parts) + 1):
-        yield model.get_submodule(".".join(parts[:count]))
+        wish = model.get_submodule(".".join(parts[:count])).__dict__.get(WHOLE, (wish,))[0]
+    return wish
+
+
+def _own_wish(model: nn.Module, name: str, hooks: bool = True) -> str:
+    """Why the script's own wishes, or what it did with the module, keep it whole; empty if nothing does.
+
+    ``hooks``: whether its hooks do.
+    """
+    if _is_wanted_whole(model, name):
+        return _WANTED
+    return (
+        "it has hooks, or its forward was replaced" if _is_altered(model.get_submodule(name), hooks) else ""
+    )
 
 
 def _owners(model: nn.Module) -> dict[int, list[str]]:
@@ -148,10 +162,10 @@ def _owners(model: nn.Module) -> dict[int, list[str]]:
     return owners
 
 
-def _is_altered(module: nn.Module) -> bool:
-    """Whether somebody does something of his own around the module's calls."""
-    hooks = has_forward_hooks(module) or has_backward_hooks(module)
-    return hooks or "forward" in vars(module) or is_compiled(module)
+def _is_altered(module: nn.Module, hooks: bool = True) -> bool:
+    """Whether somebody does something of his own around the module's calls; ``hooks``: whether hooks count."""
+    hooked = hooks and (has_forward_hooks(module) or has_backward_hooks(module))
+    return hooked or "forward" in vars(module) or is_compiled(module)
 
 
 @contextmanager

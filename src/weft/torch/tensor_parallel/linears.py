@@ -13,8 +13,9 @@ from weft.torch.pytorch.private import version
 from .attention import cuts_of_attention
 from .cuts import Cut
 from .rules import as_parts, as_whole, wrap
-from .splits import COLUMN, Linear
+from .splits import COLUMN, VOCABULARY, Linear
 from .team import Team, enter, leave
+from .vocabulary import cuts_of_vocabulary
 
 _CONV1D = "transformers.pytorch_utils", "Conv1D"
 
@@ -40,6 +41,8 @@ def cuts_of(module: nn.Module, linear: Linear) -> dict[str, Cut]:
     """How the parameters of a linear are cut, by name; those that stay whole are left out."""
     if isinstance(module, nn.MultiheadAttention):
         return cuts_of_attention(module)
+    if linear.kind == VOCABULARY:
+        return cuts_of_vocabulary(module)
     inputs, results = features(module)
     weight = module.get_parameter("weight")
     by_results = linear.kind == COLUMN

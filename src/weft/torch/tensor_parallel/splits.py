@@ -9,8 +9,8 @@ from typing import Any
 
 from weft.errors import FormatError
 
-COLUMN, ROW, HEADS = "column", "row", "heads"
-HOW = {COLUMN: "results", ROW: "inputs", HEADS: "heads"}
+COLUMN, ROW, HEADS, VOCABULARY = "column", "row", "heads", "vocabulary"
+HOW = {COLUMN: "results", ROW: "inputs", HEADS: "heads", VOCABULARY: "vocabulary"}
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Linear:
 
     Attributes:
         kind: ``column``: each rank computes some of its results; ``row``: each rank takes some of its inputs;
-            ``heads``: a whole attention module, of whose heads each rank has some.
+            ``heads``: a whole attention module, of whose heads each rank has some; ``vocabulary``: an embedding, or
+            the linear that gives a score for each word, of whose words each rank has some.
         blocks: Of a column linear, how many results each of its blocks has; more than one for a fused projection.
     """
 

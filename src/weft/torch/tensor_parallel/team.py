@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,14 +47,19 @@ class Team:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, in their order."""
+    def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
+        """The tensors of all ranks, in their order; ``sizes``: how large each is along ``dim``."""
         if self.group is None:
             return [tensor] * self.size
-        own = tensor.contiguous()
+        own, most = tensor, max(sizes)
+        if tensor.shape[dim] < most:  # all send as much
+            shape = list(tensor.shape)
+            shape[dim] = most - tensor.shape[dim]
+            own = torch.cat([tensor, tensor.new_zeros(shape)], dim)
+        own = own.contiguous()
         parts = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(parts, own, group=self.group)
-        return parts
+        return [part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)]
 
     def __deepcopy__(self, memo: Any) -> Team:
         return self

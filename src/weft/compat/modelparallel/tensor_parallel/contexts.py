@@ -18,6 +18,7 @@ from torch import nn
 
 from weft.errors import UsageError
 from weft.torch.split.by_hand import set_tensor_parallelism as keep_or_cut
+from weft.torch.split.by_hand import tensor_parallelism as split_or_whole
 from weft.torch.tensors.marks import MARK
 
 log = logging.getLogger("weft")
@@ -57,11 +58,13 @@ _registered: dict[type[nn.Module], _Registration] = {}
 def tensor_parallelism(enabled: bool = True, **config: Any) -> Iterator[None]:
     """Instances of registered classes that are built inside are replaced when the model is wrapped.
 
+    ``enabled``: False also keeps all weights of what is built inside whole on every rank.
     ``config``: arguments of the replacement, which win over those of its ``init_hook``. The innermost context counts.
     """
     _contexts.stack.append((bool(enabled), config))
     try:
-        yield
+        with split_or_whole(bool(enabled)):
+            yield
     finally:
         _contexts.stack.pop()
 

@@ -1,0 +1,188 @@
+"""Weights with one row for each word of a vocabulary: embeddings, and the linear that gives a score for each word.
+
+Each rank has some of the rows. An embedding gives zeros for words of other ranks, and the ranks' results are added up:
+one number and zeros, so the sum is exact. The scores of all ranks are put behind each other, so whatever comes after
+them gets the whole. An embedding and a linear that share their weight share the part, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
+
+from weft.torch.pytorch.torch_functions import METADATA
+from weft.torch.tensors.nested import tensors_in
+
+from .cuts import Cut, part_sizes
+from .team import Team, enter, leave
+
+_SHAPES = {Tensor.size, Tensor.shape.__get__, Tensor.numel}  # type: ignore[attr-defined]
+SHARE = 1 / 50
+"""Of the model's parameters: a weight with less is not worth the messages."""
+
+
+def rows(module: nn.Module) -> int:
+    """How many words the module's vocabulary has."""
+    return int(module.get_parameter("weight").shape[0])
+
+
+def why_whole(module: nn.Module, size: int) -> str:
+    """Why the rows of an embedding, or of a linear to a vocabulary, cannot be split; empty if they can."""
+    if type(module) is not nn.Linear and not isinstance(module, nn.Embedding):
+        return f"its weight is that of a {type(module).__name__}, too"
+    if rows(module) < size:
+        return f"its {rows(module)} rows are fewer than the {size} ranks"
+    if isinstance(module, nn.Embedding):
+        if module.max_norm is not None:
+            return "max_norm writes into rows as they are looked up"
+        if module.sparse or module.scale_grad_by_freq:
+            return "its gradient is sparse" if module.sparse else "scale_grad_by_freq counts the words"
+    return ""
+
+
+def cuts_of_vocabulary(module: nn.Module) -> dict[str, Cut]:
+    """How its parameters are cut: by rows; a bias stays whole, models share it among modules."""
+    shape = tuple(module.get_parameter("weight").shape)
+    return {"weight": Cut(0, shape[:1], shape)}
+
+
+def looked_up(module: nn.Embedding, words: Tensor, team: Team) -> Tensor:
+    """The rows of all words, of which each rank has some."""
+    weight = module.weight
+    sizes = part_sizes(module.num_embeddings, team.size)
+    first, own = sum(sizes[: team.rank]), sizes[team.rank]
+    elsewhere = (words < first) | (words >= first + own)
+    unknown = (words < 0) | (words >= module.num_embeddings)
+    local = (
+        (words - first).masked_fill(elsewhere, 0).masked_fill(unknown, own)
+    )  # PyTorch's own error on all ranks
+    padding = module.padding_idx
+    padding = None if padding is None or not first <= padding < first + own else padding - first
+    found = F.embedding(local, weight, padding)
+    return leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0), team)
+
+
+def scores(module: Any, team: Team, input: Tensor) -> Tensor:
+    """The scores of all words."""
+    found = Joined.apply(F.linear(enter(input, team), module.weight), team, module.out_features)
+    result: Tensor = found if module.bias is None else found + module.bias.to(found.dtype)
+    return result
+
+
+class Joined(torch.autograd.Function):
+    """The ranks' parts of a last dimension behind each other; each rank's part gets its part of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, team: Team, total: int) -> Tensor:
+        ctx.team, ctx.sizes = team, part_sizes(total, team.size)
+        return torch.cat(team.gather(part, -1, ctx.sizes), -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient.split(ctx.sizes, -1)[ctx.team.rank].contiguous(), None, None
+
+
+class LookedUp(TorchFunctionMode):
+    """Inside, rows of a module's weight are looked up on all ranks: for embeddings that do more with what they find."""
+
+    def __init__(self, module: nn.Embedding, team: Team) -> None:
+        super().__init__()
+        self.module, self.team = module, team
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.embedding:
+            words, weight = given_to_embedding(*args, **(kwargs or {}))
+            if weight is self.module.weight:
+                return looked_up(self.module, words, self.team)
+        return func(*args, **(kwargs or {}))
+
+
+def given_to_embedding(input: Tensor, weight: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    """The two arguments of ``F.embedding`` that matter; those of the module are known."""
+    return input, weight
+
+
+class Reads(TorchFunctionMode):
+    """Counts, by id, the functions that take a weight: for each as many embeddings, linears, and others."""
+
+    def __init__(self, weights: set[int]) -> None:
+        super().__init__()
+        self.counts = {each: [0, 0, 0] for each in weights}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in METADATA or func in _SHAPES:
+            for each in tensors_in((args, kwargs or {})):
+                if id(each) in self.counts:
+                    at = 0 if func is F.embedding else 1 if func is F.linear else 2
+                    self.counts[id(each)][at] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _counted() -> Iterator[dict[int, int]]:
+    """Inside, calls of modules are counted by their ids."""
+    counts: dict[int, int] = {}
+
+    def count(module: nn.Module, args: Any) -> None:
+        counts[id(module)] = counts.get(id(module), 0) + 1
+
+    handle = nn.modules.module.register_module_forward_pre_hook(count)
+    try:
+        yield counts
+    finally:
+        handle.remove()
+
+
+def find_vocabulary(
+    model: nn.Module, run: Callable[[], Any], size: int, owners: Mapping[int, list[str]], stay: Mapping[str, str],
+    why: Callable[[str], str],
+) -> tuple[list[str], dict[str, str]]:  # fmt: skip
+    """The embeddings, and linears to a vocabulary, whose rows can be split; and the others of some size, and why.
+
+    Args:
+        model: The model, whole.
+        run: Runs it once.
+        size: How many ranks axis ``tp`` has.
+        owners: For each parameter, by its id, the modules that have it.
+        stay: The linears that are not split in pairs.
+        why: Says for a module why the script's own wishes or changes keep it whole; empty if nothing does.
+    """
+    modules = dict(model.named_modules())
+    embeddings = {name: module for name, module in modules.items() if isinstance(module, nn.Embedding)}
+    least = SHARE * sum(parameter.numel() for parameter in model.parameters())
+    vocabularies = {module.num_embeddings for module in embeddings.values()}
+    groups: dict[int, list[str]] = {}
+    for name, module in modules.items():
+        weight = dict(module.named_parameters(recurse=False)).get("weight")
+        linear = type(module) is nn.Linear and name in stay and module.out_features in vocabularies
+        if weight is not None and weight.numel() >= least and (linear or name in embeddings):
+            groups[id(weight)] = owners[id(weight)]
+    if not groups:
+        return [], {}
+    with torch.no_grad(), _counted() as calls, Reads(set(groups)) as reads:
+        run()
+    found: list[str] = []
+    whole: dict[str, str] = {}
+    for weight_id, names in groups.items():
+        reasons = [why_whole(modules[name], size) or why(name) for name in names]
+        reason = next(filter(None, reasons), "")
+        called = [0, 0, 0]
+        for name in names:
+            called[name not in embeddings] += calls.get(id(modules[name]), 0)
+        if not reason and not any(called):
+            reason = "the run did not call it"
+        elif not reason and reads.counts[weight_id] != called:
+            reason = "the model reads its weight by itself"
+        if reason:
+            whole.update({name: reason for name in names if name in embeddings})
+        else:
+            found += names
+    return found, whole
