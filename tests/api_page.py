@@ -140,6 +140,7 @@ GROUPS_OF_TENSORFLOW = (
         _KERAS,
     ),
     Group("Restarts", "restarts.md#with-tensorflow", ["checkpoints"], _KERAS),
+    Group("Notebooks", "launching.md#from-a-notebook", ["notebook_run"], _KERAS),
     Group(
         "Talking between ranks",
         "communication.md",

@@ -17,6 +17,7 @@ from weft.communication.objects import dp_barrier as dp_barrier
 from weft.communication.objects import mp_barrier as mp_barrier
 from weft.communication.objects import recv_from as recv_from
 from weft.communication.objects import send as send
+from weft.launch.running.notebook import notebook_run as notebook_run
 from weft.session.current import is_initialized as is_initialized
 from weft.session.current import is_tracing as is_tracing
 from weft.session.findings import on_finding as on_finding
