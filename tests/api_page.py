@@ -140,6 +140,8 @@ GROUPS_OF_TENSORFLOW = (
         ["save_checkpoint", "resume_from_checkpoint", "CheckpointManager: save restore"],
         _KERAS,
     ),
+    Group("Restarts", "restarts.md#with-tensorflow", ["checkpoints"], _KERAS),
+    Group("Notebooks", "launching.md#from-a-notebook", ["notebook_run"], _KERAS),
     Group(
         "Talking between ranks",
         "communication.md",

@@ -18,7 +18,7 @@ MESSAGES = ("send", "recv")
 BESIDE = ("data", "copy", "checkpoint", "collector", "prepare")
 """What a rank does besides: waits for the next batch, copies it to its device, saves, stands still for Python's garbage
 collector, prepares the first steps (traces and splits the model, compares, puts memory in order)."""
-KINDS = (*WORK, *MESSAGES, "wait", "reduce", "optimizer", "step", *BESIDE)
+KINDS = (*WORK, *MESSAGES, "wait", "reduce", "optimizer", "step", *BESIDE, "tensor")
 """In the order of their codes in files: new ones come last."""
 
 LATEST_S = 1e15
@@ -30,7 +30,8 @@ class Span:
     """One thing that a rank did, from `start_s` to `end_s` on a clock that all ranks share.
 
     `kind` is F, B, I or W (work on a microbatch), send, recv, wait, reduce (the all-reduce of gradients),
-    optimizer, step (the whole step), or one of `BESIDE`. What lies between two steps has the number of the first; what
+    optimizer, step (the whole step), tensor (ranks that hold parts of one tensor exchange it, within work), or one of
+    `BESIDE`. What lies between two steps has the number of the first; what
     lies before all steps has none.
     `peer` is the rank at the other end of a send, a receive or a wait.
     `microbatch`, `stage`, `step` and `peer` are -1 where they mean nothing or are not known.

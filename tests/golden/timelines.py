@@ -24,7 +24,11 @@ STEP = Timeline(
         *(span(0, "F", 0, 0, 2), span(0, "F", 1, 2, 4)),
         *(span(0, "send", 0, 2, 2.5, "value to rank 1"), span(0, "send", 1, 4, 4.5, "value to rank 1")),
         *(span(0, "wait", 0, 4, 7.5, "for rank 1"), span(0, "recv", 0, 7, 7.5, "gradient from rank 1")),
-        *(span(0, "B", 0, 7.5, 11), span(0, "recv", 1, 12, 12.5, "gradient from rank 1")),
+        *(
+            span(0, "B", 0, 7.5, 11),
+            span(0, "tensor", -1, 9, 10),
+            span(0, "recv", 1, 12, 12.5, "gradient from rank 1"),
+        ),
         *(span(0, "wait", 1, 11, 12.5, "for rank 1"), span(0, "B", 1, 12.5, 16)),
         *(span(0, "reduce", -1, 16, 17), span(0, "optimizer", -1, 17, 17.5), span(0, "step", -1, 0, 16)),
         *(span(1, "wait", 0, 0, 2.5, "for rank 0"), span(1, "recv", 0, 2, 2.5, "value from rank 0")),

@@ -99,6 +99,51 @@ def check_identity(analysis: Analysis) -> None:
             assert parts.total == pytest.approx(period.duration_s, abs=1e-6)
 
 
+IN_PARTS = """
+import torch
+from torch import nn
+import weft.torch as weft
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+weft.init({"tensor_parallel_degree": 2, "microbatches": 2})
+model = weft.DistributedModel(nn.Sequential(Block(16), Block(16)))
+optimizer = weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+@weft.step
+def train_step(model, x):
+    loss = model(x).square().mean()
+    model.backward(loss)
+    return loss
+
+for _ in range(4):
+    train_step(model, torch.ones(4, 16))
+    optimizer.step()
+"""
+
+
+def test_what_ranks_with_parts_of_weights_exchange_has_spans(tmp_path: Path):
+    analysis = record(tmp_path, IN_PARTS)
+    check_identity(analysis)
+    for rank in (0, 1):
+        spans = [span for span in analysis.run.timeline.of_rank(rank) if span.step > 1]
+        work = [span for span in spans if span.kind in "FB"]
+        exchanged = [span for span in spans if span.kind == "tensor"]
+        # In each microbatch: a sum for each of the two blocks, and one for the gradient between them.
+        assert [sum(span.step == step for span in exchanged) for step in (2, 3, 4)] == [6, 6, 6]
+        assert all(
+            any(each.start_s <= span.start_s and span.end_s <= each.end_s for each in work)
+            for span in exchanged
+        )
+        assert analysis.typical[rank].tensor > 0.0
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_planted_is_seen(tmp_path: Path, workers: int):
     analysis = record(tmp_path, SLEEPS, str(workers))

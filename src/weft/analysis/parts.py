@@ -39,6 +39,8 @@ class Parts(NamedTuple):
     Attributes:
         transfer: Waiting for a message that was on its way.
         reduce: Waiting for the all-reduce of gradients.
+        tensor: Within work, waiting for the sums and wholes of tensors in parts: the exposed time of tensor
+            parallelism.
         warmup: Nothing to run, before the first backward pass of the step began.
         steady: The same, after that, before the last forward pass began.
         drain: The same, after both.
@@ -52,6 +54,7 @@ class Parts(NamedTuple):
     optimizer: float = 0.0
     transfer: float = 0.0
     reduce: float = 0.0
+    tensor: float = 0.0
     data: float = 0.0
     copy: float = 0.0
     checkpoint: float = 0.0
@@ -80,8 +83,8 @@ class Parts(NamedTuple):
 
 PART_OF = {
     "F": "forward", "B": "backward", "I": "backward_inputs", "W": "backward_weights", "optimizer": "optimizer",
-    "reduce": "reduce", "data": "data", "copy": "copy", "checkpoint": "checkpoint", "collector": "collector",
-    "prepare": "prepare", "step": "host",
+    "reduce": "reduce", "tensor": "tensor", "data": "data", "copy": "copy", "checkpoint": "checkpoint",
+    "collector": "collector", "prepare": "prepare", "step": "host",
 }  # fmt: skip
 """The part that a kind of span is; a wait is split."""
 

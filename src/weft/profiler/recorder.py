@@ -35,7 +35,7 @@ MOST_HELD = 1 << 16
 """So many spans of a step that may be left out wait in memory, until it is known how long it took."""
 KEPT = 8
 """A message may be so many steps behind what it belongs to."""
-ON_DEVICE = frozenset((*WORK, "optimizer", "reduce", "copy"))
+ON_DEVICE = frozenset((*WORK, "optimizer", "reduce", "copy", "tensor"))
 """What goes on on a GPU after the host has handed it over."""
 _PACK = RECORD.pack_into
 _LOG = logging.getLogger("weft")

@@ -27,6 +27,7 @@ ROWS = {
     "recv": "receives",
     "step": "steps",
     **dict.fromkeys(BESIDE, "besides"),
+    "tensor": "besides",
 }
 """Kind to the name of its row; the rows stand in the order of `ORDER`."""
 ORDER = ("steps", "work", "waits", "sends", "receives", "besides")

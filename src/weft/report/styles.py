@@ -52,6 +52,7 @@ STYLES = {
     "send": Style("sending", "#3f8f5b", "#ffffff", UPRIGHT, "#a5d0b3", 1.5),
     "recv": Style("receiving", "#8a63b5", "#ffffff", LEVEL, "#cdb8e2", 1.5),
     "reduce": Style("averaging gradients", "#5f7480", "#ffffff", GRID, "#93a4ae", 1.0),
+    "tensor": Style("tensor parallel", "#2a5d52", "#ffffff", DOTS, "#86ada4"),
     "optimizer": Style("optimizer", "#b8507a", "#ffffff", GRID, "#dc9ab6", 1.0),
     "data": Style("waiting for data", "#c0392b", "#ffffff", RISING, "#e08a80"),
     "copy": Style("copying to the device", "#1f7a8c", "#ffffff", UPRIGHT, "#8cc2cc", 1.5),

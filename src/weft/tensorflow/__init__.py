@@ -17,6 +17,7 @@ from weft.communication.objects import dp_barrier as dp_barrier
 from weft.communication.objects import mp_barrier as mp_barrier
 from weft.communication.objects import recv_from as recv_from
 from weft.communication.objects import send as send
+from weft.launch.running.notebook import notebook_run as notebook_run
 from weft.session.current import is_initialized as is_initialized
 from weft.session.current import is_tracing as is_tracing
 from weft.session.findings import on_finding as on_finding
@@ -42,6 +43,7 @@ from weft.session.ranks import tp_rank as tp_rank
 from weft.session.ranks import tp_size as tp_size
 from weft.session.watching import progress as progress
 from weft.tensorflow.checkpoint.manager import CheckpointManager as CheckpointManager
+from weft.tensorflow.checkpoint.run import checkpoints as checkpoints
 from weft.tensorflow.checkpoint.save import resume_from_checkpoint as resume_from_checkpoint
 from weft.tensorflow.checkpoint.save import save_checkpoint as save_checkpoint
 from weft.tensorflow.clip import clip_by_global_norm as clip_by_global_norm

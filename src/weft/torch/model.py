@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace as replace_fields
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
+from weft.session.recording import record as record_span
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.glue import running
 from weft.torch.execution.thread_settings import AUTOGRAD, backward_taker, begin_backward, share
@@ -236,7 +238,7 @@ class DistributedModel(nn.Module):
         mine = tuple(region for region in splits.regions if any(is_below(name, region.name) for name in here))
         splits = replace_fields(splits, regions=mine)
         with session.doing("cutting the weights"):
-            split(
+            team = split(
                 self.module,
                 splits,
                 session.tensor_group,
@@ -244,6 +246,8 @@ class DistributedModel(nn.Module):
                 session.mesh.tp,
                 session.device,
             )
+            if team is not None:
+                team.record = partial(record_span, session, "tensor")
             self.cut = True
             if self.optimizer is not None:
                 self.optimizer.follow_cuts()

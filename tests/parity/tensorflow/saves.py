@@ -182,8 +182,15 @@ def damage(run: Training, manager: Any, folder: Path) -> None:
         (weft.CheckpointManager(SimpleNamespace(a=1, b="x")).save, "a is a int; b is a str: a checkpoint takes"),
         (lambda: weft.CheckpointManager(SimpleNamespace(other=run.counter), saves).restore("two"),
          "there is no variable other"),
+        (lambda: weft.checkpoints(saves, every=0), "every is 0: write a whole number from 1 on"),
+        (lambda: weft.checkpoints(saves, 1, also={"run": run.counter}), "also['run'] is taken"),
+        (lambda: weft.checkpoints(saves, 1, also={"model": run.counter}), "pass model= or choose another name"),
+        (weft.checkpoints(saves, 1).__enter__, "pass optimizer= to weft.checkpoints"),
+        (weft.checkpoints(saves, 1, model=keras.Sequential()).__enter__, "pass the DistributedModel"),
     ):  # fmt: skip
         assert words in refused(UsageError, act), words
+    told = refused(CheckpointError, weft.checkpoints(saves, 1, optimizer=run.optimizer).__enter__)
+    assert "it was not saved by weft.checkpoints: give the run a folder of its own" in told, told
     kind = CheckpointError if weft.rank() == 0 else PeerError
     told = refused(kind, lambda: run.model.save_model(str(folder / "saves" / "newest" / "whole.keras")))
     assert "the model was not saved" in told and "something of another kind is in its place" in told, told

@@ -75,6 +75,20 @@ def test_what_lies_within_something_counts_for_itself():
     assert found[2] == Parts(host=1.0)
 
 
+def test_what_ranks_with_parts_of_a_tensor_exchange_is_no_work():
+    spans = [
+        Span(0, "step", -1, 0.0, 10.0, step=1),
+        Span(0, "F", 0, 1.0, 4.0, step=1),
+        Span(0, "tensor", -1, 3.0, 4.0, step=1),
+        Span(0, "B", 0, 4.0, 9.0, step=1),
+        Span(0, "tensor", -1, 5.0, 5.5, step=1),
+        Span(0, "tensor", -1, 8.0, 8.5, step=1),
+    ]
+    (found,) = parts(Timeline(spans), 0).values()
+    assert found == Parts(forward=2.0, backward=4.0, tensor=2.0, host=2.0)
+    assert found.work == 6.0 and found.bubble == 0.0
+
+
 def test_a_period_before_steps_that_were_not_recorded_ends_with_its_own_spans():
     spans = [
         Span(0, "step", -1, 0.0, 10.0, step=1),

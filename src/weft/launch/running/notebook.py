@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import codecs
 import importlib
+import inspect
 import json
+import linecache
 import os
 import selectors
 import signal
@@ -19,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import IO, Any, TextIO, TypeVar
 
 from weft.errors import LaunchError, UsageError
@@ -68,7 +70,7 @@ def notebook_run(
         raise UsageError(
             f"this process is a rank of a job ({told[0]} is set): notebook_run is for a process that is none"
         )
-    packed = pack((function, arguments), getattr(function, "__name__", "the function"))
+    packed = pack((function, arguments, sources(function)), getattr(function, "__name__", "the function"))
     with tempfile.TemporaryDirectory(prefix="weft-notebook-") as name:  # only this user can read it
         folder = Path(name)
         (folder / JOB).write_bytes(packed)
@@ -99,6 +101,37 @@ def pack(value: object, what: str) -> bytes:
         raise UsageError(
             f"{what} cannot be copied to another process: {error}; make inside of the function what it needs of that"
         ) from error
+
+
+Sources = Mapping[str, tuple[str, Sequence[str]]]
+"""By the name of a function its file, and that file's lines."""
+
+
+def sources(function: Any) -> Sources:
+    """Where a function and those beside it were written: the copy has no file, and neither have its cells there."""
+    beside = getattr(function, "__globals__", {}).items()
+    found = {}
+    for name, each in (("", function), *beside):
+        if isinstance(each, FunctionType) and each.__module__ == "__main__":
+            with suppress(OSError, TypeError):  # typed in where nothing keeps it
+                lines = inspect.findsource(each)[0]
+                found[name] = (each.__code__.co_filename, lines)
+    return found
+
+
+def give_sources(function: Any, given: Sources) -> None:
+    """Let copied functions know their lines again: for error messages, and for AutoGraph, which reads them."""
+    for name, (file, lines) in given.items():
+        each = function.__globals__.get(name) if name else function
+        if isinstance(each, FunctionType) and not os.path.exists(each.__code__.co_filename):
+            linecache.cache[file] = (sum(map(len, lines)), None, list(lines), file)
+            each.__code__ = _in_file(each.__code__, file)
+
+
+def _in_file(code: CodeType, file: str) -> CodeType:
+    """The code, and that of the functions in it, as of a file."""
+    inside = tuple(_in_file(each, file) if isinstance(each, CodeType) else each for each in code.co_consts)
+    return code.replace(co_filename=file, co_consts=inside)
 
 
 def unpack(path: Path, said: str) -> Any:

@@ -6,12 +6,13 @@ import os
 import sys
 from pathlib import Path
 
-from weft.launch.running.notebook import JOB, RESULT, cloudpickle, pack
+from weft.launch.running.notebook import JOB, RESULT, cloudpickle, give_sources, pack
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    function, arguments = cloudpickle().loads((folder / JOB).read_bytes())
+    function, arguments, given = cloudpickle().loads((folder / JOB).read_bytes())
+    give_sources(function, given)
     found = function(*arguments)
     if os.environ["RANK"] == "0":
         written = folder / f"{RESULT}.part"

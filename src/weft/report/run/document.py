@@ -47,6 +47,11 @@ def run_document(report: Report) -> dict[str, Any]:
             "outliers": report.outliers,
         },
         "parts_s": {str(rank): parts._asdict() for rank, parts in analysis.typical.items()},
+        "tensor_parallel_s": {
+            str(rank): {str(period.step): parts.tensor for period, parts in analysis.parts[rank].items()}
+            for rank in analysis.ranks
+            if any(parts.tensor for parts in analysis.parts[rank].values())
+        },
         "waits_s": [
             {"rank": rank, "for": peer, "seconds": seconds}
             for (rank, peer), seconds in sorted(analysis.waits.items())

@@ -11,8 +11,8 @@ from weft.units import format_seconds
 
 _OF_KIND = {
     "forward": "F", "backward": "B", "backward_inputs": "I", "backward_weights": "W", "optimizer": "optimizer",
-    "transfer": "recv", "reduce": "reduce", "data": "data", "copy": "copy", "checkpoint": "checkpoint",
-    "collector": "collector", "prepare": "prepare",
+    "transfer": "recv", "reduce": "reduce", "tensor": "tensor", "data": "data", "copy": "copy",
+    "checkpoint": "checkpoint", "collector": "collector", "prepare": "prepare",
 }  # fmt: skip
 PARTS = {
     **{part: STYLES[kind] for part, kind in _OF_KIND.items()},

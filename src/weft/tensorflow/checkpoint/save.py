@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,14 @@ def save_checkpoint(
 
 
 def save(
-    root: Path, tag: str, what: Contents, user_content: Any, keep: int | None, keep_name: str
-) -> SaveReport | None:
-    """Save contents. ``keep``: how many saves may stay; ``keep_name``: how the script calls that."""
+    root: Path, tag: str, what: Contents, user_content: Any, keep: int | None, keep_name: str,
+    of_rank: Mapping[str, Any] | None = None,
+) -> SaveReport | None:  # fmt: skip
+    """Save contents.
+
+    ``keep``: how many saves may stay; ``keep_name``: how the script calls that; ``of_rank``: JSON of this rank alone,
+    for which every rank has to come.
+    """
     joined = session()
     check_tag(tag)
     if keep is not None and (not isinstance(keep, int) or keep < 1):
@@ -75,10 +80,11 @@ def save(
             contents.add(part, joined, what)
             if joined.position("pp") == 0:
                 _add_shared(part, joined, user_content)
-        part.content["rank"] = {"pp": joined.position("pp"), "rdp": joined.position("rdp")}
+        place = {"pp": joined.position("pp"), "rdp": joined.position("rdp")}
+        part.content["rank"] = {**place, **(of_rank or {})}
         return part
 
-    request = Request(root, tag, keep, False, lambda phase: reached(phase))
+    request = Request(root, tag, keep, False, lambda phase: reached(phase), of_rank is not None)
     report = run(joined, request, make, Storage(stage, write_shard))
     assert report is None or isinstance(report, SaveReport)
     return report

@@ -39,6 +39,9 @@ from weft.tensorflow.private.models import optimizer_classes as optimizer_classe
 from weft.tensorflow.private.models import set_untracked as set_untracked
 from weft.tensorflow.private.models import trained_by as trained_by
 from weft.tensorflow.private.models import watch_layers as watch_layers
+from weft.tensorflow.private.random_states import eager_seeds as eager_seeds
+from weft.tensorflow.private.random_states import make_shared_state as make_shared_state
+from weft.tensorflow.private.random_states import shared_states as shared_states
 from weft.tensorflow.private.recording import watch_iterators as watch_iterators
 from weft.tensorflow.private.recording import watch_updates as watch_updates
 from weft.tensorflow.private.variables import free as free

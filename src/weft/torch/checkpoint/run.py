@@ -1,33 +1,22 @@
-"""``checkpoints``: a loop of steps that saves as it goes on, and goes on where it was when the script starts again.
-
-enter    what the newest whole save has comes back: model, optimizer, further objects, random states, place in the data
-step     after every so many of them, and when the job is asked to end, all ranks save
-leave    the last step is saved, unless an exception ends the loop
-"""
+"""``checkpoints``: a loop of steps that saves as it goes on, and goes on where it was when the script starts again."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from weft.checkpoint.agree import ask_first
 from weft.checkpoint.find import saves
-from weft.checkpoint.stop import GO_ON, Stop
+from weft.checkpoint.loop import RUN, Loop, Place
+from weft.checkpoint.stop import Stop
 from weft.errors import UsageError
-from weft.foreign import shown
 from weft.torch.checkpoint.position import Position
 from weft.torch.checkpoint.restore import AllRanks
 from weft.torch.checkpoint.resume import only_model, resume_from_checkpoint
 from weft.torch.checkpoint.save import finish_checkpoint, save_checkpoint
 from weft.torch.model import DistributedModel
 from weft.torch.session import current
-
-_Batch = TypeVar("_Batch")
-RUN = "run"
-"""Under this name the position is among the objects of a save."""
 
 
 def checkpoints(
@@ -63,41 +52,23 @@ def checkpoints(
         UsageError: A value is wrong, here or on entering.
         CheckpointError: On entering: there are saves, but none that is whole.
     """
-    for name, value in (("every", every), ("keep", keep)):
-        if type(value) is not int or value < 1:
-            raise UsageError(f"{name} is {shown(value)}: write a whole number from 1 on")
     if RUN in (also or {}):
         raise UsageError(f"also[{RUN!r}] is taken: the run keeps its own position there; choose another name")
-    return Run(Path(path), every, keep, model, optimizer, also or {}, asynchronous, allow_pickle)
+    return Run(path, every, keep, model, optimizer, also or {}, asynchronous, allow_pickle)
 
 
-class Run:
-    """What :func:`checkpoints` makes.
-
-    Attributes:
-        step: How many steps have begun, those before a restart included.
-        epoch: How many times :meth:`batches` has come to the end of the data.
-    """
+class Run(Loop):
+    """What :func:`checkpoints` makes."""
 
     def __init__(
-        self, path: Path, every: int, keep: int, model: DistributedModel | None, optimizer: Any,
+        self, path: str | Path, every: int, keep: int, model: DistributedModel | None, optimizer: Any,
         also: Mapping[str, Any], asynchronous: bool, allow_pickle: bool,
     ) -> None:  # fmt: skip
-        self._path, self._every, self._keep = path, every, keep
+        super().__init__(path, every, keep)
         self._model, self._optimizer = model, optimizer
         self._also, self._allow_pickle, self._asynchronous = also, allow_pickle, asynchronous
-        self._saved = 0
-        self._entered = self._ending = False
 
-    @property
-    def step(self) -> int:
-        return self._position.step
-
-    @property
-    def epoch(self) -> int:
-        return self._position.epoch
-
-    def __enter__(self) -> Run:
+    def _resume(self) -> tuple[Place, Stop, Callable[[int], object]]:
         session = current.session()
         self._model = only_model(session, self._model)
         if self._model is None:
@@ -107,95 +78,23 @@ class Run:
         self._optimizer = self._model.optimizer if self._optimizer is None else self._optimizer
         if self._optimizer is None:
             raise UsageError("the model has no DistributedOptimizer: pass optimizer= to weft.checkpoints")
-        self._position = Position(session.streams)
-        self._also = {**self._also, RUN: self._position}
+        position = Position(session.streams)
+        self._also = {**self._also, RUN: position}
         ranks = AllRanks(session, "weft.checkpoints()")
         if ask_first(ranks, lambda: bool(saves(self._path))):
             resume_from_checkpoint(
                 self._path, model=self._model, optimizer=self._optimizer, also=self._also,
                 allow_pickle=self._allow_pickle,
             )  # fmt: skip
-            self._position.resume()
-            self._saved = self.step
-        self._reach = session.monitor.reach
-        self._stop = Stop(session, AllRanks(session, "the end of a step"))
-        self._stop.open()
-        self._entered = True
-        return self
+            position.resume()
+        return position, Stop(session, AllRanks(session, "the end of a step")), session.monitor.reach
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.close(self._ending)
-        self._entered = False
-        if error is None:
-            self._save()
-            finish_checkpoint()
-
-    def steps(self, total: int) -> Iterator[int]:
-        """The numbers of the steps to come, up to ``total``; the first of all steps is 1."""
-        self._check_entered("steps")
-        self._position.begin()
-        while self.step < total:
-            self._begin_step()
-            yield self.step
-            self._end_step()
-
-    def batches(
-        self, loader: Iterable[_Batch], *, steps: int | None = None, epochs: int | None = None
-    ) -> Iterator[_Batch]:
-        """The batches to come; each is for one step.
-
-        After a restart the present epoch begins as it had begun, and the batches that were used are drawn and left
-        out. The epoch's number goes to the sampler's ``set_epoch``, if it has that.
-
-        Args:
-            loader: A ``DataLoader``, or anything that gives the same batches each time it is gone through.
-            steps: How many steps there are in all, over as many epochs as it takes; or:
-            epochs: How many times the data are gone through.
-        """
-        self._check_entered("batches")
-        if (steps is None) == (epochs is None):
-            raise UsageError("batches takes steps= or epochs=, one of the two")
-        position = self._position
-        position.begin()
-        while steps is None or self.step < steps:
-            if epochs is not None and self.epoch >= epochs:
-                return
-            for batch in position.open(loader):
-                self._begin_step()
-                position.batch += 1
-                yield batch
-                self._end_step()
-                if self.step == steps:
-                    return
-            if not position.batch:
-                raise UsageError(f"{type(loader).__name__} gave no batch: is the data set empty?")
-            position.end_epoch()
-
-    def _check_entered(self, name: str) -> None:
-        if not self._entered:
-            raise UsageError(f"{name} is for inside of the context: with weft.checkpoints(...) as run:")
-
-    def _begin_step(self) -> None:
-        self._position.step += 1
-        self._reach(self.step)
-
-    def _end_step(self) -> None:
-        self._ending = self._stop.after_step()
-        if self._ending or self.step % self._every == 0:
-            self._save()
-        if self._ending:
-            finish_checkpoint()
-            sys.exit(GO_ON)
-
-    def _save(self) -> None:
-        """Save the present step, if it is not saved yet."""
-        if self.step == self._saved:
-            return
+    def _write(self, tag: str) -> None:
         save_checkpoint(
-            self._path, f"step{self.step}", model=self._model, optimizer=self._optimizer,
+            self._path, tag, model=self._model, optimizer=self._optimizer,
             user_content={"step": self.step}, num_kept_partial_checkpoints=self._keep,
             also=self._also, asynchronous=self._asynchronous, allow_pickle=self._allow_pickle,
         )  # fmt: skip
-        self._saved = self.step
+
+    def _finish(self) -> None:
+        finish_checkpoint()

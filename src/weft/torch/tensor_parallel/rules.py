@@ -20,7 +20,7 @@ from weft.torch.session.random_streams import TORCH, Streams, mix
 from weft.torch.tensors.marks import BLOCKS
 
 from .cuts import Cut, joined
-from .team import Team, enter
+from .team import Team, enter, exchanging
 
 
 class Unsplittable(Exception):
@@ -56,7 +56,8 @@ def as_whole(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     blocks = getattr(tensor, BLOCKS)
-    whole: Tensor = tensor.full_tensor()
+    with exchanging(tensor):
+        whole: Tensor = tensor.full_tensor()
     if blocks is None:
         return whole
     size = tensor.device_mesh.size()
@@ -74,7 +75,8 @@ def as_parts(tensor: DTensor, dim: int, team: Team) -> Tensor:
             .to_local()
         )
     if shard_of(tensor) != dim:
-        tensor = tensor.redistribute(placements=[Shard(dim)])
+        with team.record():
+            tensor = tensor.redistribute(placements=[Shard(dim)])
     local: Tensor = tensor.to_local()
     return local
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
 
 _numbers = itertools.count()
+_teams: WeakValueDictionary[str, Team] = WeakValueDictionary()
 
 
 class Team:
@@ -28,12 +32,15 @@ class Team:
         mesh: The group as PyTorch's tensors in parts know it. Its name is no other mesh's: PyTorch takes meshes of
             equal names and ranks for one, also after the group of the first is gone.
         group: The group; None where the ranks are imagined, and sums are what this rank has.
+        record: The context in which the ranks exchange something: a recording has a span of it.
     """
 
     def __init__(self, mesh: DeviceMesh, group: Any, rank: int, size: int) -> None:
         self.mesh, self.group, self.rank, self.size = mesh, group, rank, size
         assert mesh.mesh_dim_names is not None
         self.name = mesh.mesh_dim_names[0]
+        self.record: Callable[[], AbstractContextManager[None]] = nullcontext
+        _teams[self.name] = self
 
     @classmethod
     def of(cls, group: Any, rank: int, size: int, device: torch.device) -> Team:
@@ -44,7 +51,8 @@ class Team:
     def add_up(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, written into the tensor, which is contiguous."""
         if self.group is not None:
-            dist.all_reduce(tensor, group=self.group)
+            with self.record():
+                dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
@@ -58,7 +66,8 @@ class Team:
             own = torch.cat([tensor, tensor.new_zeros(shape)], dim)
         own = own.contiguous()
         parts = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(parts, own, group=self.group)
+        with self.record():
+            dist.all_gather(parts, own, group=self.group)
         return [part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)]
 
     def __deepcopy__(self, memo: Any) -> Team:
@@ -68,6 +77,13 @@ class Team:
         raise UsageError(
             "a model that is split over axis tp cannot be pickled: save its state_dict(), or a checkpoint of the job"
         )
+
+
+def exchanging(part: DTensor) -> AbstractContextManager[None]:
+    """The context in which PyTorch exchanges a tensor in parts."""
+    names = part.device_mesh.mesh_dim_names
+    team = None if names is None else _teams.get(names[0])
+    return nullcontext() if team is None else team.record()
 
 
 def new_name() -> str:

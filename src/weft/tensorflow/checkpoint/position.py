@@ -1,0 +1,157 @@
+"""Where a run of steps is in its data, and the random states of its process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from weft.errors import CheckpointError
+from weft.foreign import translated
+from weft.tensorflow import private
+from weft.tensorflow.checkpoint import user_values
+
+
+class Position:
+    """The place of a loop, and the states that it goes on with.
+
+    Attributes:
+        step: How many steps have begun.
+        epoch: How many epochs are over.
+        batch: How many batches of this epoch were drawn.
+    """
+
+    def __init__(self) -> None:
+        self.step = self.epoch = self.batch = 0
+        self._random: dict[str, Any] | None = None
+        self._now: dict[str, Any] | None = None
+        self._opened: Any = None
+
+    def to_json(self) -> Any:
+        """All of it, for a save."""
+        return user_values.encode(
+            {
+                "step": self.step, "epoch": self.epoch, "batch": self.batch,
+                "begun": self._random, "random": capture(),
+            },
+            {},
+        )  # fmt: skip
+
+    @classmethod
+    def of_json(cls, saved: Any, random_states: bool) -> Position:
+        """What :meth:`to_json` gave. ``random_states``: whether those come back too, when the loop begins.
+
+        Raises:
+            CheckpointError: It is not as :meth:`to_json` writes it.
+        """
+        position = cls()
+        with translated("the position in the save cannot be read", CheckpointError, "do not use it"):
+            content = user_values.decode(saved, _no_tensor)
+            position.step, position.epoch, position.batch = (
+                _count(content[name]) for name in ("step", "epoch", "batch")
+            )
+            for states in (content["begun"], content["random"]):
+                if states is not None:
+                    check(states)
+            if random_states:
+                position._random, position._now = content["begun"], content["random"]
+        return position
+
+    def begin(self) -> None:
+        """The loop begins: the random states are those of the save."""
+        if self._now is not None:
+            restore(self._now)
+            self._now = None
+
+    def open(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The batches of the present epoch that were not drawn yet.
+
+        A ``tf.data.Dataset`` draws the seeds of an epoch when the epoch begins. One that is new in this process begins
+        as many epochs as are over.
+        """
+        if self._opened is not loader and isinstance(loader, tf.data.Dataset):
+            for _ in range(self.epoch):
+                iter(loader)
+        self._opened = loader
+        if not self.batch:
+            self._random = capture()
+            return iter(loader)
+        now = capture()
+        if self._random is not None:
+            restore(self._random)
+        batches = iter(loader)
+        for _ in range(self.batch):
+            next(batches, None)
+        restore(now)
+        return batches
+
+    def end_epoch(self) -> None:
+        """All batches of the epoch were drawn."""
+        self.epoch, self.batch = self.epoch + 1, 0
+
+
+def capture() -> dict[str, Any]:
+    """The random states of Python, NumPy, TensorFlow and Keras in this process, as numbers, texts and bytes."""
+    eager = private.eager_seeds()
+    name, words, *rest = np.random.get_state()
+    return {
+        "python": _packed(random.getstate()),
+        "numpy": [name, np.asarray(words, np.uint32).tobytes(), *rest],
+        "eager": None if eager is None else _packed(eager.getstate()),
+        "shared": {
+            name: private.underlying(state).numpy().tolist()
+            for name, state in private.shared_states().items()
+        },
+    }
+
+
+def check(states: Mapping[str, Any]) -> None:
+    """Some error if these are no states of :func:`capture`."""
+    random.Random().setstate(_unpacked(states["python"]))
+    np.random.RandomState().set_state(_of_numpy(states["numpy"]))
+    if states["eager"] is not None:
+        random.Random().setstate(_unpacked(states["eager"]))
+    for name, state in states["shared"].items():
+        if name not in ("generator", "keras") or not all(type(word) is int for word in state):
+            raise ValueError("no random state of TensorFlow")
+
+
+def restore(states: Mapping[str, Any]) -> None:
+    """Set the random states."""
+    for name, state in states["shared"].items():
+        variable = private.underlying(private.make_shared_state(name))
+        variable.assign(tf.constant(state, variable.dtype, variable.shape))
+    eager = private.eager_seeds()
+    if eager is not None and states["eager"] is not None:
+        eager.setstate(_unpacked(states["eager"]))
+    np.random.set_state(_of_numpy(states["numpy"]))
+    random.setstate(_unpacked(states["python"]))
+
+
+def _packed(state: Any) -> list[Any]:
+    """A state of Python's ``Random``."""
+    version, words, gauss = state
+    return [version, np.asarray(words, np.uint32).tobytes(), gauss]
+
+
+def _unpacked(saved: Any) -> Any:
+    version, words, gauss = saved
+    return version, tuple(np.frombuffer(words, np.uint32).tolist()), gauss
+
+
+def _of_numpy(saved: Any) -> Any:
+    name, words, *rest = saved
+    return (name, np.frombuffer(words, np.uint32), *rest)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("no number of steps")
+    return value
+
+
+def _no_tensor(path: str) -> Any:
+    raise ValueError("tensors where there are none")

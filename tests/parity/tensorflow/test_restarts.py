@@ -1,0 +1,60 @@
+"""Jobs of TensorFlow that are killed and start again by themselves go on as if nothing had been, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tensorflow")
+
+from tests.launching import ROOT, SOURCE, Completed, run_ranks  # noqa: E402
+from weft.checkpoint.find import in_order  # noqa: E402
+
+JOB = Path(__file__).with_name("restarting.py")
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": os.pathsep.join([str(SOURCE), str(ROOT)])}
+STEPS = 17  # in the third epoch of 7 batches
+
+
+def run(folder: Path, partitions: int, *args: str, restarts: int = 0) -> Completed:
+    folder.mkdir(exist_ok=True)
+    options = ["--max-restarts", str(restarts)] if restarts else []
+    given = [str(folder), str(STEPS), "--partitions", str(partitions), *args]
+    return run_ranks(2, JOB, given, options=options, env=QUIET, timeout=180).check()
+
+
+def losses(folder: Path, rank: int) -> dict[int, str]:
+    """The last that a rank told of each step."""
+    told = {}
+    for file in sorted(folder.glob(f"losses-*-{rank}")):
+        told |= {int(line.split()[0]): line for line in file.read_text().splitlines()}
+    return told
+
+
+def check_like(folder: Path, whole: Path) -> None:
+    for rank in (0, 1):
+        assert losses(folder, rank) == losses(whole, rank)
+        assert (folder / f"end-{rank}").read_text() == (whole / f"end-{rank}").read_text()
+
+
+@pytest.mark.parametrize("partitions", [2, 1])
+def test_a_kill_changes_nothing(tmp_path, partitions):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(whole, partitions)
+    assert [sorted(losses(whole, rank)) for rank in (0, 1)] == [[*range(1, STEPS + 1)]] * 2
+    done = run(killed, partitions, "--faults", json.dumps([[1, 13]]), restarts=2)
+    assert "weft: 1 of 2 restarts; exit code 0\n" in done.stderr
+    assert not (killed / "losses-1-0").read_text().startswith("1 ")
+    check_like(killed, whole)
+    if partitions == 1:
+        return
+    newest, before = in_order(whole / "saves", None)
+    assert (newest.tag, before.tag) == ("step17", "step15")
+    shard = newest.folder / "rank-0001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-10])
+    again = run(whole, partitions)
+    assert "step17_partial/rank-0001.safetensors is truncated" in again.stderr
+    assert [line.split()[0] for line in (whole / "losses-0-0").read_text().splitlines()[-2:]] == ["16", "17"]
+    check_like(killed, whole)
