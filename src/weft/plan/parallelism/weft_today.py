@@ -25,7 +25,7 @@ def cannot(precision: str, division: Division) -> str:
     if precision == "fp8":
         return "products in fp8 are not in weft"
     if division.sharded == "parameters" and division.pipeline > 1:
-        return "sharded parameters are for one partition"
+        return "with partitions, parameters are sharded between steps only"
     return ""
 
 
