@@ -401,10 +401,8 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
 
 _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
     "sharded_data_parallel_degree": {"shard_optimizer_state": [False], "compression": [""]},
-    "tensor_parallel_degree": {
-        "sharded_data_parallel_degree": [1], "shard_optimizer_state": [False], "inputs": ["equal", "apart"],
-    },
-}  # fmt: skip
+    "tensor_parallel_degree": {"sharded_data_parallel_degree": [1], "inputs": ["equal", "apart"]},
+}
 """What other settings must be where a degree is above 1."""
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from tests.parity.registry import Checks
+from weft.compat.modelparallel import interface as smp
 from weft.errors import UsageError
 from weft.torch.replicas.whole_tensors import whole
 from weft.torch.tensor_parallel import is_cut
@@ -267,6 +268,42 @@ def what_does_not_fit_is_told() -> None:
     other.optimizer = weft.DistributedOptimizer(torch.optim.Adafactor(other.model.parameters(), lr=0.01))
     with pytest.raises(UsageError, match='Adafactor updates a weight by .*"sharded_data_parallel_degree": 1'):
         other.train(1)
+
+
+@CHECKS.check
+def scripts_in_16_bits() -> None:
+    """As the original does: gradients are clipped in `optimizer.step()`, and 32-bit masters are updated."""
+    records = []
+    for degree in (1, 2):
+        gc.collect()
+        smp.init({"partitions": given.partitions, "microbatches": 2, "bf16": True, "sdp_gradient_clipping": 0.05,
+                  "shard_optimizer_state": False, "sharded_data_parallel_degree": degree})  # fmt: skip
+        model = smp.DistributedModel(Net())
+        optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3))
+
+        @smp.step
+        def step(model: Any, x: Tensor, y: Tensor) -> Tensor:
+            loss = loss_of(model, x, y)
+            model.backward(loss)
+            return loss
+
+        losses = []
+        for number in range(STEPS):
+            optimizer.zero_grad()
+            losses.append(step(model, *batch(number)).reduce_mean().item())
+            if degree == 1:
+                optimizer.clip_master_grads(0.05)
+            optimizer.step()
+        state = optimizer.state_dict()
+        optimizer.load_state_dict(state)
+        records.append((losses, state["fp32_masters"]))
+        del model, optimizer
+    smp.init({"bf16": False})
+    (losses, masters), (shared_losses, shared_masters) = records
+    assert shared_losses == pytest.approx(losses, rel=1e-3)
+    assert masters.keys() == shared_masters.keys()
+    for number, master in masters.items():
+        torch.testing.assert_close(shared_masters[number], master, rtol=1e-3, atol=1e-4)
 
 
 @CHECKS.check

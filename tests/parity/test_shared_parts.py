@@ -12,7 +12,9 @@ from .shared_parts import CHECKS
 
 ENDS = ["shares_that_a_script_replaced_are_refused"]
 """After these a job cannot go on."""
-ALL = [name for name in CHECKS if name not in ENDS]
+ALONE = ["scripts_in_16_bits"]
+"""Sets the number of sharers itself."""
+ALL = [name for name in CHECKS if name not in [*ENDS, *ALONE]]
 SAVES = ["saves_go_to_other_layouts"]
 LAYOUTS = [  # ranks, partitions, sharers
     (4, 2, 2, ALL),
@@ -31,6 +33,10 @@ def test_replicas_of_a_pipeline_share_parameters(tmp_path: Path) -> None:
             "shared_parts.py", checks, ranks, "--folder", str(tmp_path), "--partitions", str(partitions),
             env={"WEFT_SET": settings},
         )  # fmt: skip
+
+
+def test_scripts_of_the_original_share_parameters() -> None:
+    pass_checks("shared_parts.py", ALONE, 4, "--partitions", "2")
 
 
 @pytest.mark.parametrize("check", ENDS)
