@@ -22,6 +22,7 @@ LAYOUTS = [  # ranks, partitions, sharers
     (2, 1, 2, SAVES),
     (2, 2, 1, SAVES),
     (4, 2, 1, SAVES),
+    (8, 2, 2, ["norms_are_those_of_the_whole_model"]),
 ]
 
 
