@@ -251,8 +251,8 @@ def resolve(
         faults += _tensor_faults(
             values.get("partitions", 1), values.get("tensor_parallel_degree", 1), world_size
         )
-        faults += _divisor_faults(
-            "sharded_data_parallel_degree", values.get("sharded_data_parallel_degree", 1), world_size
+        faults += _sharers_faults(
+            values.get("partitions", 1), values.get("sharded_data_parallel_degree", 1), world_size
         )
     _raise(faults)
     return Settings(**values)
@@ -400,11 +400,9 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
 
 
 _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
-    "sharded_data_parallel_degree": {"partitions": [1], "shard_optimizer_state": [False], "compression": [""]},
-    "tensor_parallel_degree": {
-        "sharded_data_parallel_degree": [1], "shard_optimizer_state": [False], "inputs": ["equal", "apart"],
-    },
-}  # fmt: skip
+    "sharded_data_parallel_degree": {"shard_optimizer_state": [False], "compression": [""]},
+    "tensor_parallel_degree": {"sharded_data_parallel_degree": [1], "inputs": ["equal", "apart"]},
+}
 """What other settings must be where a degree is above 1."""
 
 
@@ -460,6 +458,21 @@ def _tensor_faults(partitions: int, degree: int, world_size: int) -> list[str]:
         f"tensor_parallel_degree is {degree} with {partitions} partition{'s' * (partitions > 1)}, which takes {ranks} "
         f"processes for a copy of the model, but the job has {processes}: start a multiple of {ranks} processes (weft "
         f'run -n {ranks}), or write "tensor_parallel_degree": 1'
+    ]
+
+
+def _sharers_faults(partitions: int, degree: int, world_size: int) -> list[str]:
+    """Copies of the model that sharers do not divide."""
+    if world_size % partitions or partitions == 1:
+        return _divisor_faults("sharded_data_parallel_degree", degree, world_size) if partitions == 1 else []
+    copies = world_size // partitions
+    if copies % degree == 0:
+        return []
+    return [
+        f"sharded_data_parallel_degree is {degree}, but {world_size} processes with {partitions} partitions make "
+        f"{copies} {'copy' if copies == 1 else 'copies'} of the model, which it does not divide: start a multiple of "
+        f"{partitions * degree} processes (weft run -n {partitions * degree}), or write "
+        '"sharded_data_parallel_degree": 1'
     ]
 
 

@@ -278,13 +278,14 @@ def saves_go_to_other_layouts() -> None:
         weft.save_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
         weft.save_checkpoint(given.folder / "full", "two", partial=False, model=job.model)
         after = job.train(2)
+        after = after if weft.rdp_size() == 1 else []  # of all samples
         torch.save([after, job.model.state_dict()], given.folder / f"after-{weft.rank()}.pt")
         return
     weft.resume_from_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
     job.steps = 2
     losses = job.train(2)
     expected, state = torch.load(given.folder / "after-0.pt")
-    if weft.rdp_size() == 1:
+    if weft.rdp_size() == 1 and expected:
         assert losses == pytest.approx(expected, rel=1e-5)
     torch.testing.assert_close(job.model.state_dict(), state, rtol=1e-5, atol=1e-6)
     full = torch.load(given.folder / "full" / "two")

@@ -47,3 +47,15 @@ def test_steps(tmp_path: Path) -> None:
 def test_what_would_differ_between_ranks_is_refused(check: str) -> None:
     settings = json.dumps({"tensor_parallel_degree": 2})
     pass_checks("in_parts.py", [check], 2, env={"WEFT_SET": settings})
+
+
+def test_replicas_share_states_of_parts(tmp_path: Path) -> None:
+    for ranks, settings in (
+        (4, {"tensor_parallel_degree": 2, "shard_optimizer_state": True}),
+        (2, {"tensor_parallel_degree": 2}),
+        (1, {}),
+    ):
+        checks = [*SOME, *SAVES, "a_whole_state_is_loaded_into_parts"] if ranks == 4 else SAVES
+        pass_checks(
+            "in_parts.py", checks, ranks, "--folder", str(tmp_path), env={"WEFT_SET": json.dumps(settings)}
+        )

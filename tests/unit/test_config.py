@@ -57,10 +57,6 @@ def test_values_that_follow_from_others():
     ("given", "text"),
     [
         (
-            {"partitions": 2},
-            'partitions is 2, which does not fit sharded_data_parallel_degree 2: write "partitions": 1',
-        ),
-        (
             {"shard_optimizer_state": True},
             'write "shard_optimizer_state": false, or "sharded_data_parallel_degree": 1',
         ),
@@ -77,6 +73,16 @@ def test_the_degree_divides_the_processes():
     text = 'is 3, but the job has 4 processes, which it does not divide: write "sharded_.*": 1 or 2 or 4'
     with pytest.raises(ConfigError, match=text):
         resolve({"sharded_data_parallel_degree": 3}, {}, 4)
+
+
+def test_the_degree_divides_the_copies_of_a_pipeline():
+    given = {"sharded_data_parallel_degree": 2, "partitions": 2}
+    assert resolve(given, {}, 4).sharded_data_parallel_degree == 2
+    text = (
+        "is 2, but 6 processes with 2 partitions make 3 copies of the model.* start a multiple of 4 processes"
+    )
+    with pytest.raises(ConfigError, match=text):
+        resolve(given, {}, 6)
 
 
 def test_settings_are_frozen():

@@ -46,7 +46,7 @@ def wrapped_twice(script: Script, training: Training) -> Iterator[Finding]:
 def optimizer_before_wrap(script: Script, training: Training) -> Iterator[Finding]:
     """The optimizer has parameters that the wrap replaces."""
     degree = (script.settings or {}).get("sharded_data_parallel_degree")
-    if not isinstance(degree, int) or degree < 2:
+    if not isinstance(degree, int) or degree < 2 or (script.settings or {}).get("partitions", 1) != 1:
         return
     wrapping = script.named(f"{WEFT}.DistributedModel")
     wraps = [call.lineno for call in wrapping]

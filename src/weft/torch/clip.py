@@ -53,15 +53,24 @@ def clip_grad_norm_(
     parameters = model.parameters() if isinstance(model, nn.Module) else model
     given = list({id(p): p for p in parameters if is_local(p)}.values())
     session = current.session()
-    axis = None if session.pipeline is None else "mp"
+    axis = None if session.pipeline is None else "world" if shares_parameters(session) else "mp"
     first = axis is None or session.position("pp") == 0
     counted = [p for p in given if first or p._weft_owner is not None]  # type: ignore[attr-defined]
     return clip_along(axis, given, max_norm, norm_type, error_if_nonfinite, counted_once(session, counted))
 
 
+def shares_parameters(session: Session) -> bool:
+    """Whether replicas of a pipeline have shares of parameters between steps, and of gradients."""
+    return session.pipeline is not None and session.settings.sharded_data_parallel_degree > 1
+
+
 def counted_once(session: Session, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The parameters that count here, where ranks that split tensors have the others alike."""
+    """The parameters that count here, where other ranks that split tensors, or share them, have the same ones."""
     first = session.position("tp") == 0
+    if shares_parameters(session):
+        if session.position("rdp") >= session.settings.sharded_data_parallel_degree:
+            return []  # the first replicas that share parameters have all of them
+        first = first and session.position("rdp") == 0
     return [parameter for parameter in parameters if first or is_cut(parameter)]
 
 
@@ -132,13 +141,18 @@ def _clip(
     owners = {getattr(parameter, "_weft_owner", None) for parameter in given} - {None}
     if len(owners) > 1:
         return clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite)
+    remote = next((parameter for parameter in given if isinstance(parameter, StandIn)), None)
+    if remote is not None:
+        return elsewhere(torch.zeros(()), remote, "the norm of the gradient of")
     if any(map(is_cut, given)):  # all on one partition, whose ranks have parts of them
         counted = counted_once(current.session(), given)
-        return clip_along("tp", given, max_norm, norm_type, error_if_nonfinite, counted)
+        axis = "rdp" if shares_parameters(current.session()) else "tp"
+        return clip_along(axis, given, max_norm, norm_type, error_if_nonfinite, counted)
+    if owners:  # all here: PyTorch's function would ask for the norm of all ranks
+        return clip_along(None, given, max_norm, norm_type, error_if_nonfinite)
     norm = _Torch.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
     _tell(norm)
-    remote = next((parameter for parameter in given if isinstance(parameter, StandIn)), None)
-    return norm if remote is None else elsewhere(norm, remote, "the norm of the gradient of")
+    return norm
 
 
 @functools.wraps(_Torch.total_norm)
@@ -153,11 +167,12 @@ def _norm(
     session = current.session() if current.is_initialized() else None
     if session is None or session.pipeline is None or not _are_gradients(session, given):
         return _Torch.total_norm(given, norm_type, error_if_nonfinite, foreach)
-    if session.mesh.tp > 1:
+    sharing = shares_parameters(session)
+    if session.mesh.tp > 1 or sharing:
         parameters = {id(p.grad): p for model in session.models for p in model.local_parameters()}
         counted = {id(p.grad) for p in counted_once(session, [parameters[id(each)] for each in given])}
         given = [each for each in given if id(each) in counted]
-    total = norm_along("mp", given, norm_type, "get_total_norm()")
+    total = norm_along("world" if sharing else "mp", given, norm_type, "get_total_norm()")
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(f"the norm over all ranks is {total.item()}")
     return total.to(given[0].device) if given else total

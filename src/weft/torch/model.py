@@ -27,8 +27,9 @@ from weft.torch.placed.changes import Outline
 from weft.torch.placed.plan import is_below
 from weft.torch.pytorch.private import ASKED_BY_DDP, has_backward_hooks
 from weft.torch.replicas.comm_hook import HookLane
-from weft.torch.replicas.fsdp import shard
 from weft.torch.replicas.reducer import Reducer, ReducerOptions
+from weft.torch.replicas.sharding.between_steps import SharedParameters
+from weft.torch.replicas.sharding.fsdp import shard
 from weft.torch.replicas.steps import join_steps, make_reducer, synchronise
 from weft.torch.replicas.whole_tensors import is_sharded, like, whole
 from weft.torch.session import current
@@ -88,6 +89,7 @@ class DistributedModel(nn.Module):
         self.partitioned = False
         self.sharded = False
         self.cut = False
+        self.shared: SharedParameters | None = None
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self.plan: Any = None
         self.resumed_plan: Any = None
@@ -204,7 +206,7 @@ class DistributedModel(nn.Module):
         session = current.session()
         with session.doing("the first weights of replicas"):
             synchronise(session, self)
-            if session.settings.sharded_data_parallel_degree > 1:
+            if session.settings.sharded_data_parallel_degree > 1 and session.pipeline is None:
                 shard(session, self.module)
                 self.sharded = True
             if plan is None or plan.tensors is None:  # else when they are cut
@@ -252,6 +254,19 @@ class DistributedModel(nn.Module):
             if self.optimizer is not None:
                 self.optimizer.follow_cuts()
             self._begin_reducing()
+
+    def share_parameters(self) -> None:
+        """Keep only this rank's share of each parameter between steps, if its settings say so; collective over the
+        replicas."""
+        session = current.session()
+        if session.settings.sharded_data_parallel_degree == 1 or self.sharded or self.shared is not None:
+            return
+        with session.doing("sharing the parameters"):
+            self.shared = SharedParameters(session, self)
+            self.shared.share()
+        self.cut = True
+        if self.optimizer is not None:
+            self.optimizer.follow_cuts()
 
     def run_partition_hooks(self) -> None:
         """Call the hooks that wait for the partition, each once."""
@@ -331,7 +346,9 @@ class DistributedModel(nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Steps inside add up gradients on each replica; the first step after it averages the sum."""
-        with self.reducer.suspend() if self.reducer is not None else nullcontext():
+        # sums of averages are averages of sums, so shares of averages add up
+        adding_up = self.reducer is not None and self.shared is None
+        with self.reducer.suspend() if adding_up and self.reducer is not None else nullcontext():
             yield
 
     @contextmanager
@@ -364,7 +381,7 @@ class DistributedModel(nn.Module):
             raise UsageError("the model has a communication hook already; a model takes one")
         if not callable(hook):
             raise UsageError(f"a communication hook is a function, not {hook!r}")
-        if self.sharded:
+        if current.session().settings.sharded_data_parallel_degree > 1:
             raise UsageError(
                 "a communication hook does not fit sharded_data_parallel_degree, where FSDP2 averages gradients: leave "
                 "the hook out"

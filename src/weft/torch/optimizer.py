@@ -279,11 +279,13 @@ OF_WHOLE_WEIGHTS = re.compile("adafactor|lamb|lars|muon|novograd|shampoo|soap|lb
 
 def _refuse_norms(optimizer: Optimizer) -> None:
     """Refuse an optimizer that would take a part of a weight for all of it."""
+    sharing = current.session().settings.sharded_data_parallel_degree > 1
+    setting = "sharded_data_parallel_degree" if sharing else "tensor_parallel_degree"
     if any(OF_WHOLE_WEIGHTS.search(kind.__name__) for kind in type(optimizer).__mro__):
         raise UsageError(
             f"{type(optimizer).__name__} updates a weight by the norm, or another measure, of all of it, and ranks "
-            "that split tensors have parts: take an optimizer that updates each number for itself (AdamW, say), or "
-            'write "tensor_parallel_degree": 1'
+            "that split tensors or share parameters have parts: take an optimizer that updates each number for itself "
+            f'(AdamW, say), or write "{setting}": 1'
         )
 
 
@@ -301,7 +303,9 @@ def warn_of_plain_optimizers() -> None:
             own = {id(parameter) for model in session.models for parameter in model.parameters()}
             if any(id(parameter) in own for parameter in parameters):
                 session.check_outside("the optimizer's step()")
-        if session.mesh.tp > 1 and any(map(is_cut, parameters)):
+        if (session.mesh.tp > 1 or session.settings.sharded_data_parallel_degree > 1) and any(
+            map(is_cut, parameters)
+        ):
             _refuse_norms(optimizer)
         if optimizer in seen or optimizer in _wrapped or session.pipeline is None:
             return

@@ -94,6 +94,7 @@ class Step:
             proof = compare.begin(session, pending, self.function, batch)
             for model in pending:
                 model.cut_tensors()
+                model.share_parameters()
             if session.device.type == "cpu":
                 session.growth.look()
                 session.huge_pages.look()

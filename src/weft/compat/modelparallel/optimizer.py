@@ -23,7 +23,7 @@ from weft.compat.modelparallel.loss_scale import LossScale
 from weft.compat.modelparallel.session import state
 from weft.errors import UsageError
 from weft.torch import optimizer as weft_optimizer
-from weft.torch.clip import clip_along, clip_grad_norm_, is_local
+from weft.torch.clip import clip_along, clip_grad_norm_, counted_once, is_local
 from weft.torch.optimizer import MASTERS, SCALE
 from weft.torch.replicas.whole_tensors import like, share_of
 from weft.torch.session import current as session_of
@@ -148,11 +148,11 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
 
     def _update(self) -> Any:
         if state.cfg.sharded_data_parallel_degree > 1:  # as the original does, always
-            clip_along(
-                None,
-                [p for group in self.param_groups for p in group["params"]],
-                state.cfg.sdp_gradient_clipping,
-            )
+            stepped = [p for group in self.param_groups for p in group["params"]]
+            if session_of.session().pipeline is None:
+                clip_along(None, stepped, state.cfg.sdp_gradient_clipping)
+            else:
+                clip_grad_norm_(stepped, state.cfg.sdp_gradient_clipping)
         return super()._update()
 
     def orig_state_dict(self) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class MasterOptimizer(DistributedOptimizer):
                     if not _finite(other.grad):
                         bad.fill_(1.0)
         session = session_of.session()
-        axis = "world" if any(model.sharded for model in session.models) else "mp"
+        axis = "world" if any(model.sharded or model.shared for model in session.models) else "mp"
         if axis == "world" or session.pipeline is not None:
             with session.doing("the check for overflow"):
                 dist.all_reduce(bad, dist.ReduceOp.MAX, group=session.group(axis))
@@ -276,7 +276,8 @@ class MasterOptimizer(DistributedOptimizer):
         if self.shares is None:
             return super().clip_master_grads(max_norm)
         stepped = (p for group in self.param_groups for p in group["params"])
-        return clip_along("world", list(compress(stepped, self.mine())), max_norm)
+        mine = list(compress(stepped, self.mine()))
+        return clip_along("world", mine, max_norm, counted=counted_once(session_of.session(), mine))
 
     def step(self, closure: Any = None) -> Any:
         """Update the masters and round them into the model, unless gradients overflowed."""

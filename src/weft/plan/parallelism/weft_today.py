@@ -14,8 +14,8 @@ def cannot(precision: str, division: Division) -> str:
     """Why weft cannot run a division today; empty if it can."""
     if division.tensor > 1 and division.along:
         return "sequence parallelism, with which tensor parallelism is reckoned, is not in weft"
-    if division.tensor > 1 and division.sharded != "none":
-        return "sharding beside tensor parallelism is not in weft"
+    if division.tensor > 1 and division.sharded == "parameters":
+        return "sharded parameters beside tensor parallelism are not in weft"
     if division.experts > 1:
         return "expert parallelism is not in weft"
     if division.context > 1:
@@ -25,7 +25,7 @@ def cannot(precision: str, division: Division) -> str:
     if precision == "fp8":
         return "products in fp8 are not in weft"
     if division.sharded == "parameters" and division.pipeline > 1:
-        return "sharded parameters are for one partition"
+        return "with partitions, parameters are sharded between steps only"
     return ""
 
 

@@ -97,9 +97,10 @@ def save_checkpoint(
     def make() -> Part:
         part = Part()
         first = session.position("rdp") == session.position("tp") == 0
-        kept = part if first or shared else Part()  # what all ranks put together, the first one saves
+        # what ranks put together, the first of them saves
+        kept = part if first or (shared and session.position("tp") == 0) else Part()
         if model is not None and (first or sharded or cut):
-            named_state.add_model(kept, session, model)
+            named_state.add_model(part if first else Part(), session, model)
         if model is not None and optimizer is not None and (first or shared or sharded or cut):
             named_state.add_optimizer(kept, session, model, optimizer)
         if session.rank == session.mesh.group("mp", 0)[0]:

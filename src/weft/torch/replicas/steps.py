@@ -70,6 +70,8 @@ def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reduc
         return () if present is None else list(present.local_buffers())
 
     options = replace(options, outside=session.pipeline is None, fixed=settings.deterministic)
+    if settings.sharded_data_parallel_degree > 1:  # every step leaves shares of averages
+        options = replace(options, as_view=False, passes=1)
     lane = Lane(collective, compression)
     named = list(model.local_named_parameters())
     own = beside if compression else group
@@ -90,8 +92,11 @@ def new_group(session: Session, ranks: tuple[int, ...], backend: str) -> Any:
 
 
 def begin_step(session: Session, microbatches: int) -> None:
-    """Tell all reducers that a step begins."""
+    """Tell all reducers that a step begins; parameters that replicas share are whole from now on."""
     for model in session.models:
+        if model.shared is not None:
+            with session.doing("the parameters that replicas share"):
+                model.shared.gather()
         if model.reducer is not None:
             model.reducer.divide_by_all = model.divide_by_all
             model.reducer.begin(microbatches)
@@ -107,6 +112,8 @@ def finish_step(session: Session) -> None:
                 model.reducer.finish()
             elif model.sharded and model.broadcasts_buffers:
                 synchronise(session, model, parameters=False)
+            if model.shared is not None:
+                model.shared.share()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +22,16 @@ from torch import Tensor
 from weft.errors import UsageError
 from weft.torch.tensors.marks import CUT
 
-from .team import Team
+
+class Holders(Protocol):
+    """The ranks that hold the parts of a tensor."""
+
+    rank: int
+    size: int
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all of them, in their order."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -69,9 +78,14 @@ def joined(parts: Sequence[Tensor], how: Cut) -> Tensor:
     return torch.cat([piece for pieces in zip(*blocks, strict=True) for piece in pieces], how.dim)
 
 
-def mark(parameter: Tensor, how: Cut, team: Team) -> None:
+def mark(parameter: Tensor, how: Cut, team: Holders) -> None:
     """Say on the parameter that it is a part."""
     setattr(parameter, CUT, (how, team))
+
+
+def unmark(parameter: Tensor) -> None:
+    """The parameter is whole again."""
+    setattr(parameter, CUT, None)
 
 
 def is_cut(parameter: Tensor) -> bool:
@@ -81,12 +95,12 @@ def is_cut(parameter: Tensor) -> bool:
 
 def cut_of(parameter: Tensor) -> Cut | None:
     """How the parameter was cut; None if it is whole."""
-    found: tuple[Cut, Team] | None = getattr(parameter, CUT)
+    found: tuple[Cut, Holders] | None = getattr(parameter, CUT)
     return None if found is None else found[0]
 
 
 def whole(parameter: Tensor, value: Tensor | None = None) -> Tensor:
-    """The whole of a parameter, from all ranks of axis ``tp``, which call this together.
+    """The whole of a parameter, from all ranks that hold parts of it, which call this together.
 
     Args:
         parameter: A parameter that was cut; any other tensor comes back as it is.
@@ -94,7 +108,7 @@ def whole(parameter: Tensor, value: Tensor | None = None) -> Tensor:
             shape than the parameter's (a count of steps) comes back as it is.
     """
     own = parameter if value is None else value
-    found: tuple[Cut, Team] | None = getattr(parameter, CUT)
+    found: tuple[Cut, Holders] | None = getattr(parameter, CUT)
     if found is None or own.shape != parameter.shape:
         return own.detach()
     how, team = found
@@ -108,7 +122,7 @@ def cut(value: Tensor, parameter: Tensor) -> Tensor:
     Raises:
         UsageError: The tensor has not the shape of the whole parameter.
     """
-    found: tuple[Cut, Team] | None = getattr(parameter, CUT)
+    found: tuple[Cut, Holders] | None = getattr(parameter, CUT)
     if found is None:
         return value
     how, team = found
@@ -120,7 +134,7 @@ def cut(value: Tensor, parameter: Tensor) -> Tensor:
     return cut_by(value, how, team.rank, team.size)
 
 
-def cut_in_place(parameter: Any, how: Cut, team: Team) -> None:
+def cut_in_place(parameter: Any, how: Cut, team: Holders) -> None:
     """Let a whole parameter hold its part only; it stays the same object."""
     with torch.no_grad():
         parameter.data = cut_by(parameter.data, how, team.rank, team.size)

@@ -1,0 +1,169 @@
+"""Sharded parameters of a partition: whole in a step, and a share of them on each replica between steps.
+
+    the step begins     each parameter is gathered from the replicas that share it
+    the step            as ever, with all schedules; gradients are averaged as ever
+    the step ends       of each parameter and its gradient this rank keeps its share
+
+A parameter stays the same object, so optimizers, hooks and schedulers have the right one whenever they were made. It is
+cut along its first dim that the number of sharers divides; one without such a dim stays whole. Between steps it has the
+mark of a part (see :mod:`weft.torch.tensor_parallel.cuts`), by which norms, states and checkpoints find the rest.
+
+All sharers gather in the order of the model's parameters, before the first microbatch. So nothing depends on the order
+in which microbatches run. See ``docs/decisions/0123-whole-in-a-step.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from weft.errors import UsageError
+from weft.torch.replicas.steps import backend_of, new_group
+from weft.torch.session.session import Session
+from weft.torch.tensor_parallel import Cut
+from weft.torch.tensor_parallel.cuts import cut_by, joined, mark, unmark
+
+MESSAGE_BYTES = 25 << 20
+"""About as many bytes of a rank's shares travel in one message."""
+
+
+class Sharers:
+    """The ranks that share parameters. Copies of a model have the same ones.
+
+    Attributes:
+        rank: This rank's number among them.
+        size: How many they are.
+    """
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self.group, self.rank, self.size = group, rank, size
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all sharers, in their order; each has the same shape."""
+        own = tensor.contiguous()
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(
+            [part.view(-1).view(torch.uint8) for part in parts],
+            own.view(-1).view(torch.uint8),
+            group=self.group,
+        )
+        return parts
+
+    def __deepcopy__(self, memo: Any) -> Sharers:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "a model whose parameters are shared by replicas cannot be pickled: save its state_dict(), or a checkpoint "
+            "of the job"
+        )
+
+
+class SharedParameters:
+    """The parameters of this rank's part of ``model``, which are whole at first; collective over the replicas."""
+
+    def __init__(self, session: Session, model: Any) -> None:
+        ranks, degree = session.peers("rdp"), session.settings.sharded_data_parallel_degree
+        first, place = divmod(session.position("rdp"), degree)
+        row = ranks[first * degree : (first + 1) * degree]
+        self._sharers = Sharers(new_group(session, row, backend_of(session)), place, degree)
+        sparse = {id(p) for module in model.module.modules() for p in _sparse(module)}
+        self._cuts = [
+            (name, parameter, how)
+            for name, parameter in model.local_named_parameters()
+            if id(parameter) not in sparse and (how := cut_for(parameter, degree)) is not None
+        ]
+        cut = {id(parameter) for _, parameter, _ in self._cuts}
+        self._others = [parameter for parameter in model.local_parameters() if id(parameter) not in cut]
+        self._kept: dict[int, Tensor | None] = {}
+        self.whole = True
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Let parameters be whole, without gradients, which :meth:`share` adds to; collective over the sharers."""
+        if self.whole:
+            return
+        for cuts in self._messages():
+            shares = [parameter.data for _, parameter, _ in cuts]
+            parts = self._sharers.gather(torch.cat([share.reshape(-1) for share in shares]))
+            sizes = [share.numel() for share in shares]
+            pieces = zip(*(part.split(sizes) for part in parts), strict=True)
+            for (_, parameter, how), share, each in zip(cuts, shares, pieces, strict=True):
+                self._kept[id(parameter)] = parameter.grad
+                parameter.grad = None
+                parameter.data = joined([piece.view(share.shape) for piece in each], how)
+                unmark(parameter)
+            del shares, parts, pieces
+        self.whole = True
+
+    def _messages(self) -> Iterator[list[tuple[str, nn.Parameter, Cut]]]:
+        """The parameters that travel together: of one dtype and device."""
+        kinds: dict[Any, list[tuple[str, nn.Parameter, Cut]]] = {}
+        for name, parameter, how in self._cuts:
+            if tuple(parameter.shape) != how.local_shape(self._sharers.size):
+                raise UsageError(
+                    f"{name} has the shape {list(parameter.shape)} before a step, but this rank's share of it has "
+                    f"{list(how.local_shape(self._sharers.size))}: change parameters in place, or by load_state_dict()"
+                )
+            kinds.setdefault((parameter.dtype, parameter.device), []).append((name, parameter, how))
+        for same in kinds.values():
+            message: list[tuple[str, nn.Parameter, Cut]] = []
+            size_bytes = 0
+            for each in same:
+                if message and size_bytes + each[1].nbytes > MESSAGE_BYTES:
+                    yield message
+                    message, size_bytes = [], 0
+                message.append(each)
+                size_bytes += each[1].nbytes
+            yield message
+
+    @torch.no_grad()
+    def share(self) -> None:
+        """Keep this rank's shares of parameters, and of gradients, which all replicas have averaged."""
+        if not self.whole:
+            return
+        place, size = self._sharers.rank, self._sharers.size
+        for name, parameter, how in self._cuts:
+            grad, kept = parameter.grad, self._kept.pop(id(parameter), None)
+            if grad is not None and grad.is_sparse:
+                raise UsageError(
+                    f"{name} has a sparse gradient, of which replicas cannot keep shares: give its module sparse=True "
+                    'before the model is wrapped, or write "sharded_data_parallel_degree": 1'
+                )
+            parameter.grad = None
+            parameter.data = cut_by(parameter.data, how, place, size)
+            mark(parameter, how, self._sharers)
+            if grad is not None:
+                part = cut_by(grad, how, place, size)
+                kept = part if kept is None else kept.add_(part)
+            parameter.grad = kept
+            del grad
+        for parameter in self._others:
+            grad = parameter.grad
+            if grad is not None and not grad.is_sparse and grad.untyped_storage().nbytes() > grad.nbytes:
+                parameter.grad = grad.clone()  # a place in a bucket would keep all of the bucket
+        self.whole = False
+
+
+def cut_for(parameter: Tensor, sharers: int) -> Cut | None:
+    """How a parameter is shared: along its first dim that the number of sharers divides. None: it stays whole.
+
+    >>> cut_for(torch.zeros(3, 8), 2)
+    Cut(dim=1, blocks=(8,), shape=(3, 8))
+    >>> cut_for(torch.zeros(3), 2)
+    """
+    if not parameter.is_contiguous() or not parameter.numel():
+        return None
+    for dim, length in enumerate(parameter.shape):
+        if length % sharers == 0:
+            return Cut(dim, (length,), tuple(parameter.shape))
+    return None
+
+
+def _sparse(module: nn.Module) -> list[Tensor]:
+    """The weight of an embedding whose gradients are sparse: optimizers for these look at whole rows."""
+    return [module.weight] if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse else []

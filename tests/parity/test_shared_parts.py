@@ -1,0 +1,46 @@
+"""Replicas of a pipeline share parameters; see `shared_parts.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .jobs import pass_checks
+from .shared_parts import CHECKS
+
+ENDS = ["shares_that_a_script_replaced_are_refused"]
+"""After these a job cannot go on."""
+ALONE = ["scripts_in_16_bits"]
+"""Sets the number of sharers itself."""
+ALL = [name for name in CHECKS if name not in [*ENDS, *ALONE]]
+SAVES = ["saves_go_to_other_layouts"]
+LAYOUTS = [  # ranks, partitions, sharers
+    (4, 2, 2, ALL),
+    (1, 1, 1, SAVES),
+    (2, 1, 2, SAVES),
+    (2, 2, 1, SAVES),
+    (4, 2, 1, SAVES),
+    (8, 2, 2, ["norms_are_those_of_the_whole_model"]),
+]
+
+
+@pytest.mark.timeout(1200)
+def test_replicas_of_a_pipeline_share_parameters(tmp_path: Path) -> None:
+    for ranks, partitions, sharers, checks in LAYOUTS:
+        settings = json.dumps({"sharded_data_parallel_degree": sharers})
+        pass_checks(
+            "shared_parts.py", checks, ranks, "--folder", str(tmp_path), "--partitions", str(partitions),
+            env={"WEFT_SET": settings},
+        )  # fmt: skip
+
+
+def test_scripts_of_the_original_share_parameters() -> None:
+    pass_checks("shared_parts.py", ALONE, 4, "--partitions", "2")
+
+
+@pytest.mark.parametrize("check", ENDS)
+def test_what_would_differ_is_refused(check: str) -> None:
+    settings = json.dumps({"sharded_data_parallel_degree": 2})
+    pass_checks("shared_parts.py", [check], 4, "--partitions", "2", env={"WEFT_SET": settings})
