@@ -17,8 +17,6 @@ from weft.launch.started.handle import Handle, ProcessHandle, SlurmHandle
 from weft.launch.started.kubernetes import KubernetesHandle
 from weft.launch.started.sky import SkyHandle
 
-STARTED = ("local", "ssh", "torchrun", "mpirun", "slurm", "ray", "kubernetes", "skypilot")
-
 
 def start(job: Described, plan: Plan, environ: Mapping[str, str], shows_output: bool = True) -> Handle:
     """The job, running. ``environ`` has the variables that are handed on.
@@ -26,12 +24,8 @@ def start(job: Described, plan: Plan, environ: Mapping[str, str], shows_output: 
     ``shows_output``: whether what ranks and launcher write appears among this process's output.
 
     Raises:
-        LaunchError: The engine can only be planned, or what it needs is not there.
+        LaunchError: What the engine needs is not there.
     """
-    if job.engine not in STARTED:
-        raise LaunchError(
-            f"the engine {job.engine} cannot be started from here: print(job.plan()) says what is to be run"
-        )
     if job.engine == "kubernetes":
         return KubernetesHandle(job, plan, environ)
     if not job.module and not Path(job.folder, job.script).is_file():

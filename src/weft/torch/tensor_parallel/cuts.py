@@ -29,8 +29,8 @@ class Holders(Protocol):
     rank: int
     size: int
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all of them, in their order."""
+    def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
+        """The tensors of all of them, in their order; ``sizes``: how large each is along ``dim``."""
         ...
 
 

@@ -119,9 +119,10 @@ def test_microbatches_from_which_the_bubble_is_small(schedule):
             "sequence parallelism, with which tensor parallelism is reckoned, is not in weft",
         ),
         (
-            Division(tensor=2, data=2, along=False, sharded="optimizer"),
-            "sharding beside tensor parallelism is not in weft",
+            Division(tensor=2, data=2, along=False, sharded="parameters"),
+            "sharded parameters beside tensor parallelism are not in weft",
         ),
+        (Division(tensor=2, data=2, along=False, sharded="optimizer"), ""),
         (Division(tensor=2, pipeline=2, along=False), ""),
         (Division(context=2), "context parallelism is not in weft"),
         (Division(pipeline=2, schedule="zb_2p"), "the schedule zb_2p is not in weft"),

@@ -14,7 +14,7 @@ in which microbatches run. See ``docs/decisions/0123-whole-in-a-step.md``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,8 +42,8 @@ class Sharers:
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self.group, self.rank, self.size = group, rank, size
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all sharers, in their order; each has the same shape."""
+    def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
+        """The tensors of all sharers, in their order; each has the same shape, so ``sizes`` along ``dim`` are alike."""
         own = tensor.contiguous()
         parts = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(
@@ -89,7 +89,8 @@ class SharedParameters:
             return
         for cuts in self._messages():
             shares = [parameter.data for _, parameter, _ in cuts]
-            parts = self._sharers.gather(torch.cat([share.reshape(-1) for share in shares]))
+            own = torch.cat([share.reshape(-1) for share in shares])
+            parts = self._sharers.gather(own, 0, [own.numel()] * self._sharers.size)
             sizes = [share.numel() for share in shares]
             pieces = zip(*(part.split(sizes) for part in parts), strict=True)
             for (_, parameter, how), share, each in zip(cuts, shares, pieces, strict=True):
@@ -97,17 +98,18 @@ class SharedParameters:
                 parameter.grad = None
                 parameter.data = joined([piece.view(share.shape) for piece in each], how)
                 unmark(parameter)
-            del shares, parts, pieces
+            del shares, own, parts, pieces
         self.whole = True
 
     def _messages(self) -> Iterator[list[tuple[str, nn.Parameter, Cut]]]:
         """The parameters that travel together: of one dtype and device."""
         kinds: dict[Any, list[tuple[str, nn.Parameter, Cut]]] = {}
         for name, parameter, how in self._cuts:
-            if tuple(parameter.shape) != how.local_shape(self._sharers.size):
+            expected = how.local_shape(self._sharers.rank, self._sharers.size)
+            if tuple(parameter.shape) != expected:
                 raise UsageError(
                     f"{name} has the shape {list(parameter.shape)} before a step, but this rank's share of it has "
-                    f"{list(how.local_shape(self._sharers.size))}: change parameters in place, or by load_state_dict()"
+                    f"{list(expected)}: change parameters in place, or by load_state_dict()"
                 )
             kinds.setdefault((parameter.dtype, parameter.device), []).append((name, parameter, how))
         for same in kinds.values():
