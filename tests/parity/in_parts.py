@@ -251,6 +251,36 @@ def weights_that_a_step_reads_itself_must_be_whole() -> None:
         penalised(job.model, batch(0))
 
 
+class Reading(Block):
+    """In evaluation it takes a matrix that is its linear's, which no run in training shows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.inner.weight.dtype == x.dtype, "what does not depend on the part may be asked"
+        return super().forward(x) if self.training else self.inner.weight.square().sum() * x
+
+
+@CHECKS.check
+def weights_that_another_module_reads_must_be_whole() -> None:
+    weft.init({"microbatches": 2})
+    model = weft.DistributedModel(nn.Sequential(Reading(0.0), nn.Linear(WIDTH, WIDTH)))
+
+    @weft.step
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        if model.training:
+            model.backward(loss)
+        return loss
+
+    step(model, batch(0))
+    inner = model.module[0].inner
+    assert type(inner).__name__ == "Linear" and isinstance(inner, nn.Linear)
+    assert inner.weight is dict(model.module.named_parameters())["0.inner.weight"]
+    assert inner.weight.shape[0] == 3 * WIDTH // weft.tp_size()
+    model.eval()
+    with torch.no_grad(), pytest.raises(UsageError, match=r"reads its weight, a part of shape \[18, 12\]"):
+        step(model, batch(1))
+
+
 @CHECKS.check
 def optimizers_that_need_whole_weights_are_refused() -> None:
     job = Job()

@@ -13,6 +13,7 @@ from .jobs import pass_checks
 ENDS = [
     "other_batches_are_an_error",
     "weights_that_a_step_reads_itself_must_be_whole",
+    "weights_that_another_module_reads_must_be_whole",
     "unknown_words_are_an_error",
 ]
 """After these a job cannot go on."""

@@ -50,7 +50,7 @@ SPLIT: dict[str, tuple[int, str]] = {
     "layers of PyTorch": (11, "cannot be divided"),
     "layers of PyTorch, batch second": (11, "cannot be divided"),
     "layers of smdistributed": (16, "cannot be divided"),
-    "head of smdistributed": (12, "its weight is that of"),
+    "head of smdistributed": (14, ""),
     "bf16": (10, "cannot be divided"),
 }
 

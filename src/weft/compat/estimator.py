@@ -134,7 +134,7 @@ class PyTorch:
             ignored: What else the original's estimators take; it means nothing here.
 
         Raises:
-            LaunchError: The script or a folder is not there, a value is wrong, or the engine can only be planned.
+            LaunchError: The script or a folder is not there, a value is wrong, or the engine is not installed.
             JobError: The job failed; the error names the rank to blame where that is known, as with ``log_dir``.
         """
         if type(wait) is not bool:

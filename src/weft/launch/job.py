@@ -127,7 +127,7 @@ class Job(Described):
             shows_output: Whether what the ranks and the launcher write appears among this process's output.
 
         Raises:
-            LaunchError: The engine can only be planned, the script is not there, or a variable to hand on is not set.
+            LaunchError: The engine is not installed, the script is not there, or a variable to hand on is not set.
         """
         environ = os.environ if environ is None else environ
         variables = self.variables

@@ -26,6 +26,7 @@ from weft.torch.execution.value import Value
 from weft.torch.pytorch import torch_functions
 from weft.torch.pytorch.private import IN_PLACE, READS, any_autocast, count_modes, pop_mode, push_mode, refuse
 from weft.torch.session.differing_calls import BACKWARD
+from weft.torch.tensors.cut_weights import ask
 from weft.torch.tensors.nested import modules_in, replace
 
 running_here = threading.local()
@@ -34,6 +35,14 @@ running_here = threading.local()
 def running() -> Glue | None:
     """The glue mode of the microbatch that runs on this thread; ``None`` inside units and outside of steps."""
     return getattr(running_here, "glue", None)
+
+
+def _inside_unit() -> bool:
+    """Whether a unit runs on this thread, in a step."""
+    return getattr(running_here, "steps", 0) > 0 and running_here.glue is None
+
+
+ask(_inside_unit)
 
 
 class Glue(TorchFunctionMode):
@@ -45,11 +54,13 @@ class Glue(TorchFunctionMode):
 
     def __enter__(self) -> Glue:
         running_here.glue = self
+        running_here.steps = getattr(running_here, "steps", 0) + 1
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *details: Any) -> None:
         running_here.glue = None
+        running_here.steps -= 1
         super().__exit__(*details)  # type: ignore[no-untyped-call]
 
     def lifted(self) -> Lifted:

@@ -23,6 +23,7 @@ from torch.autograd.graph import GradientEdge
 from weft.errors import UsageError
 from weft.torch.pytorch.private import LEAF_NODE
 from weft.torch.session.pipeline import Pipeline
+from weft.torch.tensors.cut_weights import refuse_part
 
 FREED = (
     "backward() reaches what an earlier backward pass of this microbatch has gone through, and which was freed then: "
@@ -214,13 +215,6 @@ class Places:
             return self._value_in_taken(tensor) if self._taken else None
         return self._adopt(tensor, owner, value)
 
-    def _refuse_part(self, tensor: Tensor) -> NoReturn:
-        raise UsageError(
-            f"code outside of a cut module reads its weight, a part of shape {list(tensor.shape)}: what it computes "
-            "would differ between the ranks that hold the others. Keep the module whole, "
-            "weft.set_tensor_parallelism(module, False), or let the optimizer do it (weight_decay, say)"
-        )
-
     def _refuse_other(self, tensor: Tensor, value: Value) -> NoReturn:
         raise UsageError(
             f"microbatch {self.batch.index} uses a tensor of shape {list(tensor.shape)} that microbatch "
@@ -237,7 +231,7 @@ class Places:
         if adopted is not None:
             return adopted[1]
         if tensor._weft_cut is not None:  # type: ignore[attr-defined]
-            self._refuse_part(tensor)
+            refuse_part(tensor)
         value = self.new_value(owner)
         value.segment = self._segments[0] if owner == self.rank else None
         if earlier is not None:

@@ -7,12 +7,14 @@ whole parameter (LAMB, Adafactor). See ``docs/decisions/0050-shares-of-whole-par
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
+from weft.torch.tensor_parallel import cut_of
 from weft.transport.private_c10d import broadcast_all
 
 BUCKET_BYTES = 25 << 20
@@ -35,18 +37,20 @@ class Shares:
     def extend(self, parameters: Sequence[Tensor], local: Sequence[bool]) -> None:
         """Give each new parameter to a replica: the largest first, each to the replica with the least so far.
 
-        All replicas decide alike, because names, sizes and order are the same. Frozen parameters are balanced apart, so
+        All replicas decide alike, because names, sizes and order are the same; so do ranks that have parts of the
+        parameters, by the sizes of the whole ones. Frozen parameters are balanced apart, so
         that nothing has to move when they are trained later. Parameters of other partitions (not ``local``) count for
         nothing.
         """
         known = len(self._replica_of)
         new = range(known, len(parameters))
         self._replica_of += [0] * len(new)
-        for number in sorted(new, key=lambda n: (-parameters[n].numel(), n)):
+        sizes = {number: _numbers(parameters[number]) for number in new}
+        for number in sorted(new, key=lambda n: (-sizes[n], n)):
             if local[number]:
                 load = self._load[parameters[number].requires_grad]
                 self._replica_of[number] = load.index(min(load))
-                load[self._replica_of[number]] += parameters[number].numel()
+                load[self._replica_of[number]] += sizes[number]
 
     def has(self, number: int) -> bool:
         """Whether this replica updates the parameter of that number."""
@@ -74,3 +78,9 @@ def by_parameter(flat: dict[str, Any]) -> dict[int, dict[str, Any]]:
         number, _, key = path.partition("/")
         merged.setdefault(int(number), {})[key] = value
     return {number: merged[number] for number in sorted(merged)}
+
+
+def _numbers(parameter: Tensor) -> int:
+    """How many numbers the whole of a parameter has."""
+    how = cut_of(parameter)
+    return parameter.numel() if how is None else math.prod(how.shape)

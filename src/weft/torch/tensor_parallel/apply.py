@@ -11,6 +11,7 @@ from torch import nn
 
 from weft.errors import UsageError
 from weft.torch.pytorch.private import take_plain_for_whole
+from weft.torch.tensors.cut_weights import guard
 from weft.torch.tensors.nested import replace
 
 from .attention import attend, forget_shortcuts, why_whole
@@ -123,6 +124,10 @@ def split(
             if not is_cut(module.get_parameter(own)):  # modules share it
                 cut_in_place(module.get_parameter(own), how, team)
         module.__dict__["forward"] = stands
+        owners = {name.rpartition(".")[0] for name in stands.cuts}
+        for owner in owners:
+            names = [name.rpartition(".")[2] for name in stands.cuts if name.rpartition(".")[0] == owner]
+            guard(module.get_submodule(owner), names)
     forget_shortcuts(model, {id(model.get_submodule(name)) for name in linears})
     for region in splits.regions:
         module = model.get_submodule(region.name)

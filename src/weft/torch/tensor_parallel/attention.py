@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from weft.torch.tensors.cut_weights import own
+
 from .cuts import Cut
 from .rules import as_whole, stream_of_part, wrap
 from .team import Team, leave
@@ -75,7 +77,7 @@ def attend(
             mixed = weights @ v
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
-    result = leave(F.linear(mixed.transpose(1, 2).flatten(2), module.out_proj.weight), team)
+    result = leave(F.linear(mixed.transpose(1, 2).flatten(2), own(module.out_proj, "weight")), team)
     if module.out_proj.bias is not None:
         result = result + module.out_proj.bias.to(result.dtype)
     if weights is not None:
@@ -94,11 +96,12 @@ def _heads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of this rank's heads: (samples, heads, length, size of a head)."""
     entered = [enters(each, team) for each in given]
+    weight, bias = own(module, "in_proj_weight"), own(module, "in_proj_bias")
     if given[0] is given[1] is given[2]:
-        found = F.linear(entered[0], module.in_proj_weight, module.in_proj_bias).chunk(3, -1)
+        found = F.linear(entered[0], weight, bias).chunk(3, -1)
     else:
-        biases: Any = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-        weights = module.in_proj_weight.chunk(3)
+        biases: Any = (None,) * 3 if bias is None else bias.chunk(3)
+        weights = weight.chunk(3)
         found = tuple(map(F.linear, entered, weights, biases))
     size = module.embed_dim // module.num_heads
     q, k, v = (each.unflatten(-1, (-1, size)).transpose(1, 2) for each in found)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from weft.torch.pytorch.private import version
+from weft.torch.tensors.cut_weights import own
 
 from .attention import cuts_of_attention
 from .cuts import Cut
@@ -57,7 +58,7 @@ def cuts_of(module: nn.Module, linear: Linear) -> dict[str, Cut]:
 
 def product(module: nn.Module, inputs: Tensor, bias: Tensor | None) -> Tensor:
     """The inputs times what the module has of its weight."""
-    weight: Any = module.weight
+    weight = own(module, "weight")
     return F.linear(inputs, weight.t() if is_transposed(module) else weight, bias)
 
 
@@ -78,7 +79,7 @@ class Entered:
 def column(module: nn.Module, input: Any, blocks: tuple[int, ...], team: Team, entered: Any) -> DTensor:
     """Some of the results, as a part of all."""
     local = entered(as_whole(input), team)
-    bias: Any = module.bias
+    bias = own(module, "bias")
     return wrap(product(module, local, bias), -1, team, blocks)
 
 
@@ -89,5 +90,5 @@ def row(module: nn.Module, input: Any, team: Team) -> Tensor:
             placements=[Shard(input.ndim - 1)]
         )
     result = leave(product(module, as_parts(input, input.ndim - 1, team), None), team)
-    bias: Any = module.bias
+    bias = own(module, "bias")
     return result if bias is None else result + bias.to(result.dtype)

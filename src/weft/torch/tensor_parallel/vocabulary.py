@@ -18,12 +18,12 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from weft.torch.pytorch.torch_functions import METADATA
+from weft.torch.tensors.cut_weights import SHAPES, Part, own
 from weft.torch.tensors.nested import tensors_in
 
 from .cuts import Cut, part_sizes
 from .team import Team, enter, leave
 
-_SHAPES = {Tensor.size, Tensor.shape.__get__, Tensor.numel}  # type: ignore[attr-defined]
 SHARE = 1 / 50
 """Of the model's parameters: a weight with less is not worth the messages."""
 
@@ -55,23 +55,23 @@ def cuts_of_vocabulary(module: nn.Module) -> dict[str, Cut]:
 
 def looked_up(module: nn.Embedding, words: Tensor, team: Team) -> Tensor:
     """The rows of all words, of which each rank has some."""
-    weight = module.weight
+    weight = own(module, "weight")
     sizes = part_sizes(module.num_embeddings, team.size)
-    first, own = sum(sizes[: team.rank]), sizes[team.rank]
-    elsewhere = (words < first) | (words >= first + own)
+    first, count = sum(sizes[: team.rank]), sizes[team.rank]
+    elsewhere = (words < first) | (words >= first + count)
     unknown = (words < 0) | (words >= module.num_embeddings)
     local = (
-        (words - first).masked_fill(elsewhere, 0).masked_fill(unknown, own)
+        (words - first).masked_fill(elsewhere, 0).masked_fill(unknown, count)
     )  # PyTorch's own error on all ranks
     padding = module.padding_idx
-    padding = None if padding is None or not first <= padding < first + own else padding - first
+    padding = None if padding is None or not first <= padding < first + count else padding - first
     found = F.embedding(local, weight, padding)
     return leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0), team)
 
 
 def scores(module: Any, team: Team, input: Tensor) -> Tensor:
     """The scores of all words."""
-    found = Joined.apply(F.linear(enter(input, team), module.weight), team, module.out_features)
+    found = Joined.apply(F.linear(enter(input, team), own(module, "weight")), team, module.out_features)
     result: Tensor = found if module.bias is None else found + module.bias.to(found.dtype)
     return result
 
@@ -100,7 +100,7 @@ class LookedUp(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.embedding:
             words, weight = given_to_embedding(*args, **(kwargs or {}))
-            if weight is self.module.weight:
+            if (weight.of if isinstance(weight, Part) else weight) is own(self.module, "weight"):
                 return looked_up(self.module, words, self.team)
         return func(*args, **(kwargs or {}))
 
@@ -118,7 +118,7 @@ class Reads(TorchFunctionMode):
         self.counts = {each: [0, 0, 0] for each in weights}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in METADATA or func in _SHAPES:
+        if func not in METADATA or func in SHAPES:
             for each in tensors_in((args, kwargs or {})):
                 if id(each) in self.counts:
                     at = 0 if func is F.embedding else 1 if func is F.linear else 2

@@ -19,12 +19,11 @@ from torch import nn
 from weft.errors import UsageError
 from weft.torch.split.by_hand import set_tensor_parallelism as keep_or_cut
 from weft.torch.split.by_hand import tensor_parallelism as split_or_whole
-from weft.torch.tensors.marks import MARK
+from weft.torch.tensors.marks import BUILT, MARK
 
 log = logging.getLogger("weft")
 
 Hook = Callable[..., Any]
-_BUILT = "_weft_built"
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **config: An
     """
     keep_or_cut(module, bool(enabled))
     for each in module.modules():
-        built: _Built | None = each.__dict__.get(_BUILT)
+        built: _Built | None = each.__dict__.get(BUILT)
         if built is not None:
             built.enabled, built.config = bool(enabled), config
 
@@ -145,7 +144,7 @@ def replaced(root: nn.Module) -> nn.Module:
 
 
 def _replacement(module: nn.Module, name: str, root: nn.Module) -> nn.Module:
-    built: _Built | None = module.__dict__.get(_BUILT)
+    built: _Built | None = module.__dict__.get(BUILT)
     if built is None or not built.enabled:
         return module
     if _shares(module, root):
@@ -182,7 +181,7 @@ def _remember(cls: type[nn.Module]) -> None:
     def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if type(self) is cls:
-            self.__dict__[_BUILT] = _Built(args, kwargs, *_contexts.stack[-1])
+            self.__dict__[BUILT] = _Built(args, kwargs, *_contexts.stack[-1])
 
     cls.__init__ = init  # type: ignore[method-assign]
 
