@@ -11,6 +11,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from weft.foreign import whole
+
 RUN, EVENTS, FAILURE = "run.json", "events.jsonl", "failure.json"
 _ATTEMPT = re.compile(r"attempt-([0-9]{1,9})")
 
@@ -35,7 +37,7 @@ def log_files(folder: Path, attempt: int, rank: int) -> list[Path]:
     place = attempt_folder(folder, attempt)
     by_mpirun = [path for form in ("rank.*", "*/rank.*") for path in place.glob(form)]
     for path in by_mpirun:
-        if path.suffix[1:].isdecimal() and int(path.suffix[1:]) == rank:
+        if whole(path.suffix[1:]) == rank:
             return [path / "stdout", path / "stderr"]
     by_torchrun = [path for path in place.glob(f"*/attempt_*/{rank}") if _torchrun_attempt(path) >= 0]
     if by_torchrun:
@@ -45,8 +47,8 @@ def log_files(folder: Path, attempt: int, rank: int) -> list[Path]:
 
 
 def _torchrun_attempt(path: Path) -> int:
-    number = path.parent.name.removeprefix("attempt_")
-    return int(number) if number.isdecimal() else -1
+    number = whole(path.parent.name.removeprefix("attempt_"))
+    return -1 if number is None else number
 
 
 def attempts(folder: Path) -> list[int]:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from weft.foreign import whole
+
 NODE = "jobset.sigs.k8s.io/replicatedjob-name"
 ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -69,8 +71,8 @@ def pod_of(record: Mapping[str, Any]) -> Pod | None:
     """The pod that Kubernetes describes; None if it has no ranks."""
     about, spec, status = (record.get(part) or {} for part in ("metadata", "spec", "status"))
     labels = {**(about.get("annotations") or {}), **(about.get("labels") or {})}
-    index, attempt = str(labels.get(INDEX, "0")), str(labels.get(ATTEMPT, "0"))
-    if labels.get(NODE, "node") != "node" or not (index.isdecimal() and attempt.isdecimal()):
+    index, attempt = whole(str(labels.get(INDEX, "0"))), whole(str(labels.get(ATTEMPT, "0")))
+    if labels.get(NODE, "node") != "node" or index is None or attempt is None:
         return None
     names = [str(each.get("name")) for each in spec.get("containers") or [{}]]
     container = next((name for name in names if name in CONTAINERS), names[0])
@@ -87,7 +89,7 @@ def pod_of(record: Mapping[str, Any]) -> Pod | None:
         found = [each for each in status.get("conditions") or [] if each.get("status") == "False"]
         waits = next((_joined(each) for each in found if each.get("type") == "PodScheduled"), "")
     node = str(spec.get("nodeName") or "")
-    return Pod(str(about.get("name")), int(index), container, phase, node, waits, ended, int(attempt))
+    return Pod(str(about.get("name")), index, container, phase, node, waits, ended, attempt)
 
 
 def first_failed(pods: Iterable[Pod]) -> Pod | None:

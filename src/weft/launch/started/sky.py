@@ -14,6 +14,7 @@ from weft.errors import JobError, LaunchError
 from weft.foreign import shown_path, translated
 from weft.launch.engines.described import Described
 from weft.launch.engines.plan import Plan
+from weft.launch.journal.files import reader
 from weft.launch.journal.stopping import END_S
 from weft.launch.started.handle import ProcessHandle
 from weft.launch.started.pods import headline, of_rank
@@ -75,8 +76,11 @@ class SkyHandle(ProcessHandle):
         return of_rank(log, local)
 
     def _text(self) -> str:
-        with translated(f'"{shown_path(self.output)}" cannot be read', LaunchError):
-            return self.output.read_bytes().decode(errors="replace")
+        with (
+            translated(f'"{shown_path(self.output)}" cannot be read', LaunchError),
+            reader(self.output) as file,
+        ):
+            return file.read().decode(errors="replace")
 
     def _end(self, save_s: float) -> None:
         found = _NUMBER.search(_COLOURS.sub("", self._text()))
