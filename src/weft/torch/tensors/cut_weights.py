@@ -11,7 +11,6 @@ import copyreg
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor, nn
 
 from weft.errors import UsageError
@@ -36,10 +35,8 @@ def ask(inside_unit: Callable[[], bool]) -> None:
 
 def refuse_part(tensor: Tensor) -> NoReturn:
     """Say that a part cannot be read, and what to do instead."""
-    with torch._C.DisableTorchFunctionSubclass():
-        shape = list(tensor.shape)
     raise UsageError(
-        f"code outside of a cut module reads its weight, a part of shape {shape}: what it computes "
+        f"code outside of a cut module reads its weight, a part of shape {list(tensor.shape)}: what it computes "
         "would differ between the ranks that hold the others. Keep the module whole, "
         "weft.set_tensor_parallelism(module, False), or let the optimizer do it (weight_decay, say)"
     )
@@ -53,9 +50,8 @@ class Part(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _TOLD:
-            refuse_part(next(each for each in _flat(args, kwargs) if isinstance(each, Part)))
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+            refuse_part(next(each.of for each in _flat(args, kwargs) if isinstance(each, Part)))
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 def _flat(args: Any, kwargs: Any) -> Iterable[Any]:
