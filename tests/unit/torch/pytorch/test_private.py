@@ -109,7 +109,7 @@ HOLDERS = {
     "torch/pytorch/private.py", "transport/private_c10d.py",
     *(
         f"tensorflow/private/{name}.py"
-        for name in ("functions", "gradients", "graphs", "models", "recording", "variables")
+        for name in ("functions", "gradients", "graphs", "models", "random_states", "recording", "variables")
     ),
 }  # fmt: skip
 OTHERS = {
