@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -254,15 +255,47 @@ def weights_that_a_step_reads_itself_must_be_whole() -> None:
 class Reading(Block):
     """In evaluation it takes a matrix that is its linear's, which no run in training shows."""
 
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.read: Callable[[Reading], object] | None = None
+
     def forward(self, x: Tensor) -> Tensor:
-        assert self.inner.weight.dtype == x.dtype, "what does not depend on the part may be asked"
-        return super().forward(x) if self.training else self.inner.weight.square().sum() * x
+        for weight in (
+            self.inner.weight,
+            next(self.inner.parameters()),
+        ):  # what is the same for a part may be asked
+            assert (weight.dtype, weight.device, weight.dim(), weight.requires_grad) == (
+                x.dtype,
+                x.device,
+                2,
+                True,
+            )
+        if self.read is not None:
+            self.read(self)
+        return super().forward(x)
+
+
+READS: list[Callable[[Reading], object]] = [
+    lambda block: block.inner.weight.square().sum(),
+    lambda block: block.inner.bias + 1,
+    lambda block: block.outer.weight.T,
+    lambda block: block.inner.weight.shape,
+    lambda block: len(block.inner.weight),
+    lambda block: block.inner.weight.nbytes,
+    lambda block: torch.numel(block.inner.weight),
+    lambda block: block.inner.weight.grad,
+    lambda block: torch.cat([block.inner.weight]),
+    lambda block: sum(weight.square().sum() for weight in block.parameters()),
+    lambda block: [buffer.norm() for buffer in block.state_dict().values()],
+    lambda block: block.inner.get_parameter("weight").detach(),
+]
 
 
 @CHECKS.check
 def weights_that_another_module_reads_must_be_whole() -> None:
-    weft.init({"microbatches": 2})
-    model = weft.DistributedModel(nn.Sequential(Reading(0.0), nn.Linear(WIDTH, WIDTH)))
+    weft.init({"microbatches": 1})
+    block = Reading()
+    model = weft.DistributedModel(nn.Sequential(block, nn.Linear(WIDTH, WIDTH)))
 
     @weft.step
     def step(model: nn.Module, x: Tensor) -> Tensor:
@@ -272,12 +305,23 @@ def weights_that_another_module_reads_must_be_whole() -> None:
         return loss
 
     step(model, batch(0))
-    inner = model.module[0].inner
-    assert type(inner).__name__ == "Linear" and isinstance(inner, nn.Linear)
-    assert inner.weight is dict(model.module.named_parameters())["0.inner.weight"]
-    assert inner.weight.shape[0] == 3 * WIDTH // weft.tp_size()
+    assert block.inner.weight is dict(model.module.named_parameters())["0.inner.weight"]
+    assert block.inner.weight.shape[0] == 3 * WIDTH // weft.tp_size()
+
+    def read_all(block: Reading) -> None:
+        for read in READS:
+            with pytest.raises(UsageError, match=r"reads its weight, a part of shape \["):
+                read(block)
+        asked.append(len(READS))
+
+    asked: list[int] = []
     model.eval()
-    with torch.no_grad(), pytest.raises(UsageError, match=r"reads its weight, a part of shape \[18, 12\]"):
+    block.read = read_all
+    with torch.no_grad():
+        step(model, batch(1))
+    assert len(asked) == 1
+    block.read = READS[0]
+    with torch.no_grad(), pytest.raises(UsageError, match=r"reads its weight, a part of shape \["):
         step(model, batch(1))
 
 

@@ -124,10 +124,8 @@ def split(
             if not is_cut(module.get_parameter(own)):  # modules share it
                 cut_in_place(module.get_parameter(own), how, team)
         module.__dict__["forward"] = stands
-        owners = {name.rpartition(".")[0] for name in stands.cuts}
-        for owner in owners:
-            names = [name.rpartition(".")[2] for name in stands.cuts if name.rpartition(".")[0] == owner]
-            guard(module.get_submodule(owner), names)
+        for owner in {own.rpartition(".")[0] for own in stands.cuts}:
+            guard(module.get_submodule(owner))
     forget_shortcuts(model, {id(model.get_submodule(name)) for name in linears})
     for region in splits.regions:
         module = model.get_submodule(region.name)
