@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from weft.errors import UsageError
 from weft.session.recording import record_outermost
 from weft.torch.clip import is_local
+from weft.torch.replicas.part_updates import updates_parts_alike
 from weft.torch.replicas.reducer import without_gradients
 from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_and_plain
 from weft.torch.replicas.whole_tensors import is_sharded, like, whole
@@ -273,15 +273,11 @@ class DistributedOptimizer(Optimizer):
         self.optimizer.load_state_dict(content)
 
 
-OF_WHOLE_WEIGHTS = re.compile("adafactor|lamb|lars|muon|novograd|shampoo|soap|lbfgs", re.IGNORECASE)
-"""Names of optimizers whose update of a number depends on the whole weight: a norm, rows and columns, a root."""
-
-
 def _refuse_norms(optimizer: Optimizer) -> None:
     """Refuse an optimizer that would take a part of a weight for all of it."""
     sharing = current.session().settings.sharded_data_parallel_degree > 1
     setting = "sharded_data_parallel_degree" if sharing else "tensor_parallel_degree"
-    if any(OF_WHOLE_WEIGHTS.search(kind.__name__) for kind in type(optimizer).__mro__):
+    if not updates_parts_alike(optimizer):
         raise UsageError(
             f"{type(optimizer).__name__} updates a weight by the norm, or another measure, of all of it, and ranks "
             "that split tensors or share parameters have parts: take an optimizer that updates each number for itself "
