@@ -74,6 +74,13 @@ def test_a_failure_that_comes_back_at_the_same_step_ends_the_job(tmp_path: Path)
     assert sorted(file.name for file in tmp_path.glob("losses-*")) == ["losses-0", "losses-1", "losses-2"]
 
 
+def test_a_run_that_had_ended_and_starts_again_has_its_weights(tmp_path: Path, whole: Path):
+    for _ in range(2):  # the second time no step is left to do
+        run(tmp_path, STEPS).check()
+        check_like(tmp_path, whole)
+        (tmp_path / "end").unlink()
+
+
 def test_wrong_use_is_not_tried_again():
     done = run_ranks(1, "import sys\nsys.exit(2)", options=["--max-restarts", "5"], timeout=60, warm=True)
     assert done.returncode == 2 and "restart" not in done.stderr

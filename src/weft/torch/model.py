@@ -114,6 +114,7 @@ class DistributedModel(nn.Module):
                 "copy.deepcopy does not work for a model whose parameters are shared by replicas, or cut over ranks, "
                 "or not made yet: copy its state_dict()"
             )
+        self._check_arrived("copy.deepcopy")
         session, options = current.session(), self._options
         new = DistributedModel(
             copy.deepcopy(self.module, memo),
@@ -404,6 +405,7 @@ class DistributedModel(nn.Module):
         ``gather_to_rank0``: only the pipeline's first rank gets it, the others an empty dict.
         """
         session = current.session()
+        self._check_arrived("state_dict()")
         prefix = kwargs.get("prefix", "")  # of a module that has this one as a child
         content = self._whole_state(*args, **kwargs)
         if self.sharded and gather_to_rank0 and session.rank != 0:
@@ -469,6 +471,7 @@ class DistributedModel(nn.Module):
         if faults:
             raise UsageError("the state does not fit the model: " + "; ".join(faults))
         if not self.partitioned:
+            self._deferred_state = None  # this one is newer
             return self.module.load_state_dict(content, strict=strict, assign=assign)
         with torch.no_grad():
             for name, target in own.items():
@@ -478,6 +481,19 @@ class DistributedModel(nn.Module):
         told.missing_keys.extend(missing)
         told.unexpected_keys.extend(unexpected)
         return told
+
+    def _check_arrived(self, what: str) -> None:
+        """Raise :class:`UsageError` if the weights are not yet those that the model is to have."""
+        if self._deferred_state is not None:
+            raise UsageError(
+                f"{what} before the first step would have the weights from before load_state_dict(): a partial state "
+                "is loaded when the first step has split the model. Call it after that step"
+            )
+        if not self.partitioned and has_delayed(self.module):
+            raise UsageError(
+                f"{what} before the first step would have no values: parameters whose making is delayed are made when "
+                "that step has split the model. Call it after that step"
+            )
 
     def need_partition(self, what: str) -> None:
         """Raise :class:`UsageError` before the partition."""

@@ -50,6 +50,9 @@ class DistributedOptimizer(Optimizer):
     share their parameter groups. Parameters of other ranks never have a gradient, so steps leave them alone.
     """
 
+    takes_whole = True
+    """Whether it can have the states of the whole model before the split."""
+
     def __init__(self, optimizer: Optimizer) -> None:
         if isinstance(optimizer, DistributedOptimizer) or not isinstance(optimizer, Optimizer):
             raise UsageError(

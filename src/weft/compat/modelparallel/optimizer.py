@@ -23,6 +23,7 @@ from weft.compat.modelparallel.loss_scale import LossScale
 from weft.compat.modelparallel.session import state
 from weft.errors import UsageError
 from weft.torch import optimizer as weft_optimizer
+from weft.torch.checkpoint.landing import Arrival
 from weft.torch.clip import clip_along, clip_grad_norm_, counted_once, is_local
 from weft.torch.optimizer import MASTERS, SCALE
 from weft.torch.replicas.whole_tensors import like, share_of
@@ -111,7 +112,7 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
         if model is not None:
             for group, saved in zip(self.param_groups, saved_groups, strict=True):
                 group.update({name: value for name, value in saved.items() if name != "params"})
-            model.register_post_partition_hook(lambda *_: self.load_state_dict(state_dict))
+            Arrival(model, self, lambda: self.load_state_dict(state_dict), whole=False)
             return
         content = dict(state_dict)
         if content.get("_smp_is_partial"):
@@ -166,6 +167,8 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
 
 class MasterOptimizer(DistributedOptimizer):
     """The same, with 32-bit masters; see the module. ``param_groups`` hold the masters from the first step on."""
+
+    takes_whole = False  # masters are of the parameters that this rank updates
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

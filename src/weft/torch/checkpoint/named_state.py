@@ -194,17 +194,29 @@ def local_targets(session: Session, model: DistributedModel) -> Iterator[tuple[l
             yield [name, *(alias for alias, first in aliases.items() if first == name)], value
 
 
-def load_model(session: Session, model: DistributedModel, names: Mapping[str, Any], saved: Tensors) -> None:
-    """Fill this rank's tensors with saved ones, after all that are needed were checked."""
-    found = [
+def _saved_targets(
+    session: Session, model: DistributedModel, names: Mapping[str, Any]
+) -> list[tuple[str, Tensor]]:
+    """The tensors that this rank holds and a save has, by the names that it has for them."""
+    return [
         (name, target)
         for known, target in local_targets(session, model)
         if (name := next((name for name in known if name in names), None)) is not None
     ]
-    for name, _ in found:
+
+
+def check_tensors(
+    session: Session, model: DistributedModel, names: Mapping[str, Any], saved: Tensors
+) -> None:
+    """:class:`CheckpointError` if a tensor that this rank needs is altered."""
+    for name, _ in _saved_targets(session, model, names):
         saved.check(name)
+
+
+def load_model(session: Session, model: DistributedModel, names: Mapping[str, Any], saved: Tensors) -> None:
+    """Fill this rank's tensors with saved ones, which :func:`check_tensors` has looked at."""
     with torch.no_grad():
-        for name, target in found:
+        for name, target in _saved_targets(session, model, names):
             target.copy_(like(saved.read(name), target))
     if model.optimizer is not None:
         model.optimizer.forget_masters()
@@ -212,9 +224,9 @@ def load_model(session: Session, model: DistributedModel, names: Mapping[str, An
 
 
 def load_extra(session: Session, model: DistributedModel, extra: Mapping[str, Any]) -> None:
-    """Give modules of this rank their saved extra states."""
+    """Give modules of this rank their saved extra states; before the split all modules."""
     for name, value in extra.items():
-        if owner_of(model, name) == pipeline_position(session):
+        if not model.partitioned or owner_of(model, name) == pipeline_position(session):
             model.module.get_submodule(name.rpartition(".")[0]).set_extra_state(value)
 
 

@@ -30,8 +30,10 @@ from weft.foreign import shown, translated
 from weft.torch.checkpoint import named_state
 from weft.torch.checkpoint.formats.source import InMemory, find_state
 from weft.torch.checkpoint.formats.torch_file import load_file
-from weft.torch.checkpoint.restore import AllRanks, Wanted, land_with
+from weft.torch.checkpoint.landing import Put, fill, land
+from weft.torch.checkpoint.restore import Wanted
 from weft.torch.optimizer import MASTERS, SCALE, DistributedOptimizer
+from weft.torch.session.collectives import AllRanks
 from weft.torch.session.session import Session
 from weft.torch.tensors.state_names import fitting
 
@@ -69,7 +71,13 @@ def resume(session: Session, folder: Path, wanted: Wanted) -> Any:
     if wrong:
         raise UsageError(f"{folder} does not fit this script: {'; '.join(wrong)}")
     if wanted.model is not None:
-        land_with(wanted.model, lambda: _land(session, wanted, source, optimizer))
+        whole = source
+        land(
+            wanted.model,
+            wanted.optimizer,
+            lambda: fill(session, wanted.model, whole.shapes, whole),
+            None if optimizer is None else lambda: _read_states(wanted.optimizer, optimizer),
+        )
     return user
 
 
@@ -104,16 +112,12 @@ def _check_groups(optimizer: Any, saved: Mapping[str, Any]) -> list[str]:
     )
 
 
-def _land(session: Session, wanted: Wanted, source: OldPartial, optimizer: Mapping[str, Any] | None) -> None:
-    """Fill the model and the optimizer, of which each rank takes its part."""
-    if optimizer is not None:
-        taking = wanted.optimizer
-        mine = taking.mine() if isinstance(taking, DistributedOptimizer) else None
-        state = {n: entry for n, entry in optimizer["state"].items() if mine is None or mine[n]}
-        named_state.try_state(taking, {**optimizer, "state": state})
-    named_state.load_model(session, wanted.model, source.shapes, source)
-    if optimizer is not None:
-        wanted.optimizer.load_state_dict(optimizer)
+def _read_states(optimizer: Any, content: Mapping[str, Any]) -> Put:
+    """Try what the optimizer is to keep, of which each rank takes its part; what puts it there."""
+    mine = optimizer.mine() if isinstance(optimizer, DistributedOptimizer) else None
+    state = {n: entry for n, entry in content["state"].items() if mine is None or mine[n]}
+    named_state.try_state(optimizer, {**content, "state": state})
+    return lambda: optimizer.load_state_dict(content)
 
 
 class OldPartial(InMemory):

@@ -1,10 +1,13 @@
-"""A save that was chosen: checked against the script, and given to each rank, which takes its part after the split."""
+"""A save that was chosen: checked against the script, and given to each rank.
+
+A model that is not split yet is filled at once, so that nobody reads former weights. What an optimizer keeps, several
+times as much, arrives right after the split, and each rank then reads its own part only."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +20,11 @@ from weft.communication.serialise import Decoder
 from weft.errors import CheckpointError, UsageError
 from weft.foreign import translated
 from weft.torch.checkpoint import named_state
+from weft.torch.checkpoint.landing import Put, fill, land
 from weft.torch.checkpoint.tensor_files import ShardReader
 from weft.torch.optimizer import MASTERS
 from weft.torch.placed.plan import Plan
-from weft.torch.session.collectives import broadcast_text, gather_texts
+from weft.torch.session.collectives import AllRanks
 from weft.torch.session.session import Session
 from weft.torch.tensors import saved_values
 from weft.torch.tensors.state_names import fitting
@@ -45,22 +49,6 @@ class Wanted:
     allow_pickle: bool | str
     states: bool = True
     """Whether the optimizer's states come back, or only its 32-bit masters and the loss scale."""
-
-
-class AllRanks:
-    """All ranks of a session's job, as ``weft.checkpoint.agree`` asks for them. ``what``: what they do together."""
-
-    def __init__(self, session: Session, what: str = "resume_from_checkpoint()") -> None:
-        self._session, self._what = session, what
-        self.rank, self.count = session.rank, session.place.world_size
-
-    def gather(self, text: str) -> list[str]:
-        with self._session.doing(self._what):
-            return gather_texts(text, self._session.group("world"))
-
-    def broadcast(self, text: str) -> str:
-        with self._session.doing(self._what):
-            return broadcast_text(text, 0, self._session.group("world"))
 
 
 @dataclass(frozen=True)
@@ -117,7 +105,12 @@ def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
     if wanted.model is not None:
         if decoded.plan is not None:
             wanted.model.resumed_plan = decoded.plan
-        land_with(wanted.model, lambda: _land(session, reader, wanted, decoded))
+        land(
+            wanted.model,
+            wanted.optimizer,
+            lambda: _put_weights(session, reader, wanted.model, decoded),
+            (lambda: _read_states(reader, wanted, decoded)) if decoded.optimizer else None,
+        )
     if decoded.random is not None:
         named_state.load_random(session, decoded.random, decoded.exact)
     return decoded.user
@@ -197,14 +190,6 @@ def _rename_parameters(saved: Mapping[str, Any], means: Mapping[str, str]) -> di
     return {**saved, "groups": groups}
 
 
-def land_with(model: Any, land: Callable[[], None]) -> None:
-    """Run ``land`` now if the model is split already, else right after the split."""
-    if model.partitioned:
-        land()
-    else:
-        model.register_post_partition_hook(lambda *_: land())
-
-
 def model_names(index: Index) -> dict[str, tuple[int, ...]]:
     """The shapes of the model's tensors in a save by their names, further names of tied tensors too."""
     names = {
@@ -274,16 +259,19 @@ class _Model:
         return f"model/{self._aliases.get(saved, saved)}"
 
 
-def _land(session: Session, reader: ShardReader, wanted: Wanted, decoded: _Decoded) -> None:
-    model, state = _Model(reader, decoded), None
-    if wanted.optimizer is not None and decoded.optimizer:  # read first: what is altered changes nothing then
-        state = named_state.read_optimizer_state(
-            wanted.model, wanted.optimizer, decoded.keys, decoded.values, reader.read
-        )
-        named_state.try_state(wanted.optimizer, state)
-    named_state.load_model(session, wanted.model, model.given, model)
-    named_state.load_extra(session, wanted.model, decoded.extra)
-    if state is not None:
-        named_state.load_optimizer(wanted.optimizer, state, decoded.more)
+def _put_weights(session: Session, reader: ShardReader, model: Any, decoded: _Decoded) -> None:
+    source = _Model(reader, decoded)
+    fill(session, model, source.given, source)
+    named_state.load_extra(session, model, decoded.extra)
     log.info("rank %d read %d bytes of %s", session.rank, reader.bytes_read, reader.folder)
     reader.close()
+
+
+def _read_states(reader: ShardReader, wanted: Wanted, decoded: _Decoded) -> Put:
+    """Read what the optimizer is to keep, and try it; what puts it there."""
+    state = named_state.read_optimizer_state(
+        wanted.model, wanted.optimizer, decoded.keys, decoded.values, reader.read
+    )
+    reader.close()
+    named_state.try_state(wanted.optimizer, state)
+    return lambda: named_state.load_optimizer(wanted.optimizer, state, decoded.more)

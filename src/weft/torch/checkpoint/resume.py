@@ -16,6 +16,7 @@ from weft.torch.checkpoint import named_state, older_scripts, restore, whole_fil
 from weft.torch.model import DistributedModel
 from weft.torch.optimizer import DistributedOptimizer
 from weft.torch.session import current
+from weft.torch.session.collectives import AllRanks
 from weft.torch.session.session import Session
 
 log = logging.getLogger("weft")
@@ -40,8 +41,9 @@ def resume_from_checkpoint(
     """Go on where a saved job was; every rank calls this, after the model and the optimizer were wrapped.
 
     The number of partitions and replicas and the split may be others than those of the save: each rank reads the
-    bytes that it needs. If the model has no partition yet, weights and optimizer states arrive right after it, at
-    the first step; the automatic split is then the checkpoint's where the settings are the same.
+    bytes that it needs. If the model has no partition yet, every rank reads all weights, which are in the model when
+    this returns; optimizer states arrive right after the split, at the first step, each rank's own, or when the
+    optimizer is asked for them. The automatic split is then the checkpoint's where the settings are the same.
 
     Args:
         path: Where the checkpoints are. With ``partial=False`` also a file or folder in another format: ``.pt``,
@@ -101,7 +103,7 @@ def resume_from_checkpoint(
             "translate_function is for full checkpoints (partial=False): a partial one has the names of the model "
             "that was saved, so it is not called"
         )
-    ranks = restore.AllRanks(session)
+    ranks = AllRanks(session)
     old = ask_first(ranks, lambda: str(older_scripts.find_folder(Path(path), tag) or ""))
     if old:
         return older_scripts.resume(

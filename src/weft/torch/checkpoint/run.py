@@ -12,11 +12,11 @@ from weft.checkpoint.loop import RUN, Loop, Place
 from weft.checkpoint.stop import Stop
 from weft.errors import UsageError
 from weft.torch.checkpoint.position import Position
-from weft.torch.checkpoint.restore import AllRanks
 from weft.torch.checkpoint.resume import only_model, resume_from_checkpoint
 from weft.torch.checkpoint.save import finish_checkpoint, save_checkpoint
 from weft.torch.model import DistributedModel
 from weft.torch.session import current
+from weft.torch.session.collectives import AllRanks
 
 
 def checkpoints(

@@ -43,8 +43,10 @@ from weft.foreign import LARGEST, parse_json, regular, translated
 from weft.torch.checkpoint import named_state
 from weft.torch.checkpoint.formats.source import InMemory, Renamed, Source, open_source
 from weft.torch.checkpoint.formats.torch_file import load_file, read_torch_file
-from weft.torch.checkpoint.restore import AllRanks, Wanted, land_with
+from weft.torch.checkpoint.landing import fill, land
+from weft.torch.checkpoint.restore import Wanted
 from weft.torch.model import DistributedModel
+from weft.torch.session.collectives import AllRanks
 from weft.torch.session.session import Session
 from weft.torch.tensors import saved_values
 
@@ -239,7 +241,7 @@ def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, transl
         )
         if wrong:
             raise UsageError(f"{target} does not fit this script: {'; '.join(wrong)}")
-        land_with(wanted.model, lambda: named_state.load_model(session, wanted.model, whole.shapes, whole))
+        land(wanted.model, None, lambda: fill(session, wanted.model, whole.shapes, whole), None)
     return user
 
 

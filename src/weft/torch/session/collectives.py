@@ -54,3 +54,19 @@ def gather_tensors(
                 dist.broadcast(content.view(-1).view(torch.uint8), rank, group=group)
             merged[name] = content
     return merged
+
+
+class AllRanks:
+    """All ranks of a session's job, as ``weft.checkpoint.agree`` asks for them. ``what``: what they do together."""
+
+    def __init__(self, session: Session, what: str = "resume_from_checkpoint()") -> None:
+        self._session, self._what = session, what
+        self.rank, self.count = session.rank, session.place.world_size
+
+    def gather(self, text: str) -> list[str]:
+        with self._session.doing(self._what):
+            return gather_texts(text, self._session.group("world"))
+
+    def broadcast(self, text: str) -> str:
+        with self._session.doing(self._what):
+            return broadcast_text(text, 0, self._session.group("world"))
