@@ -8,7 +8,8 @@ Its JSON form, of which everything but `name` and the four costs may be left out
     {"weft": "graph", "version": 1,
      "units": [{"name": "embedding", "forward_ms": 0.1, "backward_ms": 0.1, "parameter_bytes": 400,
                 "activation_bytes": 0, "output_bytes": 64, "parameters": 100, "group": null,
-                "input_ms": null, "weight_ms": null}, ...],
+                "input_ms": null, "weight_ms": null,
+                "cut_share": 0.99, "cut_bytes": 64, "cut_ranks": 8, "cut_group": null}, ...],
      "tensors": [{"from": "embedding", "to": ["block", "head"], "bytes": 64}, ...]}
 
 Without `tensors` each unit's result (`output_bytes`) goes to the next unit.
@@ -48,6 +49,10 @@ class Unit:
         group: Units of the same group must lie on the same partition.
         input_ms: Time of the backward pass for its inputs only; None if nobody measured it.
         weight_ms: Time of the backward pass for its weights only; None if nobody measured it.
+        cut_share: The share of its parameters and work that ranks can divide among them (tensor parallelism).
+        cut_bytes: What these ranks then add up in its forward pass, for one microbatch; backward as much.
+        cut_ranks: Over how many ranks it can be cut; 1 if it cannot.
+        cut_group: Units that ranks cut together, and that then lie on the same partition.
     """
 
     name: str
@@ -60,6 +65,10 @@ class Unit:
     group: str | None = None
     input_ms: float | None = None
     weight_ms: float | None = None
+    cut_share: float = 0.0
+    cut_bytes: int = 0
+    cut_ranks: int = 1
+    cut_group: str | None = None
 
     @property
     def halves_ms(self) -> tuple[float, float]:
@@ -198,6 +207,7 @@ class Graph:
 
 _MEASURES = ("forward_ms", "backward_ms", "parameter_bytes", "activation_bytes", "output_bytes", "parameters")
 _HALVES = ("input_ms", "weight_ms")
+_CUTS = ("cut_share", "cut_bytes", "cut_ranks")
 _FIELDS = tuple(field.name for field in fields(Unit))
 
 
@@ -212,6 +222,13 @@ def _check_units(units: tuple[Unit, ...]) -> None:
         for field in _HALVES:
             if getattr(unit, field) is not None:
                 _check_measure(index, unit, field)
+        for field in _CUTS:
+            _check_measure(index, unit, field)
+        if unit.cut_share > 1 or unit.cut_ranks < 1:
+            raise FormatError(
+                f"$.units[{index}]: cut_share is {unit.cut_share} and cut_ranks {unit.cut_ranks} (unit {unit.name}): "
+                "a share is at most 1, and there is at least 1 rank"
+            )
         if (unit.input_ms is None) != (unit.weight_ms is None):
             has, lacks = _HALVES if unit.weight_ms is None else _HALVES[::-1]
             raise FormatError(
@@ -246,7 +263,6 @@ def _check_tensors(tensors: tuple[Tensor, ...], index: dict[str, int]) -> None:
 
 def _read_unit(record: Document) -> Unit:
     record.only(*_FIELDS)
-    group = record["group"] if "group" in record else None
     return Unit(
         name=record["name"].text(),
         forward_ms=record["forward_ms"].number(),
@@ -255,10 +271,18 @@ def _read_unit(record: Document) -> Unit:
         activation_bytes=record["activation_bytes"].whole(),
         output_bytes=record["output_bytes"].whole() if "output_bytes" in record else 0,
         parameters=record["parameters"].whole() if "parameters" in record else 0,
-        group=None if group is None or group.value is None else group.text(),
+        group=_name(record, "group"),
         input_ms=_half(record, "input_ms"),
         weight_ms=_half(record, "weight_ms"),
+        cut_share=record["cut_share"].number() if "cut_share" in record else 0.0,
+        cut_bytes=record["cut_bytes"].whole() if "cut_bytes" in record else 0,
+        cut_ranks=record["cut_ranks"].whole() if "cut_ranks" in record else 1,
+        cut_group=_name(record, "cut_group"),
     )
+
+
+def _name(record: Document, name: str) -> str | None:
+    return record[name].text() if name in record and record[name].value is not None else None
 
 
 def _half(record: Document, name: str) -> float | None:

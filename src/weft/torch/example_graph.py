@@ -34,6 +34,7 @@ from weft.torch.delayed_parameters import has_delayed
 from weft.torch.execution.thread_settings import rehearsal
 from weft.torch.model import DistributedModel
 from weft.torch.session.random_streams import Streams
+from weft.torch.split.cut_units import with_cuts
 from weft.torch.split.open_modules import graph_of, homes
 from weft.torch.split.unit_tree import Tree
 from weft.torch.tensors.mini_batch import prepare
@@ -206,7 +207,9 @@ def traced_graph(example: Example, microbatches: int = 1, units: int = UNITS) ->
     pieces = [piece for piece in tree.pieces(opened(tree, units)) if not piece.floating]
     if not pieces:
         raise UsageError(f"{type(model).__name__} holds no parameters, so there is nothing to place")
-    whole = [replace(unit, name=unit.name or type(model).__name__) for unit in graph_of(pieces)]
+    own = graph_of(pieces).units
+    own = own if meta else with_cuts(own, model, run)
+    whole = [replace(unit, name=unit.name or type(model).__name__) for unit in own]
     names = [unit.name for unit in whole]
     return Graph(
         whole,

@@ -122,7 +122,7 @@ def traced_report(found: Found, machines: Machines, graph: Graph, limit_bytes: f
         plans_table(found.best),
         plans_table(kinds, "The best of each kind"),
         others=[*_others(found), *found.refused],
-        pipeline=pipeline(best, traced_stage_costs(graph, best.division)),
+        pipeline=pipeline(best, traced_stage_costs(graph, machines, best.division)),
         assumptions=[
             f"The optimizer keeps {MOMENTS} numbers for each parameter.",
             "Replicas add up gradients, and stages pass tensors on, over the links of the machine below.",

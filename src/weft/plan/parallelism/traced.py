@@ -1,4 +1,4 @@
-"""A traced model over machines: replicas and pipelines of its own units, whose times were measured.
+"""A traced model over machines: replicas and pipelines of its own units, whose times were measured, whole or in parts.
 
 The times are those of the device on which the model was traced, for the microbatch with which it was: machines of that
 kind are meant. Units are placed for each length of the pipeline so that the busiest rank is as small as possible; the
@@ -18,6 +18,7 @@ from weft.machines.host import Machines
 from weft.partition.chain.exact import exact
 from weft.partition.placement import Placement
 from weft.partition.problem import Problem
+from weft.plan.cut_units import degrees, in_parts
 from weft.plan.parallelism.job import Division
 from weft.plan.parallelism.layer import LayerTimes, Times, all_reduce_s, gather_s
 from weft.plan.parallelism.memory import RESERVED, Memory, held
@@ -89,16 +90,18 @@ def traced_search(graph: Graph, machines: Machines, microbatches: int, limit_byt
     'sharded'
     """
     found = Found()
-    for pipeline in divisors(machines.size):
-        data = machines.size // pipeline
-        if pipeline > len(graph):
-            found.refuse(f"more pipeline ranks than the {len(graph)} units")
-        elif microbatches % data:
-            found.refuse(f"{data} replicas do not divide {microbatches} microbatches")
-        else:
-            row = _row(graph, pipeline)
-            for division in _variants(data, pipeline):
-                keep(found, _plan(division, row, machines, microbatches // data), limit_bytes, "fp32")
+    for tensor in degrees(graph, machines.host.accelerators):
+        parts = in_parts(graph, tensor, machines.ring(tensor, 1))
+        for pipeline in divisors(machines.size // tensor) if machines.size % tensor == 0 else ():
+            data = machines.size // (pipeline * tensor)
+            if pipeline > len(graph):
+                found.refuse(f"more pipeline ranks than the {len(graph)} units")
+            elif microbatches % data:
+                found.refuse(f"{data} replicas do not divide {microbatches} microbatches")
+            else:
+                row = _row(parts, pipeline)
+                for division in _variants(data, tensor, pipeline):
+                    keep(found, _plan(division, row, machines, microbatches // data), limit_bytes, "fp32")
     if not found.tried:
         raise ConfigError(
             f"{machines.size} accelerators cannot divide {microbatches} microbatches ({'; '.join(found.refused)}): "
@@ -109,14 +112,23 @@ def traced_search(graph: Graph, machines: Machines, microbatches: int, limit_byt
 
 def traced_plan(graph: Graph, division: Division, machines: Machines, microbatches: int) -> Plan:
     """What one division of a traced model takes, with so many microbatches a replica."""
-    return _plan(division, _row(graph, division.pipeline), machines, microbatches)
+    parts = in_parts(graph, division.tensor, machines.ring(division.tensor, 1))
+    return _plan(division, _row(parts, division.pipeline), machines, microbatches)
 
 
-def _variants(data: int, pipeline: int) -> Iterator[Division]:
+def _variants(data: int, tensor: int, pipeline: int) -> Iterator[Division]:
     for schedule in ("interleaved", "zb_h1") if pipeline > 1 else ("interleaved",):
         for sharded in ("none", "optimizer") if data > 1 else ("none",):
             for recompute in ("none", "full"):
-                yield Division(data, 1, pipeline, sharded=sharded, schedule=schedule, recompute=recompute)
+                yield Division(
+                    data,
+                    tensor,
+                    pipeline,
+                    sharded=sharded,
+                    schedule=schedule,
+                    recompute=recompute,
+                    along=False,
+                )
 
 
 def _row(graph: Graph, ranks: int) -> Row:
@@ -193,13 +205,13 @@ def _plan(division: Division, row: Row, machines: Machines, microbatches: int) -
     again = Times(inputs=row.busiest.forward) if division.recompute == "full" else Times()
     busiest, mean = row.busiest.plus(again), row.mean.plus(again)
     conduct, device = machines.host.conduct, machines.host.accelerator
-    ring = machines.ring(division.data, 1)
+    ring = machines.ring(division.data, division.tensor)
     if division.sharded == "none":
         exchanged = all_reduce_s(row.parameter_bytes, division.data, ring)
     else:
         exchanged = 2 * gather_s(row.parameter_bytes, division.data, ring)
     exposed = max(exchanged * (1 - conduct.data), exchanged - microbatches * busiest.total)
-    crossing = machines.hop_s(row.crossing_bytes, division.data) + conduct.crossing_s
+    crossing = machines.hop_s(row.crossing_bytes, division.data * division.tensor) + conduct.crossing_s
     shared = division.data if division.sharded == "optimizer" else 1
     step = Step(
         NOTHING,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from weft.errors import ConfigError
 from weft.graph import Graph, Unit
 from weft.machines.catalogue import host_of
 from weft.machines.host import Conduct, Host, Machines
+from weft.plan.cut_units import in_parts
 from weft.plan.parallelism.job import Division
 from weft.plan.parallelism.memory import held
 from weft.plan.parallelism.stage_costs import traced_stage_costs
@@ -90,8 +93,36 @@ def test_a_rank_to_which_microbatches_come_back_counts_all_its_stages():
     for recompute in ("none", "full"):
         plan = traced_plan(Graph(units), Division(pipeline=2, recompute=recompute), Machines(HOST, 1), 8)
         assert plan.step.busiest.forward == pytest.approx(max(one.forward_s for one in found))
-    costs = traced_stage_costs(Graph(units), Division(pipeline=2))
+    costs = traced_stage_costs(Graph(units), Machines(HOST, 1), Division(pipeline=2))
     assert [one.forward_s for one in costs] == [one.forward_s for one in found]
+
+
+def test_ranks_that_cut_layers_have_parts_of_them_and_wait_for_sums():
+    """Two blocks of three quarters to cut over two ranks; 10 MB of sums at 1 GB/s take 10 ms in each pass."""
+    host = Host("h", HOST.accelerator, 4, Link(0.0, 1e9), Link(), conduct=FREE)
+    cut: dict[str, Any] = {"cut_share": 0.75, "cut_bytes": 10**7, "cut_ranks": 2}
+    graph = Graph(Unit(f"u{i}", 40.0, 80.0, 100 * MIB, 34 * MIB, MIB, **cut) for i in range(2))
+    plan = traced_plan(graph, Division(2, 2, along=False), Machines(host, 1), 4)
+    one = 0.625 * 0.04 + 0.01
+    assert plan.step.busiest.forward == pytest.approx(2 * one)
+    assert plan.step.busiest.total == pytest.approx(2 * (0.625 * 0.12 + 0.02))
+    assert plan.memory.parameters == 125 * MIB
+    assert plan.memory.activations == pytest.approx(2 * (34 - 0.375 * 24) * MIB, rel=1e-6)
+    found = traced_search(graph, Machines(host, 1), 4, 15e9)
+    assert {one.division.tensor for one in found.best} == {1, 2}
+    assert not any(one.division.along and one.division.tensor > 1 for one in found.best)
+
+
+def test_what_ranks_cut_together_lies_on_one_partition():
+    """Four linears, each two between which tensors are in parts: three are no place to cut a pipeline at."""
+    units = [
+        Unit(f"u{i}", t, 2 * t, MIB, MIB, MIB, cut_share=1.0, cut_ranks=2, cut_group=f"pair{i // 2}")
+        for i, t in enumerate((1.0, 1.0, 1.0, 9.0))
+    ]
+    whole, _ = rank_costs(Graph(units), 2)
+    assert whole.partitions == (0, 0, 0, 1)
+    parts, _ = rank_costs(in_parts(Graph(units), 2, Link()), 2)
+    assert parts.partitions == (0, 0, 1, 1)
 
 
 def test_what_does_not_fit_falls_out():

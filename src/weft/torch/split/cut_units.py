@@ -1,0 +1,102 @@
+"""What tensor parallelism could cut of a model, told of its units: for plans, before there are ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.errors import UsageError
+from weft.graph.model import Unit
+from weft.torch.execution.thread_settings import rehearse
+from weft.torch.split.first_microbatch import Forward
+from weft.torch.tensor_parallel import Splits, find
+from weft.torch.tensor_parallel.splits import COLUMN
+from weft.torch.tensors.nested import tensors_in
+
+log = logging.getLogger("weft")
+RANKS = (2, 4, 8)
+"""Over so many ranks the model is tried: more than a host's share no link quickly enough."""
+
+
+def with_cuts(units: Sequence[Unit], model: nn.Module, run: Callable[[], Any]) -> tuple[Unit, ...]:
+    """The units with what ranks could cut of each.
+
+    Args:
+        units: Named as modules of the model are.
+        model: The model, which stays as it is.
+        run: Runs the model once on one microbatch.
+    """
+    found = list(_splits(model, run))
+    if not found:
+        return tuple(units)
+    sizes = _sizes(model, run, found[0])
+    return tuple(_with_cut(unit, model, found, sizes) for unit in units)
+
+
+def _splits(model: nn.Module, run: Callable[[], Any]) -> Iterator[Splits]:
+    """What can be cut over each number of ranks, as far as there is something."""
+    for ranks in RANKS:
+        rehearse(Forward())
+        try:
+            splits = find(model, run, ranks)
+        except UsageError as error:  # this PyTorch cannot try it
+            log.info("what ranks could cut of the model is not known: %s", error)
+            return
+        finally:
+            rehearse(None)
+        if not splits.regions:
+            return
+        yield splits
+
+
+def _sizes(model: nn.Module, run: Callable[[], Any], splits: Splits) -> dict[str, int]:
+    """What ranks add up or gather after each module that is not cut by its results, in bytes."""
+    sizes: dict[str, int] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, result: Any) -> None:
+            first = next(iter(tensors_in(result)), None)
+            if first is not None:
+                sizes[name] = sizes.get(name, 0) + first.numel() * first.element_size()
+
+        return hook
+
+    with ExitStack() as stack, torch.no_grad():
+        for name, linear in splits.linears().items():
+            if linear.kind != COLUMN:
+                handle = model.get_submodule(name).register_forward_hook(note(name))
+                stack.callback(handle.remove)
+        run()
+    return sizes
+
+
+def _with_cut(unit: Unit, model: nn.Module, found: Sequence[Splits], sizes: dict[str, int]) -> Unit:
+    def mine(splits: Splits) -> list[str]:
+        return [name for name in splits.linears() if _is_in(name, unit.name)]
+
+    first = found[0]
+    around = next((region.name for region in first.regions if _is_in(unit.name, region.name)), None)
+    cut = mine(first)
+    ranks = max((splits.size for splits in found if mine(splits) == cut), default=1)
+    if not cut and (around is None or unit.parameters):
+        return unit
+    own = {id(p): p.numel() for p in model.get_submodule(unit.name).parameters()}
+    parts = {id(p): p.numel() for name in cut for p in model.get_submodule(name).parameters()}
+    return replace(
+        unit,
+        cut_share=sum(parts.values()) / sum(own.values()) if cut else 1.0,
+        cut_bytes=sum(sizes.get(name, 0) for name in cut),
+        cut_ranks=ranks,
+        cut_group=around if around != unit.name else None,
+    )
+
+
+def _is_in(name: str, module: str) -> bool:
+    """Whether a module is another one, or inside of it."""
+    return not module or name == module or name.startswith(f"{module}.")

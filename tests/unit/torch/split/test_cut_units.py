@@ -1,0 +1,54 @@
+"""What plans are told of the parts that ranks could have of a model's units."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from weft.graph import Graph, Unit
+from weft.torch.example_graph import Example, traced_graph
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+def traced(model: nn.Module, units: int) -> dict[str, Unit]:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    graph = traced_graph(Example(model, torch.randn(4, 8)), units=units)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert Graph.from_json(graph.to_json()) == graph
+    return {unit.name: unit for unit in graph}
+
+
+def test_blocks_have_shares_and_sums():
+    found = traced(nn.Sequential(Block(), Block()), units=2)
+    parameters = 8 * 32 + 32 + 32 * 8 + 8
+    for unit in found.values():
+        assert unit.cut_share == parameters / (parameters + 16)
+        assert (unit.cut_bytes, unit.cut_ranks, unit.cut_group) == (4 * 8 * 4, 8, None)
+
+
+def test_single_layers_are_cut_with_those_between_which_tensors_are_in_parts():
+    found = traced(nn.Sequential(Block(), Block(), nn.Linear(8, 3)), units=64)
+    assert [found[name].cut_share for name in ("0.norm", "0.up", "0.down", "2")] == [0.0, 1.0, 1.0, 0.0]
+    assert found["0.up"].cut_group == found["0.down"].cut_group != found["1.up"].cut_group
+    assert (found["0.up"].cut_bytes, found["0.down"].cut_bytes) == (0, 4 * 8 * 4)
+    assert found["2"].cut_ranks == 1
+
+
+def test_ranks_that_do_not_divide_the_layer_are_no_choice():
+    class Narrow(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+
+    found = traced(nn.Sequential(Narrow(), Narrow()), units=2)
+    assert {unit.cut_ranks for unit in found.values()} == {4}
