@@ -131,6 +131,17 @@ def test_copies_of_a_split_model_log_and_learn_together(plain: Path):
         same(mine, expected)
 
 
+def test_ranks_that_split_tensors_are_one_copy(plain: Path):
+    settings = {"SETTINGS": json.dumps({"tensor_parallel_degree": 2})}
+    run_ranks(4, JOB, [str(plain), "1", "replicas"], warm=True, env=QUIET | settings).check()
+    expected = found(plain, "plain/0", "replicas")
+    expected["metrics"].pop("accuracy_of_batch")
+    for rank in range(4):
+        mine = found(plain, f"weft/{rank}", "replicas")
+        mine["metrics"].pop("accuracy_of_batch")
+        same(mine, expected)
+
+
 def test_torchrun_starts_it_too(plain: Path):
     run_ranks(2, JOB, [str(plain), "2", "manual"], launcher="torchrun", env=QUIET).check()
     same(found(plain, "weft/1", "manual"), found(plain, "plain/0", "manual"))

@@ -42,8 +42,9 @@ def alone(script: str, *args: str) -> dict:
     return result
 
 
-def split(n: int, script: str, *args: str, options=()) -> list:
-    done = run_ranks(n, HERE / script, args, QUIET, timeout=400, launcher="weft", options=options)
+def split(n: int, script: str, *args: str, options=(), **settings) -> list:
+    env = QUIET | ({"SETTINGS": json.dumps(settings)} if settings else {})
+    done = run_ranks(n, HERE / script, args, env, timeout=400, launcher="weft", options=options)
     return found(done.check().stdout)
 
 
@@ -89,6 +90,22 @@ def test_replicas_of_a_split_trainer_do_what_one_process_does(tmp_path):
     for result in results:
         for case in REPLICATED:
             assert equal(one[case], result[case], 2e-4), (case, one[case], result[case])
+
+
+def test_ranks_that_split_tensors_are_one_copy_to_a_trainer(tmp_path):
+    """Two copies, each of two ranks that read the same batches."""
+    cases = ["variable lengths", "accumulated", "best"]
+    one = alone("hf_trainer.py", str(tmp_path / "one"), "4", "8", *cases)
+    settings = {"partitions": 1, "tensor_parallel_degree": 2}
+    for result in split(4, "hf_trainer.py", str(tmp_path / "four"), "2", "8", *cases, **settings):
+        for case in cases:
+            assert equal(one[case], result[case], 2e-4), (case, one[case], result[case])
+
+
+def test_a_trainer_refuses_samples_of_each_rank_that_splits_tensors(tmp_path):
+    settings = {"tensor_parallel_degree": 2, "prescaled_batch": False}
+    with pytest.raises(AssertionError, match='write "prescaled_batch": true'):
+        split(2, "hf_trainer.py", str(tmp_path), "4", "8", "variable lengths", **settings)
 
 
 def test_sft_with_an_adapter_goes_on_where_it_was(tmp_path):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from weft.communication import objects
 from weft.compat.hf.ranks import gather_over_replicas, reduce_over_replicas
 from weft.errors import UsageError
-from weft.integrations.alike import draw_alike
+from weft.integrations.alike import draw_alike, refuse_apart
 from weft.session import ranks
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.model import DistributedModel
@@ -55,6 +55,7 @@ class Accelerator(accelerate.Accelerator):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         session = current.session()
+        refuse_apart()
         asked = [name for name in _PLUGINS if kwargs.get(name) is not None]
         if asked:
             raise UsageError(
@@ -101,11 +102,11 @@ class Accelerator(accelerate.Accelerator):
 
     def gather(self, tensor: Any) -> Any:
         """What all copies of the model have, one after another along dim 0."""
-        return tensor if ranks.dp_size() == 1 else gather_over_replicas(tensor)
+        return tensor if ranks.rdp_size() == 1 else gather_over_replicas(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         plain = replace(input_data, lambda _: None, attributes=False)  # type: ignore[arg-type,return-value]
-        if ranks.dp_size() > 1 and (use_gather_object or _has_values(plain)):
+        if ranks.rdp_size() > 1 and (use_gather_object or _has_values(plain)):
             raise UsageError(
                 "gather_for_metrics() takes tensors here: gather other objects with weft.allgather()"
             )
@@ -113,7 +114,7 @@ class Accelerator(accelerate.Accelerator):
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """The sum over the copies of the model, or "mean"; "none" gives what was there."""
-        if reduction == "none" or ranks.dp_size() == 1:
+        if reduction == "none" or ranks.rdp_size() == 1:
             return replace(tensor, lambda each: each * scale)
         return reduce_over_replicas(tensor, reduction == "mean", scale)
 
@@ -146,7 +147,7 @@ def _hidden(names: tuple[str, ...]) -> Iterator[None]:
 def _count_replicas() -> None:
     """accelerate's state says how many copies of the model there are, and which is this one's."""
     PartialState._shared_state.update(
-        _weft=True, num_processes=ranks.dp_size(), process_index=ranks.dp_rank(),
+        _weft=True, num_processes=ranks.rdp_size(), process_index=ranks.rdp_rank(),
         local_process_index=ranks.local_rank(),
     )  # fmt: skip
     for name, ours in (
@@ -178,4 +179,4 @@ def _numbered_by_rank() -> Iterator[None]:
         yield
     finally:
         for each in states:
-            each["process_index"] = ranks.dp_rank()
+            each["process_index"] = ranks.rdp_rank()

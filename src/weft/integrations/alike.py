@@ -1,4 +1,4 @@
-"""Ranks that must shuffle alike go on from the same random states."""
+"""Ranks of one copy of a model read the same batches: they shuffle alike, and none has samples of its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from weft.communication import objects
+from weft.errors import UsageError
+from weft.torch.session import current
 
 
 def draw_alike(group: objects.CommGroup) -> None:
@@ -20,3 +22,12 @@ def draw_alike(group: objects.CommGroup) -> None:
     random.setstate(first[1])
     if numpy is not None and first[2] is not None:
         numpy.random.set_state(first[2])
+
+
+def refuse_apart() -> None:
+    """:class:`UsageError` if ranks that split tensors are to read samples of their own."""
+    if current.session().settings.inputs == "apart":
+        raise UsageError(
+            '"inputs": "apart" lets ranks that split tensors read samples of their own, which a loop that weft does '
+            "not own would count as copies of the model: leave it out"
+        )

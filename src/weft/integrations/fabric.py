@@ -46,12 +46,12 @@ class WeftStrategy(Together, fabric.strategies.ParallelStrategy):
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any] | None:
         """Each copy of the model reads its own shard, the ranks of one copy the same; one alone reads everything."""
-        if ranks.dp_size() == 1:
+        if ranks.rdp_size() == 1:
             return None
-        return {"num_replicas": ranks.dp_size(), "rank": ranks.dp_rank()}
+        return {"num_replicas": ranks.rdp_size(), "rank": ranks.rdp_rank()}
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        draw_alike(objects.PP_GROUP)
+        draw_alike(objects.MP_GROUP)
         return dataloader
 
     def module_to_device(self, module: nn.Module) -> None:
@@ -85,7 +85,7 @@ class WeftStrategy(Together, fabric.strategies.ParallelStrategy):
                 f"fabric.backward(loss) does not know which of {len(self._models)} models: fabric.backward(loss, "
                 "model=model)"
             )
-        if ranks.pp_size() > 1 and not (current.session().tracing or in_microbatch()):
+        if ranks.mp_size() > 1 and not (current.session().tracing or in_microbatch()):
             raise UsageError(
                 "the model is split: call it, and fabric.backward(), in a function decorated with @weft.step"
             )

@@ -65,12 +65,12 @@ class WeftStrategy(Together, pl.strategies.ParallelStrategy):
     @property
     def is_distributed(self) -> bool:
         """Whether data are shared out, and logged values added up: over the copies of the model."""
-        return current.is_initialized() and ranks.dp_size() > 1
+        return current.is_initialized() and ranks.rdp_size() > 1
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """Each copy of the model reads its own shard, the ranks of one copy the same."""
-        return {"num_replicas": ranks.dp_size(), "rank": ranks.dp_rank()}
+        return {"num_replicas": ranks.rdp_size(), "rank": ranks.rdp_rank()}
 
     def setup_environment(self) -> None:
         self.join(self.precision_plugin)
@@ -95,7 +95,7 @@ class WeftStrategy(Together, pl.strategies.ParallelStrategy):
                 convert_sync_batchnorm(module)
                 self._layer_sync = None
             self.split = DistributedModel(module)
-        draw_alike(objects.PP_GROUP)
+        draw_alike(objects.MP_GROUP)
         self._steps.clear()
         self._inside = Inside(self, trainer, module)
         super().setup(trainer)
@@ -138,7 +138,7 @@ class WeftStrategy(Together, pl.strategies.ParallelStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         module = self.lightning_module
         assert self.split is not None and self._inside is not None
-        if not module.automatic_optimization and ranks.pp_size() > 1:
+        if not module.automatic_optimization and ranks.mp_size() > 1:
             return self._manual_step(args, kwargs)
         if not module.automatic_optimization:  # nothing is split, and no batch is cut
             with self.precision_plugin.train_step_context():

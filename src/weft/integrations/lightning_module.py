@@ -88,7 +88,7 @@ class Inside:
     def _log_of_all(self, given: dict[str, Any]) -> None:
         """Copies of the model log what they have together: a Trainer that decided by it would part them else."""
         if isinstance(given["value"], (Tensor, int, float)) and not given.get("rank_zero_only"):
-            given["sync_dist"] = given.get("sync_dist", False) or ranks.dp_size() > 1
+            given["sync_dist"] = given.get("sync_dist", False) or ranks.rdp_size() > 1
         self._log(**given)
 
     def _keep(self, function: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:

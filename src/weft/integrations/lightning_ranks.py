@@ -14,6 +14,7 @@ from torch import Tensor
 from weft.communication import objects
 from weft.errors import UsageError
 from weft.foreign import MOST_RANKS, whole
+from weft.integrations.alike import refuse_apart
 from weft.launch.discovery import discover
 from weft.session import ranks
 from weft.torch import join
@@ -112,6 +113,7 @@ class Together:
                 f"of {', '.join(PRECISIONS)}"
             )
         join.init(self.settings)
+        refuse_apart()
         device, wanted = (
             current.session().device.type,
             (self.parallel_devices or [torch.device("cpu")])[0].type,
@@ -136,7 +138,7 @@ class Together:
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Over the copies of the model: the ranks of one have the same."""
-        if not isinstance(tensor, Tensor) or ranks.dp_size() == 1:
+        if not isinstance(tensor, Tensor) or ranks.rdp_size() == 1:
             return tensor
         mean = str(reduce_op).lower() in ("none", "mean", "avg")
         how = dist.ReduceOp.SUM if mean else _operation(reduce_op)
@@ -144,8 +146,8 @@ class Together:
             "cpu", torch.float32 if mean and not tensor.is_floating_point() else None, copy=True
         )
         with current.session().doing("a value that the Trainer adds up"):
-            dist.all_reduce(result, how, group=current.session().group("dp"))
-        return (result / ranks.dp_size() if mean else result).to(tensor.device)
+            dist.all_reduce(result, how, group=current.session().group("rdp"))
+        return (result / ranks.rdp_size() if mean else result).to(tensor.device)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """The same on every rank, also if ranks of one copy thought otherwise."""
@@ -157,9 +159,9 @@ class Together:
             raise UsageError(
                 "all_gather(sync_grads=True) has no way back through a split model: gather without it"
             )
-        if ranks.dp_size() == 1:
+        if ranks.rdp_size() == 1:
             return tensor
-        parts = objects.allgather(tensor.detach(), objects.DP_GROUP)
+        parts = objects.allgather(tensor.detach(), objects.RDP_GROUP)
         return torch.stack([part.to(tensor.device) for part in parts])
 
 

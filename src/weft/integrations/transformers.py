@@ -27,12 +27,13 @@ def enable(**settings: Any) -> None:
 
     Args:
         settings: weft's settings by name, see ``docs/settings.md``. ``partitions`` left out: as many as there are
-            ranks. ``microbatches`` left out: twice the partitions, or less where a batch has less samples.
+            ranks, or groups of ranks that split tensors, which all read the same batches. ``microbatches`` left out:
+            twice the partitions, or less where a batch has less samples.
 
     Raises:
         ConfigError: A setting is wrong. Nothing has been changed then.
     """
-    given = {"partitions": discover(os.environ).world_size, "optimize": "auto", **settings}
+    given = {"partitions": _partitions(settings), "optimize": "auto", "prescaled_batch": True, **settings}
     state.init(given)
     os.environ[PARAMETERS] = json.dumps(given)
     os.environ[DEFAULTS] = "1"
@@ -42,3 +43,10 @@ def enable(**settings: Any) -> None:
         if name in sys.modules and not hasattr(sys.modules[name], "smp"):
             sys.modules[name].smp = importlib.import_module("smdistributed.modelparallel.torch")  # type: ignore[attr-defined]
             sys.modules[name].smp_gather = gather_over_replicas  # type: ignore[attr-defined]
+
+
+def _partitions(settings: dict[str, Any]) -> int:
+    """All ranks make one copy of the model, if the settings say no more."""
+    degree = settings.get("tensor_parallel_degree", 1)
+    ranks = discover(os.environ).world_size
+    return max(1, ranks // degree) if isinstance(degree, int) and degree > 0 else ranks

@@ -48,12 +48,16 @@ class Mesh:
     ((0, 4), (1, 5), (2, 6), (3, 7))
     >>> mesh.coordinates(5)
     Coordinates(rdp=1, pp=1, tp=0)
+
+    ``alike``: whether the ranks that split a tensor read the same samples. Axis `dp`, of ranks that read other ones,
+    then is `rdp`; otherwise it has these ranks, too.
     """
 
     world_size: int
     pp: int
     tp: int = 1
     placement: str = "cluster"
+    alike: bool = False
 
     def __post_init__(self) -> None:
         faults = [
@@ -132,6 +136,6 @@ class Mesh:
             raise UsageError(f'there is no axis "{axis}", write one of {", ".join(_SHARED)}')
         return self._grouped[axis]
 
-    @staticmethod
-    def _shared(axis: str, here: Coordinates) -> tuple[int, ...]:
+    def _shared(self, axis: str, here: Coordinates) -> tuple[int, ...]:
+        axis = "rdp" if axis == "dp" and self.alike else axis
         return tuple(getattr(here, name) for name in _SHARED.get(axis, ()))

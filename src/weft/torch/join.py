@@ -57,6 +57,12 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     Raises :class:`ConfigError` for settings that are wrong, on every rank, and :class:`DivergenceError` on
     every rank when they were started with different ones; nothing has been changed then.
     """
+    enter(config)
+
+
+def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
+    """What :func:`init` does. ``dp_has_tp``: axis `dp` has the ranks that split tensors also if they read the same
+    samples, as the original's has."""
     place = rendezvous.locate(discover(os.environ))
     settings = resolve(config, os.environ, place.world_size)
     if current.is_initialized():
@@ -76,8 +82,9 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     if place.world_size > 1:
         rendezvous.init_process_group(place, store, "gloo", timeout)
     mesh = Mesh(
-        place.world_size, settings.partitions, settings.tensor_parallel_degree, settings.placement_strategy
-    )
+        place.world_size, settings.partitions, settings.tensor_parallel_degree, settings.placement_strategy,
+        alike=settings.inputs != "apart" and not dp_has_tp,
+    )  # fmt: skip
     groups = make_groups(mesh, place.rank, timeout)
     session = Session(
         settings=settings, place=place, mesh=mesh, monitor=monitor, store=store, device=device, groups=groups,

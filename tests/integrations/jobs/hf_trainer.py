@@ -13,7 +13,7 @@ warnings.filterwarnings("ignore", category=FutureWarning)
 if "RANK" in os.environ and "SM_HP_MP_PARAMETERS" not in os.environ:
     import weft.integrations.transformers
 
-    weft.integrations.transformers.enable(partitions=2)
+    weft.integrations.transformers.enable(**json.loads(os.environ.get("SETTINGS", '{"partitions": 2}')))
 
 import torch
 from torch.nn.functional import cross_entropy

@@ -6,6 +6,7 @@ python lightning_job.py FOLDER PARTITIONS CASE ...
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -32,6 +33,7 @@ def strategy(**settings: Any) -> dict[str, Any]:
         return {}
     from weft.integrations.lightning import WeftStrategy
 
+    settings |= json.loads(os.environ.get("SETTINGS", "{}"))
     return {"strategy": WeftStrategy(partitions=PARTITIONS, microbatches=2, **settings)}
 
 

@@ -43,6 +43,16 @@ def test_the_example_that_is_not_of_the_default_placement():
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
+def test_ranks_that_read_the_same_samples_are_no_axis_of_other_ones(placement):
+    apart, alike = (Mesh(8, pp=2, tp=2, placement=placement, alike=alike) for alike in (False, True))
+    assert alike.groups("dp") == alike.groups("rdp") == apart.groups("rdp")
+    assert apart.size("dp") == 4 and alike.size("dp") == 2
+    assert [alike.groups(axis) for axis in ("pp", "tp", "mp")] == [
+        apart.groups(axis) for axis in ("pp", "tp", "mp")
+    ]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
 def test_the_right_most_letter_varies_fastest(placement):
     """The rank is the number whose digits, from the left, are the coordinates that the letters name."""
     extent = {"D": 3, "P": 2, "T": 4}

@@ -409,3 +409,27 @@ def test_a_pipeline_alone_has_no_group_of_one_rank():
     the pipeline."""
     done = run_ranks(2, GROUPS, warm=True).check()
     assert done.stdout.count("polling: 2") == 2, done.stdout
+
+
+READERS = """
+import sys
+import weft.torch as weft
+import smdistributed.modelparallel.torch as smp
+
+settings = {"partitions": 1, "tensor_parallel_degree": 2}
+if sys.argv[1] == "weft":
+    weft.init(settings)
+    assert (weft.dp_rank(), weft.dp_size(), weft.get_dp_group()) == (0, 1, [weft.rank()])
+elif sys.argv[1] == "apart":
+    weft.init({**settings, "inputs": "apart"})
+    assert (weft.dp_rank(), weft.dp_size(), weft.get_dp_group()) == (weft.rank(), 2, [0, 1])
+else:
+    smp.init({**settings, "prescaled_batch": True})
+    assert (smp.dp_rank(), smp.dp_size(), smp.rdp_size()) == (smp.rank(), 2, 1)
+    assert weft.shared_sampler([1, 2, 3]).num_replicas == 1
+"""
+
+
+@pytest.mark.parametrize("who", ["weft", "apart", "smp"])
+def test_dp_counts_ranks_that_read_other_samples(who):
+    run_ranks(2, READERS, [who], timeout=60, warm=True, options=["--smdistributed"]).check()

@@ -97,14 +97,14 @@ def _in_a_file(name: str, adapter: str) -> str:
 
 
 def _write_random_states_once(cls: Any) -> None:
-    """Let one rank of each pipeline write random states: all its ranks have one name for the file."""
+    """Let one rank of each copy of the model write random states: all its ranks have one name for the file."""
     save = cls._save_rng_state
 
     @functools.wraps(save)
     def save_rng_state(self: Any, output_dir: str) -> None:
-        from weft.session.ranks import pp_rank
+        from weft.session.ranks import mp_rank
 
-        if not state.initialized or pp_rank() == 0:
+        if not state.initialized or mp_rank() == 0:
             save(self, output_dir)
 
     cls._save_rng_state = save_rng_state

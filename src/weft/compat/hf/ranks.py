@@ -44,7 +44,7 @@ def install(accelerator: ModuleType) -> None:
     PartialState.__init__ = init
     cls = accelerator.Accelerator
     for name, ours in (
-        ("num_processes", _dp_size), ("process_index", _dp_rank),
+        ("num_processes", _replicas), ("process_index", _replica),
         ("is_main_process", lambda: _rank() == 0), ("is_local_main_process", lambda: _local_rank() == 0),
     ):  # fmt: skip
         setattr(cls, name, property(_either(ours, getattr(cls, name).fget)))
@@ -52,7 +52,7 @@ def install(accelerator: ModuleType) -> None:
     reduce = cls.reduce
 
     def gather_replicas(self: Any, tensor: Any) -> Any:
-        if not state.initialized or _dp_size() == 1:
+        if not state.initialized or _replicas() == 1:
             return gather(self, tensor)
         return gather_over_replicas(tensor)
 
@@ -64,7 +64,7 @@ def install(accelerator: ModuleType) -> None:
         return unwrap(self, _module_of(model), *args, **kwargs)
 
     def reduce_replicas(self: Any, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        if not state.initialized or _dp_size() == 1 or reduction not in ("sum", "mean"):
+        if not state.initialized or _replicas() == 1 or reduction not in ("sum", "mean"):
             return reduce(self, tensor, reduction, scale)
         return reduce_over_replicas(tensor, reduction == "mean", scale)
 
@@ -86,16 +86,16 @@ def _module_of(model: Any) -> Any:
     return model.module if isinstance(model, DistributedModel) else model
 
 
-def _dp_size() -> int:
-    from weft.session.ranks import dp_size
+def _replicas() -> int:
+    from weft.session.ranks import rdp_size
 
-    return dp_size()
+    return rdp_size()
 
 
-def _dp_rank() -> int:
-    from weft.session.ranks import dp_rank
+def _replica() -> int:
+    from weft.session.ranks import rdp_rank
 
-    return dp_rank()
+    return rdp_rank()
 
 
 def _rank() -> int:
@@ -117,7 +117,7 @@ def gather_over_replicas(tree: Any) -> Any:
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
         own = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
-        return torch.cat([part.to(tensor.device) for part in objects.allgather(own, objects.DP_GROUP)])
+        return torch.cat([part.to(tensor.device) for part in objects.allgather(own, objects.RDP_GROUP)])
 
     return replace(tree, one)
 
@@ -130,7 +130,7 @@ def reduce_over_replicas(tree: Any, mean: bool, scale: float) -> Any:
     def one(tensor: torch.Tensor) -> torch.Tensor:
         total = tensor.detach().to("cpu", copy=True)
         with session().doing("Accelerator.reduce()"):
-            torch.distributed.all_reduce(total, group=session().group("dp"))
-        return (total / _dp_size() if mean else total).to(tensor.device) * scale
+            torch.distributed.all_reduce(total, group=session().group("rdp"))
+        return (total / _replicas() if mean else total).to(tensor.device) * scale
 
     return replace(tree, one)

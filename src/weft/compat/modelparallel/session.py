@@ -13,6 +13,16 @@ from weft.torch import join
 from weft.torch.session import current
 
 
+class _Join:
+    """Joins a job whose data-parallel groups are the original's."""
+
+    def init(self, config: Mapping[str, Any] | None = None) -> None:
+        join.enter(config, dp_has_tp=True)
+
+    def shutdown(self) -> None:
+        join.shutdown()
+
+
 class State(base.State):
     """``smp.state`` for PyTorch."""
 
@@ -23,7 +33,7 @@ class State(base.State):
         rendezvous.init_process_group(session.place, HashStore(), "gloo", session.timeout)
 
 
-state = State(join)
+state = State(_Join())
 
 
 def init(config: Mapping[str, Any] | None = None) -> None:

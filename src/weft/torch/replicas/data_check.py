@@ -48,7 +48,9 @@ def check_batch(batch: Any) -> None:
     session = current.session()
     with session.doing("the check of the data loaders"):
         prints = gather_texts("" if batch is None else fingerprint(batch), session.group("world"))
-    fault = difference(prints, [session.mesh.position("dp", rank) for rank in session.mesh.group("world", 0)])
+    fault = difference(
+        prints, [session.mesh.position(session.reads, rank) for rank in session.mesh.group("world", 0)]
+    )
     if fault:
         raise DivergenceError(fault)
 

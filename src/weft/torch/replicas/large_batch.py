@@ -56,7 +56,7 @@ def scale_lr(lr: float, batch_size: int, base_batch_size: int = 256, replicas: i
     """
     if replicas is None:
         plain = not current.is_initialized() and dist.is_available() and dist.is_initialized()
-        replicas = dist.get_world_size() if plain else current.session().mesh.size("dp")
+        replicas = dist.get_world_size() if plain else _readers()
     faults = [
         f"{name} is {value}, it must be above 0"
         for name, value in (
@@ -155,8 +155,8 @@ def shared_sampler(
             seed = int(broadcast_text(str(torch.initial_seed() % (1 << 31)), 0, session.group("world")))
     return DistributedSampler(
         dataset,  # type: ignore[arg-type]
-        num_replicas=session.mesh.size("dp"),
-        rank=session.position("dp"),
+        num_replicas=_readers(),
+        rank=session.position(session.reads),
         shuffle=shuffle,
         seed=seed,
         drop_last=drop_last,
@@ -184,3 +184,9 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         {"params": [p for p in parameters if decayed[id(p)] is wanted], "weight_decay": decay}
         for wanted, decay in ((True, weight_decay), (False, 0.0))
     ]
+
+
+def _readers() -> int:
+    """How many ranks read other samples."""
+    session = current.session()
+    return session.mesh.size(session.reads)

@@ -32,11 +32,11 @@ def _replace(present: Callable[[], Any], module: ModuleType) -> None:
     @functools.wraps(original)
     def gather_all_tensors(result: Tensor, group: Any = None) -> list[Tensor]:
         session = present() if group is None else None
-        if session is None or session.mesh.pp == 1:
+        if session is None or session.mesh.pp * session.mesh.tp == 1:
             return original(result, group)
-        if session.mesh.size("dp") == 1:
+        if session.mesh.rdp == 1:
             return [result]
         with session.doing(f"{__name__}: a metric of all replicas"):
-            return [each.to(result.device) for each in original(result.cpu(), session.group("dp"))]
+            return [each.to(result.device) for each in original(result.cpu(), session.group("rdp"))]
 
     module.gather_all_tensors = gather_all_tensors  # type: ignore[attr-defined]

@@ -124,6 +124,11 @@ class Session(base.Session):
             self.groups[ranks] = dist.new_group(ranks, self.timeout, "gloo", use_local_synchronization=True)
         return self.groups[ranks]
 
+    @property
+    def reads(self) -> str:
+        """The axis along which ranks read other samples."""
+        return "dp" if self.settings.inputs == "apart" else "rdp"
+
     def connect_tensor(self, mailbox: Mailbox) -> Turns | None:
         """A channel and a group between the ranks that split weights; their turns. Every rank calls this."""
         if self.mesh.tp == 1:
