@@ -3,8 +3,8 @@
     python -m benchmarks.plan.memory --models gpt,t5
 
 The GPT is planned by its sizes, the others as they were traced. Measured is the peak of resident memory of the fullest
-rank in usual steps, above what was resident before the model was built (`trainee.py`), less the same of a tiny GPT:
-libraries that are loaded on the way. What a plan reserves for drivers is left out. Ranks keep to their schedule
+rank in usual steps, above what was resident before the model was built (`trainee.py`), less what a rank takes besides
+any model (`besides`). What a plan reserves for that is left out. Ranks keep to their schedule
 (`optimize` is "memory", with no weight of memory in the split).
 """
 
@@ -55,25 +55,27 @@ def divisions(ranks: int) -> Iterator[Division]:
 
 
 @cache
-def libraries(division: Division) -> float:
-    """What a tiny model takes, which is as good as nothing: what is loaded on the way."""
-    tiny = replace(division, recompute="none", sharded="none")
-    if tiny != division:
-        return libraries(tiny)
-    found = run(
-        task_of("gpt", division, BATCH // SAMPLES // division.data, True, 2, lean=True), division, **KEEPING
-    )
+def besides(division: Division) -> float:
+    """What a rank takes besides the model, whatever its depth: code of libraries, what they pack operands in, rings to
+    other ranks. Of a GPT with a block a rank it is what the plan's formulas do not say."""
+    shallow = replace(division, recompute="none", sharded="none")
+    if shallow != division:
+        return besides(shallow)
+    blocks = division.pipeline
+    task = task_of("gpt", division, BATCH // SAMPLES // division.data, False, 2, lean=True)
+    found = run(replace(task, blocks=blocks), division, **KEEPING)
     if isinstance(found, str):
-        raise SystemExit(f"a tiny model could not be trained: {found}")
-    return max(found.memory_bytes)
+        raise SystemExit(f"a shallow model could not be trained: {found}")
+    own = predicted("gpt", None, division, False, blocks)
+    return max(found.memory_bytes) - (own.total - own.reserved)
 
 
-def predicted(model: str, graph: Graph | None, division: Division, small: bool) -> Memory:
+def predicted(model: str, graph: Graph | None, division: Division, small: bool, blocks: int = 0) -> Memory:
     """What a plan says: by the sizes of the GPT, or of a traced model."""
     machines = Machines(host_of("cpu:1", division.ranks), 1)
     if graph is not None:
         return traced_plan(graph, division, machines, BATCH // SAMPLES // division.data).memory
-    job = Job(gpt_sizes(small), BATCH, "fp32", eager=True)
+    job = Job(gpt_sizes(small, blocks), BATCH, "fp32", eager=True)
     return memory_of(job, division, StepTimes(job, machines).shares(division))
 
 
@@ -120,7 +122,7 @@ def main(arguments: list[str]) -> int:
                 continue
             found = predicted(model, graph, division, given.small)
             fullest = max(zip(measured.memory_bytes, measured.parameter_bytes, strict=True))
-            line, error = row(model, division, found, fullest[0] - libraries(division), fullest[1])
+            line, error = row(model, division, found, fullest[0] - besides(division), fullest[1])
             errors.append(error)
             print(line, flush=True)
     if errors:

@@ -22,6 +22,7 @@ from benchmarks import machine
 from benchmarks.balance.models import MODELS
 from benchmarks.contenders import SMALL as SMALL_GPT
 from benchmarks.contenders import Task as GPTTask
+from benchmarks.gpt import GPTConfig
 from weft.graph.model import Graph
 from weft.graph.sizes import Sizes
 from weft.plan.parallelism.job import Division
@@ -47,6 +48,7 @@ class Task:
         trace: Whether each rank traces the model by itself, all at once, in place of training.
         lean: Whether freed memory goes back to the system at once, so that what is resident is what is in use. Steps
             take half as long again then.
+        blocks: How many blocks the GPT has; as many as always if 0.
     """
 
     model: str
@@ -57,6 +59,7 @@ class Task:
     steps: int = 8
     trace: bool = False
     lean: bool = False
+    blocks: int = 0
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -149,9 +152,15 @@ def _start(task: Task, ranks: int, chosen: dict[str, Any], folder: str) -> str:
     return (told or done.stderr.splitlines() or [f"exit code {done.returncode}"])[-1][:200]
 
 
-def gpt_sizes(small: bool) -> Sizes:
-    """The GPT of `benchmarks/schedules` by its sizes."""
-    config = (replace(GPTTask(), config=SMALL_GPT) if small else GPTTask()).config
+def gpt_config(small: bool, blocks: int = 0) -> GPTConfig:
+    """The GPT of `benchmarks/schedules`, or one with so many blocks."""
+    config = SMALL_GPT if small else GPTTask().config
+    return replace(config, blocks=blocks or config.blocks)
+
+
+def gpt_sizes(small: bool, blocks: int = 0) -> Sizes:
+    """The same by its sizes."""
+    config = gpt_config(small, blocks)
     return Sizes(
         config.blocks,
         config.width,

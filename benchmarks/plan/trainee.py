@@ -22,10 +22,8 @@ from torch import Tensor, nn
 import weft.torch as weft
 from benchmarks import machine
 from benchmarks.balance.models import MODELS, Inputs, arguments, loss
-from benchmarks.contenders import SMALL as SMALL_GPT
-from benchmarks.contenders import Task as GPTTask
 from benchmarks.gpt import GPT
-from benchmarks.plan.runs import BATCH, Task
+from benchmarks.plan.runs import BATCH, Task, gpt_config
 from benchmarks.turns.rank import _touch_library_pages
 from weft.plan.parallelism.traced import block_of
 from weft.torch.activation_checkpointing import set_activation_checkpointing
@@ -37,7 +35,7 @@ WARM_UP = 3
 def network_of(task: Task) -> nn.Module:
     if task.model == "gpt":
         torch.manual_seed(0)
-        return GPT(SMALL_GPT if task.small else GPTTask().config)
+        return GPT(gpt_config(task.small, task.blocks))
     network = MODELS[task.model].build(task.small)
     for module in network.modules():
         if hasattr(module, "config"):
@@ -48,7 +46,7 @@ def network_of(task: Task) -> nn.Module:
 def inputs_of(task: Task) -> Inputs:
     """The whole mini-batch, or this replica's part of it."""
     if task.model == "gpt":
-        config = SMALL_GPT if task.small else GPTTask().config
+        config = gpt_config(task.small)
         ids = torch.randint(
             config.vocabulary, (BATCH, config.context + 1), generator=torch.Generator().manual_seed(0)
         )

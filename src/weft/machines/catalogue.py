@@ -12,6 +12,10 @@ Peak rates are dense, without sparsity; links are one direction of one accelerat
                           Others: assumed
     instance types        lines of p4d and p3dn: NVIDIA/nccl, issues 527 and 235. The rest, and the hosts' memory, from
                           no source that was read
+    disks inside          Amazon: the instance types' pages; what they give is published for p4d (16 GB/s from 8) and
+                          assumed to be as much for each disk of others. Google: 375 GB each, 2.65 GB/s from 8 and 6.24
+                          GB/s from 16 ("Local SSD performance"); 32 are assumed to give twice that. Azure, and types
+                          whose disks are optional: not here
     shares, conduct       fitted to published steps for A100, H100 and the H100 of 96 GB at 500 W, on five rows each
                           (`benchmarks/plan`); the others borrow them, as their `assumed` says
 
@@ -22,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from weft.errors import ConfigError
 from weft.foreign import shown_text, whole
@@ -153,13 +158,40 @@ def not_fitted(device: Accelerator, dtype: str) -> str:
     return device.assumed or (wide if device.name in ACCELERATORS else "")
 
 
-def _instance(gib: int, gbit: float, accelerators: int, device: str) -> Callable[[str], Host]:
+class Disks(NamedTuple):
+    """Disks inside of a host: how many, what each holds, what all give, and whether that is assumed."""
+
+    number: int = 0
+    each_bytes: int = 0
+    bytes_per_s: float = 0.0
+    assumed: bool = False
+
+
+_NO_DISKS = Disks()
+
+
+def _nvme(count: int, gigabytes: int) -> Disks:
+    """Amazon's, each as quick as those of p4d."""
+    return Disks(count, gigabytes * GB, count * 2e9, assumed=True)
+
+
+def _local_ssd(count: int, rate: float, assumed: bool = False) -> Disks:
+    """Google's."""
+    return Disks(count, 375 * GB, rate * 1e9, assumed)
+
+
+def _instance(
+    gib: int, gbit: float, accelerators: int, device: str, disks: Disks = _NO_DISKS
+) -> Callable[[str], Host]:
     """An instance type: the network's line rate, of which 80 % are taken to be reached, shared by its accelerators."""
 
     def made(name: str) -> Host:
         usual = host_of(device, accelerators)
         network = replace(usual.network, bytes_per_s=0.8 * gbit * 1e9 / 8 / accelerators)
-        return replace(usual, name=name, network=network, memory_bytes=gib * 2**30)
+        return replace(
+            usual, name=name, network=network, memory_bytes=gib * 2**30, storage_bytes_per_s=disks.bytes_per_s,
+            storage_bytes=disks.number * disks.each_bytes, storage_assumed="rate of its disks" if disks.assumed else "",
+        )  # fmt: skip
 
     return made
 
@@ -167,22 +199,22 @@ def _instance(gib: int, gbit: float, accelerators: int, device: str) -> Callable
 INSTANCES: Mapping[str, Callable[[str], Host]] = {
     # Amazon EC2
     "p3.16xlarge": _instance(488, 25, 8, "V100-16"),
-    "p3dn.24xlarge": _instance(768, 100, 8, "V100-32"),
-    "p4d.24xlarge": _instance(1152, 400, 8, "A100-40"),
-    "p4de.24xlarge": _instance(1152, 400, 8, "A100-80"),
-    "p5.48xlarge": _instance(2048, 3200, 8, "H100"),
-    "p5en.48xlarge": _instance(2048, 3200, 8, "H200"),
-    "p6-b200.48xlarge": _instance(2048, 3200, 8, "B200"),
-    "g4dn.12xlarge": _instance(192, 50, 4, "T4"),
-    "g6.12xlarge": _instance(192, 40, 4, "L4"),
-    "g6.48xlarge": _instance(768, 100, 8, "L4"),
+    "p3dn.24xlarge": _instance(768, 100, 8, "V100-32", _nvme(2, 900)),
+    "p4d.24xlarge": _instance(1152, 400, 8, "A100-40", Disks(8, 1000 * GB, 16e9)),
+    "p4de.24xlarge": _instance(1152, 400, 8, "A100-80", _nvme(8, 1000)),
+    "p5.48xlarge": _instance(2048, 3200, 8, "H100", _nvme(8, 3840)),
+    "p5en.48xlarge": _instance(2048, 3200, 8, "H200", _nvme(8, 3840)),
+    "p6-b200.48xlarge": _instance(2048, 3200, 8, "B200", _nvme(8, 3840)),
+    "g4dn.12xlarge": _instance(192, 50, 4, "T4", _nvme(1, 900)),
+    "g6.12xlarge": _instance(192, 40, 4, "L4", _nvme(4, 940)),
+    "g6.48xlarge": _instance(768, 100, 8, "L4", _nvme(8, 940)),
     # Google Cloud
     "a2-highgpu-8g": _instance(680, 100, 8, "A100-40"),
-    "a2-ultragpu-8g": _instance(1360, 100, 8, "A100-80"),
-    "a3-highgpu-8g": _instance(1872, 800, 8, "H100"),
-    "a3-megagpu-8g": _instance(1872, 1600, 8, "H100"),
-    "a3-ultragpu-8g": _instance(2952, 3200, 8, "H200"),
-    "a4-highgpu-8g": _instance(3968, 3200, 8, "B200"),
+    "a2-ultragpu-8g": _instance(1360, 100, 8, "A100-80", _local_ssd(8, 2.65)),
+    "a3-highgpu-8g": _instance(1872, 800, 8, "H100", _local_ssd(16, 6.24)),
+    "a3-megagpu-8g": _instance(1872, 1600, 8, "H100", _local_ssd(16, 6.24)),
+    "a3-ultragpu-8g": _instance(2952, 3200, 8, "H200", _local_ssd(32, 12.48, assumed=True)),
+    "a4-highgpu-8g": _instance(3968, 3200, 8, "B200", _local_ssd(32, 12.48, assumed=True)),
     "g2-standard-48": _instance(192, 50, 4, "L4"),
     "g2-standard-96": _instance(384, 100, 8, "L4"),
     # Microsoft Azure

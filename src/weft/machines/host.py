@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from weft.errors import ConfigError
 from weft.machines.accelerator import Accelerator
+from weft.machines.storage_services import SERVICES, Service
 from weft.topology.cluster import Link
 
 
@@ -69,6 +71,9 @@ class Host:
         price_per_hour: What it costs; not known if None.
         conduct: How its ranks work together.
         storage_bytes_per_s: What its own disks give, reading; 0 if that is not known.
+        storage_bytes: What they hold; 0 if that is not known.
+        storage_assumed: What of these two no document states, in words.
+        services: What it can read from over the network, by name.
     """
 
     name: str
@@ -80,6 +85,9 @@ class Host:
     price_per_hour: float | None = None
     conduct: Conduct = field(default_factory=Conduct)
     storage_bytes_per_s: float = 0.0
+    storage_bytes: int = 0
+    storage_assumed: str = ""
+    services: Mapping[str, Service] = field(default_factory=lambda: SERVICES)
 
     def __post_init__(self) -> None:
         if self.accelerators < 1:

@@ -13,14 +13,16 @@
     }
 
 What stands for what: `weft.machines.host.Host`, `weft.machines.accelerator.Accelerator`, `weft.machines.host.Conduct`.
-An accelerator may be a known name instead of an object. `conduct`, `memory`, `price_per_hour` and `storage` (what a
-host's own disks give, "7GB/s") may be left out. So may an accelerator's shares: those that are left out count as
-assumed, as what `assumed` says does.
+An accelerator may be a known name instead of an object. What may be left out: `conduct`, `memory`, `price_per_hour`,
+`storage` (what a host's own disks give, "7GB/s"), `storage_size` (what they hold, "8TB"), `services` (figures of
+`weft.machines.storage_services` that are known better: {"GCS": {"connection": "60MB/s"}}), and an accelerator's shares:
+those that are left out count as assumed, as what `assumed` says does.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 
 from weft.document import Document
@@ -29,6 +31,7 @@ from weft.foreign import MOST_RANKS
 from weft.machines.accelerator import DTYPES, Accelerator
 from weft.machines.catalogue import host_of
 from weft.machines.host import Conduct, Host
+from weft.machines.storage_services import FIGURES, SERVICES, Service
 from weft.topology.cluster import Link
 from weft.units import parse_bytes, parse_rate
 
@@ -43,6 +46,9 @@ _HOST = (
     "accelerator",
     "conduct",
     "storage",
+    "storage_size",
+    "storage_assumed",
+    "services",
 )
 _ACCELERATOR = (
     "name", "memory", "bandwidth", "peak", "share", "half_flops", "memory_share", "attention_share", "assumed",
@@ -80,6 +86,9 @@ def host_from_json(text: str) -> Host:
         None if price is None or price.value is None else price.number(),
         conduct,
         parse_rate(given["storage"].text()) if "storage" in given else 0.0,
+        parse_bytes(given["storage_size"].text()) if "storage_size" in given else 0,
+        given["storage_assumed"].text() if "storage_assumed" in given else "",
+        _services(given["services"]) if "services" in given else SERVICES,
     )
 
 
@@ -113,6 +122,9 @@ def host_to_json(host: Host) -> str:
             },
             "conduct": asdict(host.conduct),
             **({"storage": f"{host.storage_bytes_per_s!r}B/s"} if host.storage_bytes_per_s else {}),
+            **({"storage_size": f"{host.storage_bytes}B"} if host.storage_bytes else {}),
+            **({"storage_assumed": host.storage_assumed} if host.storage_assumed else {}),
+            **({"services": changed} if (changed := _changed_services(host)) else {}),
         },
         indent=2,
     )
@@ -152,3 +164,33 @@ def _by_dtype(given: Document) -> dict[str, float]:
 def _conduct(given: Document) -> Conduct:
     given.only(*_CONDUCT)
     return Conduct(**{name: given[name].number() for name in _CONDUCT if name in given})
+
+
+def _services(given: Document) -> Mapping[str, Service]:
+    """All services, those that are named with the figures that are given."""
+    given.only(*SERVICES)
+    found = dict(SERVICES)
+    for name in SERVICES:
+        if name in given:
+            one = given[name]
+            one.only(*FIGURES)
+            found[name] = found[name].changed(
+                {
+                    figure: one[figure].number() if figure == "reads" else parse_rate(one[figure].text())
+                    for figure in FIGURES
+                    if figure in one
+                }
+            )
+    return found
+
+
+def _changed_services(host: Host) -> dict[str, dict[str, object]]:
+    """What of a host's services is not as it usually is."""
+    changed: dict[str, dict[str, object]] = {}
+    for name, service in host.services.items():
+        for figure in FIGURES:
+            value = getattr(service, figure)
+            known = figure in SERVICES[name].assumed and figure not in service.assumed
+            if value != getattr(SERVICES[name], figure) or known:
+                changed.setdefault(name, {})[figure] = value if figure == "reads" else f"{value!r}B/s"
+    return changed

@@ -65,29 +65,42 @@ class FileSystem:
 
 @dataclass(frozen=True)
 class Given:
-    """Storage by a rate that somebody gave: EFS, an object store, disks of the hosts, of which weft has no figures.
+    """Storage of a known rate: what somebody gave, or disks of the hosts.
 
     Attributes:
         name: Which it is.
         bytes_per_s: What all hosts together get.
         epoch_s: How long an epoch takes to read.
         serves: Whether that is in time.
+        assumed: What of it no document states, in words.
+        host_bytes: What one host's disks hold; 0 if that is not known.
     """
 
     name: str
     bytes_per_s: float
     epoch_s: float
     serves: bool
+    assumed: str = ""
+    host_bytes: int = 0
 
 
-def given(name: str, bytes_per_s: float, data_bytes: float, epoch_s: float) -> Given:
+def given(
+    name: str,
+    bytes_per_s: float,
+    data_bytes: float,
+    epoch_s: float,
+    *,
+    assumed: str = "",
+    host_bytes: int = 0,
+) -> Given:
     """Whether storage of a rate gives an epoch in time.
 
-    >>> given("--storage-rate", 2e9, 100e9, 30.0)
-    Given(name='--storage-rate', bytes_per_s=2000000000.0, epoch_s=50.0, serves=False)
+    >>> found = given("--storage-rate", 2e9, 100e9, 30.0)
+    >>> found.epoch_s, found.serves
+    (50.0, False)
     """
     takes_s = data_bytes / bytes_per_s
-    return Given(name, bytes_per_s, takes_s, takes_s <= epoch_s)
+    return Given(name, bytes_per_s, takes_s, takes_s <= epoch_s, assumed, host_bytes)
 
 
 def need_bytes_per_s(data_bytes: float, epoch_s: float) -> float:

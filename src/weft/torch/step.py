@@ -35,6 +35,7 @@ from weft.torch.session.differing_calls import CallCheck
 from weft.torch.session.divergence import compare_start, describe_call, describe_inputs, follow_first
 from weft.torch.session.random_streams import mix
 from weft.torch.session.session import Session
+from weft.torch.split.accumulation import accumulate
 from weft.torch.split.partition_models import partition_models
 from weft.torch.tensor_parallel.samples import with_samples_of_all
 from weft.torch.tensors.microbatch_weights import shares_of
@@ -83,6 +84,9 @@ class Step:
         if pending:
             with record_preparation(session):
                 batch = self._partition(session, pending, batch)
+        if session.settings.microbatches == "auto" and _may_train(session):
+            with record_preparation(session):
+                batch = accumulate(session, self.function, batch)
         if self.weight is not None:
             batch = self._weighed(session, batch)
         for model in session.models:
@@ -180,13 +184,19 @@ class Step:
         return self._orders[key]
 
 
+def _may_train(session: Session) -> bool:
+    """Whether a step may have a backward pass, as far as can be told before it runs."""
+    return torch.is_grad_enabled() and any(model.training for model in session.models)
+
+
 def _count(session: Session) -> int:
     """Into how many microbatches to cut; 1 where that is decided when the models are split."""
     if session.settings.microbatches == "auto":
         if not session.models or any(not model.partitioned for model in session.models):
             return 1
-        one = session.settings.partitions == 1  # where nothing overlaps
-        session.decide(microbatches=1 if one else session.last_number)  # that of the models
+        if session.settings.partitions == 1:
+            return 1  # until a step trains
+        session.decide(microbatches=session.last_number)  # that of the models
     return session.settings.microbatch_count
 
 

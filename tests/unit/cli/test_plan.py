@@ -12,6 +12,7 @@ from tests.launching import SOURCE
 from weft.cli.main import main
 from weft.cli.plan import measure as measuring
 from weft.config import resolve
+from weft.errors import WeftError
 from weft.graph import Graph, Unit
 from weft.machines.catalogue import host_of
 from weft.machines.machine_file import host_from_json, host_to_json
@@ -135,6 +136,26 @@ def test_storage_of_the_example(capsys):
     text = told(capsys, *asked, "--data", "100GB", "--epoch", "30s")
     assert "Storage: 3.33 GB/s in all, 0.833 GB/s for each host" in text
     assert re.search(r"SCRATCH_2 +16,800 GiB +9,600 GiB", text)
+    assert "disks of the hosts: 64 GB/s as was given, enough" in text, (
+        "8 disks that give 16 GB/s, in each host"
+    )
+    assert "all of the data fits on each host" in text
+    assert re.search(r"EFS bursting +524 MB/s +2.1 GB/s +too little for a host", text)
+    assert re.search(r"S3 +12.5 GB/s +50 GB/s +1 prefix +10", text), (
+        "833 MB/s a host, by connections of 85 MB/s"
+    )
+    assert "GCS (a connection and the whole)" in text
+    found = planned(capsys, *asked, "--data", "100GB", "--epoch", "300s")["storage_services"]
+    assert {one["name"]: one["units"] for one in found}["EFS bursting"] == 2171, (
+        "GiB that give 333 MB/s of reads"
+    )
+
+
+def test_disks_that_are_assumed_say_so(capsys):
+    asked = ("--cluster", "1xp5.48xlarge", *SMALL, "--global-batch", 64, "--data", "100TB", "--epoch", "1h")
+    text = told(capsys, *asked)
+    assert "16 GB/s with the rate of its disks assumed, too little" in text
+    assert "not even a host's share of the data fits there" in text
 
 
 def test_storage_beside_hosts_whose_memory_is_not_known(capsys):
@@ -323,7 +344,7 @@ def test_a_mixture_of_experts_that_is_not_told_in_full(capsys):
 
 
 def test_storage_by_its_rate(tmp_path, capsys):
-    """Of EFS, object stores and hosts' disks weft has no figures: a rate that was given is held against the need."""
+    """A rate that was given is held against the need."""
     given = json.loads(host_to_json(host_of("L4", 4))) | {"storage": "7GB/s"}
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(given))
@@ -335,6 +356,24 @@ def test_storage_by_its_rate(tmp_path, capsys):
     found = planned(capsys, *asked)["storage_given"]
     assert [(one["name"], one["serves"]) for one in found] == [("disks of the hosts", True)]
     assert host_from_json(host_to_json(host_from_json(path.read_text()))).storage_bytes_per_s == 7e9
+
+
+def test_figures_of_services_by_a_machine_file(tmp_path, capsys):
+    """What somebody knows of a service counts instead of weft's figure, and is not assumed any more."""
+    known = {"GCS": {"connection": "60MB/s", "all": "25GB/s"}, "S3": {"reads": 11000}}
+    text = json.dumps(json.loads(host_to_json(host_of("L4", 4))) | {"services": known, "storage_size": "2TB"})
+    host = host_from_json(text)
+    assert host.services["GCS"].connection == 60e6 and host.services["GCS"].assumed == ()
+    assert host.services["S3"].reads == 11000 and host.storage_bytes == 2 * 10**12
+    assert host_from_json(host_to_json(host)) == host
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    asked = ("--cluster", f"4x{path}", *SMALL, "--global-batch", 64, "--data", "100GB", "--epoch", "300s")
+    found = {one["name"]: one for one in planned(capsys, *asked)["storage_services"]}
+    assert found["GCS"]["connections"] == 2 and found["GCS"]["assumed"] == []
+    for wrong in ({"GCP": {}}, {"GCS": {"speed": 3}}, {"GCS": {"all": "0GB/s"}}):
+        with pytest.raises(WeftError, match="GC"):
+            host_from_json(json.dumps(json.loads(text) | {"services": wrong}))
 
 
 def test_a_rate_of_storage_that_says_nothing(capsys):

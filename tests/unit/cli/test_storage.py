@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,10 @@ def test_too_little_names_what_helps_and_what_would_be_large_enough():
     measured = found(rate(1, 20 * MB), rate(2, 20 * MB), need=1 * GB)
     text = as_text(measured)
     assert "2% of it" in text and "SCRATCH_2" in text
+    assert re.search(r"EFS elastic +524 MB/s +524 MB/s +too little for a host", text)
+    assert re.search(r"S3 +12.5 GB/s +12.5 GB/s +2 prefixes +12", text), (
+        "files of 100 kB: 10,000 reads a second"
+    )
     lines = advice(measured)
     assert any("5.0 times as fast: pack them into shards" in line for line in lines), (
         "small files, a fast disk"

@@ -60,10 +60,10 @@ def report_of(found: Answer) -> PlanReport:
     )
 
 
-def _storage(found: Answer) -> tuple[str, Table]:
+def _storage(found: Answer) -> tuple[str, list[Table]]:
     """What is printed in lines, as sentences."""
-    told, systems = storage(found)
-    return told.replace("\n", ". "), systems
+    told, tables = storage(found)
+    return told.replace("\n", ". "), tables
 
 
 def _to_write(found: Answer) -> ToWrite | None:

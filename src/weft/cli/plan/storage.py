@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.cli.machine import count
+from weft.cli.plan.storage_tables import rate_text, services_assumed, services_json, services_table
 from weft.errors import UsageError
 from weft.foreign import shown_path
+from weft.machines.storage_services import SERVICES
 from weft.measure import fio
 from weft.measure.files import Held, files_of, own_file
 from weft.measure.storage import CHUNK, COLD, WARM, Rate, ladder, measure_all
 from weft.plan.storage import DEPLOYMENTS, need_bytes_per_s, smallest
+from weft.plan.storage_services import READ_BYTES, Serving, serving
 from weft.report.text import table
 from weft.units import format_bytes, parse_bytes, parse_rate, parse_seconds
 
@@ -76,6 +79,8 @@ class Measured(NamedTuple):
         need: Bytes a second that this host needs; None if nobody said.
         cores: Of this host.
         memory: Bytes of this host's memory.
+        hosts: How many read at once.
+        record: Bytes of a read, if not whole files.
     """
 
     path: str
@@ -85,6 +90,8 @@ class Measured(NamedTuple):
     need: float | None
     cores: int
     memory: int
+    hosts: int = 1
+    record: int = 0
 
     @property
     def size(self) -> int:
@@ -133,7 +140,7 @@ def measured(options: argparse.Namespace) -> Measured:
             for pattern, readers in (("in a row", 1), (rates[1].pattern, rates[-1].readers)):
                 one = fio.measure(files, pattern, readers, options.seconds, block)
                 beside += [one] if one is not None else []
-    return Measured(str(path), files, rates, beside, need, cores, _memory_bytes())
+    return Measured(str(path), files, rates, beside, need, cores, _memory_bytes(), options.hosts, record)
 
 
 def _need(options: argparse.Namespace) -> float | None:
@@ -190,10 +197,11 @@ def advice(found: Measured) -> list[str]:
     if found.size < 0.8 * found.memory and warm.state == WARM and warm.bytes_per_s >= found.need:
         lines.append(
             f"all of it fits into this host's memory ({format_bytes(found.memory)}), which gives "
-            f"{_rate(warm.bytes_per_s)}: from the second epoch on it serves; read the files once before training"
+            f"{rate_text(warm.bytes_per_s)}: from the second epoch on it serves; read the files once before training"
         )
     lines.append(
-        f"copy the data to a disk of the host before training, if it gives {_rate(found.need)}: measure it with --write"
+        f"copy the data to a disk of the host before training, if it gives {rate_text(found.need)}: measure it with "
+        "--write"
     )
     return lines
 
@@ -206,7 +214,7 @@ def as_text(found: Measured) -> str:
             ["reads", "readers", "memory", "rate", "reads/s", "99 % within"],
             [
                 [
-                    rate.pattern, rate.readers, rate.state, _rate(rate.bytes_per_s), f"{rate.reads_per_s:,.0f}",
+                    rate.pattern, rate.readers, rate.state, rate_text(rate.bytes_per_s), f"{rate.reads_per_s:,.0f}",
                     f"{rate.slowest_s * 1e3:,.2f} ms",
                 ]
                 for rate in found.rates
@@ -218,25 +226,25 @@ def as_text(found: Measured) -> str:
         parts.append(
             table(
                 ["fio", "readers", "rate"],
-                [[one.pattern, one.readers, _rate(one.bytes_per_s)] for one in found.fio],
+                [[one.pattern, one.readers, rate_text(one.bytes_per_s)] for one in found.fio],
                 "<>>",
             )
         )
     parts += [_verdict(found), "\n".join(f"* {line}" for line in advice(found))]
     if found.serves is False and found.need is not None:
-        parts.append(_file_systems(found))
+        parts += [_file_systems(found), *_services(found)]
     return "\n\n".join(parts)
 
 
 def _verdict(found: Measured) -> str:
     best = found.best
     readers = "one reader" if best.readers == 1 else f"{best.readers} readers"
-    gives = f"It gives {_rate(best.bytes_per_s)} to {readers} of this host"
+    gives = f"It gives {rate_text(best.bytes_per_s)} to {readers} of this host"
     if found.need is None:
         return f"{gives}."
     if found.serves:
-        return f"{gives}, which needs {_rate(found.need)}: enough."
-    return f"{gives}, which needs {_rate(found.need)}: {best.bytes_per_s / found.need:.0%} of it."
+        return f"{gives}, which needs {rate_text(found.need)}: enough."
+    return f"{gives}, which needs {rate_text(found.need)}: {best.bytes_per_s / found.need:.0%} of it."
 
 
 def _file_systems(found: Measured) -> str:
@@ -250,8 +258,21 @@ def _file_systems(found: Measured) -> str:
     return table(["FSx for Lustre, for each host that reads", "smallest"], rows, "<>")
 
 
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e9:.3g} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.3g} MB/s"
+def _served(found: Measured) -> list[Serving]:
+    """What of each storage service would serve all hosts."""
+    assert found.need is not None
+    size = found.record or min(READ_BYTES, found.size / len(found.files))
+    return [
+        serving(service, found.need * found.hosts, found.hosts, data_bytes=found.size, read_bytes=size)
+        for service in SERVICES.values()
+    ]
+
+
+def _services(found: Measured) -> list[str]:
+    """The same for a terminal."""
+    served = _served(found)
+    one = services_table(served)
+    return [table(one.headers, one.rows, one.align), *services_assumed(served)]
 
 
 def as_json(found: Measured) -> dict[str, Any]:
@@ -269,4 +290,5 @@ def as_json(found: Measured) -> dict[str, Any]:
         "readers": found.best.readers,
         "serves": found.serves,
         "advice": advice(found),
+        "services": [] if found.need is None else [services_json(one) for one in _served(found)],
     }

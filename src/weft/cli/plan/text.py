@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from weft.cli.plan.storage_tables import services_json, storage
 from weft.graph.sizes import Sizes
 from weft.machines.catalogue import not_fitted
 from weft.plan.parallelism.answer import Answer, Asked, divisible
 from weft.plan.parallelism.explain import memory_terms, step_terms
 from weft.plan.parallelism.search import Plan
 from weft.plan.parallelism.weft_today import cannot, command, settings
-from weft.plan.storage import need_bytes_per_s
 from weft.report.run.words import Table
 from weft.report.text import table
 from weft.units import format_bytes, format_seconds
@@ -30,8 +30,8 @@ def as_text(found: Answer, compare: bool, explain: bool) -> str:
     if explain and found.search.best:
         parts += map(_lines, terms(found))
     if found.storage:
-        need, systems = storage(found)
-        parts += [need, _lines(systems)]
+        need, tables = storage(found)
+        parts += [need, *map(_lines, tables)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -209,42 +209,6 @@ def terms(found: Answer) -> list[Table]:
     return [step, memory]
 
 
-def storage(found: Answer) -> tuple[str, Table]:
-    """What the storage must give, and the file systems that do."""
-    asked = found.asked
-    assert asked.data_bytes is not None and asked.epoch_s is not None
-    need = need_bytes_per_s(asked.data_bytes, asked.epoch_s)
-    hosts = asked.machines.hosts
-    memory = asked.machines.host.memory_bytes * hosts
-    if not memory:
-        cached = "whether it fits into the hosts' memory is not known: name an instance type, or write a machine file"
-    elif memory > 2 * asked.data_bytes:
-        cached = "all of it fits into the hosts' memory: later epochs need not read it"
-    else:
-        cached = "it does not fit into half of the hosts' memory: later epochs read it again"
-    rows = [
-        (
-            first.name,
-            f"{first.capacity_gib:,} GiB",
-            f"{later.capacity_gib:,} GiB",
-            format_bytes(later.cache_bytes),
-        )
-        for first, later in found.storage
-    ]
-    at_hand = [
-        f"{one.name}: {one.bytes_per_s / 1e9:.3g} GB/s as was given, {'enough' if one.serves else 'too little'}; an "
-        f"epoch takes {format_seconds(one.epoch_s)} to read"
-        for one in found.given
-    ]
-    first_line = (
-        f"Storage: {need / 1e9:.3g} GB/s in all, {need / hosts / 1e9:.3g} GB/s for each host; {cached}"
-    )
-    return (
-        "\n".join([first_line, *at_hand]),
-        Table("", ("FSx for Lustre", "first epoch, too", "later epochs", "of them in its cache"), rows, "<>>>"),
-    )  # fmt: skip
-
-
 def as_json(found: Answer) -> dict[str, Any]:
     """The answer as JSON."""
     asked, search = found.asked, found.search
@@ -269,6 +233,7 @@ def as_json(found: Answer) -> dict[str, Any]:
         "guide": [asdict(advice) for advice in found.guide],
         "storage_given": [asdict(one) for one in found.given],
         "storage": [{"first": asdict(first), "later": asdict(later)} for first, later in found.storage],
+        "storage_services": [services_json(one) for one in found.services],
     }  # fmt: skip
 
 

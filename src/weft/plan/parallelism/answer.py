@@ -12,6 +12,7 @@ from weft.plan.parallelism.job import Job
 from weft.plan.parallelism.memory import usable_bytes
 from weft.plan.parallelism.search import Found, Plan, search
 from weft.plan.storage import DEPLOYMENTS, FileSystem, Given, given, need_bytes_per_s, smallest
+from weft.plan.storage_services import Serving, serving
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class Answer:
         hosts_that_fit: How many of these hosts something fits on, where nothing fits on those that are there.
         microbatches: From which number on the best one's bubble is under 5 %.
         storage: File systems that serve, if storage was asked for: in the first epoch, and in later ones.
-        given: Storage whose rate was given, and whether it serves.
+        given: Storage whose rate is known, and whether it serves.
+        services: What of each storage service serves.
     """
 
     asked: Asked
@@ -85,6 +87,7 @@ class Answer:
     microbatches: int = 1
     storage: list[tuple[FileSystem, FileSystem]] = field(default_factory=list)
     given: list[Given] = field(default_factory=list)
+    services: list[Serving] = field(default_factory=list)
 
 
 def answer(asked: Asked) -> Answer:
@@ -101,17 +104,29 @@ def answer(asked: Asked) -> Answer:
             f"{machines.size} accelerators cannot divide this job ({why}): give a batch that they divide, for example "
             f"{divisible(job.batch, machines.size)}"
         )
-    storage, rates = [], []
+    storage, rates, services = [], [], []
     if asked.data_bytes is not None and asked.epoch_s is not None:
-        need_bytes_per_s(asked.data_bytes, asked.epoch_s)
+        need = need_bytes_per_s(asked.data_bytes, asked.epoch_s)
         if asked.storage_bytes_per_s is not None:
             rates.append(given("--storage-rate", asked.storage_bytes_per_s, asked.data_bytes, asked.epoch_s))
         if machines.host.storage_bytes_per_s:
             disks = machines.hosts * machines.host.storage_bytes_per_s
-            rates.append(given("disks of the hosts", disks, asked.data_bytes, asked.epoch_s))
+            rates.append(
+                given(
+                    "disks of the hosts", disks, asked.data_bytes, asked.epoch_s,
+                    assumed=machines.host.storage_assumed, host_bytes=machines.host.storage_bytes,
+                )
+            )  # fmt: skip
         for name in DEPLOYMENTS:
             first = smallest(name, asked.data_bytes, asked.epoch_s, first=True)
             storage.append((first, smallest(name, asked.data_bytes, asked.epoch_s)))
+        services = [
+            serving(
+                service, need, machines.hosts, data_bytes=asked.data_bytes,
+                network_bytes_per_s=machines.host.accelerators * machines.host.network.bytes_per_s,
+            )
+            for service in machines.host.services.values()
+        ]  # fmt: skip
     return Answer(
         asked,
         found,
@@ -121,6 +136,7 @@ def answer(asked: Asked) -> Answer:
         fewest_microbatches(job, found.best[0].division, machines) if found.best else 1,
         storage,
         rates,
+        services,
     )
 
 

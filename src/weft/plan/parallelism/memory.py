@@ -15,7 +15,7 @@ has 16: gradients in 16 bits).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.graph.sizes import Sizes
 from weft.plan.parallelism.job import Division, Job
@@ -58,10 +58,14 @@ def usable_bytes(memory_bytes: int) -> float:
 def memory_of(job: Job, division: Division, shared: Shares | None = None) -> Memory:
     """What the fullest rank of a pipeline needs: mostly the first one, which holds most microbatches.
 
-    `shared`: layers of each rank (`StepTimes.shares`); as even as can be, with a head that costs nothing, if not given.
+    `shared`: layers of each rank (`StepTimes.shares`), cut inside as weft cuts them (`Shares.opened`); whole ones as
+    even as can be, with a head that costs nothing, if not given.
     """
     found = shared or shares(job.sizes.layers, division, 0.0, job.sizes.dense_layers)
-    return max((_rank_memory(job, division, part) for part in found.parts), key=lambda one: one.total)
+    parts = found.parts
+    if shared is not None:
+        parts = tuple(replace(part, layers=max(part.dense, found.opened(part.place))) for part in parts)
+    return max((_rank_memory(job, division, part) for part in parts), key=lambda one: one.total)
 
 
 def _rank_memory(job: Job, division: Division, part: Part) -> Memory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from weft.plan.parallelism.job import Division
@@ -14,14 +14,14 @@ class Part:
 
     Attributes:
         place: The rank's place in the row.
-        layers: How many layers.
+        layers: How many layers; not whole where they are cut inside.
         dense: How many of them have no experts, in a model that has.
         embedding: Whether it has the embedding.
         head: Whether it has the head.
     """
 
     place: int
-    layers: int
+    layers: float
     dense: int
     embedding: bool
     head: bool
@@ -36,16 +36,33 @@ class Shares:
         ranks: Layers of each rank, all its stages together.
         end: The rank that has the last stage, and so the head.
         dense: Layers without experts of each rank, in a model that has experts.
+        head: How many layers the head costs as much as.
     """
 
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
     end: int
     dense: tuple[int, ...]
+    head: float = 0.0
 
     def part(self, place: int) -> Part:
         """What the rank at a place has."""
         return Part(place, self.ranks[place], self.dense[place], place == 0, place == self.end)
+
+    def opened(self, place: int) -> float:
+        """How many layers the rank at a place has where layers are cut inside, as weft cuts them to make ranks even.
+
+        To the nearest third: attention is a third of a layer's parameters, and the network two thirds. Whole ones where
+        a rank has several stages, of which one can make up for another.
+
+        >>> found = shares(8, Division(pipeline=2), 0.6)
+        >>> found.ranks, round(found.opened(0), 2), round(found.opened(1), 2)
+        ((4, 4), 4.33, 3.67)
+        """
+        if len(self.stages) != len(self.ranks) or len(self.ranks) == 1:
+            return self.ranks[place]
+        even = (sum(self.ranks) + self.head) / len(self.ranks) - self.head * (place == self.end)
+        return max(0.0, round(3 * even) / 3)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -87,7 +104,7 @@ def _shares(layers: int, ranks: int, chunks: int, back: bool, head: float, dense
         costs = [*split[:-1], last + head]
         rounds = sum(max(costs[at : at + ranks]) for at in range(0, stages, ranks))
         tried.append((max(*found.ranks, found.ranks[found.end] + head), rounds, found))
-    return min(tried, key=lambda one: one[:2])[2]
+    return replace(min(tried, key=lambda one: one[:2])[2], head=head)
 
 
 def _on_ranks(split: tuple[int, ...], ranks: int, back: bool, dense: int) -> Shares:

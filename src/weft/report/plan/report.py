@@ -40,7 +40,7 @@ class PlanReport:
         best: The fastest divisions, in the order of `found.best`.
         of_kind: The fastest of each kind.
         guide: What to try, in order.
-        storage: What the storage must give, and which file systems do; None if nobody asked.
+        storage: What the storage must give, and which file systems and services do; None if nobody asked.
         others: Why others fell out, a line each.
         terms: The terms of the best one's step and memory.
         pipeline: The best one's step, if it has a pipeline.
@@ -57,7 +57,7 @@ class PlanReport:
     best: Table
     of_kind: Table
     guide: Table | None = None
-    storage: tuple[str, Table] | None = None
+    storage: tuple[str, Sequence[Table]] | None = None
     others: Sequence[str] = ()
     terms: Sequence[Table] = ()
     pipeline: Pipeline | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -54,15 +54,26 @@ def find_splits(
             "weights are cut over ranks by what a microbatch shows, which a model without memory cannot run: build the "
             'model without weft.delay_param_initialization(), or write "tensor_parallel_degree": 1'
         )
+    with forward_only(session, [model], function, batch) as run:
+        return find(model.module, run, session.mesh.tp)
+
+
+@contextmanager
+def forward_only(
+    session: Session, models: Sequence[DistributedModel], function: Callable[..., Any], batch: MiniBatch
+) -> Iterator[Callable[[], None]]:
+    """What runs the first microbatch's forward pass on this rank alone; inside, that leaves nothing behind."""
     padding = Padding()
     padding.done = True
-    with (
-        _alone(session, model, function, batch, padding, False) as (run, kept),
-        without_side_effects(model.module, session.streams, kept=kept),
-    ):
+    with ExitStack() as stack:
+        run, kept = stack.enter_context(_alone(session, models[0], function, batch, padding, False))
+        for number, model in enumerate(models):
+            stack.enter_context(
+                without_side_effects(model.module, session.streams, kept=None if number else kept)
+            )
         rehearse(Forward())
         try:
-            return find(model.module, run, session.mesh.tp)
+            yield run
         finally:
             rehearse(None)
 

@@ -178,12 +178,16 @@ class Tree:
         return [record for record in self.records.values() if record.name not in inside]
 
     def _add_glue(self, pieces: list[Piece], opened: set[str]) -> None:
-        """Count what glue and floating units cost for the unit before them, and the parameters that glue uses."""
+        """Count what glue and floating units cost for the unit before them, and the parameters that glue uses.
+
+        Each part of a module's own code counts where it runs: a loss that a model computes, for the last unit.
+        """
         fixed = [piece for piece in pieces if not piece.floating]
         if not fixed:
             return
         for record in self.glue(pieces):
-            last_before(fixed, record.order).add(cost_of(record))
+            for order, part in record.spread():
+                last_before(fixed, order).add(cost_of(part))
         fixed[-1].add(cost_of(self.trace.around))  # a loss, in most steps
         for piece in pieces:
             if piece.floating:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,8 +16,21 @@ from weft.torch.trace.operations import Operations
 
 
 @dataclass
+class Share:
+    """What a part of a module's own code took in the last pass, and what autograd keeps of it."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    saved_bytes: int = 0
+
+
+@dataclass
 class Record:
-    """What one module did. Times and bytes are its own, without the modules it called."""
+    """What one module did. Times and bytes are its own, without the modules it called.
+
+    ``shares``: parts of its own code, by the order of the module that was called last before a part ran, which may be
+    the module itself. A model that computes its loss has a part after its last module.
+    """
 
     name: str
     module: nn.Module
@@ -33,6 +46,48 @@ class Record:
     describable: bool = True
     parameters_used: dict[int, float] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
+    shares: dict[float, Share] = field(default_factory=dict)
+
+    def share(self, order: float) -> Share:
+        """The part of its own code that runs after the module of that order was called."""
+        return self.shares.setdefault(order, Share())
+
+    def spread(self) -> list[tuple[float, Record]]:
+        """What each part of its own code costs, by where it runs; the sum is what the module costs.
+
+        Times are divided as they were in the last pass, because single passes are less sure than `forward_s`. A
+        backward pass that was not timed is divided as the forward pass.
+        """
+        if not self.shares:
+            return [(self.order, self)]
+        ahead, back, kept = (
+            {order: float(getattr(share, name)) for order, share in self.shares.items()}
+            for name in ("forward_s", "backward_s", "saved_bytes")
+        )
+        of_forward = _proportions(ahead)
+        of_backward = _proportions(back) if any(back.values()) else of_forward
+        of_kept = _proportions(kept)
+        return [
+            (
+                order,
+                replace(
+                    self,
+                    forward_s=self.forward_s * of_forward[order],
+                    backward_s=self.backward_s * of_backward[order],
+                    input_s=self.input_s * of_backward[order],
+                    weight_s=self.weight_s * of_backward[order],
+                    saved_bytes=round(self.saved_bytes * of_kept[order]),
+                ),
+            )
+            for order in self.shares
+        ]
+
+
+def _proportions(parts: dict[float, float]) -> dict[float, float]:
+    """Each part as a share of the sum; all in the first one if there is nothing."""
+    whole = sum(parts.values())
+    first = min(parts)
+    return {order: part / whole if whole else float(order == first) for order, part in parts.items()}
 
 
 @dataclass

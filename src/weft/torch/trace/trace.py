@@ -33,12 +33,13 @@ from weft.torch.pytorch.private import numbers_nodes, version
 from weft.torch.session.random_streams import NUMPY, Streams, same_states
 from weft.torch.tensors.writes import is_new
 from weft.torch.trace.backward_halves import measure_halves
+from weft.torch.trace.compiled import compiles
 from weft.torch.trace.estimated_times import Clock
 from weft.torch.trace.glue_watch import GlueWatch
 from weft.torch.trace.kept_state import Kept
 from weft.torch.trace.record import Record, Trace
 from weft.torch.trace.side_effects import without_side_effects
-from weft.torch.trace.tracer import Tracer, compiles
+from weft.torch.trace.tracer import Tracer
 from weft.torch.trace.typical_times import Pass, agree, kinds_of, typical_times
 
 PASSES = 9

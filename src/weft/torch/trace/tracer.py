@@ -20,17 +20,14 @@ from weft.torch.execution.gradients import Gradients, Tensors, root_gradients
 from weft.torch.pytorch.private import (
     LEAF_NUMBER,
     call_of,
-    count_modes,
     has_memory,
-    is_compiled,
     next_node_number,
     number_of,
-    pop_mode,
-    push_mode,
     storage_key,
 )
 from weft.torch.tensors.description import Describer
 from weft.torch.tensors.nested import captured_in, modules_in, same_objects, tensors_in
+from weft.torch.trace.compiled import compiles, inside_compiled, without_modes
 from weft.torch.trace.estimated_times import Clock
 from weft.torch.trace.operations import Operations
 from weft.torch.trace.record import (
@@ -70,7 +67,11 @@ class Tracer:
         self.received: list[Received] = []
         """What was handed to each module that runs at present, outermost first; the step itself is left out."""
         self.children_s = [0.0]
-        self.events: list[tuple[int, Record]] = []
+        self.latest = 0.0
+        """The order of the module that was called last."""
+        self.since = 0.0
+        """When the code that runs at present began, or went on after a module that it called."""
+        self.events: list[tuple[int, Record, float]] = []
         self.calls = 0
         self.watching = True
         self.own: dict[int, str] = {id(parameter): name for name, parameter in root.named_parameters()}
@@ -102,9 +103,13 @@ class Tracer:
         self.watching = watching
         self.events = []
         self.children_s = [0.0]
+        self.latest = 0.0
+        self.since = self.now()
         for record in self.everything:
             record.calls = 0
             record.forward_s = record.backward_s = 0.0
+            for share in record.shares.values():
+                share.forward_s = share.backward_s = 0.0
 
     def now(self) -> float:
         if self.clock is not None:
@@ -149,7 +154,7 @@ class Tracer:
             self.stack.append(record)
             self.received.append(Received(record, (args, kwargs)))
             self.children_s.append(0.0)
-            self.events.append((next_node_number(), record))
+            self.events.append((next_node_number(), record, record.order))
             filled = []
             if self.watching:
                 self.operations.note_call(record.name, tensors_in((args, kwargs)))
@@ -158,16 +163,20 @@ class Tracer:
                 if any(made is not None and made.placed for made in known):
                     self.leaking.add(record.name)
             start = self.now()
+            self._pause(self.stack[-2], start)
+            self.latest = record.order
             try:
                 result = inner(*args, **kwargs)
             finally:
-                took = self.now() - start
+                end = self.now()
+                took = end - start
+                self._pause(record, end)
                 record.forward_s += took - self.children_s.pop()
                 self.children_s[-1] += took
                 self.stack.pop()
                 self.received.pop()
                 self.swapped &= not swapped
-                self.events.append((next_node_number(), self.stack[-1]))
+                self.events.append((next_node_number(), self.stack[-1], self.latest))
             if self.watching:
                 self._look_at(record, result, (args, kwargs))
                 now = contents_of((*args, *kwargs.values()))
@@ -176,6 +185,11 @@ class Tracer:
             return result
 
         return call
+
+    def _pause(self, record: Record, now: float) -> None:
+        """A part of the record's own code ends now: it calls a module, or it is done."""
+        record.share(self.latest).forward_s += now - self.since
+        self.since = now
 
     def _note_swapped(self, record: Record) -> None:
         """Note, or refuse, a call of a module with parameters of another one: all microbatches would see these."""
@@ -260,7 +274,9 @@ class Tracer:
         self.saved.append(pointer)  # no set: a compiler may follow this
         if pointer not in self.seen_storages:
             self.seen_storages.add(pointer)
-            self.stack[-1].saved_bytes += tensor.numel() * tensor.element_size()
+            size = tensor.numel() * tensor.element_size()
+            self.stack[-1].saved_bytes += size
+            self.stack[-1].share(self.latest).saved_bytes += size
         return tensor.detach() if tensor.grad_fn is not None else tensor
 
     def written_parameters(self) -> dict[str, bool]:
@@ -299,15 +315,15 @@ class Tracer:
         roots, given = root_gradients(tensors, grads, scale)
         begun = self.now()
         self.went_backward = True
-        places = [at for at, _ in self.events]
+        places = [at for at, _, _ in self.events]
         for node in graph_nodes(roots):
             number = number_of(node)
             if number >= LEAF_NUMBER:
                 self._set_aside(node)  # AccumulateGrad
                 continue
             at = bisect.bisect_right(places, number) - 1
-            record = self.events[at][1] if at >= 0 else self.top
-            node.register_hook(lambda _, __, record=record: self._count_backward(record))
+            record, order = self.events[at][1:] if at >= 0 else (self.top, 0.0)
+            node.register_hook(lambda _, __, record=record, order=order: self._count_backward(record, order))
         self.going_back = True
         try:
             then = self._at_once if self.tasks is None else self.tasks.append
@@ -316,7 +332,9 @@ class Tracer:
             run_autograd(roots, given, inputs, keep)
         finally:
             self.going_back = False
-            self.children_s[0] += self.now() - begun
+            took = self.now() - begun
+            self.children_s[0] += took
+            self.since += took
 
     def _set_aside(self, node: Any) -> None:
         """Let a leaf that is none of the model's (an input, a parameter of the loss) begin without a gradient."""
@@ -344,7 +362,8 @@ class Tracer:
             self.reached = self.now()
         with torch.no_grad():
             grad.add_(parameter)
-        self._count_backward(self.records[name.rpartition(".")[0]])
+        record = self.records[name.rpartition(".")[0]]
+        self._count_backward(record, record.parameters_used.get(id(parameter), record.order))
 
     def _at_once(self, task: Task) -> None:
         """Add a weight's gradient to a gradient that is there, as a step does from its second microbatch on."""
@@ -356,38 +375,9 @@ class Tracer:
         task.drop()
         parameter.grad = None
 
-    def _count_backward(self, record: Record) -> None:
-        """Count what the backward pass did since the last call of this for ``record``."""
+    def _count_backward(self, record: Record, order: float) -> None:
+        """Count what the backward pass did since the last call of this for that part of ``record``."""
         now = self.now()
         record.backward_s += now - self.reached
+        record.share(order).backward_s += now - self.reached
         self.reached = now
-
-
-def compiles(module: nn.Module) -> bool:
-    """Whether calls of the module run what ``torch.compile`` has made."""
-    return is_compiled(module) or hasattr(module, "_orig_mod")
-
-
-def inside_compiled(root: nn.Module) -> set[str]:
-    """The names of the modules inside of compiled modules."""
-    tops = [name for name, module in root.named_modules() if compiles(module)]
-    return {
-        name
-        for name, _ in root.named_modules()
-        for top in tops
-        if name != top and (not top or name.startswith(f"{top}."))
-    }
-
-
-def without_modes(call: Callable[..., Any]) -> Callable[..., Any]:
-    """``call``, without the modes of the trace around it: a compiler would follow their code."""
-
-    def inner(*args: Any, **kwargs: Any) -> Any:
-        modes = [pop_mode() for _ in range(count_modes())]
-        try:
-            return call(*args, **kwargs)
-        finally:
-            for mode in reversed(modes):
-                push_mode(mode)
-
-    return inner

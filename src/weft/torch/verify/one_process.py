@@ -33,7 +33,7 @@ from weft.torch.pytorch.private import (
 )
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, call_seed, mix
 from weft.torch.tensors.nested import has_objects, replace
-from weft.torch.trace.tracer import without_modes
+from weft.torch.trace.compiled import without_modes
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint, fingerprints
 
 ANOTHER = "the step uses a model that an earlier step has split"

@@ -68,7 +68,7 @@ def test_names_from_outside_stay_text():
 def test_every_figure_is_there(found):
     report = report_of(found)
     seen = text_of(plan_page(report))
-    tables = [report.best, report.of_kind, report.guide, report.storage[1], *report.terms, report.machine]
+    tables = [report.best, report.of_kind, report.guide, *report.storage[1], *report.terms, report.machine]
     for table in tables:
         assert all(cell in seen for row in table.rows for cell in row), table.caption
     for words in (report.answer, report.write.command, report.storage[0], *report.how_right):

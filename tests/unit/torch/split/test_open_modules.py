@@ -30,6 +30,7 @@ def tree_of(net: nn.Module, **seconds: float) -> Tree:
     for name, record in found.records.items():
         leaf = not list(record.module.children()) and any(True for _ in record.module.parameters())
         record.forward_s = record.backward_s = seconds.get(name.replace(".", "_"), TIME if leaf else 0.0)
+    found.around.forward_s = found.around.backward_s = 0.0
     return Tree(net, found)
 
 
@@ -52,6 +53,26 @@ def test_a_block_is_opened_where_balance_needs_it():
     places = where(choice)
     assert places["blocks.0"] == 0 and places["blocks.2"] == 1
     assert places["blocks.1.up"] == 0 and places["blocks.1.down"] == 1
+
+
+def test_a_loss_that_the_model_computes_counts_for_its_last_unit():
+    class Labelled(Chain):
+        def forward(self, x):
+            scores = super().forward(x)
+            return nn.functional.cross_entropy(scores, scores.detach().argmax(1))
+
+    tree = tree_of(Labelled(4))
+    of_loss = tree.records[""].share(tree.records["blocks.3.down"].order)
+    tree.records[""].forward_s = tree.records[""].backward_s = TIME
+    for share in tree.records[""].shares.values():
+        share.forward_s = share.backward_s = float(share is of_loss)
+    pieces = {piece.name: piece.unit for piece in tree.pieces(set())}
+    plain = {piece.name: piece.unit for piece in tree_of(Chain(4)).pieces(set())}
+    assert of_loss.saved_bytes > 0
+    for name, unit in pieces.items():
+        last = name == "blocks.3"
+        assert unit.forward_ms - plain[name].forward_ms == pytest.approx(1e3 * TIME * last)
+        assert unit.activation_bytes - plain[name].activation_bytes == of_loss.saved_bytes * last
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,47 @@ def backward_times(net: nn.Module, clock: SimpleNamespace) -> dict[str, float]:
     return {name: record.backward_s for name, record in found.records.items() if record.backward_s}
 
 
+def test_parts_of_a_modules_own_code_stand_behind_the_module_called_before_them():
+    """A model that computes its loss does so after its last module, with what autograd keeps for it."""
+    clock = SimpleNamespace(seconds=0.0)
+
+    class Slowly(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, seconds):
+            clock.seconds += seconds
+            ctx.seconds = seconds
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            clock.seconds += 2 * ctx.seconds
+            return grad, None
+
+    class Scored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.body(Slowly.apply(x, 1.0))
+            return torch.logsumexp(self.head(Slowly.apply(x, 2.0)), 0).sum() * Slowly.apply(x, 5.0).sum()
+
+    net = Scored()
+    x = torch.randn(4, WIDTH, requires_grad=True)
+
+    def step() -> None:
+        rehearsal().backward(net(x))
+
+    found = trace(net, step, CPU, Streams(CPU), clock=clock)
+    order = {name: found.records[name].order for name in ("", "body", "head")}
+    parts = dict(found.records[""].spread())
+    assert list(parts) == [order[""], order["body"], order["head"]]
+    assert [part.forward_s for part in parts.values()] == pytest.approx([1.0, 2.0, 5.0])
+    assert [part.backward_s for part in parts.values()] == pytest.approx([2.0, 4.0, 10.0])
+    kept = [part.saved_bytes for part in parts.values()]
+    assert kept[:2] == [0, 0] and kept[2] == found.records[""].saved_bytes > 0
+
+
 def test_what_autograd_does_before_an_operation_counts_for_it():
     clock = SimpleNamespace(seconds=0.0)
 

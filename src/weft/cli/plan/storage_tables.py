@@ -1,0 +1,129 @@
+"""What storage must give, and what does: the part of `weft plan --data` and of `weft storage` that both print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from weft.plan.parallelism.answer import Answer
+from weft.plan.storage import Given, need_bytes_per_s
+from weft.plan.storage_services import Serving
+from weft.report.run.words import Table
+from weft.units import format_bytes, format_seconds
+
+WORDS = {
+    "host": "what a host gets",
+    "connection": "a connection",
+    "each": "a unit",
+    "reads": "reads a second",
+    "all": "the whole",
+}
+
+
+def storage(found: Answer) -> tuple[str, list[Table]]:
+    """What the storage must give, and the file systems and services that do."""
+    asked = found.asked
+    assert asked.data_bytes is not None and asked.epoch_s is not None
+    need = need_bytes_per_s(asked.data_bytes, asked.epoch_s)
+    hosts = asked.machines.hosts
+    memory = asked.machines.host.memory_bytes * hosts
+    if not memory:
+        cached = "whether it fits into the hosts' memory is not known: name an instance type, or write a machine file"
+    elif memory > 2 * asked.data_bytes:
+        cached = "all of it fits into the hosts' memory: later epochs need not read it"
+    else:
+        cached = "it does not fit into half of the hosts' memory: later epochs read it again"
+    rows = [
+        (
+            first.name,
+            f"{first.capacity_gib:,} GiB",
+            f"{later.capacity_gib:,} GiB",
+            format_bytes(later.cache_bytes),
+        )
+        for first, later in found.storage
+    ]
+    at_hand = [_at_hand(one, hosts, asked.data_bytes) for one in found.given]
+    first_line = (
+        f"Storage: {need / 1e9:.3g} GB/s in all, {need / hosts / 1e9:.3g} GB/s for each host; {cached}"
+    )
+    lustre = Table(
+        "", ("FSx for Lustre", "first epoch, too", "later epochs", "of them in its cache"), rows, "<>>>"
+    )
+    return (
+        "\n".join([first_line, *at_hand, *services_assumed(found.services)]),
+        [lustre, services_table(found.services)],
+    )
+
+
+def _at_hand(one: Given, hosts: int, data_bytes: float) -> str:
+    """A rate that is known, in a line."""
+    serves = "enough" if one.serves else "too little"
+    holds = ""
+    if one.host_bytes:
+        room = "not even a host's share of the data fits there"
+        if data_bytes <= hosts * one.host_bytes:
+            room = "a host's share of the data fits there"
+        if data_bytes <= one.host_bytes:
+            room = "all of the data fits on each host"
+        holds = f"; {room}"
+    source = f"with the {one.assumed} assumed" if one.assumed else "as was given"
+    return (
+        f"{one.name}: {rate_text(one.bytes_per_s)} {source}, {serves}; an epoch takes "
+        f"{format_seconds(one.epoch_s)} to read{holds}"
+    )
+
+
+def services_table(found: Sequence[Serving]) -> Table:
+    """What each service gives, and the least of it that serves."""
+    return Table(
+        "",
+        ("service", "a host gets up to", "all hosts", "least that serves", "connections a host"),
+        [
+            (
+                one.name,
+                rate_text(one.host_bytes_per_s),
+                rate_text(one.all_bytes_per_s),
+                _least(one),
+                str(one.connections or ""),
+            )
+            for one in found
+        ],
+        "<>><>",
+    )
+
+
+def _least(one: Serving) -> str:
+    if one.lacks:
+        return f"too little for {one.lacks}"
+    if not one.units:
+        return "serves"
+    return f"{one.units:,} {one.unit[0 if one.units == 1 else 1]}"
+
+
+def services_assumed(found: Sequence[Serving]) -> list[str]:
+    """Which figures no document states, in a line if there are any."""
+    told = [
+        f"{one.name} ({' and '.join(WORDS[name] for name in one.assumed)})" for one in found if one.assumed
+    ]
+    return [f"assumed, not published: {', '.join(told)}"] if told else []
+
+
+def services_json(one: Serving) -> dict[str, Any]:
+    """The same for programs; what has no limit that is known is null."""
+    return {
+        name: None if isinstance(value, float) and math.isinf(value) else value
+        for name, value in asdict(one).items()
+    }
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """A rate in the units of data sheets.
+
+    >>> rate_text(2.5e9), rate_text(3e7)
+    ('2.5 GB/s', '30 MB/s')
+    """
+    if math.isinf(bytes_per_s):
+        return "no limit known"
+    return f"{bytes_per_s / 1e9:.3g} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.3g} MB/s"
