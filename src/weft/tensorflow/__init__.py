@@ -44,6 +44,7 @@ from weft.session.ranks import tp_size as tp_size
 from weft.session.watching import progress as progress
 from weft.tensorflow.checkpoint.manager import CheckpointManager as CheckpointManager
 from weft.tensorflow.checkpoint.run import checkpoints as checkpoints
+from weft.tensorflow.checkpoint.save import finish_checkpoint as finish_checkpoint
 from weft.tensorflow.checkpoint.save import resume_from_checkpoint as resume_from_checkpoint
 from weft.tensorflow.checkpoint.save import save_checkpoint as save_checkpoint
 from weft.tensorflow.clip import clip_by_global_norm as clip_by_global_norm

@@ -25,7 +25,7 @@ from weft.launch.startup import agree
 from weft.runtime.allocator import host_bytes, resident_bytes
 from weft.schedule.table import KINDS
 from weft.session import current, recording
-from weft.session.leaving import leave
+from weft.session.leaving import finish_at_the_end, finish_saving, leave
 from weft.session.session import JUDGE_S, timeout_of
 from weft.tensorflow import private
 from weft.tensorflow.clip import watch_clipping
@@ -184,6 +184,8 @@ def _change(joined: Session, settings: Settings) -> None:
 
 def shutdown() -> None:
     """Leave the job together with all other ranks; also done at the end of the script."""
+    if current.is_initialized():
+        finish_saving(session())
     atexit.unregister(_leave)
     _leave()
 
@@ -192,8 +194,11 @@ def _leave() -> None:
     leaving = present()
     if leaving is None:
         return
+    finish_at_the_end(leaving)
     current.leave()
     leaving.close()
+    if leaving.saves is not None:
+        leaving.saves.close()
     leave(leaving, leaving.channels)
     atexit.unregister(rendezvous.shutdown)
     rendezvous.shutdown(leaving.monitor)

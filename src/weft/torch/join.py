@@ -25,7 +25,7 @@ from weft.launch.startup import agree
 from weft.runtime.allocator import host_bytes, keep_memory
 from weft.runtime.executor import Executor, Hooks
 from weft.session import recording
-from weft.session.leaving import leave
+from weft.session.leaving import finish_at_the_end, finish_saving, leave
 from weft.session.session import JUDGE_S, timeout_of, wait_timeout_s
 from weft.session.travel import Travel
 from weft.topology.mesh import Mesh
@@ -191,30 +191,16 @@ def _connect(session: Session) -> None:
 def shutdown() -> None:
     """Leave the job together with all other ranks; also done at the end of the script."""
     if current.is_initialized():
-        _finish_saving(current.session())
+        finish_saving(current.session())
     atexit.unregister(_leave)
     _leave()
-
-
-def _finish_saving(session: Session) -> None:
-    """Wait for an asynchronous save; its error is raised."""
-    if session.saves is not None and session.saves.pending is not None:
-        with session.doing("the last save"):
-            try:
-                session.saves.finish()
-            except Exception as error:
-                session.monitor.locate(error)
-                raise
 
 
 def _leave() -> None:
     leaving = current.present()
     if leaving is None:
         return
-    try:
-        _finish_saving(leaving)
-    except Exception as error:  # the script has ended, so nobody else can make the job fail
-        leaving.monitor.end_with(error)
+    finish_at_the_end(leaving)
     current.leave()
     if leaving.saves is not None:
         leaving.saves.close()

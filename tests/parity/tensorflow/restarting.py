@@ -1,6 +1,6 @@
 """A run that saves itself, and faults at steps of it; started by `test_restarts.py`.
 
-    restarting.py FOLDER STEPS [--partitions COUNT] [--faults JSON]
+    restarting.py FOLDER STEPS [--partitions COUNT] [--faults JSON] [--asynchronous]
 
 Faults are by attempt: [[rank, step], ...]; a rank kills itself with SIGKILL in that step of that attempt. Each step
 appends `step loss shift` to FOLDER/losses-ATTEMPT-RANK. The end writes a checksum of this rank's variables, as far as
@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--faults", type=json.loads, default=[])
+    parser.add_argument("--asynchronous", action="store_true")
     options = parser.parse_args()
     attempt = int(os.environ.get("WEFT_ATTEMPT", "0"))
 
@@ -64,7 +65,9 @@ def main() -> None:
     np.random.seed(weft.rdp_rank())
     fault = options.faults[attempt] if attempt < len(options.faults) else None
     also = {"counter": counter}
-    with weft.checkpoints(options.folder / "saves", every=5, optimizer=optimizer, also=also) as run:
+    with weft.checkpoints(
+        options.folder / "saves", every=5, optimizer=optimizer, also=also, asynchronous=options.asynchronous
+    ) as run:
         for x, y in run.batches(dataset, steps=options.steps):
             shift = (
                 random.random()

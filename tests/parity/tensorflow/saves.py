@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import weft.tensorflow as weft
+import weft.tensorflow.checkpoint.save as saving
 from weft.errors import CheckpointError, PeerError, UsageError
 from weft.tensorflow.session.freeing import free_others, is_here
 from weft.tensorflow.session.session import session
@@ -127,13 +130,16 @@ def first_run(folder: Path) -> dict[str, Any]:
     assert manager.restore() is None and manager.latest_checkpoint is None
     manager.save()
     weft.save_checkpoint(folder / "saves", "two", run.model, run.optimizer, CONTENT)
-    losses = run.train(2, 4)
+    losses = beside(run, folder)
     assert manager.save() == str(folder / "numbered" / "ckpt-2")
     predicted = run.predict()
     again = {}
     for name, go_back in {
         "manager": lambda: manager.restore("ckpt-1"),
         "tag": lambda: check_content(weft.resume_from_checkpoint(folder / "saves", optimizer=run.optimizer)),
+        "beside": lambda: check_content(
+            weft.resume_from_checkpoint(folder / "beside", optimizer=run.optimizer)
+        ),
     }.items():
         run.train(4, 5)
         go_back()
@@ -147,6 +153,30 @@ def first_run(folder: Path) -> dict[str, Any]:
     damage(run, manager, folder)
     return {"losses": losses, "again": again, "predicted": predicted, "counted": counted,
             "checkpoints": manager.checkpoints, "here": [name for name, here in there.items() if here]}  # fmt: skip
+
+
+def beside(run: Training, folder: Path) -> list[float]:
+    """A save goes on beside two steps, and has the values of its call; the losses. Then one fails on a rank."""
+    go, before = threading.Event(), saving.reached
+    saving.reached = lambda phase: go.wait() if phase == "write" else None
+    pending = weft.save_checkpoint(
+        folder / "beside", "two", run.model, run.optimizer, CONTENT, asynchronous=True
+    )
+    losses = run.train(2, 4)
+    assert not pending.done
+    go.set()
+    assert weft.finish_checkpoint() is pending.wait() and weft.finish_checkpoint() is None
+
+    def fail(phase: str) -> None:
+        if phase == "write" and weft.rank() == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    saving.reached = fail
+    weft.save_checkpoint(folder / "beside", "three", run.model, run.optimizer, asynchronous=True)
+    told = refused(CheckpointError, weft.finish_checkpoint)
+    assert "three was not saved: rank 1: " in told and "training can go on" in told, told
+    saving.reached = before
+    return losses
 
 
 def damage(run: Training, manager: Any, folder: Path) -> None:

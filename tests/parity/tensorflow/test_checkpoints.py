@@ -42,7 +42,7 @@ def second(folder, first):
     return run_job(2, "second", folder)
 
 
-@pytest.mark.parametrize("way", ["manager", "tag"])
+@pytest.mark.parametrize("way", ["manager", "tag", "beside"])
 def test_a_restore_goes_on_bit_for_bit(first, way):
     assert first[0]["losses"] == first[1]["losses"]
     assert len(set(first[0]["losses"])) == 2
@@ -93,3 +93,12 @@ def test_torch_reads_the_variables_and_refuses_to_go_on(first, folder):
     state = read_model(folder / "saves")
     assert state["sequential/dense/kernel"].shape == (6, 16)
     assert set(state) == {name for rank in first for name in rank["here"]}
+
+
+def test_what_is_read_before_the_first_step_is_right_or_refused(tmp_path):
+    """A script that was started again once got an optimizer's zeros in silence, and lost its loss scale."""
+    told = {}
+    for action in ("write", "read"):
+        run_ranks(2, JOB.with_name("early_reads.py"), [action, str(tmp_path)], env=QUIET).check()
+        told[action] = [json.loads((tmp_path / f"{action}-{rank}.json").read_text()) for rank in (0, 1)]
+    assert told["read"] == told["write"]

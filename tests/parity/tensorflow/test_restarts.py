@@ -39,12 +39,12 @@ def check_like(folder: Path, whole: Path) -> None:
         assert (folder / f"end-{rank}").read_text() == (whole / f"end-{rank}").read_text()
 
 
-@pytest.mark.parametrize("partitions", [2, 1])
-def test_a_kill_changes_nothing(tmp_path, partitions):
+@pytest.mark.parametrize(("partitions", "more"), [(2, []), (1, ["--asynchronous"])])
+def test_a_kill_changes_nothing(tmp_path, partitions, more):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    run(whole, partitions)
+    run(whole, partitions, *more)
     assert [sorted(losses(whole, rank)) for rank in (0, 1)] == [[*range(1, STEPS + 1)]] * 2
-    done = run(killed, partitions, "--faults", json.dumps([[1, 13]]), restarts=2)
+    done = run(killed, partitions, *more, "--faults", json.dumps([[1, 13]]), restarts=2)
     assert "weft: 1 of 2 restarts; exit code 0\n" in done.stderr
     assert not (killed / "losses-1-0").read_text().startswith("1 ")
     check_like(killed, whole)

@@ -51,7 +51,7 @@ class Contents:
             model = model_of(thing)
             if model is not None:
                 models[name] = model
-            elif hasattr(thing, "apply_gradients") and hasattr(thing, "variables"):
+            elif hasattr(thing, "apply_gradients") and hasattr(type(thing), "variables"):
                 optimizers[name] = thing
             elif isinstance(thing, (tf.Variable, keras.Variable)):
                 variables.append((name, thing))

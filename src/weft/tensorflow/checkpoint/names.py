@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from weft.tensorflow import private
+from weft.tensorflow.checkpoint.held import reading
 from weft.tensorflow.session.freeing import name_of
 
 _COUNTED = re.compile(r"_\d+(?=/|#|$)")
@@ -81,18 +82,21 @@ def optimizer_state(optimizer: Any, named: Mapping[str, Any]) -> tuple[dict[str,
 
 def variables_of(optimizer: Any) -> list[Any]:
     """All variables of an optimizer, of Keras 3 or of tf_keras."""
-    _ = optimizer.iterations  # which the older kind of tf_keras makes when it is asked for
-    found = optimizer.variables
-    return list(found() if callable(found) else found)
+    with reading():
+        _ = optimizer.iterations  # which the older kind of tf_keras makes when it is asked for
+        found = optimizer.variables
+        return list(found() if callable(found) else found)
 
 
 def _whose(variable: Any, known: Sequence[str]) -> tuple[str, str]:
     """The name of the variable that an optimizer's variable is a slot of, and the slot's; or nothing."""
     name = name_of(variable).partition("/")[2]
+    last = name.rpartition("/")[2]
     for each in known:
         flat = f"{each.replace('/', '_')}_"
-        if name.startswith(flat):
-            return each, name.removeprefix(flat)
+        for start in (name, last):  # an optimizer in another one has the other's name before its own
+            if start.startswith(flat):
+                return each, start.removeprefix(flat)
         if name.startswith(f"{each}/"):  # the older kind of tf_keras
             return each, name.removeprefix(f"{each}/")
         if name.endswith(f"/{each}"):  # the newer one

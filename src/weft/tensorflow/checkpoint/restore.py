@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from weft.errors import CheckpointError, UsageError
 from weft.foreign import listed, translated
 from weft.session.collectives import broadcast_text, gather_texts
 from weft.tensorflow import private
-from weft.tensorflow.checkpoint import user_values
+from weft.tensorflow.checkpoint import held, user_values
 from weft.tensorflow.checkpoint.contents import FRAMEWORK, Contents
 from weft.tensorflow.checkpoint.names import fit, optimizer_state
 from weft.tensorflow.checkpoint.tensor_files import ShardReader
@@ -40,19 +41,34 @@ class AllRanks:
 
 
 @dataclass
+class Kept:
+    """What an optimizer keeps, in a save.
+
+    Attributes:
+        slots: The paths of its slots by their names here.
+        trained: The names here of the variables that it was built for.
+        models: The models that those are of.
+        own: The paths of its other variables that the optimizer here has not made yet, by their names in the save.
+    """
+
+    slots: dict[str, str]
+    trained: list[str]
+    models: list[Any]
+    own: dict[str, str]
+
+
+@dataclass
 class Landing:
     """What goes where on this rank.
 
     Attributes:
         targets: The variables that get a value now, by the path of the value in the save.
-        slots: Of each optimizer its section, and the paths of its slots by their names here.
-        trained: Of each optimizer the names here of the variables that it was built for.
+        optimizers: What goes to each optimizer when partitions are known, by its section.
         user: The user's content.
     """
 
     targets: list[tuple[str, Any]] = field(default_factory=list)
-    slots: dict[str, dict[str, str]] = field(default_factory=dict)
-    trained: dict[str, list[str]] = field(default_factory=dict)
+    optimizers: dict[str, Kept] = field(default_factory=dict)
     user: Any = None
 
 
@@ -73,7 +89,9 @@ def restore(
             if not wrong:
                 landing = plan(joined, reader, what)
                 paths = [path for path, _ in landing.targets]
-                for path in [*paths, *(path for slots in landing.slots.values() for path in slots.values())]:
+                for kept in landing.optimizers.values():
+                    paths += [*kept.slots.values(), *kept.own.values()]
+                for path in paths:
                     reader.check(path)
     except CheckpointError as error:
         damage = [str(error)]
@@ -85,7 +103,12 @@ def restore(
         raise UsageError(f"{save.folder} does not fit this script: {'; '.join(wrong)}")
     for path, variable in landing.targets:
         variable.assign(reader.read(path))
-    when_known(joined, what, lambda: _land(joined, reader, what, landing))
+    for section in landing.optimizers:
+        held.hold(what.optimizers[section])
+    for section, kept in list(landing.optimizers.items()):
+        when_known(joined, kept.models, functools.partial(_land, joined, reader, what, landing, section))
+    if not _saved(what.optimizers, save.index):
+        _close_read(joined, reader)
     return landing.user
 
 
@@ -101,9 +124,13 @@ def find_misfits(reader: ShardReader, what: Contents, strict: bool, optional: Co
         if strict:
             missing = [name for name, theirs in means.items() if theirs not in saved]
             unknown = sorted(set(saved) - set(means.values()))
-            hint = "" if mine else " (its variables do not exist before the first step: resume after that)"
             wrong += [f"{listed(missing)} is missing"] if missing else []
-            wrong += [f"{listed(unknown)} is not part of the {section}{hint}"] if unknown else []
+            wrong += [f"{listed(unknown)} is not part of the {section}"] if unknown and mine else []
+        if saved and not mine:
+            wrong.append(
+                f"{listed(sorted(saved))} is not part of the {section} (its variables do not exist before the first "
+                "step: resume after that)"
+            )
         wrong += _unlike(index, {f"{section}/{means[name]}": each for name, each in mine.items()})
     for name in what.variables:
         if strict and f"variables/{name}" not in index.tensors:
@@ -150,11 +177,13 @@ def plan(joined: Session, reader: ShardReader, what: Contents) -> Landing:
     index, here = reader.index, joined.position("pp")
     landing = Landing(user=user_values.decode(index.content.get("user"), reader.array))
     means: dict[str, str] = {}  # of each variable of the models, how an optimizer's slots in the save call it
+    models: dict[str, Any] = {}  # ... and its model
     for section in _saved(what.models, index):
         named = what.named(section)
         start = "" if len(what.models) == 1 else f"{section}/"
         for name, theirs in fit(list(named), _names(index, section)).items():
             means[f"{start}{name}"] = f"{start}{theirs}"
+            models[f"{start}{name}"] = what.models[section]
             if what.owner_of(named[name]) in (None, here):
                 landing.targets.append((f"{section}/{theirs}", named[name]))
     landing.targets += [(f"variables/{name}", each) for name, each in what.variables.items()]
@@ -165,20 +194,25 @@ def plan(joined: Session, reader: ShardReader, what: Contents) -> Landing:
     for section in _saved(what.optimizers, index):
         optimizer = what.optimizers[section]
         _, own = optimizer_state(optimizer, what.trainable())
+        saved_own = _own_state(reader, section)
+        theirs_of = fit(list(own), list(saved_own))
         landing.targets += [
-            (path, own[name]) for name, path in _own_state(reader, section).items() if name in own
+            (saved_own[theirs_of[name]], own[name]) for name in own if theirs_of[name] in saved_own
         ]
-        landing.slots[section] = {
+        built = index.content["optimizer_values"]
+        slots = {
             f"{name}/{path.rpartition('/')[2]}": path
             for name, theirs in means.items()
             for path in saved.get(f"{section}/{theirs}", ())
         }
-        built = index.content["optimizer_values"]
-        landing.trained[section] = [
+        trained = [
             name
             for name, theirs in means.items()
             if f"{section}/{theirs}" in built or f"{section}/{theirs}" in saved
         ]
+        concerned = list({id(models[name]): models[name] for name in trained}.values())
+        later = {name: path for name, path in saved_own.items() if name not in theirs_of.values()}
+        landing.optimizers[section] = Kept(slots, trained, concerned, later)
     return landing
 
 
@@ -196,33 +230,40 @@ def _own_state(reader: ShardReader, section: str) -> dict[str, str]:
     return found[max(counted, key=lambda where: counted[where])] if found else {}
 
 
-def when_known(joined: Session, what: Contents, act: Callable[[], None]) -> None:
-    """Run ``act`` once the partitions of all models' variables are known."""
-    unknown = [model for model in what.models.values() if not model.partitioned]
-    if unknown and joined.settings.partitions > 1:
-        unknown[0].when_partitioned(lambda: when_known(joined, what, act))
+def when_known(joined: Session, models: Collection[Any], act: Callable[[], None]) -> None:
+    """Run ``act`` once the partitions of all these models' variables are known."""
+    unknown = next((model for model in models if not model.partitioned), None)
+    if unknown is not None and joined.settings.partitions > 1:
+        unknown.when_partitioned(lambda: when_known(joined, models, act))
     else:
         act()
 
 
-def _land(joined: Session, reader: ShardReader, what: Contents, landing: Landing) -> None:
-    """Give the optimizers what they keep for this rank's variables; those without such variables make them now."""
-    here = joined.position("pp")
-    for section, slots in landing.slots.items():
-        optimizer = what.optimizers[section]
-        named = {name: each for name, each in what.trainable().items() if what.owner_of(each) in (None, here)}
-        wanted = {name: path for name, path in slots.items() if name.rpartition("/")[0] in named}
-        state, _ = optimizer_state(optimizer, named)
-        if not wanted.keys() <= state.keys():
-            trained = [each for name, each in named.items() if name in landing.trained[section]]
-            private.build_optimizer(optimizer, trained)
-            state, _ = optimizer_state(optimizer, named)
-        missing = sorted(wanted.keys() - state.keys())
-        wrong = [f"the {section} keeps no {listed(missing)}"] if missing else []
-        wrong += _unlike(reader.index, {path: state[name] for name, path in wanted.items() if name in state})
-        if wrong:
-            raise CheckpointError(f"{reader.folder} does not fit this script: {'; '.join(wrong)}")
-        for name, path in wanted.items():
-            state[name].assign(reader.read(path))
+def _land(joined: Session, reader: ShardReader, what: Contents, landing: Landing, section: str) -> None:
+    """Give an optimizer what it keeps for this rank's variables; one without such variables makes them now."""
+    here, kept, optimizer = joined.position("pp"), landing.optimizers.pop(section), what.optimizers[section]
+    held.release(optimizer)
+    named = {name: each for name, each in what.trainable().items() if what.owner_of(each) in (None, here)}
+    wanted = {name: path for name, path in kept.slots.items() if name.rpartition("/")[0] in named}
+    state, before = optimizer_state(optimizer, named)
+    if not wanted.keys() <= state.keys() or (kept.own and not getattr(optimizer, "built", True)):
+        trained = [each for name, each in named.items() if name in kept.trained]
+        private.build_optimizer(optimizer, trained)
+        state, own = optimizer_state(optimizer, named)
+        theirs = fit(list(own), [*before, *kept.own])
+        wanted |= {name: kept.own[theirs[name]] for name in own if theirs[name] in kept.own}
+        state |= own
+    missing = sorted(wanted.keys() - state.keys())
+    wrong = [f"the {section} keeps no {listed(missing)}"] if missing else []
+    wrong += _unlike(reader.index, {path: state[name] for name, path in wanted.items() if name in state})
+    if wrong:
+        raise CheckpointError(f"{reader.folder} does not fit this script: {'; '.join(wrong)}")
+    for name, path in wanted.items():
+        state[name].assign(reader.read(path))
+    if not landing.optimizers:
+        _close_read(joined, reader)
+
+
+def _close_read(joined: Session, reader: ShardReader) -> None:
     log.info("rank %d read %d bytes of %s", joined.rank, reader.bytes_read, reader.folder)
     reader.close()

@@ -14,7 +14,7 @@ from weft.errors import CheckpointError, UsageError
 from weft.tensorflow.checkpoint.contents import FRAMEWORK, Contents, model_of
 from weft.tensorflow.checkpoint.position import Position
 from weft.tensorflow.checkpoint.restore import AllRanks, restore
-from weft.tensorflow.checkpoint.save import save
+from weft.tensorflow.checkpoint.save import finish_checkpoint, save
 from weft.tensorflow.session.session import Session, session
 
 CALL = "weft.checkpoints"
@@ -28,6 +28,7 @@ def checkpoints(
     model: Any = None,
     optimizer: Any = None,
     also: Mapping[str, Any] | None = None,
+    asynchronous: bool = False,
 ) -> Run:
     """A run of steps that saves itself, and goes on from its newest save; every rank uses it alike.
 
@@ -45,6 +46,7 @@ def checkpoints(
         optimizer: Its optimizer; not needed when the model was compiled with one.
         also: Further models, optimizers, metrics and variables, by names of your choice. Of variables the first
             rank's count.
+        asynchronous: Whether saves are written beside the training.
 
     Raises:
         UsageError: A value is wrong, here or on entering.
@@ -55,17 +57,18 @@ def checkpoints(
     wrong = sorted({"model", "optimizer"} & set(also or {}))
     if wrong:
         raise UsageError(f"also[{wrong[0]!r}] is taken: pass {wrong[0]}= or choose another name")
-    return Run(path, every, keep, model, optimizer, also or {})
+    return Run(path, every, keep, model, optimizer, also or {}, asynchronous)
 
 
 class Run(Loop):
     """What :func:`checkpoints` makes."""
 
     def __init__(
-        self, path: str | Path, every: int, keep: int, model: Any, optimizer: Any, also: Mapping[str, Any]
-    ) -> None:
+        self, path: str | Path, every: int, keep: int, model: Any, optimizer: Any, also: Mapping[str, Any],
+        asynchronous: bool,
+    ) -> None:  # fmt: skip
         super().__init__(path, every, keep)
-        self._model, self._optimizer, self._also = model, optimizer, also
+        self._model, self._optimizer, self._also, self._asynchronous = model, optimizer, also, asynchronous
 
     def _resume(self) -> tuple[Place, Stop, Callable[[int], object]]:
         joined = session()
@@ -106,11 +109,11 @@ class Run(Loop):
     def _write(self, tag: str) -> None:
         save(
             self._path, tag, self._contents, {"step": self.step}, self._keep, "keep",
-            {"run": self._own.to_json()},
+            {RUN: self._own.to_json()}, self._asynchronous,
         )  # fmt: skip
 
     def _finish(self) -> None:
-        pass
+        finish_checkpoint()
 
 
 def _find_position(joined: Session, found: Found) -> Position:

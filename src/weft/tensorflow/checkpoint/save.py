@@ -10,7 +10,7 @@ from weft.checkpoint.agree import choose, come_together
 from weft.checkpoint.find import LEVELS
 from weft.checkpoint.names import check_tag
 from weft.checkpoint.part import Part
-from weft.checkpoint.save import Request, SaveReport, Storage, run
+from weft.checkpoint.save import PendingSave, Request, SaveReport, Saves, Storage, run
 from weft.errors import UsageError
 from weft.tensorflow.checkpoint import contents, user_values
 from weft.tensorflow.checkpoint.contents import Contents
@@ -30,7 +30,9 @@ def save_checkpoint(
     optimizer: Any = None,
     user_content: Any = None,
     num_kept_partial_checkpoints: int | None = None,
-) -> SaveReport | None:
+    *,
+    asynchronous: bool = False,
+) -> SaveReport | PendingSave | None:
     """Save the job under ``path``; every rank calls this, or every rank with ``rdp_rank() == 0``.
 
     Args:
@@ -41,9 +43,12 @@ def save_checkpoint(
         optimizer: Its optimizer, of Keras 3 or of tf_keras; None saves none.
         user_content: Numbers, texts, lists, dicts, tensors, NumPy arrays; the first rank's counts.
         num_kept_partial_checkpoints: After this save, keep so many; the oldest are removed.
+        asynchronous: Return as soon as everything is copied to host memory; a thread writes. At most one such save
+            goes on at a time; its error is raised by the next save or by :func:`finish_checkpoint`.
 
     Returns:
-        What the save took; None on a rank with ``rdp_rank() > 0`` that came when the others had begun.
+        What the save took, or with ``asynchronous`` an object whose ``wait()`` gives that; None on a rank with
+        ``rdp_rank() > 0`` that came when the others had begun.
 
     Raises:
         UsageError: On every rank: something given cannot be saved, or not all ranks called. Nothing was written.
@@ -51,18 +56,23 @@ def save_checkpoint(
     """
     return save(
         Path(path), tag, _contents(model, optimizer), user_content, num_kept_partial_checkpoints,
-        "num_kept_partial_checkpoints",
+        "num_kept_partial_checkpoints", asynchronous=asynchronous,
     )  # fmt: skip
+
+
+def finish_checkpoint() -> SaveReport | None:
+    """Wait for the asynchronous save that goes on; what it took, or None if there is none. Its error is raised."""
+    return Saves.of(session()).finish()
 
 
 def save(
     root: Path, tag: str, what: Contents, user_content: Any, keep: int | None, keep_name: str,
-    of_rank: Mapping[str, Any] | None = None,
-) -> SaveReport | None:  # fmt: skip
+    of_rank: Mapping[str, Any] | None = None, asynchronous: bool = False,
+) -> SaveReport | PendingSave | None:  # fmt: skip
     """Save contents.
 
     ``keep``: how many saves may stay; ``keep_name``: how the script calls that; ``of_rank``: JSON of this rank alone,
-    for which every rank has to come.
+    for which every rank has to come; ``asynchronous``: whether a thread writes.
     """
     joined = session()
     check_tag(tag)
@@ -84,10 +94,8 @@ def save(
         part.content["rank"] = {**place, **(of_rank or {})}
         return part
 
-    request = Request(root, tag, keep, False, lambda phase: reached(phase), of_rank is not None)
-    report = run(joined, request, make, Storage(stage, write_shard))
-    assert report is None or isinstance(report, SaveReport)
-    return report
+    request = Request(root, tag, keep, asynchronous, lambda phase: reached(phase), of_rank is not None)
+    return run(joined, request, make, Storage(stage, write_shard))
 
 
 def _add_shared(part: Part, joined: Session, user_content: Any) -> None:

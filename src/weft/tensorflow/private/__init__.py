@@ -36,6 +36,7 @@ from weft.tensorflow.private.models import layer_classes as layer_classes
 from weft.tensorflow.private.models import loss_scale_classes as loss_scale_classes
 from weft.tensorflow.private.models import loss_tracker as loss_tracker
 from weft.tensorflow.private.models import optimizer_classes as optimizer_classes
+from weft.tensorflow.private.models import optimizer_reads as optimizer_reads
 from weft.tensorflow.private.models import set_untracked as set_untracked
 from weft.tensorflow.private.models import trained_by as trained_by
 from weft.tensorflow.private.models import watch_layers as watch_layers

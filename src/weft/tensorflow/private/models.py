@@ -60,6 +60,18 @@ def loss_scale_classes() -> list[type]:
     return [sys.modules["keras"].optimizers.LossScaleOptimizer] if "keras" in sys.modules else []
 
 
+def optimizer_reads() -> list[tuple[type, str]]:
+    """Classes of optimizers, of every Keras that is imported, and their members that give away or use variables."""
+    classes = [*optimizer_classes(), *loss_scale_classes()]
+    if "tf_keras" in sys.modules:
+        kind = sys.modules["tf_keras.src.optimizers.optimizer"]
+        classes += [kind._BaseOptimizer, sys.modules["tf_keras"].optimizers.legacy.Optimizer]
+    names = (
+        "variables", "weights", "get_weights", "get_slot", "finalize_variable_values", "apply", "apply_gradients",
+    )  # fmt: skip
+    return [(base, name) for base in classes for name in names if name in vars(base)]
+
+
 def in_symbolic_scope() -> bool:
     """Whether Keras only asks for the shapes of results."""
     return bool(in_scope())

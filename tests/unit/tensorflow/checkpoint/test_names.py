@@ -29,6 +29,18 @@ def test_variables_of_one_name_are_told_apart():
     assert list(name_variables(variables())) == NAMES
 
 
+def test_the_slots_of_an_optimizer_in_another_one_are_those_of_variables():
+    """They were counted among the optimizer's own values, of which one partition's came back."""
+    made = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    named = name_variables(variables())
+    made.apply_gradients([(tf.zeros(2), each) for each in named.values()])
+    slots, own = optimizer_state(made, named)
+    assert set(slots) == {f"{name}/momentum" for name in NAMES}
+    assert set(own) == {
+        "iteration", "learning_rate", "step_counter", "dynamic_scale", "iteration#2", "learning_rate#2"
+    }  # fmt: skip
+
+
 def test_an_optimizer_of_keras_is_taken_apart():
     made = keras.optimizers.Adam(0.1, use_ema=True)
     named = name_variables(variables())
