@@ -49,15 +49,10 @@ def find_splits(
     """Which of the model's weights can be cut over ranks; None if they are not to be. On the rank that decides."""
     if session.mesh.tp == 1:
         return None
-    if has_delayed(model.module):
-        raise UsageError(
-            "weights are cut over ranks by what a microbatch shows, which a model without memory cannot run: build the "
-            'model without weft.delay_param_initialization(), or write "tensor_parallel_degree": 1'
-        )
     padding = Padding()
     padding.done = True
     with (
-        _alone(session, model, function, batch, padding, False) as (run, kept),
+        _alone(session, model, function, batch, padding, has_delayed(model.module)) as (run, kept),
         without_side_effects(model.module, session.streams, kept=kept),
     ):
         rehearse(Forward())
