@@ -1,10 +1,10 @@
 """Which modules of experts can be split: parts of their weights are tried out until their results add up.
 
-A module that holds experts has weights with one matrix for each expert, ``[experts, results, inputs]``. Its code may do
-anything with them: a loop over those that are needed, one product for all, gates before or behind each other. So
-nothing is read from its names. The search makes up weights and inputs, computes the whole, and the results of all ranks on
-their parts. If the sums agree, of the results and of all gradients, the module is split in this way. Where parts meet
-something that is not linear, or a bias counts twice, they do not agree.
+A module that holds experts has weights with one matrix for each expert, ``[experts, results, inputs]``. Its code may
+do anything with them: a loop over those that are needed, one product for all, gates before or behind each other. So
+nothing is read from its names. The search makes up weights and inputs, computes the whole, and the results of all
+ranks on their parts. If the sums agree, of the results and of all gradients, the module is split in this way. Where
+parts meet something that is not linear, or a bias counts twice, they do not agree.
 """
 
 from __future__ import annotations
