@@ -327,6 +327,10 @@ def _cannot_see(part: DTensor, shape: tuple[int, ...], size: int) -> str:
         return ""
     for at, count in enumerate(shape[:-1]):
         if torch.Size(shape[at:]).numel() == part.shape[-1] and count % size:
-            rest = " x ".join(map(str, shape[at + 1 :]))
-            return f"its results are {count} x {rest}, and {count} cannot be divided by {size}"
+            seen = " x ".join(map(str, shape[at:]))
+            few = [*dict.fromkeys(n for n in shape[at : at + 2] if n % size and at < len(shape) - 2)] or [
+                count
+            ]
+            told = f"neither {few[0]} nor {few[1]} can" if len(few) == 2 else f"{few[0]} cannot"
+            return f"its results are {seen}, and {told} be divided by {size}"
     return ""

@@ -32,11 +32,11 @@ _ROUGH = {torch.bfloat16: 0.05, torch.float16: 0.02}
 
 
 def candidates(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules with weights of three dimensions, which may be experts, by name; PyTorch's own layers are none."""
+    """The modules with several weights of three dimensions, which may be experts, by name; PyTorch's own are none."""
     return {
         name: module
         for name, module in model.named_modules()
-        if _stacks(module) and not type(module).__module__.startswith("torch.")
+        if len(_stacks(module)) > 1 and not type(module).__module__.startswith("torch.")
     }
 
 
@@ -89,9 +89,9 @@ def find_experts(
 def _why_not(module: nn.Module, size: int, owners: Mapping[int, Sequence[str]]) -> str:
     """Why it need not be tried."""
     stacks = _stacks(module)
-    if len(stacks) < 2 or len({len(value) for value in stacks.values()}) > 1:
+    if len({len(value) for value in stacks.values()}) > 1:
         shapes = " and ".join(f"{name} {list(value.shape)}" for name, value in stacks.items())
-        return f"it has {shapes}, and only several weights for the same experts can be cut"
+        return f"its weights are for other numbers of experts: {shapes}"
     if any(True for child in module.children() for _ in child.parameters()):
         return "it has modules with weights inside"
     if any(len(owners[id(value)]) > 1 for value in module.parameters(recurse=False)):
