@@ -93,12 +93,32 @@ class Written(Stacked):
         return super().forward(x.mul_(2), which, weights)
 
 
+class Rewritten(Stacked):
+    def forward(self, x: Tensor, which: Tensor, weights: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.up.mul_(1)
+        return super().forward(x, which, weights)
+
+
+class Frozen(Stacked):
+    """With weights of whole numbers, as quantised ones are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.ones(4, WIDTH, 40, dtype=torch.int8), requires_grad=False)
+
+    def forward(self, x: Tensor, which: Tensor, weights: Tensor) -> Tensor:
+        return x * (self.up.float().mean() + self.down.mean() * weights.mean())
+
+
 def test_what_is_not_tried() -> None:
     assert why_whole(Odd()).endswith(
         f"experts: up [4, {WIDTH}, 40] and down [4, 20, {WIDTH}] and other [3, 2, 2]"
     )
     assert why_whole(Normed()) == "it has modules with weights inside"
     assert "writes into its inputs" in why_whole(Written())
+    assert "writes into its inputs or weights" in why_whole(Rewritten())
+    assert why_whole(Frozen()) == "its weights are no plain floating-point numbers"
     shared = Stacked()
     net = nn.Sequential(Routed(shared), Routed(Stacked()))
     net[1].experts.up = shared.up

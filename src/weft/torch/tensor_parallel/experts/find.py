@@ -29,6 +29,7 @@ MOST_TRIED = 128
 _SEED, _WHOLE = 20, -2
 _ROUGH = {torch.bfloat16: 0.05, torch.float16: 0.02}
 """How far apart the sums may be, as a part of the whole; of other types a thousandth."""
+_PLAIN = {*_ROUGH, torch.float32, torch.float64}
 
 
 def candidates(model: nn.Module) -> dict[str, nn.Module]:
@@ -92,6 +93,11 @@ def _why_not(module: nn.Module, size: int, owners: Mapping[int, Sequence[str]]) 
     if len({len(value) for value in stacks.values()}) > 1:
         shapes = " and ".join(f"{name} {list(value.shape)}" for name, value in stacks.items())
         return f"its weights are for other numbers of experts: {shapes}"
+    if any(
+        type(value) is not nn.Parameter or value.dtype not in _PLAIN
+        for value in module.parameters(recurse=False)
+    ):
+        return "its weights are no plain floating-point numbers"
     if any(True for child in module.children() for _ in child.parameters()):
         return "it has modules with weights inside"
     if any(len(owners[id(value)]) > 1 for value in module.parameters(recurse=False)):
@@ -182,7 +188,7 @@ class _Bench:
 
     def run(self, weights: Mapping[str, Tensor]) -> _Outcome | None:
         """The results with these weights, and all gradients; None if it fails, or writes into what it is given."""
-        leaves = {name: value.detach().clone().requires_grad_() for name, value in weights.items()}
+        leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
         inputs: list[Tensor] = []
 
         def fresh(tensor: Tensor) -> Tensor:
@@ -192,7 +198,7 @@ class _Bench:
             return tensor.view_as(tensor)
 
         args, kwargs = replace((self.args, self.kwargs), fresh, attributes=False)
-        given = [*tensors_in((args, kwargs))]
+        given = [*tensors_in((args, kwargs)), *leaves.values()]
         before = [version(each) for each in given]
         try:
             with torch.enable_grad():
@@ -225,7 +231,7 @@ def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int) -> Linear | s
     bench = _Bench(module, args, kwargs)
     expected = bench.run(bench.weights)
     if expected is None:
-        return "it fails with weights and inputs that are made up, or writes into its inputs"
+        return "it fails with weights and inputs that are made up, or writes into its inputs or weights"
     for parts in itertools.islice(_ways(module, bench.width, size), MOST_TRIED):
         if _add_up(bench, expected, parts, size):
             return Linear(EXPERTS, parts=parts)
