@@ -26,6 +26,7 @@ class Recorded:
         late: For a step and a rank, how many times slower the rank works in that step.
         data_s: Waiting for data before each step, on every rank of the first partition.
         transfer_s: What a message takes.
+        tensor: The share of each pass in which ranks with parts of the same weights exchange results.
         first_s: What the first step takes besides, for tracing.
         schedule: `interleaved` is 1F1B.
         ready_first: Ranks run what is ready, as weft's do, instead of waiting for what comes first in the schedule.
@@ -38,6 +39,7 @@ class Recorded:
     forward_s: float | Sequence[float] = 1.0
     backward_s: float | Sequence[float] = 2.0
     transfer_s: float = 0.0
+    tensor: float = 0.0
     data_s: float = 0.0
     optimizer_s: float = 0.0
     reduce_s: float = 0.0
@@ -162,6 +164,8 @@ class Recorded:
                         wait_s += start - reached
                 end = begin + span.end_s
                 spans.append(Span(rank, span.kind, span.microbatch, start, end, stage, "", step))
+                if self.tensor:
+                    spans.append(Span(rank, "tensor", -1, end - self.tensor * (end - start), end, step=step))
                 work_s += end - start
                 reached = end
             end = now + length

@@ -19,8 +19,12 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from tests.parity.registry import Checks
+from tests.parity.tensor_parallel_models import WIDTH as WIDE
+from tests.parity.tensor_parallel_models import Routed, Stacked
 from weft.errors import DivergenceError, UsageError
+from weft.torch.delayed_parameters import materialise
 from weft.torch.replicas.whole_tensors import whole
+from weft.torch.session import current
 from weft.torch.tensor_parallel import is_cut
 
 CHECKS = Checks()
@@ -475,6 +479,125 @@ def unknown_words_are_an_error() -> None:
     job.train(1)
     with pytest.raises(IndexError, match="out of range"):
         job.step(job.model, torch.full((ROWS, 5), WORDS))
+
+
+class Experts(nn.Module):
+    """A router and experts whose weights are one tensor, large enough to be made late, between a norm and a sum."""
+
+    def __init__(self, inner: int, how: str) -> None:
+        super().__init__()
+        self.norm, self.routed = nn.LayerNorm(WIDE), Routed(Stacked(inner=inner, how=how))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.routed(self.norm(x))
+
+
+@CHECKS.check
+def experts_are_cut() -> None:
+    for late in (False, True):
+        inner, how = (160, "all") if late else (20, "")
+        weft.init({"partitions": given.partitions, "microbatches": 2})
+        nets = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            with weft.delay_param_initialization(late):
+                nets.append(nn.Sequential(*(Experts(inner, how) for _ in range(4))))
+        net, alone = nets
+        assert net.get_parameter("0.routed.experts.up").is_meta == late
+        if late:
+            materialise(alone, lambda name: True, torch.device("cpu"), current.session().streams)
+        model = weft.DistributedModel(net)
+        optimizer = weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+
+        @weft.step
+        def step(model: nn.Module, x: Tensor) -> Tensor:
+            loss = (model(x) - x.roll(1, 1)).square().mean()
+            model.backward(loss)
+            return loss
+
+        for number in range(STEPS):
+            x = torch.randn(ROWS, 5, WIDE, generator=torch.Generator().manual_seed(number))
+            optimizer.zero_grad()
+            plain.zero_grad()
+            (alone(x) - x.roll(1, 1)).square().mean().backward()
+            step(model, x.chunk(weft.rdp_size())[weft.rdp_rank()])
+            for each in (model, alone):
+                torch.nn.utils.clip_grad_norm_(each.parameters(), 0.5)
+            optimizer.step()
+            plain.step()
+        mine = dict(model.local_named_parameters())
+        for name, parameter in mine.items():
+            stacked = name.endswith((".up", ".down", ".up_bias"))
+            assert is_cut(parameter) == stacked, name
+            expected = alone.get_parameter(name.removeprefix("module."))
+            assert parameter.numel() == expected.numel() / (weft.tp_size() if stacked else 1)
+        torch.testing.assert_close(model.state_dict(), dict(alone.state_dict()), rtol=1e-5, atol=1e-6)
+        gc.collect()
+
+
+class Late(nn.Module):
+    """Wide enough for parameters that are made late; the layers' own numbers, so an order of making would show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(300, 64)
+        self.up, self.down = nn.Linear(64, 512), nn.Linear(512, 64)
+        self.again = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64))
+        self.places = nn.Parameter(torch.randn(300, 64))
+        self.head = nn.Linear(64, 300, bias=False)
+        self.head.weight = self.embedding.weight
+        nn.init.orthogonal_(self.up.weight)
+        self.up.weight.marked = True  # type: ignore[attr-defined]
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.embedding(words) + self.places[: words.shape[1]]
+        x = x + self.down(torch.tanh(self.up(x)))
+        return self.head(x + self.again(x))
+
+
+@CHECKS.check
+def parameters_made_late_become_parts() -> None:
+    weft.init({"partitions": given.partitions, "microbatches": 2})
+    torch.manual_seed(0)
+    with weft.delay_param_initialization():
+        alone = Late()
+    materialise(alone, lambda name: True, torch.device("cpu"), current.session().streams)
+    torch.manual_seed(weft.rank())  # the first rank's numbers count
+    with weft.delay_param_initialization():
+        net = Late()
+    assert net.up.weight.is_meta and net.places.is_meta
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+
+    @weft.step
+    def step(model: nn.Module, words: Tensor) -> Tensor:
+        loss = loss_of_words(model(words), words)
+        model.backward(loss)
+        return loss
+
+    for number in range(STEPS):
+        words = words_of(number)
+        for each in (optimizer, plain):
+            each.zero_grad()
+        expected = loss_of_words(alone(words), words)
+        expected.backward()
+        mine = words.chunk(weft.rdp_size())[weft.rdp_rank()]
+        loss = step(model, mine).reduce_mean().item()
+        assert weft.rdp_size() > 1 or loss == pytest.approx(expected.item(), rel=1e-5)
+        optimizer.step()
+        plain.step()
+    torch.testing.assert_close(model.state_dict(), dict(alone.state_dict()), rtol=1e-5, atol=1e-6)
+    mine_cut = {
+        name
+        for name, parameter in model.local_named_parameters()
+        if is_cut(parameter) and parameter.dim() > 1
+    }
+    assert mine_cut <= {"module.embedding.weight", "module.up.weight", "module.down.weight",
+                        "module.again.0.weight", "module.again.2.weight"}  # fmt: skip
+    assert mine_cut and (given.partitions > 1 or len(mine_cut) == 5)
+    assert not model.is_local("up.weight") or net.up.weight.marked
 
 
 @CHECKS.check

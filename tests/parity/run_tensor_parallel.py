@@ -84,8 +84,10 @@ def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
     splits = found(net, case, ranks)
     optimizer = case.optimizer_for(net.parameters())
     names = [
-        f"{name}.{'in_proj_weight' if how.kind == 'heads' else 'weight'}"
+        f"{name}.{own}"
         for name, how in splits.linears().items()
+        for own in [part.name for part in how.parts if part.dim >= 0]
+        or ["in_proj_weight" if how.kind == "heads" else "weight"]
     ]
     before = sum(net.get_parameter(name).numel() for name in names)
     split(net, splits, dist.group.WORLD, dist.get_rank(), ranks, torch.device("cpu"))

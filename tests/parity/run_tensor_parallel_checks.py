@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.parity.registry import Checks
-from tests.parity.tensor_parallel_models import OWN, WIDTH
+from tests.parity.tensor_parallel_models import OWN, WIDTH, Mixture
 from tests.parity.zoo import CASES
 from weft.errors import UsageError
 from weft.torch.tensor_parallel import Linear, Region, Splits, cut, find, is_cut, split, whole
@@ -179,6 +179,36 @@ def states() -> None:
     weight = net.get_parameter("net.layers.0.q.weight")
     with pytest.raises(UsageError, match=r"shape \(3, 3\) cannot be cut .* whole has shape \(32, 32\)"):
         cut(torch.zeros(3, 3), weight)
+
+
+@CHECKS.check
+def experts_that_the_run_did_not_need() -> None:
+    """They are cut as the others are, and give the same when they are needed."""
+    case = OWN["mixture"]
+    net, batch = case.build(), case.batch(0)
+    mixtures = [each for each in net.modules() if isinstance(each, Mixture)]
+
+    def prefer(wanted: float) -> None:
+        for each in mixtures:
+            with torch.no_grad():
+                each.router.bias[-1] = wanted
+
+    alone = copy.deepcopy(net)
+    prefer(-100.0)
+    splits = in_parts(net, lambda: net(**batch))
+    assert {f"net.layers.{n}" for n in ("0.experts.3.0", "1.experts.expert_3.2")} <= splits.linears().keys()
+    assert "net.layers.0.experts.3" in [region.name for region in splits.regions]
+    prefer(100.0)
+    mixtures = [each for each in alone.modules() if isinstance(each, Mixture)]
+    prefer(100.0)
+    for each in (alone, net):
+        each(**batch).backward()
+    for name, parameter in net.named_parameters():
+        expected = alone.get_parameter(name).grad
+        assert (parameter.grad is None) == (expected is None)
+        if parameter.grad is not None:
+            torch.testing.assert_close(whole(parameter, parameter.grad), expected, atol=1e-6, rtol=1e-4)
+    assert net.get_parameter("net.layers.0.experts.3.2.weight").grad is not None
 
 
 if __name__ == "__main__":

@@ -159,6 +159,73 @@ class Translator(nn.Module):
         return y if self.first else y.transpose(0, 1)
 
 
+class Mixture(nn.Module):
+    """Experts of their own modules, of which each word is given to one."""
+
+    def __init__(self, experts: int = 4, named: bool = False) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, experts)
+        made = [nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH)) for _ in range(experts)]
+        self.experts = (
+            nn.ModuleDict({f"expert_{n}": m for n, m in enumerate(made)}) if named else nn.ModuleList(made)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        chances = self.router(x).softmax(-1)
+        best, which = chances.max(-1)
+        result = torch.zeros_like(x)
+        experts = self.experts.values() if isinstance(self.experts, nn.ModuleDict) else self.experts
+        for number, expert in enumerate(experts):
+            samples, words = torch.where(which == number)
+            if len(samples):
+                result = result.index_put(
+                    (samples, words), expert(x[samples, words]) * best[samples, words, None]
+                )
+        return result
+
+
+class Stacked(nn.Module):
+    """Weights and biases of all experts in one tensor each, inputs first, gates and values one beside the other."""
+
+    def __init__(self, experts: int = 4, inner: int = 20, width: int = WIDTH, how: str = "") -> None:
+        super().__init__()
+        self.experts, self.how = experts, how
+        self.up = nn.Parameter(torch.randn(experts, width, 2 * inner) * 0.2)
+        self.up_bias = nn.Parameter(torch.randn(experts, 2 * inner))
+        self.down = nn.Parameter(torch.randn(experts, inner, width) * 0.2)
+        self.down_bias = nn.Parameter(torch.randn(experts, width))
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor, which: Tensor, weights: Tensor) -> Tensor:
+        result = torch.zeros_like(x)
+        for number in range(self.experts):
+            if self.how == "all":  # whichever are needed
+                rows, share = torch.arange(len(x), device=x.device), (weights * (which == number)).sum(-1)
+            else:
+                rows, nth = torch.where(which == number)
+                share = weights[rows, nth]
+            both = (x[rows] * self.scale) @ self.up[number] + self.up_bias[number]
+            gate, values = both[..., ::2], both[..., 1::2].clamp(-3, 3)
+            found = (F.silu(gate) * values) @ self.down[number] + self.down_bias[number]
+            if self.how == "spoilt":
+                found = found.tanh()
+            result = result.index_add(0, rows, found * share[:, None])
+        return result
+
+
+class Routed(nn.Module):
+    """A router in front of such experts."""
+
+    def __init__(self, experts: nn.Module, number: int = 4) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(WIDTH, number), experts
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, -2)
+        weights, which = self.router(flat).softmax(-1).topk(2, -1)
+        return self.experts(flat, which, weights=weights).view(x.shape)
+
+
 SHAPE: dict[str, Any] = {
     "num_attention_heads": HEADS, "attention_head_size": WIDTH // HEADS, "hidden_size": WIDTH, "intermediate_size": 64,
     "attention_dropout_prob": 0.0, "hidden_dropout_prob": 0.0,
@@ -269,6 +336,9 @@ OWN: dict[str, Case] = {
             ],
         ),
         Case("head of smdistributed", _original_head, _batch, loss=lambda loss: loss, optimizer="adamw"),
+        _case("mixture", lambda: [Mixture(), Mixture(named=True), Gated()]),
+        _case("stacked experts", lambda: [Routed(Stacked()), Routed(Stacked(inner=WIDTH // 2))], around=True),
+        _case("spoilt experts", lambda: [Routed(Stacked(how="spoilt")), Gated()]),
         _case("bf16", lambda: [Fused(), Gated(), Lower(inside=True), FewKeys(2)], bf16=True),
     )
 }

@@ -51,10 +51,17 @@ SPLIT: dict[str, tuple[int, str]] = {
     "layers of PyTorch, batch second": (11, "cannot be divided"),
     "layers of smdistributed": (16, "cannot be divided"),
     "head of smdistributed": (14, ""),
+    "MixtralForCausalLM": (22, ""),
+    "DeepseekV3ForCausalLM": (25, "mean takes the whole"),
+    "SwitchTransformersForConditionalGeneration": (48, "softmax takes the whole"),
+    "mixture": (18, "cannot be divided"),
+    "stacked experts": (2, "cannot be divided"),
+    "spoilt experts": (2, "its parts on 2 ranks do not add up to what it computes"),
     "bf16": (10, "cannot be divided"),
 }
 
 OVER_FOUR = {
+    "stacked experts": (2, "cannot be divided"),
     "GPT2LMHeadModel": (19, ""),
     "LlamaForCausalLM": (22, "has 4 heads of keys, which cannot be divided by 4"),
 }

@@ -70,7 +70,7 @@ MAY_USE = {
         "replicas": {"errors", "imported", "reduce", "runtime", "session", "transport"},
         "execution": {"communication", "errors", "runtime", "session", "transport"},
         "trace": {"errors", "graph", "runtime"},
-        "placed": {"errors", "foreign", "graph", "partition", "report"},
+        "placed": {"errors", "foreign", "graph", "partition", "report", "session"},
         "verify": {"errors", "runtime", "schedule", "transport"},
         "split": {
             "analysis", "config", "errors", "foreign", "graph", "partition", "plan", "report", "runtime", "schedule",

@@ -20,6 +20,7 @@ from weft.rules.pipeline.microbatches_too_few import MicrobatchesTooFew
 from weft.rules.pipeline.microbatches_too_many import MicrobatchesTooMany
 from weft.rules.pipeline.partition_imbalance import PartitionImbalance
 from weft.rules.pipeline.pipeline_bubble import PipelineBubble
+from weft.rules.pipeline.tensor_parallel_exposed import TensorParallelExposed
 from weft.rules.pipeline.transfer_exposed import TransferExposed
 from weft.rules.replicas.all_reduce_exposed import AllReduceExposed
 from weft.rules.replicas.load_balancing import LoadBalancing
@@ -51,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     MicrobatchesTooFew(),
     MicrobatchesTooMany(),
     TransferExposed(),
+    TensorParallelExposed(),
     AllReduceExposed(),
     CollectorPauses(),
     CheckpointStall(),

@@ -60,12 +60,12 @@ class Recipes:
                 self.storages.append(storage)
             self.by_storage.setdefault(storage_key(tensor), []).append(len(self.entries) - 1)
 
-    def materialise(self, tensor: Tensor, device: torch.device, streams: Streams) -> Tensor:
-        """The values of a tensor without memory, on ``device``."""
+    def materialise(self, tensor: Tensor, streams: Streams) -> Tensor:
+        """The values of a tensor without memory."""
         made: dict[int, Tensor] = {}
         self._make(storage_key(tensor), made, streams)
         root = made[storage_key(tensor)]
-        return root.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).to(device)
+        return root.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def _make(self, storage: int, made: dict[int, Tensor], streams: Streams) -> None:
         def real(tensor: Tensor) -> Tensor:
@@ -170,10 +170,28 @@ def has_delayed(root: nn.Module) -> bool:
     return any(t.device.type == "meta" for t in (*root.parameters(), *root.buffers()))
 
 
-def materialise(root: nn.Module, keep: Callable[[str], bool], device: torch.device, streams: Streams) -> None:
+def _all_of_it(made: Tensor, parameter: Tensor) -> Tensor:
+    return made
+
+
+def materialise(
+    root: nn.Module,
+    keep: Callable[[str], bool],
+    device: torch.device,
+    streams: Streams,
+    part: Callable[[Tensor, Tensor], Tensor] = _all_of_it,
+) -> None:
     """Make the parameters and buffers for whose name ``keep`` holds; the others get no memory.
 
-    The parameter objects stay the same, so that optimizers built from them still fit.
+    The parameter objects stay the same, with their attributes, so that optimizers built from them still fit.
+
+    Args:
+        root: The model.
+        keep: Whether the parameter of a name belongs on this rank.
+        device: Where.
+        streams: The random numbers, which stay as they are.
+        part: What this rank keeps of a whole parameter, from its values and the parameter. One parameter after another
+            is made whole, so no more than one is.
     """
     recipes = [module.__dict__[RECIPES] for module in root.modules() if RECIPES in module.__dict__]
     named = {id(t): (name, t) for name, t in [*root.named_parameters(), *root.named_buffers()]}
@@ -185,9 +203,12 @@ def materialise(root: nn.Module, keep: Callable[[str], bool], device: torch.devi
         else:
             key = storage_key(tensor)
             holder = next((found for found in recipes if key in found.by_storage), Recipes(0))
-            new = holder.materialise(tensor, device, streams)
+            new = holder.materialise(tensor, streams)
+            new = (part(new, tensor) if isinstance(tensor, nn.Parameter) else new).to(device)
         if isinstance(tensor, nn.Parameter):
-            torch.utils.swap_tensors(tensor, nn.Parameter(new, requires_grad=tensor.requires_grad))
+            made = nn.Parameter(new, requires_grad=tensor.requires_grad)
+            made.__dict__.update(tensor.__dict__)
+            torch.utils.swap_tensors(tensor, made)
         else:
             torch.utils.swap_tensors(tensor, new.clone())
     for module in root.modules():

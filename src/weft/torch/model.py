@@ -7,8 +7,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace as replace_fields
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -17,14 +15,13 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
-from weft.session.recording import record as record_span
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.glue import running
 from weft.torch.execution.thread_settings import AUTOGRAD, backward_taker, begin_backward, share
 from weft.torch.placed import changes
 from weft.torch.placed.apply import apply
 from weft.torch.placed.changes import Outline
-from weft.torch.placed.plan import is_below
+from weft.torch.placed.cut import cut_weights
 from weft.torch.pytorch.private import ASKED_BY_DDP, has_backward_hooks
 from weft.torch.replicas.comm_hook import HookLane
 from weft.torch.replicas.reducer import Reducer, ReducerOptions
@@ -34,7 +31,7 @@ from weft.torch.replicas.steps import join_steps, make_reducer, synchronise
 from weft.torch.replicas.whole_tensors import is_sharded, like, whole
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
-from weft.torch.tensor_parallel import Splits, is_cut, split
+from weft.torch.tensor_parallel import is_cut
 from weft.torch.tensors.nested import replace
 from weft.torch.tensors.state_names import fitting, name_faults, shape_faults, shapes_of
 
@@ -232,25 +229,11 @@ class DistributedModel(nn.Module):
 
     def cut_tensors(self) -> None:
         """Keep only this rank's part of the weights that its plan cuts; collective over all ranks."""
-        session, record = current.session(), None if self.plan is None else self.plan.tensors
-        if record is None or self.cut:
+        session = current.session()
+        if self.plan is None or self.plan.tensors is None or self.cut:
             return
-        splits = Splits.from_record(record)
-        parameters = self.module.named_parameters(remove_duplicate=False)
-        here = {name for name, _ in parameters if self.is_local(name)}
-        mine = tuple(region for region in splits.regions if any(is_below(name, region.name) for name in here))
-        splits = replace_fields(splits, regions=mine)
         with session.doing("cutting the weights"):
-            team = split(
-                self.module,
-                splits,
-                session.tensor_group,
-                session.position("tp"),
-                session.mesh.tp,
-                session.device,
-            )
-            if team is not None:
-                team.record = partial(record_span, session, "tensor")
+            cut_weights(self.module, self.plan, self.owners, session)
             self.cut = True
             if self.optimizer is not None:
                 self.optimizer.follow_cuts()

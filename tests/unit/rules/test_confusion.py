@@ -84,6 +84,7 @@ PLANTED: dict[str, tuple[str, Made]] = {
     ),
     "saves that block": ("CheckpointStall", replace(TWO, pauses=dict.fromkeys((10, 20), ("checkpoint", 200.0)))),
     "a slow link": ("TransferExposed", replace(TWO, transfer_s=2.0)),
+    "parts of weights that exchange much": ("TensorParallelExposed", replace(TWO, tensor=0.5)),
     "sums of gradients that take long": ("AllReduceExposed", replace(TWO, replicas=2, reduce_s=15)),
     "Python between steps": ("CPUBottleneck", replace(TWO, host_s=15)),
     "nan": (

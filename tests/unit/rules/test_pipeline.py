@@ -12,6 +12,7 @@ from weft.analysis.analysis import Analysis
 from weft.analysis.run import Unit
 from weft.rules.measures import ideal_bubble
 from weft.rules.rule import Status
+from weft.timeline import Timeline
 
 WHOLE = Recorded(partitions=1, microbatches=1)
 LONG = Recorded(microbatches=32)
@@ -29,6 +30,9 @@ CASES = {
     "TransferExposed": Case(
         Recorded(microbatches=32, transfer_s=0.5), Status.WARNING, "9.4 %",
         Recorded(microbatches=32, transfer_s=0.05), WHOLE,
+    ),
+    "TensorParallelExposed": Case(
+        Recorded(microbatches=32, tensor=0.3), Status.WARNING, "27.4 %", Recorded(microbatches=32, tensor=0.15), WHOLE
     ),
     "MicrobatchesTooFew": Case(
         Recorded(microbatches=2), Status.CRITICAL, "with 2 microbatches for 4 partitions", LONG, WHOLE
@@ -172,3 +176,20 @@ def test_what_even_equal_partitions_would_not_mend_is_no_fault():
     made = replace(LAST_HEAVY, data_s=5000.0)
     found = ask("LastPartitionHeavy", made)
     assert (found.status, found.gain) == (Status.INFO, pytest.approx(0.00094, abs=1e-4))
+
+
+@pytest.mark.parametrize(("degree", "hosts"), [(2, 1), (4, 1), (4, 2)])
+def test_what_helps_depends_on_where_the_parts_are(degree: int, hosts: int):
+    run = Recorded(
+        partitions=1, microbatches=4, tensor=0.5, settings={"tensor_parallel_degree": degree}
+    ).run()
+    facts = {
+        rank: replace(run.facts[0], rank=rank, ranks=degree, host=f"node{rank % hosts}")
+        for rank in range(degree)
+    }
+    timeline = Timeline(replace(span, rank=rank) for rank in facts for span in run.timeline.spans)
+    found = ask("TensorParallelExposed", replace(run, facts=facts, timeline=timeline))
+    assert (found.status, found.evidence["hosts of a team"]) == (Status.CRITICAL, hosts)
+    advice = " ".join(found.advice)
+    assert ("on one host" in advice, '"tensor_parallel_degree": 2' in advice) == (hosts > 1, degree > 2)
+    assert '"tensor_parallel_degree": 1' in advice and found.gain == pytest.approx(0.5, abs=0.05)

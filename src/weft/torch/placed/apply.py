@@ -7,9 +7,11 @@ from torch import nn
 from weft.torch.calls.stand_ins import stand_in
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.unit_call import attach, unit_call
+from weft.torch.placed.cut import cut_weights
 from weft.torch.placed.plan import Plan, is_below
 from weft.torch.session.pipeline import SharedBuffer
 from weft.torch.session.session import Session
+from weft.torch.tensor_parallel import cut
 
 
 def apply(root: nn.Module, plan: Plan, session: Session) -> None:
@@ -21,7 +23,8 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
         attach(modules[unit.name], unit.name, unit.partition, pipeline, unit.writes, unit.stage, unit.traced)
     owners = plan.owners(root)
     if has_delayed(root):
-        materialise(root, lambda name: owners[name] == pipeline.rank, session.device, session.streams)
+        cut_weights(root, plan, owners, session)
+        materialise(root, lambda name: owners[name] == pipeline.rank, session.device, session.streams, cut)
     for name, parameter in root.named_parameters():
         parameter._weft_owner = owners[name]  # type: ignore[attr-defined]
         if owners[name] != pipeline.rank:

@@ -22,6 +22,7 @@ from weft.launch.startup import first_difference
 from weft.session.step_check import ADVICE
 from weft.torch.session.collectives import gather_texts
 from weft.torch.session.session import Session
+from weft.torch.tensors.marks import RECIPES
 from weft.torch.tensors.mini_batch import MiniBatch, named_tensors
 from weft.transport.tensor_bytes import to_bytes
 
@@ -156,16 +157,21 @@ def _compare(session: Session, shown: dict[str, str], axis: str) -> None:
 
 def from_first_rank(session: Session, model: Any) -> None:
     """What the model's tensors hold that differ between ranks becomes what they hold on the first one: scripts without
-    a seed, or that load weights on one rank only. Collective over all ranks."""
+    a seed, or that load weights on one rank only. Tensors that are still to be made get the first rank's seed.
+    Collective over all ranks."""
     tensors = {
         name: tensor
         for name, tensor in tensors_of(model.module)
         if tensor.layout == torch.strided and tensor.device.type != "meta"
     }
     own = {name: digest_of(tensor) + describe_tensor(tensor) for name, tensor in tensors.items()}
+    late = {id(each): each for m in model.module.modules() if (each := m.__dict__.get(RECIPES)) is not None}
     with session.doing("the initial weights"):
-        texts = gather_texts(json.dumps(own), session.group("world"))
-        known = [json.loads(text) for text in texts]
+        seeds = [recipes.seed for recipes in late.values()]
+        texts = gather_texts(json.dumps([own, seeds]), session.group("world"))
+        known = [json.loads(text)[0] for text in texts]
+        for recipes, seed in zip(late.values(), json.loads(texts[0])[1], strict=False):
+            recipes.seed = seed
         differing = [name for name in known[0] if any(each.get(name) != known[0][name] for each in known)]
         for name in differing:
             if not all(each.get(name, "")[12:] == known[0][name][12:] for each in known):

@@ -49,11 +49,6 @@ def find_splits(
     """Which of the model's weights can be cut over ranks; None if they are not to be. On the rank that decides."""
     if session.mesh.tp == 1:
         return None
-    if has_delayed(model.module):
-        raise UsageError(
-            "weights are cut over ranks by what a microbatch shows, which a model without memory cannot run: build the "
-            'model without weft.delay_param_initialization(), or write "tensor_parallel_degree": 1'
-        )
     with forward_only(session, [model], function, batch) as run:
         return find(model.module, run, session.mesh.tp)
 
@@ -66,7 +61,9 @@ def forward_only(
     padding = Padding()
     padding.done = True
     with ExitStack() as stack:
-        run, kept = stack.enter_context(_alone(session, models[0], function, batch, padding, False))
+        run, kept = stack.enter_context(
+            _alone(session, models[0], function, batch, padding, has_delayed(models[0].module))
+        )
         for number, model in enumerate(models):
             stack.enter_context(
                 without_side_effects(model.module, session.streams, kept=None if number else kept)

@@ -44,6 +44,7 @@ from weft.torch.split.microbatch_number import decide_number, need_cut
 from weft.torch.split.open_modules import Choice, graph_of, piece_costs
 from weft.torch.split.unit_tree import Piece, Tree
 from weft.torch.tensor_parallel import Splits
+from weft.torch.tensor_parallel.plans import beside_own_plan
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.trace.record import Trace
 from weft.units import format_bytes
@@ -98,7 +99,9 @@ def partition_models(
             for warning in placement.warnings:
                 log.warning("%s", warning)
             if plan.tensors is not None:
-                log.info("Weights cut over ranks:\n%s", Splits.from_record(plan.tensors).text())
+                found = Splits.from_record(plan.tensors)
+                beside = beside_own_plan(model.module, found)
+                log.info("Weights cut over ranks:\n%s", "\n".join(filter(None, [found.text(), beside])))
     tell_plan(session, _planned(plans))
     return batch
 

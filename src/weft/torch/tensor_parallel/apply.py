@@ -16,10 +16,11 @@ from weft.torch.tensors.nested import replace
 
 from .attention import attend, forget_shortcuts, why_whole
 from .cuts import cut_in_place, is_cut, mark
+from .experts import in_parts, misfit
 from .functions import Functions, answer, replaced
 from .linears import Entered, column, cuts_of, features, row
 from .rules import as_whole
-from .splits import COLUMN, HEADS, ROW, VOCABULARY, Linear, Splits
+from .splits import COLUMN, EXPERTS, HEADS, ROW, VOCABULARY, Linear, Splits
 from .team import Team, enter
 from .vocabulary import LookedUp, scores
 from .vocabulary import why_whole as why_whole_vocabulary
@@ -47,6 +48,9 @@ class SplitLinear:
             module: Any = self.module
             args, kwargs = replaced((args, kwargs), as_whole)
             return attend(module, self.team, Entered(), *args, **kwargs)
+        if self.linear.kind == EXPERTS:
+            args, kwargs = replaced((args, kwargs), as_whole)
+            return in_parts(self.module, self.linear, self.team, args, kwargs)
         if self.linear.kind == VOCABULARY:
             args, kwargs = replaced((args, kwargs), as_whole)
             if not isinstance(self.module, nn.Embedding):
@@ -137,7 +141,10 @@ def split(
 
 def _weight(module: Any) -> Any:
     """The parameter that tells whether the module is split; None if it is nothing that weft splits."""
-    return getattr(module, "in_proj_weight" if isinstance(module, nn.MultiheadAttention) else "weight", None)
+    if isinstance(module, nn.MultiheadAttention):
+        return module.in_proj_weight
+    own = dict(module.named_parameters(recurse=False))
+    return own.get("weight", next((each for each in own.values() if each.dim() == 3), None))
 
 
 def _check(model: nn.Module, splits: Splits, size: int) -> None:
@@ -162,6 +169,8 @@ def _misfit(module: nn.Module, linear: Linear, size: int) -> str:
         return why_whole(module, size)
     if linear.kind == VOCABULARY:
         return why_whole_vocabulary(module, size)
+    if linear.kind == EXPERTS:
+        return misfit(module, linear)
     if isinstance(module, (nn.MultiheadAttention, nn.Embedding)) or linear.kind == HEADS:
         return "it is of another kind"
     inputs, results = features(module)

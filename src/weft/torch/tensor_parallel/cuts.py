@@ -135,9 +135,10 @@ def cut(value: Tensor, parameter: Tensor) -> Tensor:
 
 
 def cut_in_place(parameter: Any, how: Cut, team: Holders) -> None:
-    """Let a whole parameter hold its part only; it stays the same object."""
-    with torch.no_grad():
-        parameter.data = cut_by(parameter.data, how, team.rank, team.size)
+    """Let a whole parameter hold its part only; it stays the same object. One without data is cut when it is made."""
+    if parameter.device.type != "meta":
+        with torch.no_grad():
+            parameter.data = cut_by(parameter.data, how, team.rank, team.size)
         if parameter.grad is not None:
             parameter.grad = None
     mark(parameter, how, team)

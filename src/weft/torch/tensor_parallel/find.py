@@ -27,6 +27,9 @@ from weft.torch.session.random_streams import Streams
 from weft.torch.tensors.marks import WHOLE
 
 from .attention import why_whole
+from .experts import candidates as experts_of
+from .experts import find_experts
+from .experts.uncalled import adopt_uncalled
 from .functions import answer, forget
 from .linears import is_linear
 from .splits import COLUMN, HEADS, VOCABULARY, Linear, Region, Splits
@@ -56,7 +59,7 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
     candidates = {n: m for n, m in model.named_modules() if is_linear(m) and n not in whole}
     attentions = {n: m for n, m in model.named_modules() if type(m) is nn.MultiheadAttention}
     embedded = any(isinstance(module, nn.Embedding) for module in model.modules())
-    if size == 1 or not (candidates or attentions or embedded):
+    if size == 1 or not (candidates or attentions or embedded or experts_of(model)):
         return Splits(size, (), whole)
     take_plain_for_whole()
     device = next(model.parameters()).device
@@ -66,12 +69,16 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
         trial = Trial(candidates, size)
         while _once(run, team, trial):
             pass  # each run keeps more linears whole, or takes one more for a fused projection
+        adopt_uncalled(model, trial)
         whole.update(trial.whole)
         owners = _owners(model)
         words, others = find_vocabulary(
             model, run, size, owners, whole, lambda name: _own_wish(model, name, False)
         )
+        experts, uncut = find_experts(model, run, size, owners, lambda name: _own_wish(model, name, False))
     regions = _regions(model, trial)
+    regions.update({name: {name: linear} for name, linear in experts.items()})
+    whole.update(uncut)
     for name, attention in attentions.items():
         whole.pop(f"{name}.out_proj", None)
         reason = why_whole(attention, size) or _own_wish(model, name)

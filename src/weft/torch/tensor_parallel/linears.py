@@ -13,8 +13,9 @@ from weft.torch.tensors.cut_weights import own
 
 from .attention import cuts_of_attention
 from .cuts import Cut
+from .experts import cuts_of_experts
 from .rules import as_parts, as_whole, wrap
-from .splits import COLUMN, VOCABULARY, Linear
+from .splits import COLUMN, EXPERTS, VOCABULARY, Linear
 from .team import Team, enter, leave
 from .vocabulary import cuts_of_vocabulary
 
@@ -42,6 +43,8 @@ def cuts_of(module: nn.Module, linear: Linear) -> dict[str, Cut]:
     """How the parameters of a linear are cut, by name; those that stay whole are left out."""
     if isinstance(module, nn.MultiheadAttention):
         return cuts_of_attention(module)
+    if linear.kind == EXPERTS:
+        return cuts_of_experts(module, linear)
     if linear.kind == VOCABULARY:
         return cuts_of_vocabulary(module)
     inputs, results = features(module)

@@ -9,8 +9,28 @@ from typing import Any
 
 from weft.errors import FormatError
 
-COLUMN, ROW, HEADS, VOCABULARY = "column", "row", "heads", "vocabulary"
-HOW = {COLUMN: "results", ROW: "inputs", HEADS: "heads", VOCABULARY: "vocabulary"}
+COLUMN, ROW, HEADS, VOCABULARY, EXPERTS = "column", "row", "heads", "vocabulary", "experts"
+HOW = {
+    COLUMN: "split by its results", ROW: "split by its inputs", HEADS: "split by its heads",
+    VOCABULARY: "split by its vocabulary", EXPERTS: "split inside of each expert",
+}  # fmt: skip
+ONCE = -1
+"""The dimension of a parameter that stays whole and counts on the first rank only."""
+
+
+@dataclass(frozen=True)
+class PartOf:
+    """How a parameter of a module of experts is split.
+
+    Attributes:
+        name: The parameter.
+        dim: The dimension that is cut; :data:`ONCE` for one that stays whole and counts on the first rank only.
+        blocks: Sizes along ``dim`` of what is cut by itself.
+    """
+
+    name: str
+    dim: int
+    blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -20,12 +40,31 @@ class Linear:
     Attributes:
         kind: ``column``: each rank computes some of its results; ``row``: each rank takes some of its inputs;
             ``heads``: a whole attention module, of whose heads each rank has some; ``vocabulary``: an embedding, or
-            the linear that gives a score for each word, of whose words each rank has some.
+            the linear that gives a score for each word, of whose words each rank has some; ``experts``: a module
+            with weights for several experts, of each of which each rank has a part.
         blocks: Of a column linear, how many results each of its blocks has; more than one for a fused projection.
+        parts: Of a module of experts, its parameters; those that are left out stay whole and count on all ranks.
     """
 
     kind: str
     blocks: tuple[int, ...] = ()
+    parts: tuple[PartOf, ...] = ()
+
+    def to_record(self) -> list[Any]:
+        """The same as values that JSON knows."""
+        parts = [[part.name, part.dim, list(part.blocks)] for part in self.parts]
+        return [self.kind, list(self.blocks), *([parts] if parts else [])]
+
+    @classmethod
+    def from_record(cls, record: Any) -> Linear:
+        """What :meth:`to_record` gave."""
+        kind, blocks, *more = record
+        parts = tuple(
+            PartOf(str(name), int(dim), tuple(int(n) for n in sizes))
+            for each in more
+            for name, dim, sizes in each
+        )
+        return cls({each: each for each in HOW}[kind], tuple(int(n) for n in blocks), parts)
 
 
 @dataclass(frozen=True)
@@ -62,7 +101,7 @@ class Splits:
     def to_record(self) -> dict[str, Any]:
         """The same as values that JSON knows."""
         regions = [
-            {"name": region.name, "linears": {n: [v.kind, list(v.blocks)] for n, v in region.linears.items()}}
+            {"name": region.name, "linears": {n: v.to_record() for n, v in region.linears.items()}}
             for region in self.regions
         ]
         return {"size": self.size, "regions": regions, "whole": dict(self.whole)}
@@ -78,10 +117,7 @@ class Splits:
             regions = tuple(
                 Region(
                     str(region["name"]),
-                    {
-                        str(name): Linear({each: each for each in HOW}[kind], tuple(int(n) for n in blocks))
-                        for name, (kind, blocks) in region["linears"].items()
-                    },
+                    {str(name): Linear.from_record(each) for name, each in region["linears"].items()},
                 )
                 for region in record["regions"]
             )
@@ -97,7 +133,7 @@ class Splits:
             how = HOW[linear.kind]
             if len(linear.blocks) > 1:
                 how += f", {len(linear.blocks)} blocks of {', '.join(map(str, dict.fromkeys(linear.blocks)))}"
-            key = pattern(name), f"split by its {how}"
+            key = pattern(name), how
             rows[key] = rows.get(key, 0) + 1
         for name, reason in self.whole.items():
             key = pattern(name), f"whole: {reason}"

@@ -24,6 +24,7 @@ from .team import Team
 
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional")
 _REACHES_NONE = "no linear takes its results in parts"
+UNCALLED = "the run did not call it"
 
 
 class Collectives(TorchDispatchMode):
@@ -125,12 +126,17 @@ class Trial:
                 self.exclude(name, _REACHES_NONE)
         for name in self.candidates:
             if name not in self.kinds and name not in self.whole:
-                self.whole[name] = "the run did not call it"
+                self.whole[name] = UNCALLED
 
     def blocks_of(self, name: str) -> tuple[int, ...]:
         """How many results each block of a linear has."""
         edges = sorted({0, features(self.candidates[name])[1], *self._edges.get(pattern(name), ())})
         return tuple(stop - start for start, stop in zip(edges, edges[1:], strict=False))
+
+    def follow(self, name: str, other: str) -> None:
+        """The results of a linear that was not called have the blocks of those of another one."""
+        if pattern(other) in self._edges:
+            self._edges[pattern(name)] = self._edges[pattern(other)]
 
     def note_edges(self, name: str, ranges: list[tuple[int, int]]) -> None:
         """Pieces were taken of the linear's results: it is a fused projection."""
@@ -321,6 +327,10 @@ def _cannot_see(part: DTensor, shape: tuple[int, ...], size: int) -> str:
         return ""
     for at, count in enumerate(shape[:-1]):
         if torch.Size(shape[at:]).numel() == part.shape[-1] and count % size:
-            rest = " x ".join(map(str, shape[at + 1 :]))
-            return f"its results are {count} x {rest}, and {count} cannot be divided by {size}"
+            seen = " x ".join(map(str, shape[at:]))
+            few = [*dict.fromkeys(n for n in shape[at : at + 2] if n % size and at < len(shape) - 2)] or [
+                count
+            ]
+            told = f"neither {few[0]} nor {few[1]} can" if len(few) == 2 else f"{few[0]} cannot"
+            return f"its results are {seen}, and {told} be divided by {size}"
     return ""

@@ -1,0 +1,329 @@
+"""Which modules of experts can be split: parts of their weights are tried out until their results add up.
+
+A module that holds experts has weights with one matrix for each expert, ``[experts, results, inputs]``. Its code may
+do anything with them: a loop over those that are needed, one product for all, gates before or behind each other. So
+nothing is read from its names. The search makes up weights and inputs, computes the whole, and the results of all
+ranks on their parts. If the sums agree, of the results and of all gradients, the module is split in this way. Where
+parts meet something that is not linear, or a bias counts twice, they do not agree.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.torch.pytorch.private import version
+from weft.torch.tensor_parallel.cuts import Cut, cut_by
+from weft.torch.tensor_parallel.functions import FATAL
+from weft.torch.tensor_parallel.splits import EXPERTS, ONCE, Linear, PartOf, pattern
+from weft.torch.tensors.nested import replace, tensors_in
+
+from .parts import run as run_with
+
+MOST_TRIED = 128
+_SEED, _WHOLE = 20, -2
+_ROUGH = {torch.bfloat16: 0.05, torch.float16: 0.02}
+"""How far apart the sums may be, as a part of the whole; of other types a thousandth."""
+_PLAIN = {*_ROUGH, torch.float32, torch.float64}
+
+
+def candidates(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules with several weights of three dimensions, which may be experts, by name; PyTorch's own are none."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if len(_stacks(module)) > 1 and not type(module).__module__.startswith("torch.")
+    }
+
+
+def _stacks(module: nn.Module) -> dict[str, Tensor]:
+    """The weights with one matrix for each expert."""
+    return {name: value for name, value in module.named_parameters(recurse=False) if value.dim() == 3}
+
+
+def find_experts(
+    model: nn.Module,
+    run: Callable[[], Any],
+    size: int,
+    owners: Mapping[int, Sequence[str]],
+    why: Callable[[str], str],
+) -> tuple[dict[str, Linear], dict[str, str]]:
+    """The modules of experts that can be split, and how; and the others, and why.
+
+    Args:
+        model: The model, whole.
+        run: Runs it once.
+        size: How many ranks axis ``tp`` has.
+        owners: For each parameter, by its id, the modules that have it.
+        why: Says for a module why the script's own wishes or changes keep it whole; empty if nothing does.
+    """
+    tried = candidates(model)
+    if not tried:
+        return {}, {}
+    calls = _calls(tried, run)
+    found: dict[str, Linear] = {}
+    whole: dict[str, str] = {}
+    known: dict[Any, Linear | str] = {}
+    for name, module in tried.items():
+        shapes = tuple((own, tuple(value.shape)) for own, value in module.named_parameters())
+        kind = pattern(f"{name}.")[:-1], type(module), shapes
+        reason = why(name) or _why_not(module, size, owners)
+        if not reason and kind not in known and name not in calls:
+            reason = "the run did not call it"
+        if not reason:
+            if kind not in known:
+                known[kind] = _fitting(module, *calls[name], size)
+            outcome = known[kind]
+            if isinstance(outcome, Linear):
+                found[name] = outcome
+                continue
+            reason = outcome
+        whole[name] = reason
+    return found, whole
+
+
+def _why_not(module: nn.Module, size: int, owners: Mapping[int, Sequence[str]]) -> str:
+    """Why it need not be tried."""
+    stacks = _stacks(module)
+    if len({len(value) for value in stacks.values()}) > 1:
+        shapes = " and ".join(f"{name} {list(value.shape)}" for name, value in stacks.items())
+        return f"its weights are for other numbers of experts: {shapes}"
+    if any(
+        type(value) is not nn.Parameter or value.dtype not in _PLAIN
+        for value in module.parameters(recurse=False)
+    ):
+        return "its weights are no plain floating-point numbers"
+    if any(True for child in module.children() for _ in child.parameters()):
+        return "it has modules with weights inside"
+    if any(len(owners[id(value)]) > 1 for value in module.parameters(recurse=False)):
+        return "it shares parameters with another module"
+    smallest = min(max(value.shape[1:]) for value in stacks.values())
+    if smallest < size:
+        return f"its experts' matrices have {smallest} rows and columns at most, fewer than the {size} ranks"
+    return ""
+
+
+def _calls(tried: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[str, tuple[Any, Any]]:
+    """What each of them is called with first; without what tensors of numbers hold."""
+    calls: dict[str, tuple[Any, Any]] = {}
+
+    def note(name: str, args: Any, kwargs: Any) -> None:
+        if name not in calls:
+            calls[name] = replace((args, kwargs), _kept, attributes=False)
+
+    handles = []
+    for name, module in tried.items():
+
+        def hook(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            note(name, args, kwargs)
+
+        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+    try:
+        with torch.no_grad():
+            run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point():
+        return torch.empty_like(tensor, device="meta")
+    return tensor.detach().clone()
+
+
+# --- trying -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Outcome:
+    """What a run gives.
+
+    Attributes:
+        results: Its tensors.
+        gradients: Those of its inputs, in their order.
+        weights: Those of its parameters, by name.
+    """
+
+    results: list[Tensor]
+    gradients: list[Tensor]
+    weights: dict[str, Tensor]
+
+
+class _Bench:
+    """A module with weights and inputs that are made up."""
+
+    def __init__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        first = next(iter(_stacks(module).values()))
+        self.module, self.dtype = module, first.dtype
+        self.device = torch.device("cpu") if first.device.type == "meta" else first.device
+        self.numbers = torch.Generator(self.device).manual_seed(_SEED)
+        self.experts = len(first)
+        self.weights = {
+            name: self._random(value).mul_(value.shape[-1] ** -0.5 if value.dim() == 3 else 1)
+            for name, value in module.named_parameters(recurse=False)
+        }
+        self.args, self.kwargs = replace((args, kwargs), self._input, attributes=False)
+        inputs = [each for each in tensors_in((self.args, self.kwargs)) if each.is_floating_point()]
+        self.width = inputs[0].shape[-1] if inputs else 0
+        self.given: list[Tensor] | None = None
+
+    def _random(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self.numbers, dtype=self.dtype, device=self.device)
+
+    def _input(self, tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            return torch.rand(tensor.shape, generator=self.numbers, dtype=self.dtype, device=self.device)
+        if tensor.device.type == "meta":
+            most = 2 if tensor.dtype == torch.bool else self.experts
+            made = torch.randint(most, tensor.shape, generator=self.numbers, device=self.device)
+            return made.to(tensor.dtype)
+        return tensor.to(self.device)
+
+    def run(self, weights: Mapping[str, Tensor]) -> _Outcome | None:
+        """The results with these weights, and all gradients; None if it fails, or writes into what it is given."""
+        leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
+        inputs: list[Tensor] = []
+
+        def fresh(tensor: Tensor) -> Tensor:
+            tensor = tensor.detach().clone()
+            if tensor.is_floating_point():
+                inputs.append(tensor.requires_grad_())
+            return tensor.view_as(tensor)
+
+        args, kwargs = replace((self.args, self.kwargs), fresh, attributes=False)
+        given = [*tensors_in((args, kwargs)), *leaves.values()]
+        before = [version(each) for each in given]
+        try:
+            with torch.enable_grad():
+                result = run_with(self.module, leaves, args, kwargs)
+                results = [each for each in tensors_in(result) if each.is_floating_point()]
+            if [version(each) for each in given] != before or not any(each.requires_grad for each in results):
+                return None
+            if self.given is None:
+                self.given = [self._random(each).to(each.dtype) for each in results]
+            wanted = [
+                (each, grad) for each, grad in zip(results, self.given, strict=True) if each.requires_grad
+            ]
+            sources = [*inputs, *leaves.values()]
+            gradients = torch.autograd.grad(
+                [each for each, _ in wanted], sources, [grad for _, grad in wanted], allow_unused=True
+            )
+        except FATAL:
+            raise
+        except Exception:
+            return None
+        filled = [torch.zeros_like(s) if g is None else g for s, g in zip(sources, gradients, strict=True)]
+        return _Outcome(
+            [each.detach() for each in results], filled[: len(inputs)],
+            dict(zip(leaves, filled[len(inputs) :], strict=True)),
+        )  # fmt: skip
+
+
+def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int) -> Linear | str:
+    """How the module can be split; or why it cannot."""
+    bench = _Bench(module, args, kwargs)
+    expected = bench.run(bench.weights)
+    if expected is None:
+        return "it fails with weights and inputs that are made up, or writes into its inputs or weights"
+    for parts in itertools.islice(_ways(module, bench.width, size), MOST_TRIED):
+        if _add_up(bench, expected, parts, size):
+            return Linear(EXPERTS, parts=parts)
+    inner = {
+        n for value in _stacks(module).values() for n in value.shape[1:] if n != bench.width and n % size
+    }
+    uneven = f", and {' and '.join(map(str, sorted(inner)))} cannot be divided by {size}" if inner else ""
+    return f"its parts on {size} ranks do not add up to what it computes{uneven}"
+
+
+def _ways(module: nn.Module, width: int, size: int) -> Iterator[tuple[PartOf, ...]]:
+    """Ways of cutting the parameters, the likely ones first: the inner size of an expert is that of no input."""
+    stacks = _stacks(module)
+    others = [name for name, _ in module.named_parameters(recurse=False) if name not in stacks]
+    inner = {name: [n for n in value.shape[1:] if n != width] or [width] for name, value in stacks.items()}
+    sizes = [max(each) for each in inner.values()]
+    options: list[list[PartOf]] = []
+    for name, value in stacks.items():
+        ways = []
+        for dim in sorted((1, 2), key=lambda dim: value.shape[dim] == width):
+            total = value.shape[dim]
+            blocks = [(total,)] * (total >= size) + [(total // 2,) * 2] * (
+                total % 2 == 0 and total // 2 >= size
+            )
+            if total > min(sizes):  # gates and values behind each other
+                blocks.reverse()
+            ways += [PartOf(name, dim, each) for each in blocks]
+        options.append(ways)
+    found = []
+    for doubt, chosen in _products(options):
+        known = {(len(stacks[part.name]), sum(part.blocks)): part.blocks for part in chosen}
+        for more, rest in _products([_of_other(module, name, known) for name in others]):
+            found.append((doubt + more, (*chosen, *rest)))
+    for _, parts in sorted(found, key=lambda each: each[0]):
+        yield tuple(part for part in parts if part.dim != _WHOLE)
+
+
+def _products(options: list[list[PartOf]]) -> Iterator[tuple[int, tuple[PartOf, ...]]]:
+    """One of each, and how unlikely it is."""
+    for numbers in itertools.product(*(range(len(ways)) for ways in options)):
+        yield sum(numbers), tuple(ways[n] for ways, n in zip(options, numbers, strict=True))
+
+
+def _of_other(module: nn.Module, name: str, known: Mapping[tuple[int, int], tuple[int, ...]]) -> list[PartOf]:
+    """What can be done with a bias and the like: cut as a weight is, counted on one rank only, or used on all."""
+    shape = module.get_parameter(name).shape
+    blocks = known.get((shape[0], shape[-1])) if len(shape) == 2 else None
+    ways = [] if blocks is None else [PartOf(name, 1, blocks)]
+    return [*ways, PartOf(name, ONCE, ()), PartOf(name, _WHOLE, ())]
+
+
+def _add_up(bench: _Bench, expected: _Outcome, parts: Sequence[PartOf], size: int) -> bool:
+    """Whether the ranks' results and gradients add up to what is expected."""
+    places = {part.name: part for part in parts}
+    cuts = {
+        part.name: Cut(part.dim, part.blocks, tuple(bench.weights[part.name].shape))
+        for part in parts
+        if part.dim != ONCE
+    }
+    limit = _ROUGH.get(bench.dtype, 1e-3)
+    results: list[Tensor] = []
+    gradients: list[Tensor] = []
+    shared: dict[str, Tensor] = {}
+    for rank in range(size):
+        weights = {
+            name: cut_by(value, cuts[name], rank, size) if name in cuts
+            else value * 0 if name in places and rank > 0 else value
+            for name, value in bench.weights.items()
+        }  # fmt: skip
+        outcome = bench.run(weights)
+        if outcome is None or [each.shape for each in outcome.results] != [e.shape for e in expected.results]:
+            return False
+        results = _plus(results, outcome.results)
+        gradients = _plus(gradients, outcome.gradients)
+        for name, gradient in outcome.weights.items():
+            if name in cuts:
+                if not _near(gradient, cut_by(expected.weights[name], cuts[name], rank, size), limit):
+                    return False
+            elif name not in places or rank == 0:
+                shared[name] = shared[name] + gradient if name in shared else gradient
+    sums = [*zip(results, expected.results, strict=True), *zip(gradients, expected.gradients, strict=True)]
+    sums += [(value, expected.weights[name]) for name, value in shared.items()]
+    return all(_near(actual, wanted, limit) for actual, wanted in sums)
+
+
+def _plus(sums: list[Tensor], more: list[Tensor]) -> list[Tensor]:
+    return [a + b for a, b in zip(sums, more, strict=True)] if sums else more
+
+
+def _near(actual: Tensor, expected: Tensor, limit: float) -> bool:
+    """Whether two tensors differ by little of what they hold; not where either has no numbers."""
+    if actual.shape != expected.shape:
+        return False
+    difference, size = (actual - expected).float().norm(), expected.float().norm()
+    return bool(difference <= limit * size)
