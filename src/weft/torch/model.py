@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
 from weft.session.recording import record as record_span
+from weft.torch.context_parallel import Sequences, cut_sequences
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.glue import running
 from weft.torch.execution.thread_settings import AUTOGRAD, backward_taker, begin_backward, share
@@ -34,6 +35,7 @@ from weft.torch.replicas.steps import join_steps, make_reducer, synchronise
 from weft.torch.replicas.whole_tensors import is_sharded, like, whole
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
+from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Splits, is_cut, split
 from weft.torch.tensors.nested import replace
 from weft.torch.tensors.state_names import fitting, name_faults, shape_faults, shapes_of
@@ -230,8 +232,11 @@ class DistributedModel(nn.Module):
         self._use_comm_hook()
 
     def cut_tensors(self) -> None:
-        """Keep only this rank's part of the weights that its plan cuts; collective over all ranks."""
+        """Keep only this rank's part of the weights that its plan cuts, and compute on parts of sequences; collective
+        over all ranks."""
         session, record = current.session(), None if self.plan is None else self.plan.tensors
+        if self.plan is not None and self.plan.sequences is not None:
+            self._cut_sequences(session, Sequences.from_record(self.plan.sequences))
         if record is None or self.cut:
             return
         splits = Splits.from_record(record)
@@ -254,6 +259,19 @@ class DistributedModel(nn.Module):
             if self.optimizer is not None:
                 self.optimizer.follow_cuts()
             self._begin_reducing()
+
+    def _cut_sequences(self, session: Session, sequences: Sequences) -> None:
+        here = {
+            name for name, _ in self.module.named_parameters(remove_duplicate=False) if self.is_local(name)
+        }
+        mine = {n: dim for n, dim in sequences.regions.items() if any(is_below(name, n) for name in here)}
+        with session.doing("cutting sequences"):
+            team = cut_sequences(
+                self.module, replace_fields(sequences, regions=mine), session.tensor_group, session.position("tp"),
+                session.device, lambda: session.drawing is not None,
+            )  # fmt: skip
+        if team is not None:
+            team.record = partial(record_span, session, "tensor")
 
     def share_parameters(self) -> None:
         """Keep only this rank's share of each parameter between steps, if its settings say so; collective over the

@@ -47,12 +47,31 @@ def find_splits(
     session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch
 ) -> Splits | None:
     """Which of the model's weights can be cut over ranks; None if they are not to be. On the rank that decides."""
-    if session.mesh.tp == 1:
+    size = session.settings.tensor_parallel_degree
+    if size == 1:
         return None
+    with rehearsed(session, model, function, batch, "weights are cut", "tensor_parallel_degree") as run:
+        return find(model.module, run, size)
+
+
+@contextmanager
+def rehearsed(
+    session: Session,
+    model: DistributedModel,
+    function: Callable[..., Any],
+    batch: MiniBatch,
+    what: str,
+    degree: str,
+) -> Iterator[Callable[[], None]]:
+    """What runs the first microbatch on this rank alone, forward, several times; all is as before afterwards.
+
+    Raises:
+        UsageError: The model has no memory; ``what`` and ``degree`` say for what it needs it.
+    """
     if has_delayed(model.module):
         raise UsageError(
-            "weights are cut over ranks by what a microbatch shows, which a model without memory cannot run: build the "
-            'model without weft.delay_param_initialization(), or write "tensor_parallel_degree": 1'
+            f"{what} over ranks by what a microbatch shows, which a model without memory cannot run: build the "
+            f'model without weft.delay_param_initialization(), or write "{degree}": 1'
         )
     padding = Padding()
     padding.done = True
@@ -62,7 +81,7 @@ def find_splits(
     ):
         rehearse(Forward())
         try:
-            return find(model.module, run, session.mesh.tp)
+            yield run
         finally:
             rehearse(None)
 
