@@ -272,6 +272,7 @@ class DistributedModel(nn.Module):
             )  # fmt: skip
         if team is not None:
             team.record = partial(record_span, session, "tensor")
+            self.outline = Outline(self.module, not self.sharded)
 
     def share_parameters(self) -> None:
         """Keep only this rank's share of each parameter between steps, if its settings say so; collective over the

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.attention.bias import causal_lower_right
 
+from weft.torch.pytorch.private import no_dispatch_modes
 from weft.torch.pytorch.torch_functions import named
-from weft.torch.tensor_parallel.functions import Functions, replaced
+from weft.torch.tensor_parallel.functions import FATAL, Functions, replaced
 from weft.torch.tensor_parallel.rules import (
     RULES,
     Rule,
@@ -99,7 +100,8 @@ def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
             raise Unsplittable("is causal, with fewer keys than queries")
         key, value = key[..., :stop, :], value[..., :stop, :]
         causal = not start  # the first rank's are a square
-        mask = causal_lower_right(count, stop) if start else None
+        with no_dispatch_modes():  # inside of which this kind of tensor cannot be made
+            mask = causal_lower_right(count, stop) if start else None
     with stream_of_part(team, given.get("dropout_p", 0.0) > 0):
         result = func(local, key, value, attn_mask=mask, is_causal=causal, **given)
     return in_parts(result, -2, total, team)
@@ -188,6 +190,18 @@ class Positions(Functions):
     """Answers for sequences of one team."""
 
     rules = OWN
+
+    def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return self.in_parts(func, types, args, kwargs)
+        except Unsplittable as reason:
+            return self.with_whole(func, args, kwargs, reason)
+        except FATAL:
+            raise
+        except Exception as reason:
+            if func in OWN:  # of this rank's positions alone, perhaps: the others would not gather
+                raise
+            return self.with_whole(func, args, kwargs, reason)
 
     def whole(self, tensor: Tensor) -> Tensor:
         return whole(tensor, self.team)

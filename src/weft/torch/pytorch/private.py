@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -58,6 +58,10 @@ no_torch_function: Any = _find("torch._C.DisableTorchFunction", "weft looks at t
 TorchDispatchMode: Any = (
     _find("torch.utils._python_dispatch.TorchDispatchMode", "shapes that depend on data are recognised")
     or object
+)
+no_dispatch_modes: Any = (
+    _find("torch.utils._python_dispatch._disable_current_modes", "causal attention of later positions only")
+    or nullcontext
 )
 _any_autocast = _find(
     "torch._C._is_any_autocast_enabled",
