@@ -97,9 +97,13 @@ def in_parts(local: Tensor, dim: int, total: int, team: Team) -> DTensor:
 
 
 def like(local: Tensor, given: DTensor, team: Team) -> DTensor:
-    """A tensor in the parts of ``given``."""
+    """A tensor in the parts of ``given``, also where these are samples and positions seen as one dimension."""
     dim = given.placements[0].dim  # type: ignore[attr-defined]
-    return in_parts(local, dim, given.shape[dim], team)
+    shape = torch.Size([*local.shape[:dim], given.shape[dim], *local.shape[dim + 1 :]])
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        local, team.mesh, given.placements, run_check=False, shape=shape, stride=stride
+    )
 
 
 def cut(whole: Tensor, dim: int, team: Team) -> DTensor:

@@ -124,7 +124,7 @@ class Trial:
         found = {name: self._called[name] for name in self._tried if name in self._called}
         attended = {dim for name, dim in found.items() if name in self._attended} or {1}
         for name in [name for name, dim in found.items() if dim not in attended]:
-            self.whole[name] = "it can be cut, but not along positions"
+            self.whole[name] = self._reasons.get(name, "it can be cut, but not along positions")
             del found[name]
         return found
 

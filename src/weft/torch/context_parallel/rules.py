@@ -47,6 +47,14 @@ def _from_back(tensor: Any) -> int:
     return 0 if dim is None else tensor.ndim - dim
 
 
+def _dims_after(tensor: Any) -> int:
+    """How many dimensions come after the one in parts, which may be samples and positions as one."""
+    dim = getattr(tensor.placements[0], "dim", None) if isinstance(tensor, DTensor) else None
+    if dim is None:
+        raise Unsplittable("takes whole sequences")
+    return int(tensor.ndim - dim - 1)
+
+
 def _for_all(tensor: Tensor, team: Team) -> Tensor:
     """An operand that every rank needs whole, for positions of its own."""
     if not isinstance(tensor, DTensor):
@@ -60,7 +68,7 @@ def linear(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     """A linear, position by position."""
     given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **kwargs}
     x, weight, bias = given["input"], given["weight"], given.get("bias")
-    if _from_back(x) < 2 or isinstance(weight, DTensor) or isinstance(bias, DTensor):
+    if _dims_after(x) < 1 or isinstance(weight, DTensor) or isinstance(bias, DTensor):
         raise Unsplittable("sums over positions")
     result = func(x.to_local(), enter(weight, team), None if bias is None else enter(bias, team))
     return like(result, x, team)
@@ -70,11 +78,11 @@ def norm(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     """A norm over the last dimensions."""
     x, shape = (*args, *kwargs.values())[:2]
     weights = [each for each in (*args[1:], *kwargs.values()) if isinstance(each, Tensor) and each is not x]
-    if any(isinstance(each, DTensor) for each in weights) or _from_back(x) <= len(
-        (shape,) if isinstance(shape, int) else shape
-    ):
+    normed = 1 if isinstance(shape, int) else len(shape)
+    if any(isinstance(each, DTensor) for each in weights) or _dims_after(x) < normed:
         raise Unsplittable("is taken over positions")
-    args, kwargs = replaced((args, kwargs), lambda each: x.to_local() if each is x else enter(each, team))
+    local = x.to_local()
+    args, kwargs = replaced((args, kwargs), lambda each: local if each is x else enter(each, team))
     return like(func(*args, **kwargs), x, team)
 
 
@@ -128,8 +136,10 @@ def product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
         return in_parts(func(first.to_local(), _for_all(second, team)), -2, first.shape[-2], team)
     if a == 0 and b == 1:
         return in_parts(func(enter(first, team), second.to_local()), -1, second.shape[-1], team)
-    if a > 2 and (second.ndim < a or b == a):  # matrices for each position
+    if a > 2 and b in (0, a):  # matrices for each position
         second = second.to_local() if b else enter(second, team)
+        if second.ndim >= a and not b and second.shape[-a] == first.shape[-a] != 1:
+            second = own(second, -a, team)
         return in_parts(func(first.to_local(), second), -a, first.shape[-a], team)
     raise Unsplittable("sums over positions")
 
@@ -160,7 +170,8 @@ def dropout(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     """Dropout and the like: each part has random numbers of its own."""
     given = args[0] if args else kwargs.get("input")
     rest = [*args[1:], *(value for name, value in kwargs.items() if name != "input")]
-    if shard_of(given) is None or any(isinstance(each, Tensor) for each in rest):
+    _dims_after(given)
+    if any(isinstance(each, Tensor) for each in rest):
         raise Unsplittable("draws random numbers for a tensor in parts")
     assert isinstance(given, DTensor)
     local = given.to_local()
