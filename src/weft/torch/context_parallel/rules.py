@@ -146,13 +146,12 @@ def product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
 
 def added_product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     """Products of matrices in batches to which something is added."""
-    if len(args) != 3 or kwargs.keys() - {"beta", "alpha"}:
-        return NotImplemented
-    added, first, second = args
+    given = {**dict(zip(("input", "batch1", "batch2"), args, strict=False)), **kwargs}
+    added, first, second = (given.pop(name) for name in ("input", "batch1", "batch2"))
     if _from_back(first) != 2 or _from_back(second) > 2:
         raise Unsplittable("sums over positions")
     total = first.shape[-2]
-    result = func(_rows(added, total, team), first.to_local(), _for_all(second, team), **kwargs)
+    result = func(_rows(added, total, team), first.to_local(), _for_all(second, team), **given)
     return in_parts(result, -2, total, team)
 
 
