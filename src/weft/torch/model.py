@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
 from weft.session.recording import record as record_span
-from weft.torch.context_parallel import Sequences, cut_sequences
+from weft.torch.context_parallel import Sequences, Sharers, cut_sequences
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.glue import running
 from weft.torch.execution.thread_settings import AUTOGRAD, backward_taker, begin_backward, share
@@ -92,6 +92,7 @@ class DistributedModel(nn.Module):
         self.sharded = False
         self.cut = False
         self.shared: SharedParameters | None = None
+        self.sharers: Sharers | None = None
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self.plan: Any = None
         self.resumed_plan: Any = None
@@ -127,6 +128,7 @@ class DistributedModel(nn.Module):
             gradient_as_bucket_view=options.as_view,
         )
         memo[id(self)] = new.train(self.training)
+        new.sharers = self.sharers
         if self.plan is not None:
             new._split(self.plan)
         elif session.pipeline is not None:
@@ -272,7 +274,14 @@ class DistributedModel(nn.Module):
             )  # fmt: skip
         if team is not None:
             team.record = partial(record_span, session, "tensor")
+            team.waits, self.sharers = True, team
             self.outline = Outline(self.module, not self.sharded)
+
+    def add_up_weights(self) -> None:
+        """Add up the gradients of weights that ranks have used for their parts of sequences; collective over these."""
+        if self.sharers is not None:
+            with current.session().doing("the gradients of parts of sequences"):
+                self.sharers.add_up_weights(self.local_parameters())
 
     def share_parameters(self) -> None:
         """Keep only this rank's share of each parameter between steps, if its settings say so; collective over the

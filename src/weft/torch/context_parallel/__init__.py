@@ -9,5 +9,6 @@ lets them.
 from .apply import cut_sequences
 from .find import find
 from .regions import Sequences
+from .weights import Sharers
 
-__all__ = ["Sequences", "cut_sequences", "find"]
+__all__ = ["Sequences", "Sharers", "cut_sequences", "find"]

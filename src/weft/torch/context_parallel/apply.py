@@ -18,10 +18,11 @@ from weft.torch.tensor_parallel.linears import is_transposed
 from weft.torch.tensor_parallel.team import Team
 from weft.torch.tensors.nested import replace
 
-from .exchange import can_cut, cut
+from .exchange import can_cut, cut, like
 from .multihead import attend
 from .regions import Sequences
 from .rules import Positions, whole
+from .weights import Sharers, used
 
 
 def sequence_in(args: Any, kwargs: Any) -> Tensor | None:
@@ -92,8 +93,8 @@ def make_whole(args: Any, kwargs: Any, team: Team) -> int:
 class OnPositions:
     """Stands for the ``forward`` of a module that would see samples and positions as one dimension."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, team: Team) -> None:
+        self.module, self.team = module, team
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self.module
@@ -102,20 +103,21 @@ class OnPositions:
         if isinstance(module, nn.MultiheadAttention):
             return attend(module, *args, **kwargs)
         (given,) = (*args, *kwargs.values())
-        return nn.functional.linear(given, module.weight.t(), module.bias)
+        weight, bias = (used(each, self.team) for each in (module.weight, module.bias))
+        return like(nn.functional.linear(given.to_local(), weight.t(), bias), given, self.team)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnPositions:
-        copied = memo[id(self)] = OnPositions(memo[id(self.module)])
+        copied = memo[id(self)] = OnPositions(memo[id(self.module)], self.team)
         return copied
 
 
-def stand_in(root: nn.Module) -> list[nn.Module]:
+def stand_in(root: nn.Module, team: Team) -> list[nn.Module]:
     """Let modules in ``root`` that would see samples and positions as one dimension take parts; which ones they are."""
     found = []
     for module in root.modules():
         known = is_transposed(module) or type(module) is nn.MultiheadAttention
         if known and "forward" not in module.__dict__:
-            module.__dict__["forward"] = OnPositions(module)
+            module.__dict__["forward"] = OnPositions(module, team)
             found.append(module)
     return found
 
@@ -123,7 +125,7 @@ def stand_in(root: nn.Module) -> list[nn.Module]:
 def cut_sequences(
     model: nn.Module, sequences: Sequences, group: Any, rank: int, device: torch.device,
     active: Callable[[], bool],
-) -> Team | None:  # fmt: skip
+) -> Sharers | None:  # fmt: skip
     """Let the modules in ``sequences`` compute on parts of sequences, in place.
 
     Args:
@@ -148,10 +150,11 @@ def cut_sequences(
     if not regions:
         return None
     take_plain_for_whole()
-    team = Team.of(group, rank, sequences.size, device)
+    team = Sharers.of(group, rank, sequences.size, device)
+    assert isinstance(team, Sharers)
     answer(Positions(team))
     for name, dim in regions.items():
-        stand_in(modules[name])
+        stand_in(modules[name], team)
         modules[name].__dict__["forward"] = Region(modules[name], dim, team, active)
     return team
 

@@ -101,9 +101,7 @@ def like(local: Tensor, given: DTensor, team: Team) -> DTensor:
     dim = given.placements[0].dim  # type: ignore[attr-defined]
     shape = torch.Size([*local.shape[:dim], given.shape[dim], *local.shape[dim + 1 :]])
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
-        local, team.mesh, given.placements, run_check=False, shape=shape, stride=stride
-    )
+    return DTensor.from_local(local, team.mesh, given.placements, run_check=False, shape=shape, stride=stride)
 
 
 def cut(whole: Tensor, dim: int, team: Team) -> DTensor:

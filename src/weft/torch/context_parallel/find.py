@@ -186,7 +186,7 @@ class Attempt:
 
     def attach(self) -> None:
         """From now on calls of the module come here."""
-        self._inside = stand_in(self.module)
+        self._inside = stand_in(self.module, self.watcher.team)
         self.module.__dict__["forward"] = self
 
     def detach(self) -> None:

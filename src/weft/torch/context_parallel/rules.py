@@ -29,9 +29,10 @@ from weft.torch.tensor_parallel.rules import (
     statistics,
     stream_of_part,
 )
-from weft.torch.tensor_parallel.team import Team, enter
+from weft.torch.tensor_parallel.team import Team
 
 from .exchange import gather, in_parts, like, own, share, span
+from .weights import used, used_as_whole
 
 
 def whole(tensor: Tensor, team: Team) -> Tensor:
@@ -58,7 +59,7 @@ def _dims_after(tensor: Any) -> int:
 def _for_all(tensor: Tensor, team: Team) -> Tensor:
     """An operand that every rank needs whole, for positions of its own."""
     if not isinstance(tensor, DTensor):
-        return enter(tensor, team)
+        return used(tensor, team)
     if shard_of(tensor) is None:
         raise Unsplittable("has an operand in other parts")
     return share(tensor, team)
@@ -70,7 +71,7 @@ def linear(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, bias = given["input"], given["weight"], given.get("bias")
     if _dims_after(x) < 1 or isinstance(weight, DTensor) or isinstance(bias, DTensor):
         raise Unsplittable("sums over positions")
-    result = func(x.to_local(), enter(weight, team), None if bias is None else enter(bias, team))
+    result = func(x.to_local(), used(weight, team), None if bias is None else used(bias, team))
     return like(result, x, team)
 
 
@@ -82,7 +83,7 @@ def norm(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     if any(isinstance(each, DTensor) for each in weights) or _dims_after(x) < normed:
         raise Unsplittable("is taken over positions")
     local = x.to_local()
-    args, kwargs = replaced((args, kwargs), lambda each: local if each is x else enter(each, team))
+    args, kwargs = replaced((args, kwargs), lambda each: local if each is x else used(each, team))
     return like(func(*args, **kwargs), x, team)
 
 
@@ -135,9 +136,9 @@ def product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     if a == 2 and b < 3:
         return in_parts(func(first.to_local(), _for_all(second, team)), -2, first.shape[-2], team)
     if a == 0 and b == 1:
-        return in_parts(func(enter(first, team), second.to_local()), -1, second.shape[-1], team)
+        return in_parts(func(used(first, team), second.to_local()), -1, second.shape[-1], team)
     if a > 2 and b in (0, a):  # matrices for each position
-        second = second.to_local() if b else enter(second, team)
+        second = second.to_local() if b else used(second, team)
         if second.ndim >= a and not b and second.shape[-a] == first.shape[-a] != 1:
             second = own(second, -a, team)
         return in_parts(func(first.to_local(), second), -a, first.shape[-a], team)
@@ -215,3 +216,8 @@ class Positions(Functions):
 
     def whole(self, tensor: Tensor) -> Tensor:
         return whole(tensor, self.team)
+
+    def wrapped(self, tensor: Tensor) -> Tensor:
+        if tensor.requires_grad and not isinstance(tensor, DTensor):
+            return used_as_whole(tensor, self.team)
+        return tensor
