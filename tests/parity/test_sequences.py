@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from .jobs import pass_checks
+from tests.launching import run_ranks
+
+from .jobs import FOLDER, PATHS, pass_checks
 from .sequences import CHECKS
 
 END = "models_without_sequences_are_refused"
@@ -16,7 +18,7 @@ ALL = [name for name in CHECKS if name != END]
 SAVES = ["saves_go_to_other_layouts"]
 SOME = ["steps_give_the_weights_and_states_of_one_process", "norms_are_those_of_the_whole_model"]
 LAYOUTS = [  # ranks, partitions, settings, checks
-    (2, 1, {"context_parallel_degree": 2}, [*ALL, END]),
+    (2, 1, {"context_parallel_degree": 2}, ALL),
     (4, 2, {"context_parallel_degree": 2}, [*SOME, *SAVES, "outside_of_steps_a_rank_computes_by_itself"]),
     (4, 1, {"context_parallel_degree": 2, "shard_optimizer_state": True}, [*SOME, *SAVES]),
     (2, 2, {}, SAVES),
@@ -30,3 +32,14 @@ def test_steps(tmp_path: Path) -> None:
             "sequences.py", checks, ranks, "--folder", str(tmp_path), "--partitions", str(partitions),
             env={"WEFT_SET": json.dumps(settings)},
         )  # fmt: skip
+
+
+def test_a_model_without_sequences_is_refused() -> None:
+    env = {"WEFT_SET": '{"context_parallel_degree": 2}', **PATHS}
+    done = run_ranks(2, FOLDER / "sequences.py", [END], env=env, warm=True)
+    told = done.stdout + done.stderr
+    assert done.returncode and "no module of the model can compute on parts of sequences" in told
+    assert (
+        '"context_parallel_degree": 1' in told
+        and "it gets no tensor of samples, positions and features" in told
+    )
