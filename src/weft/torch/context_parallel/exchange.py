@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Shard
 
+from weft.torch.pytorch.private import keeps_as_ever
+from weft.torch.tensor_parallel.rules import shard_of
 from weft.torch.tensor_parallel.team import Team
 
 
@@ -115,6 +117,44 @@ def gather(tensor: DTensor, team: Team) -> Tensor:
     dim = tensor.placements[0].dim  # type: ignore[attr-defined]
     whole: Tensor = _Gather.apply(tensor.to_local(), dim, tensor.shape[dim], team)
     return whole
+
+
+class KeptInParts:
+    """Inside, of gathered tensors autograd keeps this rank's part: the backward pass gathers them again.
+
+    Where somebody else says how tensors are kept (activation checkpoints, say), nothing changes.
+    """
+
+    def __init__(self, team: Team, *pairs: tuple[Tensor, Tensor]) -> None:
+        """``pairs``: tensors in parts, and the whole ones that :func:`share` gave for them."""
+        self._team = team
+        self._parts = {
+            whole.untyped_storage().data_ptr(): (given.to_local().detach(), shard_of(given), whole.shape)
+            for given, whole in pairs
+            if isinstance(given, DTensor)
+        }
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        self._active = bool(self._parts) and torch.is_grad_enabled() and keeps_as_ever()
+
+    def __enter__(self) -> None:
+        if self._active:
+            self._hooks.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self._active:
+            self._hooks.__exit__(*error)
+
+    def _pack(self, tensor: Tensor) -> Any:
+        kept = self._parts.get(tensor.untyped_storage().data_ptr())
+        if kept is None:
+            return tensor
+        return kept, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+    def _unpack(self, kept: Any) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        (part, dim, shape), *seen = kept
+        return _gathered(part, dim, shape[dim], self._team).as_strided(*seen)
 
 
 def share(tensor: DTensor, team: Team) -> Tensor:

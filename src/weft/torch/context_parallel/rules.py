@@ -31,7 +31,7 @@ from weft.torch.tensor_parallel.rules import (
 )
 from weft.torch.tensor_parallel.team import Team
 
-from .exchange import gather, in_parts, like, own, share, span
+from .exchange import KeptInParts, gather, in_parts, like, own, share, span
 from .weights import used, used_as_whole
 
 
@@ -98,20 +98,22 @@ def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     if _from_back(query) != 2 or any(_from_back(each) not in (0, 2) for each in (key, value)):
         raise Unsplittable("is cut along another dimension than its positions")
     total = query.shape[-2]
+    if causal and total > key.shape[-2]:
+        raise Unsplittable("is causal, with fewer keys than queries")
     start, count = span(total, team)
     assert isinstance(query, DTensor)
-    local, key, value = query.to_local(), _for_all(key, team), _for_all(value, team)
+    local, given_key, given_value = query.to_local(), key, value
+    key, value = _for_all(key, team), _for_all(value, team)
+    kept = KeptInParts(team, (given_key, key), (given_value, value))
     if mask is not None:
         mask = _rows(mask, total, team)
     if causal and mask is None:
         stop = start + count
-        if stop > key.shape[-2]:
-            raise Unsplittable("is causal, with fewer keys than queries")
         key, value = key[..., :stop, :], value[..., :stop, :]
         causal = not start  # the first rank's are a square
         with no_dispatch_modes():  # inside of which this kind of tensor cannot be made
             mask = causal_lower_right(count, stop) if start else None
-    with stream_of_part(team, given.get("dropout_p", 0.0) > 0):
+    with kept, stream_of_part(team, given.get("dropout_p", 0.0) > 0):
         result = func(local, key, value, attn_mask=mask, is_causal=causal, **given)
     return in_parts(result, -2, total, team)
 
