@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from weft.torch.backward.autograd import accumulates, run_autograd
@@ -91,8 +91,8 @@ def used(tensor: Tensor, team: Team) -> Tensor:
 
 
 def used_as_whole(tensor: Tensor, team: Team) -> Tensor:
-    """The same for PyTorch's own rules, which add up by themselves what is no weight."""
-    if not _TELLS:
+    """The same for PyTorch's own rules, which add up by themselves what is no weight of features."""
+    if not (_TELLS and isinstance(tensor, nn.Parameter) and tensor.ndim == 1):
         return DTensor.from_local(tensor, team.mesh, [Replicate()], run_check=False)
     return DTensor.from_local(
         used(tensor, team), team.mesh, [Replicate()], run_check=False, grad_placements=[Partial()]
