@@ -117,6 +117,9 @@ class Settings:
     tensor_parallel_degree: int = _setting(
         1, Whole(1), "over how many ranks the weights of a layer are split, see docs/tensor-parallel.md"
     )
+    context_parallel_degree: int = _setting(
+        1, Whole(1), "over how many ranks long sequences are cut, see docs/context-parallel.md"
+    )
     heartbeat_timeout: float = _setting(
         30.0, Number(0, open_below=True), "seconds without a sign of life after which a rank counts as frozen"
     )
@@ -171,6 +174,11 @@ class Settings:
         _raise(_value_faults(given, {}))
         for name, value in _complete(given).items():
             object.__setattr__(self, name, value)
+
+    @property
+    def tp_size(self) -> int:
+        """How many ranks axis `tp` has: they split weights, or share sequences."""
+        return self.tensor_parallel_degree * self.context_parallel_degree
 
     @property
     def microbatch_count(self) -> int:
@@ -248,9 +256,8 @@ def resolve(
     faults += _value_faults(values, origins)
     if not faults and world_size is not None:
         faults += _world_faults(values.get("partitions", 1), world_size)
-        faults += _tensor_faults(
-            values.get("partitions", 1), values.get("tensor_parallel_degree", 1), world_size
-        )
+        for name in TP_DEGREES:
+            faults += _tensor_faults(values.get("partitions", 1), name, values.get(name, 1), world_size)
         faults += _sharers_faults(
             values.get("partitions", 1), values.get("sharded_data_parallel_degree", 1), world_size
         )
@@ -402,7 +409,10 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
 _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
     "sharded_data_parallel_degree": {"shard_optimizer_state": [False], "compression": [""]},
     "tensor_parallel_degree": {"sharded_data_parallel_degree": [1], "inputs": ["equal", "apart"]},
-}
+    "context_parallel_degree": {
+        "tensor_parallel_degree": [1], "sharded_data_parallel_degree": [1], "inputs": ["equal", "apart"],
+    },
+}  # fmt: skip
 """What other settings must be where a degree is above 1."""
 
 
@@ -448,16 +458,20 @@ def _world_faults(partitions: int, world_size: int) -> list[str]:
     return _divisor_faults("partitions", partitions, world_size, start)
 
 
-def _tensor_faults(partitions: int, degree: int, world_size: int) -> list[str]:
+TP_DEGREES = ("tensor_parallel_degree", "context_parallel_degree")
+"""The settings that give axis `tp` more than one rank; at most one of them does."""
+
+
+def _tensor_faults(partitions: int, name: str, degree: int, world_size: int) -> list[str]:
     """Ranks that do not make whole copies of the model, where partitions alone would."""
     ranks = partitions * degree
     if world_size % ranks == 0 or world_size % partitions:
         return []
     processes = "1 process" if world_size == 1 else f"{world_size} processes"
     return [
-        f"tensor_parallel_degree is {degree} with {partitions} partition{'s' * (partitions > 1)}, which takes {ranks} "
+        f"{name} is {degree} with {partitions} partition{'s' * (partitions > 1)}, which takes {ranks} "
         f"processes for a copy of the model, but the job has {processes}: start a multiple of {ranks} processes (weft "
-        f'run -n {ranks}), or write "tensor_parallel_degree": 1'
+        f'run -n {ranks}), or write "{name}": 1'
     ]
 
 

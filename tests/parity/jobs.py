@@ -31,6 +31,8 @@ FOLDER = Path(__file__).resolve().parent
 Start = Callable[[Sequence[str], Mapping[str, str], Path], Any]
 """Starts `weft ARGUMENTS` with variables in a folder; see `warm.start`."""
 
+PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+
 # A job that wrote no line for so long is stuck; weft itself should have ended it before.
 PATIENCE_S = 240.0
 MOST_RESTARTS = 25
@@ -123,9 +125,8 @@ def pass_checks(
 ) -> None:
     """Runs checks of a script of this folder (see `registry`) in one job; each has to pass on every rank."""
     names = list(checks)
-    path = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     done = run_ranks(
-        ranks, FOLDER / script, [*options, *names], env={**path, **env}, timeout=timeout, warm=True
+        ranks, FOLDER / script, [*options, *names], env={**PATHS, **env}, timeout=timeout, warm=True
     ).check()
     missing = [name for name in names if done.stdout.count(f"{name}: passed\n") != ranks]
     assert names and not missing, f"not passed on every rank: {missing}\n{done.stdout}"

@@ -33,6 +33,7 @@ def test_defaults():
         "sharded_data_parallel_degree": 1,
         "compression": "",
         "tensor_parallel_degree": 1,
+        "context_parallel_degree": 1,
         "heartbeat_timeout": 30.0,
         "wait_timeout": 600.0,
         "deterministic": False,
@@ -164,6 +165,11 @@ def test_digest_tells_settings_apart():
             r"default_partition is 2, but 2 partitions are counted from 0",
         ),
         (
+            {"tensor_parallel_degree": 2, "context_parallel_degree": 2},
+            r"tensor_parallel_degree is 2, which does not fit context_parallel_degree 2: write "
+            r'"tensor_parallel_degree": 1, or "context_parallel_degree": 1',
+        ),
+        (
             {"tensor_parallel_degree": 2, "inputs": "first"},
             r'inputs is "first", which does not fit tensor_parallel_degree 2: write "inputs": "equal" or "apart", or',
         ),
@@ -222,9 +228,10 @@ def test_world_sizes_that_fit(partitions, world_size):
     assert resolve({"partitions": partitions}, world_size=world_size).partitions == partitions
 
 
-def test_world_size_must_be_a_multiple_of_partitions_times_tensor_parallel_ranks():
-    settings = {"partitions": 2, "tensor_parallel_degree": 2}
-    assert resolve(settings, world_size=8).tensor_parallel_degree == 2
+@pytest.mark.parametrize("name", ["tensor_parallel_degree", "context_parallel_degree"])
+def test_world_size_must_be_a_multiple_of_partitions_times_ranks_of_axis_tp(name):
+    settings = {"partitions": 2, name: 2}
+    assert resolve(settings, world_size=8).tp_size == 2
     with pytest.raises(
         ConfigError, match=r"takes 4 processes .* has 6 processes: start a multiple of 4 processes"
     ):

@@ -44,7 +44,7 @@ FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), 
 ROOMS = {
     "torch": (
         ("pytorch",), ("tensors",), ("calls", "output"), ("session",),
-        ("amp", "backward", "delayed_parameters", "tensor_parallel", "watching"), ("replicas",),
+        ("amp", "backward", "delayed_parameters", "tensor_parallel", "watching"), ("context_parallel", "replicas"),
         ("clip", "data_parallel"), ("optimizer",),
         ("execution",), ("activation_checkpointing", "placed", "trace"), ("model", "verify"),
         ("checkpoint", "join", "split"), ("example_graph", "step"), ("graph_file",), ("example_check",),
@@ -67,6 +67,7 @@ MAY_USE = {
         },
         "backward": {"errors"},
         "tensor_parallel": {"errors", "topology"},
+        "context_parallel": {"errors"},
         "replicas": {"errors", "imported", "reduce", "runtime", "session", "transport"},
         "execution": {"communication", "errors", "runtime", "session", "transport"},
         "trace": {"errors", "graph", "runtime"},

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import weft
-from weft.config import Settings, resolve
+from weft.config import TP_DEGREES, Settings, resolve
 from weft.errors import ConfigError
 from weft.launch import rendezvous
 from weft.launch.discovery import discover
@@ -82,7 +82,7 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
     if place.world_size > 1:
         rendezvous.init_process_group(place, store, "gloo", timeout)
     mesh = Mesh(
-        place.world_size, settings.partitions, settings.tensor_parallel_degree, settings.placement_strategy,
+        place.world_size, settings.partitions, settings.tp_size, settings.placement_strategy,
         alike=settings.inputs != "apart" and not dp_has_tp,
     )  # fmt: skip
     groups = make_groups(mesh, place.rank, timeout)
@@ -94,7 +94,7 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
         device.type == "cuda" and dist.is_nccl_available() and have_own_gpus(device, session.group("world"))
     )
     current.enter(session)
-    if settings.partitions * settings.tensor_parallel_degree > 1:
+    if settings.partitions * settings.tp_size > 1:
         _connect(session)
     recording.start(session, recorder, session.channel, _process(session))
     matrix_products.multiplier.allowed = not settings.deterministic
@@ -137,11 +137,13 @@ def describe_start(settings: Settings) -> dict[str, str]:
 def _change(session: Session, settings: Settings) -> None:
     """A repeated ``init``: new settings for the same mesh."""
     old = session.settings
-    if settings.tensor_parallel_degree != old.tensor_parallel_degree:
-        raise ConfigError(
-            f"weft is initialised with tensor_parallel_degree {old.tensor_parallel_degree}; a repeated init cannot "
-            f"make that {settings.tensor_parallel_degree}: call weft.shutdown() before it"
-        )
+    for name in TP_DEGREES:
+        before, after = getattr(old, name), getattr(settings, name)
+        if before != after:
+            raise ConfigError(
+                f"weft is initialised with {name} {before}; a repeated init cannot make that {after}: call "
+                "weft.shutdown() before it"
+            )
     if (settings.partitions, settings.placement_strategy) != (old.partitions, old.placement_strategy):
         raise ConfigError(
             f"weft is initialised with {old.partitions} partitions ({old.placement_strategy}); a repeated init cannot "

@@ -15,13 +15,14 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
+from weft.torch.context_parallel import Sharers
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.glue import running
 from weft.torch.execution.thread_settings import AUTOGRAD, backward_taker, begin_backward, share
 from weft.torch.placed import changes
 from weft.torch.placed.apply import apply
 from weft.torch.placed.changes import Outline
-from weft.torch.placed.cut import cut_weights
+from weft.torch.placed.cut import cut_over_sequences, cut_weights
 from weft.torch.pytorch.private import ASKED_BY_DDP, has_backward_hooks
 from weft.torch.replicas.comm_hook import HookLane
 from weft.torch.replicas.reducer import Reducer, ReducerOptions
@@ -87,6 +88,7 @@ class DistributedModel(nn.Module):
         self.sharded = False
         self.cut = False
         self.shared: SharedParameters | None = None
+        self.sharers: Sharers | None = None
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self.plan: Any = None
         self.resumed_plan: Any = None
@@ -123,6 +125,7 @@ class DistributedModel(nn.Module):
             gradient_as_bucket_view=options.as_view,
         )
         memo[id(self)] = new.train(self.training)
+        new.sharers = self.sharers
         if self.plan is not None:
             new._split(self.plan)
         elif session.pipeline is not None:
@@ -228,8 +231,15 @@ class DistributedModel(nn.Module):
         self._use_comm_hook()
 
     def cut_tensors(self) -> None:
-        """Keep only this rank's part of the weights that its plan cuts; collective over all ranks."""
+        """Keep only this rank's part of the weights that its plan cuts, and compute on parts of sequences; collective
+        over all ranks."""
         session = current.session()
+        if self.plan is not None and self.plan.sequences is not None:
+            with session.doing("cutting sequences"):
+                team = cut_over_sequences(self.module, self.plan, self.owners, session)
+            if team is not None:
+                self.sharers = team
+                self.outline = Outline(self.module, not self.sharded)
         if self.plan is None or self.plan.tensors is None or self.cut:
             return
         with session.doing("cutting the weights"):
@@ -238,6 +248,12 @@ class DistributedModel(nn.Module):
             if self.optimizer is not None:
                 self.optimizer.follow_cuts()
             self._begin_reducing()
+
+    def add_up_weights(self) -> None:
+        """Add up the gradients of weights that ranks have used for their parts of sequences; collective over these."""
+        if self.sharers is not None:
+            with current.session().doing("the gradients of parts of sequences"):
+                self.sharers.add_up_weights(self.local_parameters())
 
     def share_parameters(self) -> None:
         """Keep only this rank's share of each parameter between steps, if its settings say so; collective over the

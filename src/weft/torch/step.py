@@ -263,6 +263,8 @@ class StepRun:
             began_s = time.perf_counter()
             checks = Checks(self._check.look, self._calls.look)
             results = self._executor.run([self._body] * self.batch.microbatches, self._order, checks)
+            for model in session.models:
+                model.add_up_weights()
             self.took_s = time.perf_counter() - began_s
             results = self._returned.whole(results)
             if proof is not None:

@@ -18,8 +18,10 @@ def cannot(precision: str, division: Division) -> str:
         return "sharded parameters beside tensor parallelism are not in weft"
     if division.experts > 1:
         return "expert parallelism is not in weft"
-    if division.context > 1:
-        return "context parallelism is not in weft"
+    if division.context > 1 and division.tensor > 1:
+        return "context parallelism beside tensor parallelism is not in weft"
+    if division.context > 1 and division.sharded != "none":
+        return "sharing states or parameters among ranks that share sequences is not in weft"
     if division.schedule == "zb_2p":
         return "the schedule zb_2p is not in weft"
     if precision == "fp8":
@@ -38,6 +40,8 @@ def settings(division: Division, microbatches: int) -> dict[str, Any]:
     found: dict[str, Any] = {"partitions": division.pipeline, "microbatches": microbatches}
     if division.tensor > 1:
         found["tensor_parallel_degree"] = division.tensor
+    if division.context > 1:
+        found["context_parallel_degree"] = division.context
     if division.pipeline > 1:
         found["pipeline"] = division.schedule
     if division.pipeline > 1 and division.data > 1:

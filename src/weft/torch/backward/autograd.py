@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -30,14 +31,40 @@ def run_autograd(
     """
     if not roots:
         return
-    with torch.autograd.set_multithreading_enabled(False) if _has_gpu() else nullcontext():
-        run_engine(roots, grads, inputs, keep)
+    before, _here.accumulates = accumulates(), True
+    try:
+        with torch.autograd.set_multithreading_enabled(False) if _has_gpu() else nullcontext():
+            run_engine(roots, grads, inputs, keep)
+    finally:
+        _here.accumulates = before
+
+
+class _Here(threading.local):
+    accumulates = False
+
+
+_here = _Here()
+
+
+def accumulates() -> bool:
+    """Whether a backward pass goes on on this thread that adds to ``.grad``."""
+    return _here.accumulates
 
 
 def capture_gradients(
     roots: Sequence[Any], grads: Sequence[Tensor], inputs: Sequence[GradientEdge]
 ) -> tuple[Tensor | None, ...]:
     """The gradients of ``inputs``, without their graph; nothing is freed, and no ``.grad`` changes."""
+    before, _here.accumulates = accumulates(), False
+    try:
+        return _capture(roots, grads, inputs)
+    finally:
+        _here.accumulates = before
+
+
+def _capture(
+    roots: Sequence[Any], grads: Sequence[Tensor], inputs: Sequence[GradientEdge]
+) -> tuple[Tensor | None, ...]:
     with torch.autograd.set_multithreading_enabled(False) if _has_gpu() else nullcontext():
         return capture(roots, grads, inputs)
 

@@ -9,6 +9,7 @@ from functools import partial
 from torch import nn
 
 from weft.session.recording import record
+from weft.torch.context_parallel import Sequences, Sharers, cut_sequences
 from weft.torch.placed.plan import Plan, is_below
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Splits, split
@@ -31,3 +32,26 @@ def cut_weights(root: nn.Module, plan: Plan, owners: Mapping[str, int], session:
     team = split(root, splits, session.tensor_group, session.position("tp"), session.mesh.tp, session.device)
     if team is not None:
         team.record = partial(record, session, "tensor")
+
+
+def cut_over_sequences(
+    root: nn.Module, plan: Plan, owners: Mapping[str, int], session: Session
+) -> Sharers | None:
+    """Let this rank's modules compute on its part of each sequence, as the plan says; the ranks that share them.
+
+    Collective over the ranks that split tensors. ``owners``: the partition of each parameter, by name.
+    """
+    if plan.sequences is None:
+        return None
+    sequences = Sequences.from_record(plan.sequences)
+    own = session.position("pp")
+    here = {name for name, _ in root.named_parameters(remove_duplicate=False) if owners.get(name, own) == own}
+    mine = {n: dim for n, dim in sequences.regions.items() if any(is_below(name, n) for name in here)}
+    team = cut_sequences(
+        root, replace(sequences, regions=mine), session.tensor_group, session.position("tp"), session.device,
+        lambda: session.drawing is not None,
+    )  # fmt: skip
+    if team is not None:
+        team.record = partial(record, session, "tensor")
+        team.waits = True
+    return team

@@ -14,6 +14,7 @@ from weft.graph.model import Unit
 from weft.partition.cost import memory_bytes
 from weft.report.placement import ModelPlacement
 from weft.report.text import PlacementRow
+from weft.torch.context_parallel import Sequences
 from weft.torch.execution.unit_call import FLOATING
 from weft.torch.tensor_parallel import Splits
 
@@ -95,6 +96,8 @@ class Plan:
         by_hand: The script has placed the units.
         planned: What a step is expected to take, as :class:`weft.plan.measured.planned.Planned` writes it.
         tensors: Which weights are cut over ranks, as :class:`weft.torch.tensor_parallel.Splits` writes it.
+        sequences: Which modules compute on parts of sequences, as :class:`weft.torch.context_parallel.Sequences` writes
+            it.
     """
 
     units: tuple[PlannedUnit, ...]
@@ -112,6 +115,7 @@ class Plan:
     by_hand: bool = False
     planned: dict[str, Any] | None = None
     tensors: dict[str, Any] | None = None
+    sequences: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         rows = tuple(unit.to_record() for unit in self.units)
@@ -146,12 +150,16 @@ class Plan:
             raise ValueError("a unit of its plan has no name")
         if self.tensors is not None:
             Splits.from_record(self.tensors)
+        if self.sequences is not None:
+            Sequences.from_record(self.sequences)
 
     def modules(self) -> set[str]:
         """The names of all modules that it says something of."""
         names = {unit.name for unit in self.units}
         for region in Splits.from_record(self.tensors).regions if self.tensors is not None else ():
             names |= {region.name, *region.linears}
+        if self.sequences is not None:
+            names |= Sequences.from_record(self.sequences).regions.keys()
         return names
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -59,6 +59,24 @@ TorchDispatchMode: Any = (
     _find("torch.utils._python_dispatch.TorchDispatchMode", "shapes that depend on data are recognised")
     or object
 )
+no_dispatch_modes: Any = (
+    _find("torch.utils._python_dispatch._disable_current_modes", "causal attention of later positions only")
+    or nullcontext
+)
+_hooks: Any = _find(
+    "torch._C._autograd._top_saved_tensors_default_hooks", "keys and values of all ranks are not kept"
+)
+_hooks_work: Any = (
+    _find("torch._C._autograd._saved_tensors_hooks_is_enabled", "keys and values of all ranks are not kept")
+    or bool
+)
+
+
+def keeps_as_ever() -> bool:
+    """Whether nobody but autograd keeps tensors for the backward pass here, as far as that can be told."""
+    return _hooks is not None and _hooks_work() and _hooks(False) is None
+
+
 _any_autocast = _find(
     "torch._C._is_any_autocast_enabled",
     "autocast between modules",

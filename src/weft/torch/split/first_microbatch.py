@@ -47,10 +47,11 @@ def find_splits(
     session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch
 ) -> Splits | None:
     """Which of the model's weights can be cut over ranks; None if they are not to be. On the rank that decides."""
-    if session.mesh.tp == 1:
+    size = session.settings.tensor_parallel_degree
+    if size == 1:
         return None
     with forward_only(session, [model], function, batch) as run:
-        return find(model.module, run, session.mesh.tp)
+        return find(model.module, run, size)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from weft.schedule.table import KINDS
 from weft.session.recording import tell_plan, tell_units
 from weft.simulate import FREE
 from weft.torch.calls.attributes import own
+from weft.torch.context_parallel import Sequences
 from weft.torch.delayed_parameters import has_delayed
 from weft.torch.execution.unit_call import FLOATING
 from weft.torch.model import DistributedModel
@@ -42,6 +43,7 @@ from weft.torch.split.link_speed import MeasuredLink, keep_others_busy, measure_
 from weft.torch.split.memory_room import decide_optimize, device_bytes, fits, limit_bytes
 from weft.torch.split.microbatch_number import decide_number, need_cut
 from weft.torch.split.open_modules import Choice, graph_of, piece_costs
+from weft.torch.split.sequences import find_sequences
 from weft.torch.split.unit_tree import Piece, Tree
 from weft.torch.tensor_parallel import Splits
 from weft.torch.tensor_parallel.plans import beside_own_plan
@@ -102,6 +104,8 @@ def partition_models(
                 found = Splits.from_record(plan.tensors)
                 beside = beside_own_plan(model.module, found)
                 log.info("Weights cut over ranks:\n%s", "\n".join(filter(None, [found.text(), beside])))
+            if plan.sequences is not None:
+                log.info("Sequences cut over ranks:\n%s", Sequences.from_record(plan.sequences).text())
     tell_plan(session, _planned(plans))
     return batch
 
@@ -177,7 +181,9 @@ def make_plan(
             "the step never called the model: call it inside the function that @weft.step decorates"
         )
     tree = Tree(model.module, traced)
+    sequences = find_sequences(session, model, function, batch, traced)
     tree.closed = frozenset() if tensors is None else frozenset(region.name for region in tensors.regions)
+    tree.closed |= frozenset() if sequences is None else sequences.regions.keys()
     for name, reason in traced.whole.items():
         if tree.children[name]:
             log.warning("%s %s", name or f"the model ({type(model.module).__name__})", reason)
@@ -200,6 +206,7 @@ def make_plan(
     return replace_fields(
         plan, chosen=None if chosen is None else chosen.to_record(), optimize=settings.optimize,
         tensors=None if tensors is None else tensors.to_record(),
+        sequences=None if sequences is None else sequences.to_record(),
         planned=Planned.of(expected_step(settings, found, chosen or session.chosen)).to_record(),
         memory_weight=settings.memory_weight, in_flight=most_in_flight(settings),
         by_hand=not settings.auto_partition,

@@ -64,7 +64,7 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
     take_plain_for_whole()
     device = next(model.parameters()).device
     kind = "cpu" if device.type == "meta" else device.type
-    with imagined_mesh(size, kind, new_name()) as mesh, _kept(model, device):
+    with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
         team = Team(mesh, None, 0, size)
         trial = Trial(candidates, size)
         while _once(run, team, trial):
@@ -176,7 +176,7 @@ def _is_altered(module: nn.Module, hooks: bool = True) -> bool:
 
 
 @contextmanager
-def _kept(model: nn.Module, device: torch.device) -> Iterator[None]:
+def keep_state(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Afterwards buffers and random numbers are as before."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     streams = Streams(device if device.type == "cuda" else torch.device("cpu"), numpy=True)

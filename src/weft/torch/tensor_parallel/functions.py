@@ -8,7 +8,7 @@ numbers for different parts. What no rule covers is done with whole tensors: slo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from weft.torch.pytorch.private import ENDS_A_CHECKPOINT
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, targets
 from weft.torch.tensors.marks import BLOCKS
 
-from .rules import RULES, Unsplittable, as_whole, parts_in
+from .rules import RULES, Rule, Unsplittable, as_whole, parts_in
 from .team import Team
 
 log = logging.getLogger("weft")
@@ -33,6 +33,9 @@ _plain: Callable[..., Any] = DTensor.__torch_function__
 
 class Functions:
     """Answers for the tensors of one team."""
+
+    rules: Mapping[Any, Rule] = RULES
+    """weft's own rules by function."""
 
     def __init__(self, team: Team) -> None:
         self.team = team
@@ -53,7 +56,7 @@ class Functions:
         written = targets(func, args, kwargs)
         if written and not all(isinstance(each, DTensor) for each in written):
             raise Unsplittable("writes its parts into a whole tensor")
-        rule = RULES.get(func)
+        rule = self.rules.get(func)
         if rule is not None:
             result = rule(self.team, func, args, kwargs)
             if result is not NotImplemented:
@@ -77,8 +80,12 @@ class Functions:
                 f"{name_of(func)} writes into a tensor that is split over axis tp, and needs the whole ({reason}); "
                 "write into a copy: x.clone()"
             ) from reason
-        args, kwargs = replaced((args, kwargs), as_whole)
+        args, kwargs = replaced((args, kwargs), self.whole)
         return func(*args, **kwargs)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A plain tensor with what the ranks hold together."""
+        return as_whole(tensor)
 
 
 def name_of(func: Any) -> str:

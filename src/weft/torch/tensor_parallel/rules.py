@@ -233,12 +233,12 @@ def dropout(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
         )
     assert given is not None
     local = given.to_local()
-    with stream_of_part(team, _draws(func, args, kwargs)):
+    with stream_of_part(team, draws(func, args, kwargs)):
         result = func(local, *args[1:], **kwargs) if args else func(**{**kwargs, "input": local})
     return given if result is local else wrap(result, dim, team)
 
 
-def _draws(func: Any, args: Any, kwargs: Any) -> bool:
+def draws(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a function of random numbers draws any: dropout does so only in training."""
     if "dropout" not in getattr(func, "__name__", ""):
         return True

@@ -157,12 +157,14 @@ class Proof:
     def _chance(self) -> str:
         """Why random numbers keep the step from being compared; empty if they do not."""
         for model in self.models:
-            for region in model.plan.tensors["regions"] if model.plan.tensors else ():
+            regions = [region["name"] for region in (model.plan.tensors or {"regions": ()})["regions"]]
+            regions += (model.plan.sequences or {"regions": ()})["regions"]
+            for region in regions:
                 for name in self._reference.drew:
-                    if is_below(region["name"], name) or region["name"] == name:
+                    if is_below(region, name) or region == name:
                         return (
-                            f"{name or 'the model'} draws random numbers, and ranks that hold parts of its weights "
-                            "draw others than one process"
+                            f"{name or 'the model'} draws random numbers, and ranks that compute parts of it draw "
+                            "others than one process"
                         )
         return ""
 

@@ -124,7 +124,15 @@ def test_microbatches_from_which_the_bubble_is_small(schedule):
         ),
         (Division(tensor=2, data=2, along=False, sharded="optimizer"), ""),
         (Division(tensor=2, pipeline=2, along=False), ""),
-        (Division(context=2), "context parallelism is not in weft"),
+        (Division(context=2, pipeline=2, data=2), ""),
+        (
+            Division(context=2, tensor=2, along=False),
+            "context parallelism beside tensor parallelism is not in weft",
+        ),
+        (
+            Division(context=2, sharded="optimizer"),
+            "sharing states or parameters among ranks that share sequences is not in weft",
+        ),
         (Division(pipeline=2, schedule="zb_2p"), "the schedule zb_2p is not in weft"),
         (
             Division(pipeline=2, data=2, sharded="parameters"),
@@ -141,6 +149,8 @@ def test_what_weft_cannot_run(division, why):
 def test_commands():
     in_parts = command(Division(tensor=2, pipeline=4, along=False), 16, parse_cluster("8xT4"))
     assert "--set partitions=4 --set microbatches=16 --set tensor_parallel_degree=2" in in_parts
+    longer = command(Division(context=2, pipeline=4), 16, parse_cluster("8xT4"))
+    assert "--set partitions=4 --set microbatches=16 --set context_parallel_degree=2" in longer
     division = Division(data=2, pipeline=4, chunks=2, schedule="looped", sharded="optimizer", microbatch=2)
     assert command(division, 16, parse_cluster("8xT4")) == (
         "weft run -n 8 --set partitions=4 --set microbatches=16 --set pipeline=looped --set placement_strategy=PDT "

@@ -1,0 +1,14 @@
+"""Context parallelism: layers of an unmodified model on parts of long sequences, over the ranks of axis ``tp``.
+
+Inside of a layer tensors are PyTorch's ``DTensor``, cut along their positions: the model's own code sees whole shapes,
+and each rank computes its positions. Attention gets the keys and values of all. What goes into a layer and what comes
+out is plain and whole; weights are whole on every rank. ``find`` tries out which layers can do so, ``cut_sequences``
+lets them.
+"""
+
+from .apply import cut_sequences
+from .find import find
+from .regions import Sequences
+from .weights import Sharers
+
+__all__ = ["Sequences", "Sharers", "cut_sequences", "find"]

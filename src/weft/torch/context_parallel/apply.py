@@ -1,0 +1,163 @@
+"""A model whose layers compute on parts of sequences, in place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from weft.errors import UsageError
+from weft.torch.pytorch.private import take_plain_for_whole
+from weft.torch.tensor_parallel.functions import answer, replaced
+from weft.torch.tensor_parallel.linears import is_transposed
+from weft.torch.tensor_parallel.team import Team
+from weft.torch.tensors.nested import replace
+
+from .exchange import can_cut, cut, like
+from .multihead import attend
+from .regions import Sequences
+from .rules import Positions, whole
+from .weights import Sharers, used
+
+
+def sequence_in(args: Any, kwargs: Any) -> Tensor | None:
+    """What a module gets as sequences: the first of its arguments with samples, positions and features."""
+    return next(
+        (each for each in _tensors(args, kwargs) if each.ndim >= 3 and each.is_floating_point()), None
+    )
+
+
+def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
+    waiting = [*args, *kwargs.values()]
+    while waiting:
+        thing = waiting.pop(0)
+        if isinstance(thing, Tensor):
+            yield thing
+        elif type(thing) in (tuple, list):
+            waiting[:0] = thing
+
+
+def with_part(args: Any, kwargs: Any, given: Tensor, part: Tensor) -> Any:
+    """The arguments with the part in the place of what a module gets as sequences."""
+    return replaced((args, kwargs), lambda each: part if each is given else each)
+
+
+class Region:
+    """Stands for a module's ``forward``: what goes in is cut, what comes out is whole.
+
+    ``active``: whether the ranks run the same step now, so that they may meet; elsewhere the module computes whole.
+    """
+
+    def __init__(self, module: nn.Module, dim: int, team: Team, active: Callable[[], bool]) -> None:
+        self.module, self.dim, self.team, self.active = module, dim, team, active
+        self.own = module.__dict__.get("forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = self.own or MethodType(type(self.module).forward, self.module)
+        given = sequence_in(args, kwargs) if self.active() else None
+        if given is None or given.ndim <= self.dim or not can_cut(given.shape[self.dim], self.team.size):
+            return forward(*args, **kwargs)
+        args, kwargs = with_part(args, kwargs, given, cut(given, self.dim, self.team))
+        result = forward(*args, **kwargs)
+        make_whole(args, kwargs, self.team)
+        return replace(result, lambda each: whole(each, self.team), attributes=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Region:
+        copied = object.__new__(Region)
+        memo[id(self)] = copied
+        copied.module, copied.own = memo[id(self.module)], copy.deepcopy(self.own, memo)
+        copied.dim, copied.team, copied.active = self.dim, self.team, self.active
+        return copied
+
+
+def make_whole(args: Any, kwargs: Any, team: Team) -> int:
+    """Gather what objects among a module's arguments hold in parts after its call, keys and values say; how many."""
+    count = 0
+
+    def change(tensor: Tensor) -> Tensor:
+        nonlocal count
+        count += isinstance(tensor, DTensor)
+        return whole(tensor, team)
+
+    for thing in (*args, *kwargs.values()):
+        if not isinstance(thing, (Tensor, int, float, str, type(None))) and type(thing) not in (tuple, list):
+            replace(thing, change)
+    return count
+
+
+class OnPositions:
+    """Stands for the ``forward`` of a module that would see samples and positions as one dimension."""
+
+    def __init__(self, module: nn.Module, team: Team) -> None:
+        self.module, self.team = module, team
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module: Any = self.module
+        if not any(isinstance(each, DTensor) for each in (*args, *kwargs.values())):
+            return type(module).forward(module, *args, **kwargs)
+        if isinstance(module, nn.MultiheadAttention):
+            return attend(module, *args, **kwargs)
+        (given,) = (*args, *kwargs.values())
+        weight, bias = (used(each, self.team) for each in (module.weight, module.bias))
+        return like(nn.functional.linear(given.to_local(), weight.t(), bias), given, self.team)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OnPositions:
+        copied = memo[id(self)] = OnPositions(memo[id(self.module)], self.team)
+        return copied
+
+
+def stand_in(root: nn.Module, team: Team) -> list[nn.Module]:
+    """Let modules in ``root`` that would see samples and positions as one dimension take parts; which ones they are."""
+    found = []
+    for module in root.modules():
+        known = is_transposed(module) or type(module) is nn.MultiheadAttention
+        if known and "forward" not in module.__dict__:
+            module.__dict__["forward"] = OnPositions(module, team)
+            found.append(module)
+    return found
+
+
+def cut_sequences(
+    model: nn.Module, sequences: Sequences, group: Any, rank: int, device: torch.device,
+    active: Callable[[], bool],
+) -> Sharers | None:  # fmt: skip
+    """Let the modules in ``sequences`` compute on parts of sequences, in place.
+
+    Args:
+        model: The model, whole, or what this rank has of it.
+        sequences: What :func:`find` found on one of the ranks.
+        group: The group of ``torch.distributed`` with the ranks that share sequences.
+        rank: This rank's number in the group.
+        device: Where the model runs.
+        active: Whether all ranks of the group run the same step now.
+
+    Returns:
+        The ranks that share sequences; None where nothing is cut.
+
+    Raises:
+        UsageError: The model has no such module. Nothing was changed.
+    """
+    modules = dict(model.named_modules())
+    missing = sorted(sequences.regions.keys() - modules.keys())
+    if missing:
+        raise UsageError(f"these parts of sequences do not belong to this model: it has no {missing[0]}")
+    regions = {name: dim for name, dim in sequences.regions.items() if not _is_region(modules[name])}
+    if not regions:
+        return None
+    take_plain_for_whole()
+    team = Sharers.of(group, rank, sequences.size, device)
+    assert isinstance(team, Sharers)
+    answer(Positions(team))
+    for name, dim in regions.items():
+        stand_in(modules[name], team)
+        modules[name].__dict__["forward"] = Region(modules[name], dim, team, active)
+    return team
+
+
+def _is_region(module: nn.Module) -> bool:
+    return isinstance(module.__dict__.get("forward"), Region)

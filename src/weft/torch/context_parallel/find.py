@@ -1,0 +1,313 @@
+"""Which modules can compute on parts of sequences, found by running the model as the first of ranks that are not there.
+
+Candidates are the layers of the model. Each gets the positions of the first rank. Inside, every function on a tensor in
+parts is watched: what fails, needs messages that no rule of weft sends, or loses the parts is a conflict. Then the
+module stays whole, with the reason, so do those like it in other layers, and the modules inside of it are tried. The
+model is run again until nothing changes. Numbers are garbage meanwhile; shapes are not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.distributed.tensor import DTensor
+
+from weft.torch.pytorch.private import capture, imagined_mesh, is_compiled, take_plain_for_whole
+from weft.torch.pytorch.torch_functions import LIKE
+from weft.torch.tensor_parallel.find import keep_state
+from weft.torch.tensor_parallel.functions import FATAL, answer, forget, name_of
+from weft.torch.tensor_parallel.rules import Unsplittable, parts_in, shard_of
+from weft.torch.tensor_parallel.splits import pattern
+from weft.torch.tensor_parallel.team import Team, new_name
+from weft.torch.tensor_parallel.trial import Collectives, Stop
+from weft.torch.tensors.nested import replace, tensors_in
+
+from .apply import make_whole, sequence_in, stand_in, with_part
+from .exchange import can_cut, cut
+from .regions import Sequences
+from .rules import PRODUCTS, Positions, whole
+
+log = logging.getLogger("weft")
+
+
+def find(model: nn.Module, run: Callable[[], Any], size: int) -> Sequences:
+    """Which modules of ``model`` can compute on parts of sequences over ``size`` ranks.
+
+    One process does this by itself; no other one takes part. The model is as before afterwards: parameters, buffers and
+    random numbers.
+
+    Args:
+        model: The model, whole, on the CPU or a GPU.
+        run: Runs the model once on one microbatch, with or without the loss. It is run several times.
+        size: How many ranks share a sequence.
+
+    Raises:
+        UsageError: This PyTorch cannot imagine ranks.
+        Exception: Whatever ``run`` raises for the whole model.
+    """
+    take_plain_for_whole()
+    device = next(model.parameters()).device
+    with imagined_mesh(size, device.type, new_name()) as mesh, keep_state(model, device):
+        trial = Trial(model)
+        watcher = Watcher(Team(mesh, None, 0, size))
+        answer(watcher)
+        try:
+            while trial.once(run, watcher):
+                pass  # each run keeps more modules whole, or tries another dimension
+        finally:
+            forget(watcher)
+    if watcher.caches & {pattern(f"{name}.")[:-1] for name in trial.regions()}:
+        log.warning(
+            "%s keeps keys and values in a cache, which the ranks gather in every layer: pass use_cache=False to the "
+            "model, or set model.config.use_cache = False", ", ".join(sorted(watcher.caches)),
+        )  # fmt: skip
+    return Sequences(size, trial.regions(), dict(trial.whole))
+
+
+class Conflict(BaseException):
+    """A module cannot compute on parts; the text says why. No model's own ``except`` takes it."""
+
+
+class Trial:
+    """Which modules are tried, and what has come of it.
+
+    Attributes:
+        whole: Modules that stay whole, and why.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.whole = model, dict[str, str]()
+        self._tried = dict.fromkeys(_layers(model, ""), 0)
+        self._called: dict[str, int] = {}
+        self._reasons: dict[str, str] = {}
+        self._attended: set[str] = set()
+
+    def once(self, run: Callable[[], Any], watcher: Watcher) -> bool:
+        """Run the model once, as far as it comes without a conflict; whether that changed what is tried."""
+        self._called.clear()
+        attempts = []
+        for name, at in self._tried.items():
+            module = self.model.get_submodule(name)
+            attempts.append(Attempt(self, name, module, at, watcher))
+            attempts[-1].attach()
+        try:
+            with watcher.collectives, torch.enable_grad():
+                run()
+        except Stop:
+            return True
+        except Exception as error:
+            for attempt in attempts:
+                attempt.detach()
+            with torch.no_grad():
+                run()  # raises what the model raises by itself
+            if not self._called:
+                raise
+            name = [*self._called][-1]
+            try:
+                self.conflict(name, 1, [], f"with what it computes in parts the model fails: {error!r}"[:300])
+            except Stop:
+                return True
+        finally:
+            for attempt in attempts:
+                attempt.detach()
+        return False
+
+    def regions(self) -> dict[str, int]:
+        """The modules that the last run found to compute on parts, and the dimension of positions."""
+        found = {name: self._called[name] for name in self._tried if name in self._called}
+        attended = {dim for name, dim in found.items() if name in self._attended} or {1}
+        for name in [name for name, dim in found.items() if dim not in attended]:
+            self.whole[name] = self._reasons.get(name, "it can be cut, but not along positions")
+            del found[name]
+        return found
+
+    def note(self, name: str, dim: int, attends: bool) -> None:
+        """The module has computed on parts along a dimension; whether there is attention in it, which tells that these
+        are positions."""
+        self._called[name] = dim
+        self._attended |= {name} if attends else set()
+
+    def conflict(self, name: str, at: int, dims: list[int], reason: str) -> None:
+        """The module cannot compute on parts along ``dims[at]``.
+
+        Raises:
+            Stop: Always.
+        """
+        for each in [other for other in self._tried if pattern(f"{other}.") == pattern(f"{name}.")]:
+            first = self._reasons.setdefault(each, reason)
+            if at + 1 < len(dims):
+                self._tried[each] = at + 1
+            else:
+                del self._tried[each]
+                self.whole[each] = first
+                inside = _layers(self.model.get_submodule(each), f"{each}.")
+                self._tried.update(
+                    (name, 0) for name in inside if [*self.model.get_submodule(name).children()]
+                )
+        raise Stop
+
+
+def _layers(module: nn.Module, prefix: str) -> Iterator[str]:
+    """The modules right inside that are tried first: layers of lists, and what holds no list."""
+    for name, child in module.named_children():
+        path = prefix + name
+        if not any(True for _ in child.parameters()):
+            continue
+        several = isinstance(child, nn.ModuleList) or (
+            isinstance(child, nn.Sequential) and any(any(each.children()) for each in child)
+        )
+        if several or any(isinstance(each, nn.ModuleList) for each in child.modules()):
+            if several:
+                yield from (
+                    f"{path}.{n}"
+                    for n, each in child.named_children()
+                    if any(True for _ in each.parameters())
+                )
+            else:
+                yield from _layers(child, f"{path}.")
+        else:
+            yield path
+
+
+class Attempt:
+    """Stands for a module's ``forward`` during a trial."""
+
+    def __init__(self, trial: Trial, name: str, module: nn.Module, at: int, watcher: Watcher) -> None:
+        self.trial, self.name, self.module, self.at, self.watcher = trial, name, module, at, watcher
+        self.own = module.__dict__.get("forward")
+        self._inside: list[nn.Module] = []
+
+    def attach(self) -> None:
+        """From now on calls of the module come here."""
+        self._inside = stand_in(self.module, self.watcher.team)
+        self.module.__dict__["forward"] = self
+
+    def detach(self) -> None:
+        """The module is as before."""
+        if self.module.__dict__.get("forward") is self:
+            del self.module.__dict__["forward"]
+            if self.own is not None:
+                self.module.__dict__["forward"] = self.own
+            for each in self._inside:
+                if each is not self.module:
+                    del each.__dict__["forward"]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        team = self.watcher.team
+        given = sequence_in(args, kwargs)
+        dims = [] if given is None else [1, 0] if given.ndim == 3 else [1]
+        reason = ""
+        if given is None:
+            reason = "it gets no tensor of samples, positions and features"
+        elif any(map(is_compiled, self.module.modules())):
+            reason = "it is compiled"
+        elif not can_cut(given.shape[dims[self.at]], team.size):
+            reason = f"it gets {given.shape[dims[self.at]]} positions, too few for {team.size} ranks"
+        if reason or given is None:
+            self.trial.conflict(self.name, self.at, dims, reason)
+        assert given is not None
+        try:
+            result = self._in_parts(args, kwargs, given.detach().requires_grad_(), given, dims[self.at])
+        except Conflict as conflict:
+            self.trial.conflict(self.name, self.at, dims, str(conflict))
+        self.trial.note(self.name, dims[self.at], self.watcher.attends)
+        return result
+
+    def _in_parts(self, args: Any, kwargs: Any, leaf: Tensor, given: Tensor, dim: int) -> Any:
+        """What the module gives for the first rank's positions.
+
+        Raises:
+            Conflict: It cannot be computed so.
+        """
+        watcher = self.watcher
+        watcher.products, watcher.attends = 0, False
+        forward = self.own or MethodType(type(self.module).forward, self.module)
+        inside = self.module.__dict__.get("forward")
+        if type(inside).__name__ == "OnPositions":
+            forward = inside
+        args, kwargs = with_part(args, kwargs, given, cut(leaf, dim, watcher.team))
+        try:
+            result = forward(*args, **kwargs)
+        except FATAL:
+            raise
+        except Exception as error:
+            raise Conflict(f"with parts of sequences it fails: {error!r}"[:300]) from error
+        parts = [each for each in tensors_in(result) if isinstance(each, DTensor)]
+        if not watcher.products:
+            raise Conflict("it has no products of matrices")
+        if not parts:
+            raise Conflict("nothing that it returns is in parts")
+        if any(
+            isinstance(each, DTensor) for module in self.module.modules() for each in vars(module).values()
+        ):
+            raise Conflict("it keeps a tensor in an attribute")
+        if make_whole(args, kwargs, watcher.team):
+            watcher.caches.add(pattern(f"{self.name}.")[:-1])
+        watcher.check_backward(self.module, parts, leaf)
+        return replace(result, lambda each: whole(each, watcher.team), attributes=False)
+
+
+class Watcher(Positions):
+    """Watches functions on tensors in parts during a trial.
+
+    Attributes:
+        products: How many products of matrices there were.
+        attends: Whether one of them was attention.
+        caches: Modules that keep tensors in arguments.
+    """
+
+    def __init__(self, team: Team) -> None:
+        super().__init__(team)
+        self.collectives, self.products = Collectives(), 0
+        self.attends, self.caches = False, set[str]()
+        self._backwards = False
+
+    def __call__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        self.products += func in PRODUCTS
+        self.attends |= func is F.scaled_dot_product_attention
+        before = self.collectives.count
+        try:
+            result = self.in_parts(func, types, args, kwargs)
+        except FATAL:
+            raise
+        except Unsplittable as reason:
+            raise Conflict(f"{name_of(func)} {reason}") from reason
+        except Exception as reason:
+            raise Conflict(f"{name_of(func)} takes whole sequences") from reason
+        if self._backwards:
+            return result
+        cut_before = any(shard_of(each) is not None for each in parts_in(args, kwargs))
+        made = [each.placements[0] for each in tensors_in(result) if isinstance(each, DTensor)]
+        lost = any(
+            each.is_partial() or (each.is_replicate() and func not in LIKE and cut_before) for each in made
+        )
+        if lost or self.collectives.count > before:
+            raise Conflict(f"{name_of(func)} takes whole sequences")
+        return result
+
+    def check_backward(self, module: nn.Module, results: list[DTensor], leaf: Tensor) -> None:
+        """Try the way back to what the module got.
+
+        Raises:
+            Conflict: It fails.
+        """
+        results = [each for each in results if each.requires_grad]
+        if not results:
+            return
+        self._backwards = True
+        try:
+            leaves = [leaf, *(each for each in module.parameters() if each.requires_grad)]
+            capture(results, [torch.ones_like(each) for each in results], [*map(get_gradient_edge, leaves)])
+        except FATAL:
+            raise
+        except Exception as error:
+            raise Conflict(f"gradients fail in parts: {error!r}"[:300]) from error
+        finally:
+            self._backwards = False

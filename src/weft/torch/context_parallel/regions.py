@@ -1,0 +1,56 @@
+"""Which modules compute on parts of sequences, and which on whole ones and why: a value, and its text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.errors import FormatError
+from weft.torch.tensor_parallel.splits import pattern
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """What :func:`find` found.
+
+    Attributes:
+        size: Over how many ranks.
+        regions: The modules inside of which each rank has some positions; by name, the dimension of positions in what
+            a module gets.
+        whole: Modules that were tried and stay whole, and why.
+    """
+
+    size: int
+    regions: Mapping[str, int] = field(default_factory=dict)
+    whole: Mapping[str, str] = field(default_factory=dict)
+
+    def to_record(self) -> dict[str, Any]:
+        """The same as values that JSON knows."""
+        return {"size": self.size, "regions": dict(self.regions), "whole": dict(self.whole)}
+
+    @classmethod
+    def from_record(cls, record: Any) -> Sequences:
+        """What :meth:`to_record` gave.
+
+        Raises:
+            FormatError: The record is none of those.
+        """
+        try:
+            regions = {str(name): int(dim) for name, dim in record["regions"].items()}
+            whole = {str(name): str(reason) for name, reason in record["whole"].items()}
+            return cls(int(record["size"]), regions, whole)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FormatError(f"no record of what shares sequences over axis tp: {error!r}") from error
+
+    def text(self) -> str:
+        """A table: modules of layers that are alike in one line."""
+        rows: dict[tuple[str, str], int] = {}
+        told = {name: f"cut along dim {dim}" for name, dim in self.regions.items()}
+        told.update((name, f"whole: {reason}") for name, reason in self.whole.items())
+        for name, how in told.items():
+            key = pattern(f"{name}.")[:-1], how
+            rows[key] = rows.get(key, 0) + 1
+        width = max((len(name) for name, _ in rows), default=0)
+        lines = [f"  {name:{width}}  {count:3}  {how}" for (name, how), count in rows.items()]
+        return "\n".join([f"sequences over the {self.size} ranks of axis tp", *lines])

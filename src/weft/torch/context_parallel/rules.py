@@ -1,0 +1,225 @@
+"""What functions do with sequences of which each rank has some positions: weft's own rules, then PyTorch's.
+
+A rule computes this rank's positions from them alone, or from the keys and values of all. What no rule knows is done
+with the whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.attention.bias import causal_lower_right
+
+from weft.torch.pytorch.private import no_dispatch_modes
+from weft.torch.pytorch.torch_functions import named
+from weft.torch.tensor_parallel.functions import FATAL, Functions, replaced
+from weft.torch.tensor_parallel.rules import (
+    RULES,
+    Rule,
+    Unsplittable,
+    as_whole,
+    concatenated,
+    drawn,
+    draws,
+    shard_of,
+    statistics,
+    stream_of_part,
+)
+from weft.torch.tensor_parallel.team import Team
+
+from .exchange import KeptInParts, gather, in_parts, like, own, share, span
+from .weights import used, used_as_whole
+
+
+def whole(tensor: Tensor, team: Team) -> Tensor:
+    """A plain tensor with what the ranks hold together, for what every one of them computes alike."""
+    if isinstance(tensor, DTensor) and shard_of(tensor) is not None:
+        return gather(tensor, team)
+    return as_whole(tensor)
+
+
+def _from_back(tensor: Any) -> int:
+    """The dimension that is in parts, counted from the last, which is 1; 0 if the tensor is whole."""
+    dim = shard_of(tensor)
+    return 0 if dim is None else tensor.ndim - dim
+
+
+def _dims_after(tensor: Any) -> int:
+    """How many dimensions come after the one in parts, which may be samples and positions as one."""
+    dim = getattr(tensor.placements[0], "dim", None) if isinstance(tensor, DTensor) else None
+    if dim is None:
+        raise Unsplittable("takes whole sequences")
+    return int(tensor.ndim - dim - 1)
+
+
+def _for_all(tensor: Tensor, team: Team) -> Tensor:
+    """An operand that every rank needs whole, for positions of its own."""
+    if not isinstance(tensor, DTensor):
+        return used(tensor, team)
+    if shard_of(tensor) is None:
+        raise Unsplittable("has an operand in other parts")
+    return share(tensor, team)
+
+
+def linear(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """A linear, position by position."""
+    given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **kwargs}
+    x, weight, bias = given["input"], given["weight"], given.get("bias")
+    if _dims_after(x) < 1 or isinstance(weight, DTensor) or isinstance(bias, DTensor):
+        raise Unsplittable("sums over positions")
+    result = func(x.to_local(), used(weight, team), None if bias is None else used(bias, team))
+    return like(result, x, team)
+
+
+def norm(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """A norm over the last dimensions."""
+    x, shape = (*args, *kwargs.values())[:2]
+    weights = [each for each in (*args[1:], *kwargs.values()) if isinstance(each, Tensor) and each is not x]
+    normed = 1 if isinstance(shape, int) else len(shape)
+    if any(isinstance(each, DTensor) for each in weights) or _dims_after(x) < normed:
+        raise Unsplittable("is taken over positions")
+    local = x.to_local()
+    args, kwargs = replaced((args, kwargs), lambda each: local if each is x else used(each, team))
+    return like(func(*args, **kwargs), x, team)
+
+
+def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """Scaled dot-product attention of this rank's positions to those of all."""
+    given = {
+        **dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
+    }
+    given.update(kwargs)
+    query, key, value = (given.pop(name) for name in ("query", "key", "value"))
+    mask, causal = given.pop("attn_mask", None), given.pop("is_causal", False)
+    if _from_back(query) != 2 or any(_from_back(each) not in (0, 2) for each in (key, value)):
+        raise Unsplittable("is cut along another dimension than its positions")
+    total = query.shape[-2]
+    if causal and total > key.shape[-2]:
+        raise Unsplittable("is causal, with fewer keys than queries")
+    start, count = span(total, team)
+    assert isinstance(query, DTensor)
+    local, given_key, given_value = query.to_local(), key, value
+    key, value = _for_all(key, team), _for_all(value, team)
+    kept = KeptInParts(team, (given_key, key), (given_value, value))
+    if mask is not None:
+        mask = _rows(mask, total, team)
+    if causal and mask is None:
+        stop = start + count
+        key, value = key[..., :stop, :], value[..., :stop, :]
+        causal = not start  # the first rank's are a square
+        with no_dispatch_modes():  # inside of which this kind of tensor cannot be made
+            mask = causal_lower_right(count, stop) if start else None
+    with kept, stream_of_part(team, given.get("dropout_p", 0.0) > 0):
+        result = func(local, key, value, attn_mask=mask, is_causal=causal, **given)
+    return in_parts(result, -2, total, team)
+
+
+def _rows(mask: Tensor, total: int, team: Team) -> Tensor:
+    """Of a mask, or of what is added to scores, the rows of this rank's positions."""
+    if isinstance(mask, DTensor) and _from_back(mask) == 2:
+        rows: Tensor = mask.to_local()
+        return rows
+    mask = _for_all(mask, team)
+    return own(mask, -2, team) if mask.ndim > 1 and mask.shape[-2] == total != 1 else mask
+
+
+def product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """A product of matrices: this rank's rows of the first with all of the second."""
+    if len(args) != 2 or kwargs:
+        return NotImplemented
+    first, second = args
+    a, b = _from_back(first), _from_back(second)
+    if first.ndim < 2 or second.ndim < 2:
+        raise Unsplittable("is no product of matrices")
+    if a == 2 and b < 3:
+        return in_parts(func(first.to_local(), _for_all(second, team)), -2, first.shape[-2], team)
+    if a == 0 and b == 1:
+        return in_parts(func(used(first, team), second.to_local()), -1, second.shape[-1], team)
+    if a > 2 and b in (0, a):  # matrices for each position
+        second = second.to_local() if b else used(second, team)
+        if second.ndim >= a and not b and second.shape[-a] == first.shape[-a] != 1:
+            second = own(second, -a, team)
+        return in_parts(func(first.to_local(), second), -a, first.shape[-a], team)
+    raise Unsplittable("sums over positions")
+
+
+def added_product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """Products of matrices in batches to which something is added."""
+    given = {**dict(zip(("input", "batch1", "batch2"), args, strict=False)), **kwargs}
+    added, first, second = (given.pop(name) for name in ("input", "batch1", "batch2"))
+    if _from_back(first) != 2 or _from_back(second) > 2:
+        raise Unsplittable("sums over positions")
+    total = first.shape[-2]
+    result = func(_rows(added, total, team), first.to_local(), _for_all(second, team), **given)
+    return in_parts(result, -2, total, team)
+
+
+def joined(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """Tensors behind each other; empty ones of one dimension count for nothing."""
+    if not args or not isinstance(args[0], (list, tuple)):
+        return NotImplemented
+    filled = [each for each in args[0] if isinstance(each, DTensor) or each.shape != (0,)]
+    if len(filled) == len(args[0]):
+        return NotImplemented
+    return filled[0].clone() if len(filled) == 1 else func(filled, *args[1:], **kwargs)
+
+
+def dropout(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """Dropout and the like: each part has random numbers of its own."""
+    given = args[0] if args else kwargs.get("input")
+    rest = [*args[1:], *(value for name, value in kwargs.items() if name != "input")]
+    _dims_after(given)
+    if any(isinstance(each, Tensor) for each in rest):
+        raise Unsplittable("draws random numbers for a tensor in parts")
+    assert isinstance(given, DTensor)
+    local = given.to_local()
+    with stream_of_part(team, draws(func, args, kwargs)):
+        result = func(local, *args[1:], **kwargs) if args else func(**{**kwargs, "input": local})
+    return given if result is local else like(result, given, team)
+
+
+PRODUCTS = {
+    F.linear: linear,
+    F.scaled_dot_product_attention: attention,
+    **dict.fromkeys(named((torch, Tensor), ("matmul", "__matmul__", "bmm")), product),
+    **dict.fromkeys(named((torch, Tensor), ("baddbmm",)), added_product),
+}
+"""The rules for what a model spends its time with."""
+OWN: dict[Any, Rule] = {
+    **{func: drawn for func, rule in RULES.items() if rule is drawn},
+    **dict.fromkeys((func for func, rule in RULES.items() if rule.__name__ == "dropout"), dropout),
+    **dict.fromkeys((func for func, rule in RULES.items() if rule is concatenated), joined),
+    **dict.fromkeys((func for func, rule in RULES.items() if rule is statistics), statistics),
+    **PRODUCTS,
+    **dict.fromkeys(named((torch, F), ("layer_norm", "rms_norm")), norm),
+}
+
+
+class Positions(Functions):
+    """Answers for sequences of one team."""
+
+    rules = OWN
+
+    def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return self.in_parts(func, types, args, kwargs)
+        except Unsplittable as reason:
+            return self.with_whole(func, args, kwargs, reason)
+        except FATAL:
+            raise
+        except Exception as reason:
+            if func in OWN:  # of this rank's positions alone, perhaps: the others would not gather
+                raise
+            return self.with_whole(func, args, kwargs, reason)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return whole(tensor, self.team)
+
+    def wrapped(self, tensor: Tensor) -> Tensor:
+        if tensor.requires_grad and not isinstance(tensor, DTensor):
+            return used_as_whole(tensor, self.team)
+        return tensor

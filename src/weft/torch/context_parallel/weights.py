@@ -1,0 +1,99 @@
+"""Weights that positions of several ranks use: whole on each, with gradients that are added up, once a step.
+
+in a step         each rank adds up the gradients of its positions, over all microbatches
+at its end        the ranks' sums are added up, and become gradients as autograd makes them, with all hooks
+elsewhere         gradients that somebody asks for (``torch.autograd.grad``) are added up at once
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from weft.torch.backward.autograd import accumulates, run_autograd
+from weft.torch.tensor_parallel.team import Team, enter
+
+BUCKET_BYTES = 25 << 20
+_TELLS = "grad_placements" in inspect.signature(DTensor.from_local).parameters
+
+
+class Sharers(Team):
+    """The ranks that share sequences.
+
+    Attributes:
+        waits: Whether gradients of weights wait for :meth:`add_up_weights`.
+    """
+
+    waits = False
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._sums: dict[int, Tensor] = {}
+
+    def keep(self, weight: Tensor, gradient: Tensor) -> None:
+        """Add a gradient of this rank's positions to those that it has."""
+        before = self._sums.get(id(weight))
+        self._sums[id(weight)] = gradient if before is None else before + gradient
+
+    def add_up_weights(self, weights: Iterable[Tensor]) -> None:
+        """Give weights the gradients of all ranks' positions; collective over these, with the same weights."""
+        for bucket in _buckets([weight for weight in weights if id(weight) in self._sums]):
+            sums = [self._sums.pop(id(weight)) for weight in bucket]
+            flat = self.add_up(torch.cat([each.flatten() for each in sums]))
+            parts = flat.split([each.numel() for each in sums])
+            run_autograd(bucket, [part.view(each.shape) for part, each in zip(parts, sums, strict=True)])
+
+
+def _buckets(weights: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Weights of one kind together, so many that messages are large."""
+    kinds: dict[Any, list[Tensor]] = {}
+    for weight in weights:
+        kinds.setdefault((weight.dtype, weight.device), []).append(weight)
+    for same in kinds.values():
+        bucket: list[Tensor] = []
+        for weight in same:
+            if bucket and sum(each.nbytes for each in (*bucket, weight)) > BUCKET_BYTES:
+                yield bucket
+                bucket = []
+            bucket.append(weight)
+        yield bucket
+
+
+class _Used(torch.autograd.Function):
+    """A weight on its way to this rank's positions."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, team: Sharers) -> Tensor:
+        ctx.weight, ctx.team = weight, team
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
+        if accumulates() and not torch.is_grad_enabled():
+            ctx.team.keep(ctx.weight, gradient)
+            return None, None
+        with torch.no_grad():
+            return ctx.team.add_up(gradient.clone(memory_format=torch.contiguous_format)), None
+
+
+def used(tensor: Tensor, team: Team) -> Tensor:
+    """A whole tensor, equal on all ranks, for positions of this one: the gradients of all are added up."""
+    waits = isinstance(team, Sharers) and team.waits
+    if waits and tensor.is_leaf and tensor.requires_grad and torch.is_grad_enabled():
+        result: Tensor = _Used.apply(tensor, team)
+        return result
+    return enter(tensor, team)
+
+
+def used_as_whole(tensor: Tensor, team: Team) -> Tensor:
+    """The same for PyTorch's own rules, which add up by themselves what is no weight of features."""
+    if not (_TELLS and isinstance(tensor, nn.Parameter) and tensor.ndim == 1):
+        return DTensor.from_local(tensor, team.mesh, [Replicate()], run_check=False)
+    return DTensor.from_local(
+        used(tensor, team), team.mesh, [Replicate()], run_check=False, grad_placements=[Partial()]
+    )

@@ -1,0 +1,75 @@
+"""Which modules compute on parts of sequences, decided with the first microbatch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace as replace_fields
+from typing import Any
+
+from torch import nn
+
+from weft.errors import UsageError
+from weft.torch.context_parallel import Sequences, find
+from weft.torch.delayed_parameters import has_delayed
+from weft.torch.model import DistributedModel
+from weft.torch.placed.plan import is_below
+from weft.torch.session.session import Session
+from weft.torch.split.first_microbatch import forward_only
+from weft.torch.tensors.mini_batch import MiniBatch
+from weft.torch.trace.record import Trace
+
+log = logging.getLogger("weft")
+
+
+def find_sequences(
+    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, traced: Trace
+) -> Sequences | None:
+    """Which of the model's modules compute on parts of sequences; None if none is to. On the rank that decides.
+
+    Raises:
+        UsageError: None of them can, with the reasons.
+    """
+    size = session.settings.context_parallel_degree
+    if size == 1:
+        return None
+    if has_delayed(model.module):
+        raise UsageError(
+            "sequences are cut over ranks by what a microbatch shows, which a model without memory cannot run: build "
+            'the model without weft.delay_param_initialization(), or write "context_parallel_degree": 1'
+        )
+    with forward_only(session, [model], function, batch) as run:
+        found = find(model.module, run, size)
+    if session.settings.partitions > 1:
+        found = _sendable(found, traced, session.settings.partitions, model.module)
+    if not found.regions:
+        raise UsageError(
+            f"context_parallel_degree is {size}, but no module of the model can compute on parts of sequences: write "
+            f'"context_parallel_degree": 1. {found.text()}'
+        )
+    return found
+
+
+def _sendable(found: Sequences, traced: Trace, partitions: int, root: nn.Module) -> Sequences:
+    """Without modules that must be opened between partitions: see ``_sendable`` of ``partition_models``."""
+    most = sum(p.numel() for p in root.parameters()) / partitions
+    large = {n: "it holds too much of the model to stay on one partition as a whole" for n in found.regions
+             if sum(p.numel() for p in root.get_submodule(n).parameters()) > most}  # fmt: skip
+    leaking = {
+        name: "leaves tensors behind by another way than its result, a cache of keys and values say, which other "
+        "partitions would not see (pass use_cache=False)"
+        for name in found.regions
+        if any(each == name or is_below(each, name) for each in traced.leaking)
+    }
+    if leaking:
+        log.warning(
+            "%s leaves tensors behind by another way than its result (a cache of keys and values, say), which ranks of "
+            "other partitions would not see. So it computes whole sequences: pass use_cache=False to the model, or set "
+            'model.config.use_cache = False, or write "partitions": 1', ", ".join(sorted(leaking)[:3]),
+        )  # fmt: skip
+    return _without(found, {**large, **leaking})
+
+
+def _without(found: Sequences, reasons: Mapping[str, str]) -> Sequences:
+    kept = {name: dim for name, dim in found.regions.items() if name not in reasons}
+    return replace_fields(found, regions=kept, whole={**found.whole, **reasons})

@@ -1,0 +1,67 @@
+"""Worker: models whose sequences are cut over ranks, in plain PyTorch, compared with one process.
+
+By hand, from the root of the repository:
+
+    PYTHONPATH=. python -m weft run -n 2 tests/parity/run_context_parallel.py LlamaForCausalLM
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.parity.compare import TOLERANCE, Comparison, train_alone
+from tests.parity.run_tensor_parallel import ALL, MICROBATCHES, ROUGH, begin
+from tests.parity.worker import BeforeSplit, arguments, work
+from tests.parity.zoo.case import STEPS, Case
+from weft.torch.context_parallel import Sequences, cut_sequences, find
+
+
+def found(net: nn.Module, case: Case, size: int) -> Sequences:
+    """What rank 0 finds, told to all."""
+    told: list[Any] = [None]
+    if dist.get_rank() == 0:
+        batch = case.batch(0)
+        before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+        told = [find(net, lambda: case.loss(net(**batch, **case.options)), size).to_record()]
+        assert torch.equal(state, torch.get_rng_state()), "random numbers moved on"
+        assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
+        assert not any("forward" in vars(module) for module in net.modules())
+    dist.broadcast_object_list(told)
+    return Sequences.from_record(told[0])
+
+
+def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
+    """Three steps alone, three steps on parts of sequences, and what differs."""
+    case = ALL[name]
+    batches = [case.batch(step) for step in range(STEPS)]
+
+    def loss_of(model: Any, batch: dict[str, Any]) -> Any:
+        return case.loss(model(**batch, **case.options))
+
+    try:
+        net = case.build()
+        alone = copy.deepcopy(net)
+        expected = train_alone(alone, batches, loss_of, case.optimizer_for(alone.parameters()), MICROBATCHES)
+    except Exception as broken:
+        raise BeforeSplit(f"not trained in one process: {broken!r}") from broken
+    sequences = found(net, case, ranks)
+    optimizer = case.optimizer_for(net.parameters())
+    cut_sequences(net, sequences, dist.group.WORLD, dist.get_rank(), torch.device("cpu"), lambda: True)
+    actual = train_alone(net, batches, loss_of, optimizer, MICROBATCHES)
+    comparison = Comparison(ROUGH.get(name, TOLERANCE))
+    comparison.record(actual, expected)
+    worst = max(comparison.worst.items(), key=lambda item: item[1][0])
+    more = {
+        "worst": worst[1][0], "where": f"{worst[0]}: {worst[1][1]}", "cut": dict(sequences.regions),
+        "whole": dict(sequences.whole),
+    }  # fmt: skip
+    return comparison.report(), more
+
+
+if __name__ == "__main__":
+    work(arguments(list(ALL)), run_case, begin)

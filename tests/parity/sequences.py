@@ -1,0 +1,306 @@
+"""Steps of models whose sequences are cut over ranks; started by `test_sequences.py`.
+
+    sequences.py --folder FOLDER --partitions 2 check...       with context_parallel_degree in WEFT_SET
+
+Every rank asserts for itself; a job that ends well has passed.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import weft.torch as weft
+from tests.parity import in_parts
+from tests.parity.registry import Checks
+from tests.parity.zoo import CASES
+from tests.parity.zoo.case import Case
+from weft.torch.context_parallel.apply import Region
+
+CHECKS = Checks()
+CHECKS.given = given = in_parts.given
+WIDTH, WORDS, LENGTH, HEADS = 12, 31, 9, 3
+
+
+class Layer(nn.Module):
+    """Causal attention and two linears, with norms and residual paths."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
+        self.inner, self.outer = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.rate, self.causal = rate, True
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, length, _ = x.shape
+        q, k, v = self.qkv(self.before(x)).view(samples, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        x = x + F.dropout(self.out(mixed.transpose(1, 2).flatten(2)), self.rate, self.training)
+        return x + self.outer(F.gelu(self.inner(self.between(x))))
+
+
+class Words(nn.Module):
+    """Words and places, layers, and scores by the weight of the words."""
+
+    def __init__(self, rate: float, layers: int = 4) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(16, WIDTH)
+        self.layers = nn.ModuleList(Layer(rate) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words) + self.places(torch.arange(words.shape[1], device=words.device))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+def loss_of(scores: Tensor, words: Tensor) -> Tensor:
+    return F.cross_entropy(scores[:, :-1].flatten(0, 1).float(), words[:, 1:].flatten())
+
+
+class Job(in_parts.Job):
+    """A model of words, and the same in one process. Every length of a batch is another one."""
+
+    def __init__(self, rate: float = 0.0, lengths: tuple[int, ...] = (8, 9, 7), **settings: Any) -> None:
+        gc.collect()
+        weft.init({"partitions": given.partitions, "microbatches": 2, **settings})
+        torch.manual_seed(0)
+        net = Words(rate)
+        self.lengths = lengths
+        self.alone = copy.deepcopy(net)
+        self.model = weft.DistributedModel(net)
+        self.optimizer = weft.DistributedOptimizer(torch.optim.AdamW(self.model.parameters(), lr=0.01))
+        self.plain = torch.optim.AdamW(self.alone.parameters(), lr=0.01)
+        self.steps = 0
+
+        @weft.step
+        def step(model: nn.Module, words: Tensor) -> Tensor:
+            loss = loss_of(model(words), words)
+            model.backward(loss)
+            return loss
+
+        self.step = step
+
+    def batch(self, number: int) -> Tensor:
+        length = self.lengths[number % len(self.lengths)]
+        return torch.randint(0, WORDS, (8, length), generator=torch.Generator().manual_seed(number))
+
+    def loss_alone(self, words: Tensor) -> Tensor:
+        return torch.stack([loss_of(self.alone(each), each) for each in words.split(1)])
+
+    def regions(self) -> list[str]:
+        return [n for n, m in self.model.module.named_modules() if isinstance(vars(m).get("forward"), Region)]
+
+
+@CHECKS.check
+def steps_give_the_weights_and_states_of_one_process() -> None:
+    for pipeline in ("interleaved", "simple", "zb_h1"):
+        job = Job(pipeline=pipeline)
+        assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
+        if given.partitions == 1:
+            assert job.regions() == [*(f"layers.{n}" for n in range(4)), "head"]
+        assert job.regions()
+        job.compare()
+
+
+@CHECKS.check
+def norms_are_those_of_the_whole_model() -> None:
+    job = Job(verify="gradients")
+    assert job.train(2, max_norm=0.05) == pytest.approx(job.train_alone(2, max_norm=0.05), rel=1e-5)
+    assert float(job.norm) == pytest.approx(float(job.norm_alone), rel=1e-5)
+    job.compare()
+    mine = [p.grad for p in job.model.local_parameters() if p.grad is not None]
+    total = torch.nn.utils.get_total_norm([p.grad for p in job.alone.parameters() if p.grad is not None])
+    assert float(torch.nn.utils.get_total_norm(mine)) == pytest.approx(float(total), rel=1e-4)
+
+
+@CHECKS.check
+def sequences_that_are_too_short_are_whole() -> None:
+    job = Job(lengths=(8, 2, 3))
+    assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
+    job.compare()
+
+
+@CHECKS.check
+def ranks_bring_samples_of_their_own() -> None:
+    job = Job(inputs="apart")
+    for number in range(2):
+        job.optimizer.zero_grad()
+        job.step(job.model, job.batch(number).chunk(weft.dp_size())[weft.dp_rank()])
+        job.optimizer.step()
+    job.train_alone(2)
+    job.compare()
+
+
+@CHECKS.check
+def layers_hold_their_part_of_what_the_backward_pass_needs() -> None:
+    kept: dict[str, int] = {}
+
+    class Counting(Layer):  # without a mask, which a CPU would keep, and GPUs do not need
+        def __init__(self) -> None:
+            super().__init__(0.0)
+            self.causal = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            def note(tensor: Tensor) -> Tensor:
+                local = getattr(tensor, "to_local", lambda: tensor)().untyped_storage()
+                if not any(p.untyped_storage().data_ptr() == local.data_ptr() for p in self.parameters()):
+                    kept.setdefault(str(local.data_ptr()), local.nbytes())
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+                return super().forward(x)
+
+    def held(degree: int) -> int:
+        net = nn.Sequential(Counting(), Counting())
+        model = weft.DistributedModel(net)
+
+        @weft.step
+        def step(model: nn.Module, x: Tensor) -> None:
+            model.backward(model(x).square().mean())
+
+        x = torch.randn(2, 512, WIDTH, generator=torch.Generator().manual_seed(0))
+        step(model, x)
+        kept.clear()
+        step(model, x)
+        return sum(kept.values())
+
+    weft.init({"microbatches": 1, "verify": "off"})
+    parts = held(2)
+    torch.manual_seed(0)
+    kept.clear()
+    layers = [Counting(), Counting()]
+    x = torch.randn(2, 512, WIDTH, requires_grad=True)
+    layers[1](layers[0](x)).sum().backward()
+    whole = sum(kept.values())
+    print(f"kept {parts} of {whole} bytes: {parts / whole:.2f}", flush=True)
+    assert parts < 0.7 * whole  # halves, and keys and values of all
+
+
+@CHECKS.check
+def chance_is_the_same_where_tensors_are_whole() -> None:
+    job = Job(rate=0.5)
+    torch.manual_seed(weft.rank())  # ranks that do not agree at all
+    job.train()
+    mine = {n: p.detach() for n, p in job.model.local_named_parameters()}
+    state = job.model.state_dict()
+    for name, parameter in mine.items():
+        torch.testing.assert_close(parameter, state[name.removeprefix("module.")], rtol=0, atol=0)
+    for name in sorted(mine):
+        others = [torch.empty_like(mine[name]) for _ in range(weft.tp_size())]
+        dist.all_gather(others, mine[name].contiguous(), group=weft.get_tp_process_group())
+        assert all(torch.equal(others[0], each) for each in others)
+
+
+@CHECKS.check
+def outside_of_steps_a_rank_computes_by_itself() -> None:
+    job = Job()
+    job.train(1)
+    job.train_alone(1)
+    if given.partitions == 1 and weft.rank() == 0:
+        words = job.batch(0)
+        torch.testing.assert_close(job.model.module(words), job.alone(words), rtol=1e-5, atol=1e-6)
+
+    @weft.step
+    def evaluate(model: nn.Module, words: Tensor) -> Tensor:
+        return loss_of(model(words), words)
+
+    job.model.eval()
+    with torch.no_grad():
+        words = job.batch(4)
+        mine = evaluate(job.model, words).reduce_mean()
+        assert mine.item() == pytest.approx(loss_of(job.alone(words), words).item(), rel=1e-5)
+
+
+@CHECKS.check
+def saves_go_to_other_layouts() -> None:
+    folder = given.folder / "saves"
+    job = Job()
+    if not (folder / "newest").exists():
+        job.train(2)
+        weft.save_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
+    else:
+        weft.resume_from_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
+        job.steps = 2
+    job.train_alone(2)
+    job.train(2)
+    job.train_alone(2, first=2)
+    job.compare()
+
+
+def cut_between(named: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
+    return [
+        dict(zip(named, each, strict=True))
+        for each in zip(*(t.chunk(parts) for t in named.values()), strict=True)
+    ]
+
+
+def step_of(case: Case) -> Any:
+    @weft.step
+    def step(model: nn.Module, **batch: Tensor) -> Tensor:
+        loss = case.loss(model(**batch))
+        model.backward(loss)
+        return loss
+
+    return step
+
+
+@CHECKS.check
+def models_of_transformers_train_as_in_one_process() -> None:
+    for name in ("GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM"):
+        gc.collect()
+        weft.init({"partitions": given.partitions, "microbatches": 2})
+        case = CASES[name]
+        net: Any = case.build()
+        net.config.use_cache = False
+        alone = copy.deepcopy(net)
+        model = weft.DistributedModel(net)
+        optimizer = weft.DistributedOptimizer(case.optimizer_for(model.parameters()))
+        plain = case.optimizer_for(alone.parameters())
+
+        step = step_of(case)
+        for number in range(3):
+            samples = case.batch(number)
+            parts = cut_between(samples, 2 * weft.rdp_size())
+            losses = [case.loss(alone(**part)) / len(parts) for part in parts]
+            plain.zero_grad()
+            for loss in losses:
+                loss.backward()
+            plain.step()
+            optimizer.zero_grad()
+            mine = step(model, **cut_between(samples, weft.rdp_size())[weft.rdp_rank()])
+            optimizer.step()
+            own = losses[2 * weft.rdp_rank() : 2 * weft.rdp_rank() + 2]
+            assert mine.reduce_mean().item() == pytest.approx(
+                sum(loss.item() for loss in own) * len(parts) / 2, rel=1e-5
+            )
+        layers = [n for n, m in net.named_modules() if isinstance(vars(m).get("forward"), Region)]
+        assert len(layers) == (5 if given.partitions == 1 else len(layers)) > 1, layers
+        torch.testing.assert_close(model.state_dict(), dict(alone.state_dict()), rtol=1e-5, atol=1e-6)
+
+
+@CHECKS.check
+def models_without_sequences_are_refused() -> None:
+    weft.init({"partitions": given.partitions, "microbatches": 2})
+    model = weft.DistributedModel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+
+    @weft.step
+    def step(model: nn.Module, x: Tensor) -> None:
+        model.backward(model(x).square().mean())
+
+    step(model, torch.ones(4, 4))
+
+
+if __name__ == "__main__":
+    CHECKS.run(sys.argv[1:], lambda: None)

@@ -1,0 +1,59 @@
+"""Models compute on parts of sequences as one process does on whole ones, and what should be cut is.
+
+The items of one number of processes share a job (see `jobs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from weft.torch.tensor_parallel.splits import pattern
+
+from .jobs import Outcome, outcomes
+
+pytestmark = pytest.mark.timeout(900)
+
+# By case: what is cut, layers that are alike once.
+CUT: dict[str, set[str]] = {
+    "LlamaForCausalLM": {"model.layers.*", "lm_head"},
+    "GPT2LMHeadModel": {"transformer.h.*", "lm_head"},
+    "BertForMaskedLM": {"bert.encoder.layer.*", "cls"},
+    "GPTNeoXForCausalLM": {"gpt_neox.layers.*", "lm_head"},
+    "BloomForCausalLM": {"transformer.h.*", "lm_head"},
+    "GemmaForCausalLM": {"model.layers.*", "lm_head"},
+    "Phi3ForCausalLM": {"model.layers.*", "lm_head"},
+    "T5ForConditionalGeneration": {"encoder.block.*", "decoder.block.*", "lm_head"},
+    "WhisperForConditionalGeneration": {"model.encoder.layers.*", "model.decoder.layers.*", "proj_out"},
+    "ViTForImageClassification": {"vit.layers.*"},
+    "GPT2LMHeadModel:checkpointed": {"transformer.h.*", "lm_head"},
+    "OPTForCausalLM": {
+        "model.decoder.layers.*.self_attn", "model.decoder.project_in", "model.decoder.project_out", "lm_head",
+    },
+    "fused attention": {"net.layers.*"},
+    "two heads of keys": {"net.layers.*"},
+    "checkpoints inside": {"net.layers.*"},
+    "layers of PyTorch": {"net.layers.*.encoder.layers.*", "net.layers.*.decoder"},
+    "layers of PyTorch, batch second": {"net.layers.*.encoder.layers.*", "net.layers.*.decoder"},
+    "head of smdistributed": {"model.transformer"},
+}  # fmt: skip
+OVER_THREE = ["LlamaForCausalLM", "BertForMaskedLM"]
+"""The same over three ranks, which do not divide the lengths."""
+
+OutcomeOf = Callable[[int, str], Outcome]
+
+
+@pytest.fixture(scope="session")
+def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
+    return outcomes(request, __file__, "run_context_parallel.py", "case")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "case"), [(2, case) for case in CUT] + [(3, case) for case in OVER_THREE], ids=str
+)
+def test_trains_as_one_process_does(ranks: int, case: str, outcome_of: OutcomeOf) -> None:
+    outcome = outcome_of(ranks, case)
+    assert not outcome.faults(), outcome.faults()
+    for line in outcome.lines:
+        assert {pattern(f"{name}.")[:-1] for name in line["cut"]} == CUT[case], line["whole"]

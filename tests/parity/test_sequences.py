@@ -1,0 +1,46 @@
+"""Steps with sequences that are cut over ranks, with partitions and copies of the model; see `sequences.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.launching import run_ranks
+
+from .jobs import FOLDER, PATHS, pass_checks
+from .sequences import CHECKS
+
+END = "models_without_sequences_are_refused"
+"""After this a job cannot go on."""
+ALL = [name for name in CHECKS if name != END]
+SAVES = ["saves_go_to_other_layouts"]
+SOME = ["steps_give_the_weights_and_states_of_one_process", "norms_are_those_of_the_whole_model"]
+MORE = ["models_of_transformers_train_as_in_one_process", "outside_of_steps_a_rank_computes_by_itself"]
+LAYOUTS = [  # ranks, partitions, settings, checks
+    (2, 1, {"context_parallel_degree": 2}, ALL),
+    (4, 2, {"context_parallel_degree": 2}, [*SOME, *SAVES, *MORE]),
+    (4, 1, {"context_parallel_degree": 2, "shard_optimizer_state": True}, [*SOME, *SAVES, MORE[0]]),
+    (2, 2, {}, SAVES),
+]
+
+
+@pytest.mark.timeout(1200)
+def test_steps(tmp_path: Path) -> None:
+    for ranks, partitions, settings, checks in LAYOUTS:
+        pass_checks(
+            "sequences.py", checks, ranks, "--folder", str(tmp_path), "--partitions", str(partitions),
+            env={"WEFT_SET": json.dumps(settings)},
+        )  # fmt: skip
+
+
+def test_a_model_without_sequences_is_refused() -> None:
+    env = {"WEFT_SET": '{"context_parallel_degree": 2}', **PATHS}
+    done = run_ranks(2, FOLDER / "sequences.py", [END], env=env, warm=True)
+    told = done.stdout + done.stderr
+    assert done.returncode and "no module of the model can compute on parts of sequences" in told
+    assert (
+        '"context_parallel_degree": 1' in told
+        and "it gets no tensor of samples, positions and features" in told
+    )

@@ -1,0 +1,58 @@
+"""What ranks that share sequences exchange, and what autograd keeps of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.torch.context_parallel import exchange
+from weft.torch.pytorch.private import imagined_mesh, take_plain_for_whole
+from weft.torch.tensor_parallel.team import Team, new_name
+
+
+@pytest.fixture
+def team() -> Iterator[Team]:
+    """The first of two ranks; the second is not there, and has what the first has."""
+    take_plain_for_whole()
+    with imagined_mesh(2, "cpu", new_name()) as mesh:
+        yield Team(mesh, None, 0, 2)
+
+
+@pytest.mark.parametrize(("total", "ranks"), [(8, 2), (7, 2), (5, 3), (5, 4), (1, 2), (50, 7)])
+def test_parts_are_those_of_chunk(total: int, ranks: int):
+    sizes = exchange.sizes_of(total, ranks)
+    parts = torch.arange(total).chunk(ranks)
+    assert sizes == [len(part) for part in parts] + [0] * (ranks - len(parts))
+    assert exchange.can_cut(total, ranks) == (len(parts) == ranks)
+
+
+def test_gathered_keys_are_kept_in_parts(team: Team, monkeypatch: pytest.MonkeyPatch):
+    gathers: list[int] = []
+    plain = exchange._gathered
+
+    def count(part: Tensor, dim: int, total: int, team: Team) -> Tensor:
+        gathers.append(dim)
+        return plain(part, dim, total, team)
+
+    monkeypatch.setattr(exchange, "_gathered", count)
+    part = torch.randn(2, 3, 4, requires_grad=True)
+    query = torch.randn(2, 3, 4, requires_grad=True)
+
+    def gradients(hooked: bool) -> tuple[Tensor, ...]:
+        gathers.clear()
+        given = exchange.in_parts(part, 1, 6, team)
+        whole = exchange.share(given, team)
+        with exchange.KeptInParts(team, (given, whole) if hooked else (query, query)):
+            result = query @ whole[:, :5].transpose(1, 2)
+        assert gathers == [1]
+        found = torch.autograd.grad(result.square().sum(), [query, part])
+        assert gathers == ([1, 1] if hooked else [1])  # again, for the backward pass
+        return found
+
+    torch.testing.assert_close(gradients(True), gradients(False), rtol=0, atol=0)
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: each):
+        given = exchange.in_parts(part, 1, 6, team)
+        assert not exchange.KeptInParts(team, (given, exchange.share(given, team)))._active
