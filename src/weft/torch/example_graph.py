@@ -34,7 +34,7 @@ from weft.torch.delayed_parameters import has_delayed
 from weft.torch.execution.thread_settings import rehearsal
 from weft.torch.model import DistributedModel
 from weft.torch.session.random_streams import Streams
-from weft.torch.split.cut_units import with_cuts
+from weft.torch.split.in_parts.units import with_cuts
 from weft.torch.split.open_modules import graph_of, homes
 from weft.torch.split.unit_tree import Tree
 from weft.torch.tensors.mini_batch import prepare

@@ -1,1 +1,1 @@
-"""Choices that a running job makes from what it has measured itself, and what its steps say of them afterwards."""
+"""Choices from what was measured: by a running job of its own steps, and by a trace; and what steps say of them."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from weft.graph.model import Graph
 from weft.machines.host import Machines
-from weft.plan.cut_units import in_parts
+from weft.plan.measured.cut_units import in_parts
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.step import StepTimes
 from weft.plan.parallelism.traced import rank_costs

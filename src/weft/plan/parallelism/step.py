@@ -50,7 +50,7 @@ class Step:
     beside: float
     optimizer: float
     late: float
-    layers: int = 0
+    layers: float = 0
 
     @property
     def work(self) -> float:
@@ -122,7 +122,7 @@ def head_times(job: Job, division: Division, machines: Machines) -> Times:
     return Times(ahead + 12 * moved, ahead + 8 * moved, ahead)
 
 
-def _ranks(found: Shares, layer: Times, head: Times) -> tuple[Times, Times, int]:
+def _ranks(found: Shares, layer: Times, head: Times) -> tuple[Times, Times, float]:
     """What the busiest rank and the mean of all take of a microbatch, and the layers of the busiest one."""
     ranks = [
         (layer.times(part.layers).plus(head if part.head else Times()), part.layers) for part in found.parts

@@ -18,7 +18,7 @@ from weft.machines.host import Machines
 from weft.partition.chain.exact import exact
 from weft.partition.placement import Placement
 from weft.partition.problem import Problem
-from weft.plan.cut_units import degrees, in_parts
+from weft.plan.measured.cut_units import degrees, in_parts
 from weft.plan.parallelism.job import Division
 from weft.plan.parallelism.layer import LayerTimes, Times, all_reduce_s, gather_s
 from weft.plan.parallelism.memory import RESERVED, Memory, held

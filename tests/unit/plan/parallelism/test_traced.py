@@ -10,7 +10,7 @@ from weft.errors import ConfigError
 from weft.graph import Graph, Unit
 from weft.machines.catalogue import host_of
 from weft.machines.host import Conduct, Host, Machines
-from weft.plan.cut_units import in_parts
+from weft.plan.measured.cut_units import in_parts
 from weft.plan.parallelism.job import Division
 from weft.plan.parallelism.memory import held
 from weft.plan.parallelism.stage_costs import traced_stage_costs

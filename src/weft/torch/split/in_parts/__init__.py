@@ -1,0 +1,1 @@
+"""What ranks can cut of a model, decided with one microbatch: weights, and sequences."""
