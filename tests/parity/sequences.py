@@ -23,6 +23,7 @@ from tests.parity import in_parts
 from tests.parity.registry import Checks
 from tests.parity.zoo import CASES
 from tests.parity.zoo.case import Case
+from weft.torch.activation_checkpointing import set_activation_checkpointing
 from weft.torch.context_parallel.apply import Region
 
 CHECKS = Checks()
@@ -126,6 +127,37 @@ def norms_are_those_of_the_whole_model() -> None:
 
 
 @CHECKS.check
+def layers_may_be_checkpointed() -> None:
+    for settings in ({}, {"offload_activations": True}):
+        job = Job(verify="gradients", **settings)
+        for layer in job.model.module.layers:
+            set_activation_checkpointing(layer)
+        assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
+        job.compare()
+        assert job.regions()
+
+
+@CHECKS.check
+def gradients_may_be_scaled() -> None:
+    job = Job()
+    scaler = weft.amp.GradScaler(init_scale=8.0)
+
+    @weft.step
+    def step(model: nn.Module, words: Tensor) -> Tensor:
+        loss = loss_of(model(words), words)
+        model.backward(scaler.scale(loss))
+        return loss
+
+    for number in range(2):
+        job.optimizer.zero_grad()
+        step(job.model, job.batch(number).chunk(weft.rdp_size())[weft.rdp_rank()])
+        scaler.step(job.optimizer)
+        scaler.update()
+    job.train_alone(2)
+    job.compare()
+
+
+@CHECKS.check
 def sequences_that_are_too_short_are_whole() -> None:
     job = Job(lengths=(8, 2, 3))
     assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
@@ -217,10 +249,11 @@ def outside_of_steps_a_rank_computes_by_itself() -> None:
         return loss_of(model(words), words)
 
     job.model.eval()
-    with torch.no_grad():
-        words = job.batch(4)
-        mine = evaluate(job.model, words).reduce_mean()
-        assert mine.item() == pytest.approx(loss_of(job.alone(words), words).item(), rel=1e-5)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            words = job.batch(4)
+            mine = evaluate(job.model, words).reduce_mean()
+            assert mine.item() == pytest.approx(loss_of(job.alone(words), words).item(), rel=1e-5)
 
 
 @CHECKS.check

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
-from weft.torch.pytorch.private import take_plain_for_whole
+from weft.torch.pytorch.private import take_plain_for_whole, version
 from weft.torch.tensor_parallel.functions import answer, replaced
 from weft.torch.tensor_parallel.linears import is_transposed
 from weft.torch.tensor_parallel.team import Team
@@ -62,8 +62,15 @@ class Region:
         given = sequence_in(args, kwargs) if self.active() else None
         if given is None or given.ndim <= self.dim or not can_cut(given.shape[self.dim], self.team.size):
             return forward(*args, **kwargs)
-        args, kwargs = with_part(args, kwargs, given, cut(given, self.dim, self.team))
+        part = cut(given, self.dim, self.team)
+        before = written(part)
+        args, kwargs = with_part(args, kwargs, given, part)
         result = forward(*args, **kwargs)
+        if before != written(part):
+            raise UsageError(
+                f"{type(self.module).__name__} has written into a part of what it got, which its caller does not see: "
+                "let it write into a copy, x.clone()"
+            )
         make_whole(args, kwargs, self.team)
         return replace(result, lambda each: whole(each, self.team), attributes=False)
 
@@ -73,6 +80,11 @@ class Region:
         copied.module, copied.own = memo[id(self.module)], copy.deepcopy(self.own, memo)
         copied.dim, copied.team, copied.active = self.dim, self.team, self.active
         return copied
+
+
+def written(part: DTensor) -> tuple[int, int]:
+    """Numbers that change when somebody writes into the part."""
+    return version(part), version(part.to_local())
 
 
 def make_whole(args: Any, kwargs: Any, team: Team) -> int:

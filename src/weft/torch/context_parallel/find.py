@@ -29,7 +29,7 @@ from weft.torch.tensor_parallel.team import Team, new_name
 from weft.torch.tensor_parallel.trial import Collectives, Stop
 from weft.torch.tensors.nested import replace, tensors_in
 
-from .apply import make_whole, sequence_in, stand_in, with_part
+from .apply import make_whole, sequence_in, stand_in, with_part, written
 from .exchange import can_cut, cut
 from .regions import Sequences
 from .rules import PRODUCTS, Positions, whole
@@ -232,13 +232,17 @@ class Attempt:
         inside = self.module.__dict__.get("forward")
         if type(inside).__name__ == "OnPositions":
             forward = inside
-        args, kwargs = with_part(args, kwargs, given, cut(leaf, dim, watcher.team))
+        part = cut(leaf, dim, watcher.team)
+        before = written(part)
+        args, kwargs = with_part(args, kwargs, given, part)
         try:
             result = forward(*args, **kwargs)
         except FATAL:
             raise
         except Exception as error:
             raise Conflict(f"with parts of sequences it fails: {error!r}"[:300]) from error
+        if before != written(part):
+            raise Conflict("it writes into what it gets")
         parts = [each for each in tensors_in(result) if isinstance(each, DTensor)]
         if not watcher.products:
             raise Conflict("it has no products of matrices")

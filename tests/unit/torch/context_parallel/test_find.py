@@ -143,3 +143,22 @@ def test_records_and_texts():
     ]
     with pytest.raises(FormatError, match="no record of what shares sequences"):
         Sequences.from_record({"size": 2})
+
+
+def test_writing_into_what_it_gets_is_a_reason():
+    class Writing(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            x += 1.0  # which the caller sees
+            return super().forward(x)
+
+    class Careful(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * 2.0
+            x += 1.0
+            return super().forward(x)
+
+    net = nn.Sequential(Writing())
+    given = torch.randn(3, 6, 8)
+    whole = find(net, lambda: net(given.clone()).sum(), 2).whole
+    assert whole == {"0": "it writes into what it gets"}
+    assert found(Careful()).regions == {"0": 1}
