@@ -50,7 +50,7 @@ class Step:
     beside: float
     optimizer: float
     late: float
-    layers: int = 0
+    layers: float = 0
 
     @property
     def work(self) -> float:
@@ -122,7 +122,7 @@ def head_times(job: Job, division: Division, machines: Machines) -> Times:
     return Times(ahead + 12 * moved, ahead + 8 * moved, ahead)
 
 
-def _ranks(found: Shares, layer: Times, head: Times) -> tuple[Times, Times, int]:
+def _ranks(found: Shares, layer: Times, head: Times) -> tuple[Times, Times, float]:
     """What the busiest rank and the mean of all take of a microbatch, and the layers of the busiest one."""
     ranks = [
         (layer.times(part.layers).plus(head if part.head else Times()), part.layers) for part in found.parts
@@ -231,7 +231,8 @@ def exchanged_s(
     """
 
     def exchange(count: float, ranks: int, stride: int) -> float:
-        ring = machines.ring(ranks, stride)
+        sharded = division.sharded == "parameters"
+        ring = machines.sharing_ring(ranks, stride) if sharded else machines.ring(ranks, stride)
         gradients, parameters = count * job.gradient_bytes, count * job.parameter_bytes
         if division.sharded == "none":
             return all_reduce_s(gradients, ranks, ring)
