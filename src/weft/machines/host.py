@@ -73,6 +73,7 @@ class Host:
         storage_bytes_per_s: What its own disks give, reading; 0 if that is not known.
         storage_bytes: What they hold; 0 if that is not known.
         storage_assumed: What of these two no document states, in words.
+        sharing: What its ranks take to exchange parameters that they share; as other tensors if None.
         services: What it can read from over the network, by name.
     """
 
@@ -87,6 +88,7 @@ class Host:
     storage_bytes_per_s: float = 0.0
     storage_bytes: int = 0
     storage_assumed: str = ""
+    sharing: Link | None = None
     services: Mapping[str, Service] = field(default_factory=lambda: SERVICES)
 
     def __post_init__(self) -> None:
@@ -136,6 +138,12 @@ class Machines:
         between = here * self.host.network.bytes_per_s * self.host.conduct.ring
         inside = self.host.inside.bytes_per_s if here > 1 else math.inf
         return Link(self.host.network.latency_s, min(inside, between))
+
+    def sharing_ring(self, ranks: int, stride: int) -> Link:
+        """The same for parameters that these ranks share: as `sharing` says inside of a host, if that is known."""
+        inside = self.host.sharing
+        here = ranks <= max(1, self.host.accelerators // max(1, stride))
+        return inside if here and inside is not None else self.ring(ranks, stride)
 
     def all_to_all_s(self, size: float, ranks: int, stride: int) -> float:
         """How long each of `ranks`, `stride` apart, takes to send an equal part of its `size` bytes to each other one.

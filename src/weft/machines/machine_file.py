@@ -15,8 +15,9 @@
 What stands for what: `weft.machines.host.Host`, `weft.machines.accelerator.Accelerator`, `weft.machines.host.Conduct`.
 An accelerator may be a known name instead of an object. What may be left out: `conduct`, `memory`, `price_per_hour`,
 `storage` (what a host's own disks give, "7GB/s"), `storage_size` (what they hold, "8TB"), `services` (figures of
-`weft.machines.storage_services` that are known better: {"GCS": {"connection": "60MB/s"}}), and an accelerator's shares:
-those that are left out count as assumed, as what `assumed` says does.
+`weft.machines.storage_services` that are known better: {"GCS": {"connection": "60MB/s"}}), `sharing` (a link, of
+parameters that ranks share), and an accelerator's shares: those that are left out count as assumed, as what `assumed`
+says does.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ _HOST = (
     "storage_size",
     "storage_assumed",
     "services",
+    "sharing",
 )
 _ACCELERATOR = (
     "name", "memory", "bandwidth", "peak", "share", "half_flops", "memory_share", "attention_share", "assumed",
@@ -88,6 +90,7 @@ def host_from_json(text: str) -> Host:
         parse_rate(given["storage"].text()) if "storage" in given else 0.0,
         parse_bytes(given["storage_size"].text()) if "storage_size" in given else 0,
         given["storage_assumed"].text() if "storage_assumed" in given else "",
+        Link.parse(given["sharing"].text()) if "sharing" in given else None,
         _services(given["services"]) if "services" in given else SERVICES,
     )
 
@@ -122,6 +125,7 @@ def host_to_json(host: Host) -> str:
             },
             "conduct": asdict(host.conduct),
             **({"storage": f"{host.storage_bytes_per_s!r}B/s"} if host.storage_bytes_per_s else {}),
+            **({"sharing": _link_text(host.sharing)} if host.sharing else {}),
             **({"storage_size": f"{host.storage_bytes}B"} if host.storage_bytes else {}),
             **({"storage_assumed": host.storage_assumed} if host.storage_assumed else {}),
             **({"services": changed} if (changed := _changed_services(host)) else {}),

@@ -2,13 +2,16 @@
 
 a product of n FLOPs       (n + half_flops) / rate                             least squares of relative errors
 a sum over r ranks         2 (r - 1) / r size / bandwidth + 2 (r - 1) latency   the same
+a layer that r share       3 (r - 1) / r size / bandwidth + 3 (r - 1) latency   the same: gathered twice, scattered once
+between products           bytes / rate                                         the mean of times for a byte
+attention                  FLOPs / rate                                         the mean of times for a FLOP
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
 
 from weft.document import Document
 from weft.errors import FormatError
@@ -29,10 +32,11 @@ class Measured:
         device: What it computes on.
         memory_bytes: What that has.
         products: By dtype, FLOPs of products and their times.
-        moves: Bytes that elementwise operations read and wrote, and their times.
-        copies: The same of copies.
-        attention: FLOPs of fused attention, and times; of the dtype that comes last in `products`.
+        moves: Bytes that a plan counts for what runs between products, for the loss and the optimizer, and their times.
+        copies: Bytes that copies and additions read and wrote, and times.
+        attention: FLOPs that a plan counts for fused attention, and times; of the dtype that comes last in `products`.
         sums: Bytes that all ranks added up, and times; nothing for one rank.
+        shared: Bytes of a layer whose parameters all ranks share, and what exchanging it takes in a step.
     """
 
     device: str
@@ -42,6 +46,7 @@ class Measured:
     copies: Times
     attention: Times
     sums: Times = ()
+    shared: Times = ()
 
 
 def measured_from_json(text: str) -> Measured:
@@ -56,7 +61,11 @@ def measured_from_json(text: str) -> Measured:
         given["device"].text(),
         given["memory_bytes"].whole(),
         {dtype: _times(products[dtype]) for dtype in DTYPES if dtype in products},
-        *(_times(given[name]) for name in ("moves", "copies", "attention", "sums")),
+        _times(given["moves"]),
+        _times(given["copies"]),
+        _times(given["attention"]),
+        _times(given["sums"]),
+        _times(given["shared"]) if "shared" in given else (),
     )
 
 
@@ -110,9 +119,9 @@ def host_of(name: str, ranks: Sequence[Measured], memory_bytes: int) -> Host:
         share[dtype] = rate / peak[dtype]
         half_flops = start * rate  # of the last, in which most will train
     copied = max(amount / seconds for amount, seconds in _slowest([rank.copies for rank in ranks]))
-    moved, _ = fit_line(_slowest([rank.moves for rank in ranks]))
+    moved = 1 / mean(seconds / size for size, seconds in _slowest([rank.moves for rank in ranks]))
     wide = list(first.products)[-1]
-    attention, _ = fit_line(_slowest([rank.attention for rank in ranks]))
+    attention = 1 / mean(seconds / flops for flops, seconds in _slowest([rank.attention for rank in ranks]))
     most = max(copied, moved)
     device = Accelerator(
         f"{first.device} (measured)", first.memory_bytes, most, peak, share, half_flops, moved / most,
@@ -123,9 +132,14 @@ def host_of(name: str, ranks: Sequence[Measured], memory_bytes: int) -> Host:
         rate, start = fit_line(_slowest([rank.sums for rank in ranks]))
         count = len(ranks)
         inside = Link(start / (2 * (count - 1)), rate * 2 * (count - 1) / count)
+    sharing = None
+    if first.shared:
+        rate, start = fit_line(_slowest([rank.shared for rank in ranks]))
+        count = len(ranks)
+        sharing = Link(start / (3 * (count - 1)), rate * 3 * (count - 1) / count)
     return Host(
-        name, device, len(ranks), inside, usual.network, os.cpu_count() or 1, memory_bytes,
-        conduct=Conduct(data=0.0, parameters=0.0),
+        name, device, len(ranks), inside, usual.network, memory_bytes,
+        conduct=Conduct(data=0.0, parameters=0.0), sharing=sharing,
     )  # fmt: skip
 
 

@@ -285,6 +285,7 @@ def test_a_machine_is_measured_and_planned_for(tmp_path: Path, capsys, monkeypat
     assert "mine.json: 2 x cpu:1 (measured), each " in capsys.readouterr().out
     host = host_from_json(path.read_text())
     assert host.accelerators == 2 and host.inside.bytes_per_s > 1e6 and host.accelerator.rate("fp32") > 1e8
+    assert host.sharing is not None and host.price_per_hour is None and host.memory_bytes > 1 << 30
     plan = planned(capsys, *SMALL, "--cluster", f"1x{path}", "--global-batch", 16)
     assert plan["best"] and all(one["step_s"] > 0 for one in plan["best"])
 

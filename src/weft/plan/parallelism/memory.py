@@ -138,11 +138,11 @@ def _kept(job: Job, division: Division, sizes: Sizes, recompute: str) -> float:
 def moment_bytes(job: Job, division: Division) -> float:
     """What is there for a moment only, in bytes: a layer computed again, and gradients of its widest result."""
     sizes, tokens = job.sizes, rank_tokens(job, division)
+    width = job.parameter_bytes / 2
     again = 0.0
     if division.recompute == "full":
         again = _kept(job, division, sizes, "none")
     elif division.recompute == "selective" and not job.fused_attention:
         again = 5 * sizes.heads * sizes.seq * tokens / division.tensor
-    return again + 2 * tokens * max(sizes.ffn_width, sizes.hidden) / division.tensor * (
-        2 if sizes.gated else 1
-    )
+    wide = 2 * tokens * max(sizes.ffn_width, sizes.hidden) / division.tensor * (2 if sizes.gated else 1)
+    return (again + wide) * width

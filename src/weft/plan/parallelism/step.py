@@ -231,7 +231,8 @@ def exchanged_s(
     """
 
     def exchange(count: float, ranks: int, stride: int) -> float:
-        ring = machines.ring(ranks, stride)
+        sharded = division.sharded == "parameters"
+        ring = machines.sharing_ring(ranks, stride) if sharded else machines.ring(ranks, stride)
         gradients, parameters = count * job.gradient_bytes, count * job.parameter_bytes
         if division.sharded == "none":
             return all_reduce_s(gradients, ranks, ring)

@@ -1,4 +1,4 @@
-"""Measures what this machine's ranks do at once: products by size, copies, attention, sums over ranks.
+"""Measures what this machine's ranks do at once: products by size, what runs between them, attention, sums over ranks.
 
 `weft plan --measure FILE` starts this module on each rank, with a folder, and makes a machine's file of what is in it.
 """
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 import weft.torch.data_parallel  # noqa: F401 - registers the backend that adds up gradients
+from weft.runtime.allocator import keep_memory
 from weft.torch.data_parallel import ranks as here
 
 LEAST_S, ROUNDS, LONGEST_S = 0.02, 5, 0.5
@@ -25,8 +26,20 @@ WIDTHS = {"cpu": (64, 128, 256, 512, 1024, 2048), "cuda": (512, 1024, 2048, 4096
 MOVED_BYTES = {"cpu": (1 << 28, 1 << 29), "cuda": (1 << 28, 1 << 30)}
 """Far more than caches hold."""
 SUMMED_BYTES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
-SEQUENCES = {"cpu": (256, 512), "cuda": (1024, 4096)}
-HEADS, HEAD = 8, 64
+COLD_BYTES = {"cpu": 1 << 26, "cuda": 1 << 28}
+"""Operands of products take turns until they have so many bytes, because in a step each product finds its own in no
+cache."""
+MOST_SETS = 64
+TOKENS, WIDE, VOCABULARY = (
+    {"cpu": 1024, "cuda": 8192},
+    {"cpu": (256, 1024), "cuda": (2048, 8192)},
+    {"cpu": 2048, "cuda": 32768},
+)
+NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 28}
+"""Parameters of an optimizer's step, in matrices of 2^18 (cpu) or 2^24 numbers."""
+ATTENTION = {"cpu": ((8, 8, 128, 32), (4, 8, 256, 64)), "cuda": ((4, 16, 1024, 64), (1, 32, 4096, 128))}
+"""Samples, heads, tokens, width of a head."""
+SHARED, SHARED_WIDTHS = 4, {"cpu": (256, 1024, 2048), "cuda": (1024, 4096, 8192)}
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -39,21 +52,19 @@ def measure(device: torch.device, ranks: int) -> dict[str, object]:
         products[name] = _products(device, TYPES[name], WIDTHS[kind])
     torch.backends.cuda.matmul.allow_tf32 = False
     wide = TYPES[list(products)[-1]]
-    copies, moves = [], []
+    copies = []
     for size in MOVED_BYTES[kind]:
         x, y = (torch.zeros(size // wide.itemsize, dtype=wide, device=device) for _ in range(2))
         copies.append((2.0 * size, timed(device, lambda x=x, y=y: y.copy_(x))))  # type: ignore[misc]
-        moves.append((2.0 * size, timed(device, lambda x=x: x.add_(1.0))))  # type: ignore[misc]
-    attention = []
-    for tokens in SEQUENCES[kind]:
-        q = torch.randn(1, HEADS, tokens, HEAD, dtype=wide, device=device)
-        flops = 4.0 * HEADS * tokens * tokens * HEAD
-        attention.append((flops, timed(device, lambda q=q: functional.scaled_dot_product_attention(q, q, q))))  # type: ignore[misc]
+        copies.append((2.0 * size, timed(device, lambda x=x: x.add_(1.0))))  # type: ignore[misc]
+    moves = [*between(device, wide), loss(device), optimizer(device)]
+    attention = [attended(device, wide, shape) for shape in ATTENTION[kind]]
     return {
         "weft": "measured machine", "version": 1,
         "device": name_of(device), "memory_bytes": memory_bytes(device, ranks),
         "products": products, "moves": moves, "copies": copies, "attention": attention,
         "sums": _sums(device) if ranks > 1 else [],
+        "shared": shared(device) if ranks > 1 else [],
     }  # fmt: skip
 
 
@@ -72,10 +83,78 @@ def _products(device: torch.device, dtype: torch.dtype, widths: tuple[int, ...])
         for high, wide in ((width, width), (width, 4 * width)):
             if found and found[-1][1] * 2 * high * width * wide / found[-1][0] > LONGEST_S:
                 continue
-            a, b = torch.randn(high, width, device=device), torch.randn(width, wide, device=device)
-            x, y = a.to(dtype), b.to(dtype)
-            found.append((2.0 * high * width * wide, timed(device, lambda x=x, y=y: x @ y)))  # type: ignore[misc]
+            one = dtype.itemsize * (high * width + width * wide + high * wide)
+            sets = [
+                (
+                    torch.randn(high, width, device=device).to(dtype),
+                    torch.randn(width, wide, device=device).to(dtype),
+                )
+                for _ in range(max(1, min(MOST_SETS, COLD_BYTES[device.type] // one)))
+            ]
+
+            def multiply(sets: list[tuple[torch.Tensor, torch.Tensor]] = sets) -> None:
+                for x, y in sets:
+                    x @ y
+
+            found.append((2.0 * high * width * wide, timed(device, multiply) / len(sets)))
     return found
+
+
+def between(device: torch.device, dtype: torch.dtype) -> list[tuple[float, float]]:
+    """What runs between a layer's products, forward and backward: a norm, an activation, a residual sum. The bytes are
+    those of `weft.plan.parallelism.layer.between_bytes`: 7 numbers forward, twice as many backward."""
+    found = []
+    for width in WIDE[device.type]:
+        x, grad = (torch.randn(TOKENS[device.type], width, device=device).to(dtype) for _ in range(2))
+        norm = torch.nn.LayerNorm(width, device=device, dtype=dtype)
+        x.requires_grad_()
+
+        def run(x: torch.Tensor = x, grad: torch.Tensor = grad, norm: torch.nn.Module = norm) -> None:
+            x.grad = None
+            (x + functional.gelu(norm(x))).backward(grad)
+
+        found.append((21.0 * x.numel() * x.element_size(), timed(device, run)))
+    return found
+
+
+def loss(device: torch.device) -> tuple[float, float]:
+    """Cross entropy, forward and backward: 20 bytes a number (`weft.plan.parallelism.step.head_times`)."""
+    logits = torch.randn(TOKENS[device.type], VOCABULARY[device.type], device=device, requires_grad=True)
+    labels = torch.randint(VOCABULARY[device.type], (TOKENS[device.type],), device=device)
+
+    def run() -> None:
+        logits.grad = None
+        functional.cross_entropy(logits, labels).backward()
+
+    return 20.0 * logits.numel(), timed(device, run)
+
+
+def optimizer(device: torch.device) -> tuple[float, float]:
+    """A step of Adam in 32 bits: 28 bytes a number (`weft.plan.parallelism.step.optimizer_s`)."""
+    count = 16
+    numbers = NUMBERS[device.type] // count
+    parameters = [torch.zeros(numbers, device=device, requires_grad=True) for _ in range(count)]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    adam = torch.optim.Adam(parameters, lr=1e-4)
+    return 28.0 * numbers * count, timed(device, adam.step)
+
+
+def attended(
+    device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int, int]
+) -> tuple[float, float]:
+    """Fused causal attention, forward and backward: 3.5 times half of 4 T s a d FLOPs
+    (`weft.plan.parallelism.layer.attention_times`)."""
+    samples, heads, tokens, width = shape
+    q, k, v, grad = (torch.randn(shape, device=device).to(dtype) for _ in range(4))
+    for one in (q, k, v):
+        one.requires_grad_()
+
+    def run() -> None:
+        q.grad = k.grad = v.grad = None
+        functional.scaled_dot_product_attention(q, k, v, is_causal=True).backward(grad)
+
+    return 3.5 * 2.0 * samples * heads * tokens * tokens * width, timed(device, run)
 
 
 def _sums(device: torch.device) -> list[tuple[float, float]]:
@@ -92,6 +171,45 @@ def _sums(device: torch.device) -> list[tuple[float, float]]:
             times.append(time.perf_counter() - began)
         found.append((float(size), statistics.median(times[2:])))
     return found
+
+
+def shared(device: torch.device) -> list[tuple[float, float]]:
+    """Parameters that ranks share: bytes of a layer, and what gathering it twice and scattering its gradients takes.
+
+    Layers that share, less the same layers whole; of few samples, so that there is hardly anything to hide it behind.
+    """
+    from torch.distributed.device_mesh import DeviceMesh  # neither is loaded where nobody asks
+    from torch.distributed.fsdp import fully_shard
+
+    group = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo")
+    mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("shard",))
+    found = []
+    for width in SHARED_WIDTHS[device.type]:
+        layers = torch.nn.Sequential(*(torch.nn.Linear(width, width, device=device) for _ in range(SHARED)))
+        x = torch.randn(1, width, device=device)
+
+        def run(layers: torch.nn.Module = layers, x: torch.Tensor = x) -> None:
+            layers(x).sum().backward()
+
+        whole = _together(device, run)
+        for layer in layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+        fully_shard(layers, mesh=mesh, reshard_after_forward=True)
+        took = max(_together(device, run) - whole, 1e-9)
+        found.append((4.0 * width * (width + 1), took / SHARED))
+    return found
+
+
+def _together(device: torch.device, call: Callable[[], object]) -> float:
+    """Seconds of a call that all ranks make as often: the median."""
+    times = []
+    for _ in range(ROUNDS + 2):
+        dist.barrier()
+        began = time.perf_counter()
+        call()
+        _finish(device)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[2:])
 
 
 def timed(device: torch.device, call: Callable[[], object]) -> float:
@@ -132,6 +250,7 @@ def memory_bytes(device: torch.device, ranks: int) -> int:
 
 def main(folder: str) -> None:
     """Measure on this rank, and write it into the folder."""
+    keep_memory(os.environ)  # as training does
     ranks = here.size()
     device = torch.device("cpu")
     if torch.cuda.is_available():

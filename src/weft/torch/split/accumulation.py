@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import SyncBatchNorm
 
@@ -24,13 +23,13 @@ from weft.partition.cost import COPIES
 from weft.plan.measured.microbatches import Line
 from weft.plan.measured.resident import Resident, fewest, with_several
 from weft.torch.model import DistributedModel
-from weft.torch.pytorch.private import storage_key
 from weft.torch.session.collectives import gather_texts
 from weft.torch.session.session import Session
 from weft.torch.split.first_microbatch import forward_only
 from weft.torch.split.memory_room import ROOM, device_bytes
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.trace.compiled import compiles
+from weft.torch.trace.saved_memory import SavedMemory
 from weft.torch.trace.trace import see_saved_tensors
 
 log = logging.getLogger("weft")
@@ -110,18 +109,17 @@ def _kept_bytes(
     session: Session, models: Sequence[DistributedModel], function: Callable[..., Any], batch: MiniBatch
 ) -> int:
     """What autograd keeps of the first microbatch."""
-    seen = {
-        storage_key(one) for model in models for one in (*model.module.parameters(), *model.module.buffers())
-    }
+    memory = SavedMemory(
+        one for model in models for one in (*model.module.parameters(), *model.module.buffers())
+    )
     total = 0
 
     def save(tensor: Tensor) -> Tensor:
         nonlocal total
-        key = storage_key(tensor) if tensor.layout == torch.strided else 0
-        if key not in seen:
-            seen.add(key)
-            total += tensor.numel() * tensor.element_size()
-        return tensor
+        total += memory.add(tensor)
+        return (
+            tensor.detach() if tensor.grad_fn is not None else tensor
+        )  # itself would keep its graph for ever
 
     with forward_only(session, models, function, batch) as run, see_saved_tensors(save):
         run()

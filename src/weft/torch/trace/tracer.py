@@ -39,6 +39,7 @@ from weft.torch.trace.record import (
     contents_of,
     has_other_parameters,
 )
+from weft.torch.trace.saved_memory import SavedMemory
 from weft.torch.trace.side_effects import ParameterWrites
 
 BY_FUNCTION = (
@@ -78,7 +79,7 @@ class Tracer:
         self.buffers: dict[int, str] = {id(buffer): name for name, buffer in root.named_buffers()}
         self.users: dict[str, set[str | None]] = {}
         self.writes = ParameterWrites(root)
-        self.seen_storages = {storage_key(p) for p in root.parameters()}
+        self.memory = SavedMemory(root.parameters())
         self.saved: list[int] = []
         """The storages that autograd keeps for the backward pass."""
         self.went_backward = False
@@ -270,13 +271,10 @@ class Tracer:
 
     def save(self, tensor: Tensor) -> Tensor:
         """Count a tensor that autograd keeps for the backward pass; what autograd is to keep instead."""
-        pointer = storage_key(tensor) if tensor.layout == torch.strided else 0
-        self.saved.append(pointer)  # no set: a compiler may follow this
-        if pointer not in self.seen_storages:
-            self.seen_storages.add(pointer)
-            size = tensor.numel() * tensor.element_size()
-            self.stack[-1].saved_bytes += size
-            self.stack[-1].share(self.latest).saved_bytes += size
+        self.saved.append(storage_key(tensor) if tensor.layout == torch.strided else 0)
+        size = self.memory.add(tensor)
+        self.stack[-1].saved_bytes += size
+        self.stack[-1].share(self.latest).saved_bytes += size
         return tensor.detach() if tensor.grad_fn is not None else tensor
 
     def written_parameters(self) -> dict[str, bool]:

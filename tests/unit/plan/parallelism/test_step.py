@@ -171,3 +171,21 @@ def test_what_cannot_be_is_told():
         Job(SIZES, 0, "int8", "lion")
     with pytest.raises(ConfigError, match='data is 0, it must be at least 1; sharded is "half"'):
         Division(data=0, sharded="half")
+
+
+def test_shared_parameters_are_exchanged_at_the_rate_that_was_measured_for_them():
+    """Of other tensors, and between hosts, nothing changes."""
+    usual = parse_cluster("1x4xA100-80")
+    slow = replace(usual, host=replace(usual.host, sharing=Link(1e-3, 1e9)))
+    job = Job(SIZES, 16)
+    for sharded in ("none", "optimizer"):
+        division = Division(data=4, sharded=sharded)
+        assert step_of(job, division, slow) == step_of(job, division, usual)
+    division = Division(data=4, sharded="parameters")
+    found = step_of(job, division, slow)
+    layers, numbers = SIZES.layers, SIZES.parameters
+    size = (2 * job.parameter_bytes + job.gradient_bytes) * numbers * 3 / 4
+    assert found.exposed + found.beside == pytest.approx(4 * (size / 1e9 + 3 * 3 * layers * 1e-3), rel=1e-2)
+    two = replace(slow, hosts=2)
+    division = Division(data=8, sharded="parameters")
+    assert step_of(job, division, two) == step_of(job, division, replace(usual, hosts=2))

@@ -15,6 +15,7 @@ from weft.torch.backward.weight_gradients import take_weights
 from weft.torch.execution.thread_settings import rehearsal
 from weft.torch.pytorch.private import SLOT
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, same_states
+from weft.torch.trace.saved_memory import SavedMemory
 from weft.torch.trace.side_effects import ParameterWrites
 from weft.torch.trace.trace import trace
 
@@ -181,6 +182,15 @@ def test_activations_count_each_memory_once_and_parameters_not():
 
     found = traced(Twice())
     assert found.records[""].saved_bytes < 4 * (4 * 100 + 4 * WIDTH) * 1.5
+
+
+def test_views_of_one_memory_keep_each_their_piece_and_together_no_more_than_all_of_it():
+    memory, weight = SavedMemory([]), torch.ones(6)
+    three = torch.randn(3, 100)
+    assert [memory.add(part) for part in three] == [400, 400, 400]
+    assert memory.add(three[1]) == memory.add(three) == 0, "all of it is counted"
+    assert memory.add(torch.ones(1).expand(1000)) == 4, "what is expanded is there once"
+    assert SavedMemory([weight]).add(weight[2:]) == 0
 
 
 def test_modules_that_were_not_called_stand_where_they_are_registered():
