@@ -52,7 +52,7 @@ SPLIT: dict[str, tuple[int, str]] = {
     "layers of smdistributed": (16, "cannot be divided"),
     "head of smdistributed": (14, ""),
     "MixtralForCausalLM": (22, ""),
-    "DeepseekV3ForCausalLM": (25, "mean takes the whole"),
+    "DeepseekV3ForCausalLM": (29, "mean takes the whole"),
     "SwitchTransformersForConditionalGeneration": (48, "softmax takes the whole"),
     "mixture": (18, "cannot be divided"),
     "stacked experts": (2, "cannot be divided"),

@@ -198,6 +198,19 @@ def concatenated(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented if len(filled) == len(args[0]) else func(filled, *args[1:], **kwargs)
 
 
+def made_new(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """A new tensor with as many heads as one in parts: it is in parts, too, for it is about to be filled with them."""
+    tensor = args[0]
+    dim, size = (
+        shard_of(tensor),
+        args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:],
+    )
+    if dim is None or len(size) != tensor.ndim or size[dim] != tensor.shape[dim]:
+        return NotImplemented
+    local = tensor.to_local()
+    return wrap(func(local, [*size[:dim], local.shape[dim], *size[dim + 1 :]], **kwargs), dim, team)
+
+
 # --- random numbers ----------------------------------------------------------------------------------------
 
 
@@ -388,6 +401,7 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(named((torch,), ("cat", "concat", "concatenate")), concatenated),
     **dict.fromkeys(named((torch, Tensor), ("matmul", "__matmul__")), product),
     **dict.fromkeys(named((torch, Tensor), ("bmm", "baddbmm")), batched_product),
+    **dict.fromkeys(named((Tensor,), ("new_empty", "new_zeros", "new_ones")), made_new),
     **dict.fromkeys(named((torch, F), ("batch_norm", "instance_norm")), statistics),
     **dict.fromkeys(
         named((torch, Tensor, F), ("dropout", "dropout_", "bernoulli", "bernoulli_", "rand_like", "randn_like")),

@@ -63,6 +63,15 @@ def test_what_takes_the_whole_is_left_whole(between: Callable[[Tensor], Tensor],
     assert "up" not in splits.linears()
 
 
+def filled_in_two(x: Tensor) -> Tensor:
+    """As keys of heads are made of two kinds."""
+    heads = x.view(4, 6, 4, 4).transpose(1, 2)
+    made = heads.new_empty(*heads.shape[:-1], 4)
+    made[..., :3].copy_(heads[..., :3])
+    made[..., 3:].copy_(torch.ones(4, 1, 6, 1).expand(-1, 4, -1, -1))
+    return made.transpose(1, 2).flatten(2)
+
+
 @pytest.mark.parametrize(
     "between",
     [
@@ -72,6 +81,9 @@ def test_what_takes_the_whole_is_left_whole(between: Callable[[Tensor], Tensor],
         lambda x: x.view(4, 6, 2, 8).transpose(1, 2).contiguous().transpose(1, 2).reshape(4, 6, 16),
         lambda x: x.masked_fill(torch.rand(4, 6, 1) > 0.5, 0.0),
         lambda x: x.float().to(torch.float64).to(torch.float32),
+        lambda x: x.new_zeros(4, 6, 16).add_(x),
+        lambda x: x.new_empty(x.shape).copy_(x),
+        filled_in_two,
     ],
 )
 def test_what_parts_can_do_is_split(between: Callable[[Tensor], Tensor]):
