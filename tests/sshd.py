@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,8 +23,11 @@ needs_sshd = pytest.mark.skipif(
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Path]:
-    """A server as long as the block runs; the path of a configuration for `ssh -F`, which knows the server's key."""
+def running(folder: Path, more: Sequence[str] = ()) -> Iterator[Path]:
+    """A server as long as the block runs; the path of a configuration for `ssh -F`, which knows the server's key.
+
+    `more`: lines at the end of the server's configuration.
+    """
     assert _SSHD is not None
     for name in ("host_key", "user_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
@@ -38,7 +41,7 @@ def running(folder: Path) -> Iterator[Path]:
     lines = [f"Port {port}", *(f"ListenAddress {host}" for host in HOSTS), f"HostKey {folder}/host_key"]
     lines += [f"AuthorizedKeysFile {folder}/authorized", "PidFile none", "StrictModes no", "UsePAM no"]
     (folder / "sshd_config").write_text(
-        "\n".join([*lines, "PasswordAuthentication no", "MaxStartups 100", ""])
+        "\n".join([*lines, "PasswordAuthentication no", "MaxStartups 100", *more, ""])
     )
     key = " ".join((folder / "host_key.pub").read_text().split()[:2])
     (folder / "known").write_text("".join(f"[{host}]:{port} {key}\n" for host in HOSTS))

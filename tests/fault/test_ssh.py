@@ -219,6 +219,33 @@ def test_recordings_of_all_hosts_are_judged(
         done = running.wait(200)
     assert "weft run: metrics are at http://127.0.0.1:" in done.stderr
     assert (tmp_path / "out" / "report.html").exists() and done.returncode in ((0, 3) if shared else (2,))
-    told = "out on this machine has no recording of rank 1: their hosts write at the same path"
+    told = "out on this machine has no recording of rank 1, and none came from their hosts"
     for text in (told, "the page tells of some ranks only"):
         assert (text in done.stderr) is (not shared), done.stderr
+
+
+def test_recordings_come_from_a_host_with_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The second host's working folder is another one, as on another machine; what lay in it before is left there."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there, tmp_path / "sshd"):
+        folder.mkdir()
+    (there / "out").mkdir()
+    (there / "out" / "rank1.old").write_text("of an earlier job")
+    command = f'sh -c "$(printf %s "$SSH_ORIGINAL_COMMAND" | sed s#{here}#{there}#g)"'
+    more = [f"Match LocalAddress {sshd.HOSTS[1]}", f" ForceCommand {command}"]
+    monkeypatch.chdir(here)
+    with sshd.running(tmp_path / "sshd", more) as found:
+        folder = "/proc/self/cwd/out"  # the same path on both hosts
+        options = ["--report", folder, "--fail-on", "LossNotFinite"]
+        with job(found, RECORDED, options=options) as running:
+            done = running.wait(200)
+    assert done.returncode in (0, 3), done.stderr
+    assert f"weft: recordings of {sshd.HOSTS[1]} (rank 1) have come: " in done.stderr
+    assert "the page tells of some ranks only" not in done.stderr
+    came = {path.name for path in (here / "out").glob("rank1*")}
+    assert came == {path.name for path in (there / "out").glob("rank1*")} - {"rank1.old"} and came
+    for name in came:
+        assert (here / "out" / name).read_bytes() == (there / "out" / name).read_bytes()
+    assert not (there / "out" / "report.html").exists() and not list((here / "out").glob(".*"))

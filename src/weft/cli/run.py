@@ -199,6 +199,7 @@ def main(options: argparse.Namespace) -> int:
         job = Job(
             command, options.ranks, environ, options.prefix or "others", limits, attend,
             restarts=options.max_restarts, journal=journal, hosts=hosts.there, least_hosts=options.min_hosts,
+            recording=settings.record,
         )  # fmt: skip
         code = again.run(job)
     least = options.min_hosts * where.ranks_per_host or options.ranks

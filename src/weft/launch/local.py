@@ -108,7 +108,9 @@ class Launcher:
                 self._start()
                 if self._job.attend is not None:
                     self._job.attend(self._page)
-                return self._watch()
+                code = self._watch()
+                self._bring()
+                return code
             except BrokenPipeError:  # nobody reads the output any more
                 return 128 + signal.SIGPIPE
 
@@ -202,6 +204,18 @@ class Launcher:
             text = f"weft: --log-dir cannot be written to: {self._journal.lost}. Some of it is missing\n"
             self._shown.err.write(self, text.encode(errors="replace"))
         return OUTPUT_LOST if self._shown.lost or self._journal.lost else 0
+
+    def _bring(self) -> None:
+        """Recordings of ranks on other hosts, unless the job starts again; until they are here, or a further signal."""
+        if isinstance(self._ranks, Here) or (
+            self.failed is not None and self._job.attempt < self._job.restarts
+        ):
+            return
+        heard = len(self._stopped_by)
+        self._ranks.bring()
+        while self._ranks.brings and len(self._stopped_by) == heard:
+            self._turn()
+        self._hand_over(STOPPED_OUTPUT_SECONDS)
 
     def _lets_save(self) -> bool:
         """Whether the ranks save and end by themselves, as they were asked to; one signal asks, the second one ends."""

@@ -63,7 +63,7 @@ def recording_files(folder: Path) -> dict[str, int]:
 def not_here(folder: Path, before: Mapping[str, int], ranks: int) -> str:
     """Of which ranks this job's recording is not in the folder, as it is on this machine; empty if of none.
 
-    Ranks on other hosts write at the same path there. Nothing is fetched: recordings may be large.
+    Ranks on other hosts write at the same path there, and weft's launcher has brought what it could.
     """
     now = recording_files(folder)
     new = {name for name, time_ns in now.items() if before.get(name) != time_ns}
@@ -72,8 +72,8 @@ def not_here(folder: Path, before: Mapping[str, int], ranks: int) -> str:
     if not missing:
         return ""
     return (
-        f"{shown_path(folder)} on this machine has no recording of rank {listed(missing)}: their hosts write at the "
-        "same path, so name a folder that all hosts share, or copy their files there"
+        f"{shown_path(folder)} on this machine has no recording of rank {listed(missing)}, and none came from their "
+        "hosts: name a folder that all hosts share, or copy their files there"
     )
 
 

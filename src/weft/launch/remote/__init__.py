@@ -7,5 +7,5 @@
 What the launcher and an agent say to each other goes through ssh's standard streams, so ssh proves who they are and
 nobody else can read it. Each host has a page of all ranks; what changes in one is copied into the others.
 
-wire (messages) -> mirror (two pages alike) -> agent (on a host) | elsewhere (beside the launcher)
+wire (messages) -> mirror (two pages alike), recordings -> agent (on a host) | elsewhere (beside the launcher)
 """

@@ -3,6 +3,7 @@
 hello    what this host is called, and the address by which ssh reached it
 start    the launcher says what to run; nothing of it stands in a command line
 watch    output, signs and ends go to the launcher, signals and signs of others come from there
+fetch    recordings of these ranks go to the launcher, which does not have them in its folder
 end      the launcher is gone, says so, or has not been heard of for a while: all ranks end
 
 It is started by its path, as ranks are: a folder called `weft` beside the script is nothing to it.
@@ -16,14 +17,17 @@ import selectors
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import weft
 from weft.errors import WeftError
 from weft.launch.environ import free_port, rank_environ
 from weft.launch.output import KEPT_LIMIT
+from weft.launch.remote import recordings
 from weft.launch.remote.mirror import Mirror
-from weft.launch.remote.wire import MARK, PING_S, SILENT_S, Incoming, Outgoing
+from weft.launch.remote.wire import MARK, PING_S, SILENT_S, Incoming, Message, Outgoing
 from weft.launch.running.here import Here
 from weft.launch.running.job import usable_cores
 from weft.watch.heartbeat import Page
@@ -66,6 +70,9 @@ class _Agent:
         self.ranks = range(0)
         self.stopped: list[int] = []
         self.held: socket.socket | None = None
+        self.folder: Path | None = None
+        self.before: dict[str, int] = {}
+        self.sending: Iterator[Message] = iter(())
         self.pipes = selectors.DefaultSelector()
         self.selector = selectors.DefaultSelector()
         os.set_blocking(0, False)
@@ -94,6 +101,8 @@ class _Agent:
             elif key.fileobj is self.pipes:
                 self._read()
         self.out.push()
+        while len(self.out.kept) <= KEPT_LIMIT and (message := next(self.sending, None)):
+            self._say(*message)
         if self.here is not None and self.mirror is not None and waiting <= 2 * KEPT_LIMIT:
             self._tell(self.here, self.mirror)
 
@@ -145,6 +154,8 @@ class _Agent:
             elif kind == "signal" and self.here is not None:
                 for rank in values["ranks"]:
                     self.here.send(rank, values["number"], values["alone"])
+            elif kind == "fetch" and self.folder is not None:
+                self.sending = recordings.messages(self.folder, self.ranks, self.before)
             elif kind == "end":
                 self.over = True
             elif self.mirror is not None:
@@ -160,6 +171,9 @@ class _Agent:
         ranks, hosts, number = told["ranks"], told["hosts"], told["host"]
         count = ranks // hosts
         self.ranks = range(number * count, (number + 1) * count)
+        if told["recording"]:
+            self.folder = Path(told["recording"])
+            self.before = recordings.files_of(self.folder, self.ranks)
         page, shared = Page.create(ranks)
         self.mirror = Mirror(page, "agent", self.ranks, leads=number == 0)
         self.here = Here(told["command"], shared, self.pipes, self._take)

@@ -3,6 +3,7 @@
 connect   every agent says where it is; one that does not, in time, is told of as lost
 start     when all are there: the first host holds a port, then all start their ranks
 watch     what agents say arrives in the launcher's loop; a host that is silent or whose ssh ends is lost
+bring     recordings that are not in the launcher's folder come from their hosts
 close     agents are told to end, or notice that nobody is there
 """
 
@@ -15,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import weft
@@ -23,10 +25,11 @@ from weft.foreign import shown_text
 from weft.launch.environ import LOOPBACK
 from weft.launch.output import Lines
 from weft.launch.remote.mirror import SLOWLY_S, Mirror
+from weft.launch.remote.recordings import Arriving, files_of, lacking
 from weft.launch.remote.wire import PING_S, Incoming, Outgoing
 from weft.launch.running.here import Take
 from weft.launch.running.job import Host, Job
-from weft.units import format_seconds
+from weft.units import format_bytes, format_seconds
 from weft.visible import visible
 from weft.watch.failure import Failure
 from weft.watch.heartbeat import Page
@@ -38,6 +41,8 @@ CONNECT_S = 120.0
 LEAST_SILENT_S = 10.0
 """A host is never given up earlier: agents wait for the machine, too."""
 CLOSE_S = 5.0
+BRING_S = 60.0
+"""Recordings of which nothing comes for so long are given up."""
 _MOST_OF = 0.8
 _WORDS = 2000
 """So much is kept of what ssh says of itself."""
@@ -55,8 +60,9 @@ class _Link:
         self.stopped: set[int] = set()
         self.alive = {*ranks}
         self.gone = ""
+        self.arriving: Arriving | None = None
         self.words = b""
-        self.began = self.heard = self.said = time.monotonic()
+        self.began = self.heard = self.said = self.arrived = time.monotonic()
         launcher = os.getpid()
 
         def in_child() -> None:
@@ -128,6 +134,8 @@ class Elsewhere:
         self._asked = self._closing = False
         self._silent_s = max(job.limits.heartbeat, LEAST_SILENT_S)
         self._ended: list[tuple[int, int]] = []
+        self._recording = Path(job.recording) if job.recording else None
+        self._before = files_of(self._recording, range(job.ranks)) if self._recording else {}
         count = job.ranks // len(job.hosts)
         self._links: list[_Link] = []
         for number, host in enumerate(job.hosts):
@@ -190,6 +198,8 @@ class Elsewhere:
             link.stopped = {*values["ranks"]}
         elif kind == "error":
             self._lose(link, visible(str(values.get("text"))))
+        elif kind in ("file", "piece", "unread", "brought"):
+            self._receive(link, values, data)
         elif kind == "report" and values.get("rank") in link.ranks:
             link.mirror.apply((values, self._on_this_clock(link, data)))
         elif kind == "job" or values.get("rank") in link.ranks:
@@ -217,7 +227,7 @@ class Elsewhere:
         return {
             "kind": "start", "command": [*self._job.command], "variables": dict(self._job.environ),
             "own": {**port, **self._own}, "ranks": self._job.ranks, "hosts": len(self._links), "host": link.number,
-            "silent_s": self._silent_s,
+            "silent_s": self._silent_s, "recording": self._job.recording,
         }  # fmt: skip
 
     def exchange(self, listening: bool = True) -> None:
@@ -248,6 +258,44 @@ class Elsewhere:
                 link.say({"kind": "ping"})
             with suppress(BrokenPipeError):
                 link.out.push()
+
+    def bring(self) -> None:
+        """Ask the hosts whose recordings are not in this machine's folder for them, as far as they are there."""
+        for link in self._links if self._recording is not None else ():
+            assert self._recording is not None
+            if link.pids and not link.gone and lacking(self._recording, link.ranks, self._before):
+                link.arriving = Arriving(self._recording, link.ranks)
+                link.arrived = time.monotonic()
+                link.say({"kind": "fetch"})
+
+    @property
+    def brings(self) -> bool:
+        """Whether recordings are still to come."""
+        for link in self._links:
+            if link.arriving is not None and time.monotonic() - link.arrived > BRING_S:
+                self._stop_bringing(link, f"nothing came for {format_seconds(BRING_S)}")
+        return any(link.arriving is not None and not link.gone for link in self._links)
+
+    def _receive(self, link: _Link, values: Mapping[str, Any], data: bytes) -> None:
+        if link.arriving is None:
+            return  # it was given up
+        link.arrived = time.monotonic()
+        try:
+            link.arriving.take(values, data)
+        except LaunchError as error:
+            self._stop_bringing(link, str(error))
+            return
+        if link.arriving.over:
+            found = f"{link.arriving.files} files, {format_bytes(link.arriving.size)}"
+            if link.arriving.files:
+                self._say(f"weft: recordings of {link.who} have come: {found}\n".encode())
+            link.arriving = None
+
+    def _stop_bringing(self, link: _Link, why: str) -> None:
+        assert link.arriving is not None
+        link.arriving.close()
+        link.arriving = None
+        self._say(f"weft: recordings of {link.who} did not come: {visible(why)}\n".encode(errors="replace"))
 
     def instead(self, verdict: Verdict) -> Verdict:
         """What is to be said of ranks that show nothing: that their host does not, if that is so."""
@@ -338,6 +386,8 @@ class Elsewhere:
         """Ends what is left; returns when the agents are gone, or do not answer."""
         self._closing = True
         for link in self._links:
+            if link.arriving is not None:
+                link.arriving.close()
             link.say({"kind": "end"})
         deadline = time.monotonic() + CLOSE_S
         for link in self._links:

@@ -35,6 +35,7 @@ class Job:
         restarts: How often it may be started again.
         journal: What is told of it in a folder of its own.
         hosts: Where the ranks are, the same number on each; this machine if there are none.
+        recording: Where ranks write what they record; what lies there on other hosts comes to this one at the end.
         least_hosts: With how many of them the job may go on; 0 if only with all.
     """
 
@@ -49,6 +50,7 @@ class Job:
     journal: Journal | Nowhere = field(default_factory=Nowhere)
     hosts: Sequence[Host] = ()
     least_hosts: int = 0
+    recording: str = ""
 
 
 class Process(Protocol):
