@@ -252,8 +252,9 @@ def resolve(
             values.get("partitions", 1), values.get("tensor_parallel_degree", 1), world_size
         )
         faults += _sharers_faults(
-            values.get("partitions", 1), values.get("sharded_data_parallel_degree", 1), world_size
-        )
+            values.get("partitions", 1), values.get("tensor_parallel_degree", 1),
+            values.get("sharded_data_parallel_degree", 1), world_size,
+        )  # fmt: skip
     _raise(faults)
     return Settings(**values)
 
@@ -401,7 +402,7 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
 
 _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
     "sharded_data_parallel_degree": {"shard_optimizer_state": [False], "compression": [""]},
-    "tensor_parallel_degree": {"sharded_data_parallel_degree": [1], "inputs": ["equal", "apart"]},
+    "tensor_parallel_degree": {"inputs": ["equal", "apart"]},
 }
 """What other settings must be where a degree is above 1."""
 
@@ -461,17 +462,21 @@ def _tensor_faults(partitions: int, degree: int, world_size: int) -> list[str]:
     ]
 
 
-def _sharers_faults(partitions: int, degree: int, world_size: int) -> list[str]:
+def _sharers_faults(partitions: int, tensor: int, degree: int, world_size: int) -> list[str]:
     """Copies of the model that sharers do not divide."""
-    if world_size % partitions or partitions == 1:
-        return _divisor_faults("sharded_data_parallel_degree", degree, world_size) if partitions == 1 else []
-    copies = world_size // partitions
-    if copies % degree == 0:
+    ranks = partitions * tensor
+    if ranks == 1:
+        return _divisor_faults("sharded_data_parallel_degree", degree, world_size)
+    copies = world_size // ranks
+    if world_size % ranks or copies % degree == 0:
         return []
+    divided = f"{partitions} partition{'s' * (partitions > 1)}"
+    if tensor > 1:
+        divided += f" and tensor_parallel_degree {tensor}"
     return [
-        f"sharded_data_parallel_degree is {degree}, but {world_size} processes with {partitions} partitions make "
+        f"sharded_data_parallel_degree is {degree}, but {world_size} processes with {divided} make "
         f"{copies} {'copy' if copies == 1 else 'copies'} of the model, which it does not divide: start a multiple of "
-        f"{partitions * degree} processes (weft run -n {partitions * degree}), or write "
+        f"{ranks * degree} processes (weft run -n {ranks * degree}), or write "
         '"sharded_data_parallel_degree": 1'
     ]
 

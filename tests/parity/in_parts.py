@@ -21,7 +21,7 @@ import weft.torch as weft
 from tests.parity.registry import Checks
 from weft.errors import DivergenceError, UsageError
 from weft.torch.replicas.whole_tensors import whole
-from weft.torch.tensor_parallel import is_cut
+from weft.torch.tensor_parallel import axes_of, is_cut
 
 CHECKS = Checks()
 ROWS, WIDTH, STEPS, WORDS = 8, 12, 3, 211
@@ -132,7 +132,9 @@ class Job:
             torch.testing.assert_close(mine["state"][number], state, rtol=1e-4, atol=1e-7)
 
     def cut(self) -> list[str]:
-        return [name for name, parameter in self.model.local_named_parameters() if is_cut(parameter)]
+        """The weights that ranks have split, which replicas may share besides."""
+        named = self.model.local_named_parameters()
+        return [name for name, parameter in named if "tp" in axes_of(parameter)]
 
 
 @CHECKS.check

@@ -14,8 +14,6 @@ def cannot(precision: str, division: Division) -> str:
     """Why weft cannot run a division today; empty if it can."""
     if division.tensor > 1 and division.along:
         return "sequence parallelism, with which tensor parallelism is reckoned, is not in weft"
-    if division.tensor > 1 and division.sharded == "parameters":
-        return "sharded parameters beside tensor parallelism are not in weft"
     if division.experts > 1:
         return "expert parallelism is not in weft"
     if division.context > 1:

@@ -14,7 +14,7 @@ OF_TENSORS = {
     "_weft_buffer": False,  # whether the tensor is a buffer of a model that is split
     "_weft_made": None,  # in the watching pass of a trace: who made the tensor, a ``Made``
     "_weft_operation": None,  # in the watching pass: the ``Operations`` and the number of the one that made the tensor
-    "_weft_cut": None,  # on a parameter of which this rank holds a part: how it was cut, and by which ranks
+    "_weft_cut": None,  # on a parameter of which this rank holds a part: how it was cut, over which ranks
     "_weft_blocks": None,  # on the result of a fused projection in parts: the sizes of its blocks
     "_weft_tags": None,  # while it is found out what can be split: the linears that a tensor in parts comes from
     "_weft_placed": False,  # in a reference run: whether the tensor would have a place in a split step

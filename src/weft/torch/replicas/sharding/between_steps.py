@@ -39,6 +39,8 @@ class Sharers:
         size: How many they are.
     """
 
+    axis = "rdp"
+
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self.group, self.rank, self.size = group, rank, size
 
