@@ -114,6 +114,12 @@ class Settings:
     sharded_data_parallel_degree: int = _setting(
         1, Whole(1), "so many copies of the model share its parameters, gradients and optimizer states"
     )
+    sharded_parameters_gathered: Literal["step", "microbatch"] = _setting(
+        "step",
+        Choice(("step", "microbatch")),
+        "when the parameters that copies of the model share are whole, beside partitions or split tensors. step: from "
+        "its beginning to its end; microbatch: layer by layer, for each microbatch",
+    )
     tensor_parallel_degree: int = _setting(
         1, Whole(1), "over how many ranks the weights of a layer are split, see docs/tensor-parallel.md"
     )
@@ -388,6 +394,11 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
         faults.append(
             f"default_partition is {complete['default_partition']}, but {complete['partitions']} partitions "
             f"are counted from 0: write a number up to {complete['partitions'] - 1}"
+        )
+    if complete["sharded_parameters_gathered"] == "microbatch" and complete["verify"] == "gradients":
+        faults.append(
+            'verify is "gradients", which compares whole ones, but sharded_parameters_gathered is "microbatch", with '
+            'which no rank has any: write "verify": "losses", or "sharded_parameters_gathered": "step"'
         )
     for degree, others in _ONLY_WITH.items():
         if complete[degree] > 1:

@@ -31,6 +31,7 @@ def test_defaults():
         "shard_optimizer_state": False,
         "offload_activations": False,
         "sharded_data_parallel_degree": 1,
+        "sharded_parameters_gathered": "step",
         "compression": "",
         "tensor_parallel_degree": 1,
         "heartbeat_timeout": 30.0,

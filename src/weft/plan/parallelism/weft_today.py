@@ -22,8 +22,6 @@ def cannot(precision: str, division: Division) -> str:
         return "the schedule zb_2p is not in weft"
     if precision == "fp8":
         return "products in fp8 are not in weft"
-    if division.sharded == "parameters" and division.pipeline > 1:
-        return "with partitions, parameters are sharded between steps only"
     return ""
 
 
@@ -46,6 +44,8 @@ def settings(division: Division, microbatches: int) -> dict[str, Any]:
         found["shard_optimizer_state"] = True
     if division.sharded == "parameters":
         found["sharded_data_parallel_degree"] = division.data
+        if division.pipeline * division.tensor > 1:
+            found["sharded_parameters_gathered"] = "microbatch"  # as the plan reckons
     return found
 
 

@@ -122,10 +122,8 @@ def test_microbatches_from_which_the_bubble_is_small(schedule):
         (Division(tensor=2, pipeline=2, along=False), ""),
         (Division(context=2), "context parallelism is not in weft"),
         (Division(pipeline=2, schedule="zb_2p"), "the schedule zb_2p is not in weft"),
-        (
-            Division(pipeline=2, data=2, sharded="parameters"),
-            "with partitions, parameters are sharded between steps only",
-        ),
+        (Division(pipeline=2, data=2, sharded="parameters"), ""),
+        (Division(tensor=2, data=2, along=False, sharded="parameters"), ""),
         (Division(data=2), ""),
     ],
 )
