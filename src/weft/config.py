@@ -114,6 +114,12 @@ class Settings:
     sharded_data_parallel_degree: int = _setting(
         1, Whole(1), "so many copies of the model share its parameters, gradients and optimizer states"
     )
+    sharded_parameters_gathered: Literal["step", "microbatch"] = _setting(
+        "step",
+        Choice(("step", "microbatch")),
+        "when the parameters that copies of the model share are whole, beside partitions or split tensors. step: from "
+        "its beginning to its end; microbatch: layer by layer, for each microbatch",
+    )
     tensor_parallel_degree: int = _setting(
         1, Whole(1), "over how many ranks the weights of a layer are split, see docs/tensor-parallel.md"
     )
@@ -259,8 +265,9 @@ def resolve(
         for name in TP_DEGREES:
             faults += _tensor_faults(values.get("partitions", 1), name, values.get(name, 1), world_size)
         faults += _sharers_faults(
-            values.get("partitions", 1), values.get("sharded_data_parallel_degree", 1), world_size
-        )
+            values.get("partitions", 1), values.get("tensor_parallel_degree", 1),
+            values.get("sharded_data_parallel_degree", 1), world_size,
+        )  # fmt: skip
     _raise(faults)
     return Settings(**values)
 
@@ -395,6 +402,11 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
             f"default_partition is {complete['default_partition']}, but {complete['partitions']} partitions "
             f"are counted from 0: write a number up to {complete['partitions'] - 1}"
         )
+    if complete["sharded_parameters_gathered"] == "microbatch" and complete["verify"] == "gradients":
+        faults.append(
+            'verify is "gradients", which compares whole ones, but sharded_parameters_gathered is "microbatch", with '
+            'which no rank has any: write "verify": "losses", or "sharded_parameters_gathered": "step"'
+        )
     for degree, others in _ONLY_WITH.items():
         if complete[degree] > 1:
             faults += [
@@ -408,7 +420,7 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
 
 _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
     "sharded_data_parallel_degree": {"shard_optimizer_state": [False], "compression": [""]},
-    "tensor_parallel_degree": {"sharded_data_parallel_degree": [1], "inputs": ["equal", "apart"]},
+    "tensor_parallel_degree": {"inputs": ["equal", "apart"]},
     "context_parallel_degree": {
         "tensor_parallel_degree": [1], "sharded_data_parallel_degree": [1], "inputs": ["equal", "apart"],
     },
@@ -475,17 +487,21 @@ def _tensor_faults(partitions: int, name: str, degree: int, world_size: int) -> 
     ]
 
 
-def _sharers_faults(partitions: int, degree: int, world_size: int) -> list[str]:
+def _sharers_faults(partitions: int, tensor: int, degree: int, world_size: int) -> list[str]:
     """Copies of the model that sharers do not divide."""
-    if world_size % partitions or partitions == 1:
-        return _divisor_faults("sharded_data_parallel_degree", degree, world_size) if partitions == 1 else []
-    copies = world_size // partitions
-    if copies % degree == 0:
+    ranks = partitions * tensor
+    if ranks == 1:
+        return _divisor_faults("sharded_data_parallel_degree", degree, world_size)
+    copies = world_size // ranks
+    if world_size % ranks or copies % degree == 0:
         return []
+    divided = f"{partitions} partition{'s' * (partitions > 1)}"
+    if tensor > 1:
+        divided += f" and tensor_parallel_degree {tensor}"
     return [
-        f"sharded_data_parallel_degree is {degree}, but {world_size} processes with {partitions} partitions make "
+        f"sharded_data_parallel_degree is {degree}, but {world_size} processes with {divided} make "
         f"{copies} {'copy' if copies == 1 else 'copies'} of the model, which it does not divide: start a multiple of "
-        f"{partitions * degree} processes (weft run -n {partitions * degree}), or write "
+        f"{ranks * degree} processes (weft run -n {ranks * degree}), or write "
         '"sharded_data_parallel_degree": 1'
     ]
 

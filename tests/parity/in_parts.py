@@ -25,7 +25,7 @@ from weft.errors import DivergenceError, UsageError
 from weft.torch.delayed_parameters import materialise
 from weft.torch.replicas.whole_tensors import whole
 from weft.torch.session import current
-from weft.torch.tensor_parallel import is_cut
+from weft.torch.tensor_parallel import axes_of, is_cut
 
 CHECKS = Checks()
 ROWS, WIDTH, STEPS, WORDS = 8, 12, 3, 211
@@ -136,7 +136,9 @@ class Job:
             torch.testing.assert_close(mine["state"][number], state, rtol=1e-4, atol=1e-7)
 
     def cut(self) -> list[str]:
-        return [name for name, parameter in self.model.local_named_parameters() if is_cut(parameter)]
+        """The weights that ranks have split, which replicas may share besides."""
+        named = self.model.local_named_parameters()
+        return [name for name, parameter in named if "tp" in axes_of(parameter)]
 
 
 @CHECKS.check

@@ -74,10 +74,10 @@ def loss_of(model: Any, x: Tensor, y: Tensor) -> Tensor:
 class Job:
     """A model and what trains it; and the same in one process, on all samples."""
 
-    def __init__(self, late: bool = False, **settings: Any) -> None:
+    def __init__(self, late: bool = False, net: nn.Module | None = None, **settings: Any) -> None:
         gc.collect()
         weft.init({"partitions": given.partitions, "microbatches": 4, **settings})
-        net = Net()
+        net = Net() if net is None else net
         self.alone = copy.deepcopy(net)
         self.model = weft.DistributedModel(net)
         self.scaler = weft.amp.GradScaler("cpu", init_scale=64.0)
@@ -274,7 +274,11 @@ def what_does_not_fit_is_told() -> None:
 
 @CHECKS.check
 def unmodified_models_train_as_in_one_process() -> None:
-    for name in ("GPT2LMHeadModel", "LlamaForCausalLM", "T5ForConditionalGeneration"):
+    train_models("GPT2LMHeadModel", "LlamaForCausalLM", "T5ForConditionalGeneration")
+
+
+def train_models(*names: str) -> None:
+    for name in names:
         case = CASES[name]
         weft.init({"partitions": given.partitions, "microbatches": MICROBATCHES})
         net = case.build()

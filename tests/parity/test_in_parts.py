@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,13 +51,30 @@ def test_what_would_differ_between_ranks_is_refused(check: str) -> None:
     pass_checks("in_parts.py", [check], 2, env={"WEFT_SET": settings})
 
 
-def test_replicas_share_states_of_parts(tmp_path: Path) -> None:
-    for ranks, settings in (
-        (4, {"tensor_parallel_degree": 2, "shard_optimizer_state": True}),
-        (2, {"tensor_parallel_degree": 2}),
-        (1, {}),
-    ):
-        checks = [*SOME, *SAVES, "a_whole_state_is_loaded_into_parts"] if ranks == 4 else SAVES
+LOADS = "a_whole_state_is_loaded_into_parts"
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        [
+            (4, {"tensor_parallel_degree": 2, "shard_optimizer_state": True}, [*SOME, *SAVES, LOADS]),
+            (2, {"tensor_parallel_degree": 2}, SAVES),
+            (1, {}, SAVES),
+        ],
+        [
+            (4, {"tensor_parallel_degree": 2, "sharded_data_parallel_degree": 2}, [*SOME[:2], *SAVES, LOADS]),
+            (1, {}, SAVES),
+        ],
+        [
+            (1, {}, SAVES),
+            (4, {"tensor_parallel_degree": 2, "sharded_data_parallel_degree": 2}, SAVES),
+        ],
+    ],
+    ids=["states", "parameters", "parameters, later"],
+)
+def test_replicas_share_parts(layouts: list[tuple[int, dict[str, Any], list[str]]], tmp_path: Path) -> None:
+    for ranks, settings, checks in layouts:
         pass_checks(
             "in_parts.py", checks, ranks, "--folder", str(tmp_path), env={"WEFT_SET": json.dumps(settings)}
         )

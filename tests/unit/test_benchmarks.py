@@ -36,6 +36,7 @@ OTHERS = {
     "recording": (["--spans", "2000", "--steps", "20", "--seconds", "0.2", "--rounds", "1"], "| a span |"),
     "plan": (["--rows", "tests/data/step_times.csv", "--brief"], "| **strict** | 28 |"),
     "checkpoint": (["--small"], "| torch.distributed.checkpoint |"),
+    "shared_parameters": (["--layers", "4", "--width", "64", "--steps", "1"], "| for each microbatch |"),
 }
 """Options that make it short, and what its table has then."""
 

@@ -31,6 +31,7 @@ def test_defaults():
         "shard_optimizer_state": False,
         "offload_activations": False,
         "sharded_data_parallel_degree": 1,
+        "sharded_parameters_gathered": "step",
         "compression": "",
         "tensor_parallel_degree": 1,
         "context_parallel_degree": 1,
@@ -84,6 +85,14 @@ def test_the_degree_divides_the_copies_of_a_pipeline():
     )
     with pytest.raises(ConfigError, match=text):
         resolve(given, {}, 6)
+
+
+def test_ranks_that_split_tensors_make_one_copy():
+    given = {"sharded_data_parallel_degree": 2, "tensor_parallel_degree": 2}
+    assert resolve(given, {}, 4).sharded_data_parallel_degree == 2
+    text = "with 1 partition and tensor_parallel_degree 2 make 1 copy of the model.* multiple of 4 processes"
+    with pytest.raises(ConfigError, match=text):
+        resolve(given, {}, 2)
 
 
 def test_settings_are_frozen():

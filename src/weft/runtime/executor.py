@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.errors import StallError
+from weft.errors import DivergenceError, StallError
 from weft.runtime.microbatch import Microbatch, Worker
-from weft.runtime.turns import Turn, Turns
+from weft.runtime.turns import Turn, Turns, differing
 from weft.schedule.order import LAST, Order
 from weft.timeline import Span
 from weft.transport.channel import Mailbox
@@ -154,11 +154,14 @@ class Executor:
     def _find(self, turn: Turn) -> Microbatch | tuple[int, int] | None:
         """What another rank has given the turn to; None as long as it cannot run here."""
         index, stage = turn
-        if stage >= 0:
-            return (stage, index) if (stage, index) in self._tasks else None
-        if self._waiting and self._waiting[-1].index == index:
+        if stage >= 0 and (stage, index) in self._tasks:
+            return stage, index
+        if stage < 0 and self._waiting and self._waiting[-1].index == index:
             return self._waiting[-1]
-        return next((m for m in self._active if m.index == index and m.ready(self.mailbox)), None)
+        if stage < 0 and any(m.index == index for m in self._active):
+            return next((m for m in self._active if m.index == index and m.ready(self.mailbox)), None)
+        what = f"goes on with {'weight gradients of ' * (stage >= 0)}microbatch {index}"
+        raise DivergenceError(differing(what, "has nothing left to do there"))
 
     def _settle(self, chosen: Microbatch | tuple[int, int]) -> None:
         """It has the turn now: tell the ranks that take the same turns."""
@@ -308,7 +311,10 @@ class Executor:
         """The microbatch that goes on; None where the thread that runs the step has something to do."""
         if self._interrupted or self.mailbox.failure is not None:
             return None
-        chosen = self._choose()
+        try:
+            chosen = self._choose()
+        except DivergenceError:  # raised again by the thread that runs the step
+            return None
         if not isinstance(chosen, Microbatch):
             return None
         self._settle(chosen)

@@ -19,7 +19,7 @@ from weft.torch.calls.stand_ins import StandIn, elsewhere
 from weft.torch.replicas.whole_tensors import whole
 from weft.torch.session import current
 from weft.torch.session.session import Session
-from weft.torch.tensor_parallel import is_cut
+from weft.torch.tensor_parallel import axes_of, is_cut
 
 
 class _Torch:
@@ -66,12 +66,12 @@ def shares_parameters(session: Session) -> bool:
 
 def counted_once(session: Session, parameters: Sequence[Tensor]) -> list[Tensor]:
     """The parameters that count here, where other ranks that split tensors, or share them, have the same ones."""
-    first = session.position("tp") == 0
+    others = {axis for axis in ("tp",) if session.position(axis)}
     if shares_parameters(session):
         if session.position("rdp") >= session.settings.sharded_data_parallel_degree:
             return []  # the first replicas that share parameters have all of them
-        first = first and session.position("rdp") == 0
-    return [parameter for parameter in parameters if first or is_cut(parameter)]
+        others |= {axis for axis in ("rdp",) if session.position(axis)}
+    return [parameter for parameter in parameters if others <= axes_of(parameter)]
 
 
 def clip_along(
@@ -146,7 +146,7 @@ def _clip(
         return elsewhere(torch.zeros(()), remote, "the norm of the gradient of")
     if any(map(is_cut, given)):  # all on one partition, whose ranks have parts of them
         counted = counted_once(current.session(), given)
-        axis = "rdp" if shares_parameters(current.session()) else "tp"
+        axis = "dp" if shares_parameters(current.session()) else "tp"
         return clip_along(axis, given, max_norm, norm_type, error_if_nonfinite, counted)
     if owners:  # all here: PyTorch's function would ask for the norm of all ranks
         return clip_along(None, given, max_norm, norm_type, error_if_nonfinite)

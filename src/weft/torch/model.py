@@ -259,11 +259,18 @@ class DistributedModel(nn.Module):
         """Keep only this rank's share of each parameter between steps, if its settings say so; collective over the
         replicas."""
         session = current.session()
-        if session.settings.sharded_data_parallel_degree == 1 or self.sharded or self.shared is not None:
+        degree = session.settings.sharded_data_parallel_degree
+        if degree == 1 or self.sharded or self.shared is not None:
+            if session.executor is not None and self.shared is None:
+                session.share_turns(1)
             return
         with session.doing("sharing the parameters"):
-            self.shared = SharedParameters(session, self)
+            shared = self.shared = SharedParameters(session, self)
             self.shared.share()
+            if self.reducer is not None:
+                named = self.local_named_parameters()
+                self.reducer.watch([(name, p) for name, p in named if not shared.has_in_units(p)])
+        session.share_turns(1 if shared.units is None else degree)
         self.cut = True
         if self.optimizer is not None:
             self.optimizer.follow_cuts()

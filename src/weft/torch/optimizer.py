@@ -21,7 +21,7 @@ from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_
 from weft.torch.replicas.whole_tensors import is_sharded, like, whole
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
-from weft.torch.tensor_parallel import cut, cut_of, is_cut
+from weft.torch.tensor_parallel import can_cut, cut, is_cut
 
 SHARE = "_weft_share"
 """Beside a replica's own part of a shared state: which replica's, of how many."""
@@ -190,14 +190,11 @@ class DistributedOptimizer(Optimizer):
     def follow_cuts(self) -> None:
         """Parameters were cut over ranks: keep the same parts of what the optimizer holds for them."""
         for weight, stepped in self.stepped_on():
-            how = cut_of(weight)
-            if how is None:
-                continue
             with torch.no_grad():
-                if tuple(stepped.shape) == how.shape:
+                if can_cut(stepped, weight):
                     stepped.data = cut(stepped.data, weight)
                 for key, value in self.optimizer.state.get(stepped, {}).items():
-                    if isinstance(value, Tensor) and tuple(value.shape) == how.shape:
+                    if isinstance(value, Tensor) and can_cut(value, weight):
                         self.optimizer.state[stepped][key] = cut(value, weight)
 
     def forget_masters(self) -> None:

@@ -242,11 +242,12 @@ class StepRun:
         return describe_call(name, self.batch, session.settings.checked == "always", session.changes)
 
     def _agreed(self, own: list[Any]) -> list[Any]:
-        """The same for all ranks that split tensors, which take the same turns in this step."""
+        """The same for all ranks that split tensors; these, and others, take the same turns in this step."""
         session, turns = self._session, self._executor.turns
-        if turns is None:
+        if turns is not None:
+            turns.begin(session.steps)
+        if session.mesh.tp == 1:
             return own
-        turns.begin(session.steps)
         agreed: list[Any] = follow_first(session, own, self._call(), session.steps)
         return agreed
 
@@ -263,6 +264,8 @@ class StepRun:
             began_s = time.perf_counter()
             checks = Checks(self._check.look, self._calls.look)
             results = self._executor.run([self._body] * self.batch.microbatches, self._order, checks)
+            if self._executor.turns is not None:
+                self._executor.turns.end()
             for model in session.models:
                 model.add_up_weights()
             self.took_s = time.perf_counter() - began_s
@@ -273,7 +276,7 @@ class StepRun:
         except BaseException as error:
             session.break_off(error)
             if not isinstance(error, PeerError):
-                for channel in filter(None, (pipeline.channel, session.tensor)):
+                for channel in filter(None, (pipeline.channel, session.tensor, session.sharers)):
                     channel.abort(session.broken)
             raise
         finally:

@@ -8,9 +8,10 @@ import threading
 
 import pytest
 
+from weft.errors import DivergenceError, StallError
 from weft.runtime.executor import Executor
 from weft.runtime.microbatch import Microbatch
-from weft.runtime.turns import Turns
+from weft.runtime.turns import Turn, Turns
 from weft.schedule.action import Action
 from weft.schedule.order import Order
 from weft.transport.channel import VALUE, Key, Message
@@ -76,4 +77,63 @@ def test_a_rank_that_gets_no_turn_says_so():
     executor = Executor(channels[1].mailbox, 1, 0.2, turns=turns)
     with pytest.raises(Exception, match="the turn that the first rank of its tensor-parallel group gives"):
         executor.run([lambda microbatch: None], Order.of([Action.parse("0F0"), Action.parse("0B0")], 99))
+    executor.close()
+
+
+def pair() -> tuple[Turns, Turns]:
+    """The turns of a rank that leads, and of one that follows."""
+    channels = connect(2)
+    found = [Turns(channels[rank], [1 - rank], rank == 0, 0, wait_timeout_s=0.2) for rank in range(2)]
+    for turns in found:
+        turns.begin(1)
+    return found[0], found[1]
+
+
+def test_ranks_that_do_the_same_agree():
+    first, other = pair()
+    first.tell(Turn(3))
+    first.agree("gathers a")
+    first.end()
+    assert other.told() == other.told() == Turn(3)
+    other.taken()
+    other.agree("gathers a")
+    other.end()
+    assert other.told() is None
+
+
+def test_ranks_that_do_not_are_told_so():
+    first, other = pair()
+    first.agree("gathers a")
+    with pytest.raises(DivergenceError, match=r"the first of them gathers a, and this one gathers b\. With"):
+        other.agree("gathers b")
+    with pytest.raises(
+        DivergenceError, match="the first of them gathers a, and this one is done with its turn"
+    ):
+        other.told()
+    first, other = pair()
+    first.tell(Turn(0))
+    with pytest.raises(
+        DivergenceError, match="the first of them is done with its turn, and this one gathers a"
+    ):
+        other.agree("gathers a")
+
+
+def test_a_rank_does_not_wait_for_ever():
+    with pytest.raises(StallError, match=r"has told nothing for 0\.2 s"):
+        pair()[1].agree("gathers a")
+
+
+def test_a_turn_of_a_microbatch_that_has_ended_is_an_error():
+    channels = connect(2)
+    first, other = (Turns(channels[rank], [1 - rank], rank == 0, 0) for rank in range(2))
+    first.begin(1)
+    other.begin(1)
+    executor = Executor(channels[1].mailbox, 1, 5, turns=other)
+    for microbatch in (0, 0):
+        first.tell(Turn(microbatch))
+    actions = Order.of([Action.parse(f"0{kind}{n}") for n in range(2) for kind in "FB"], 99)
+    with pytest.raises(
+        DivergenceError, match="the first of them goes on with microbatch 0, and this one has nothing"
+    ):
+        executor.run([lambda microbatch: None] * 2, actions)
     executor.close()

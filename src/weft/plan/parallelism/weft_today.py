@@ -14,8 +14,6 @@ def cannot(precision: str, division: Division) -> str:
     """Why weft cannot run a division today; empty if it can."""
     if division.tensor > 1 and division.along:
         return "sequence parallelism, with which tensor parallelism is reckoned, is not in weft"
-    if division.tensor > 1 and division.sharded == "parameters":
-        return "sharded parameters beside tensor parallelism are not in weft"
     if division.experts > 1:
         return "expert parallelism is not in weft"
     if division.context > 1 and division.tensor > 1:
@@ -26,8 +24,6 @@ def cannot(precision: str, division: Division) -> str:
         return "the schedule zb_2p is not in weft"
     if precision == "fp8":
         return "products in fp8 are not in weft"
-    if division.sharded == "parameters" and division.pipeline > 1:
-        return "with partitions, parameters are sharded between steps only"
     return ""
 
 
@@ -52,6 +48,8 @@ def settings(division: Division, microbatches: int) -> dict[str, Any]:
         found["shard_optimizer_state"] = True
     if division.sharded == "parameters":
         found["sharded_data_parallel_degree"] = division.data
+        if division.pipeline * division.tensor > 1:
+            found["sharded_parameters_gathered"] = "microbatch"  # as the plan reckons
     return found
 
 

@@ -39,6 +39,7 @@ from weft.torch.backward.weight_gradients import Task, run_all, take_weights
 from weft.torch.execution.replicated import EVERYWHERE, Replicated
 from weft.torch.execution.value import Segment, Value
 from weft.torch.pytorch.private import base_of
+from weft.torch.replicas.sharding.by_unit import run_later
 from weft.torch.session.pipeline import Pipeline
 from weft.transport.channel import GRADIENT, PASS_BIT, VALUE, VERSION_BIT, Key, Message
 
@@ -211,7 +212,8 @@ class Tape:
         edges += [get_gradient_edge(wanted[number][1]) for number in numbers]
         if not edges or not roots[0]:
             return
-        grads = capture_gradients(*roots, edges)
+        with self._pipeline.backward():
+            grads = capture_gradients(*roots, edges)
         for (_, value), grad in zip(leaves, grads[: len(leaves)], strict=True):
             value.add_grad(grad)
         for number, grad in zip(numbers, grads[len(leaves) :], strict=True):
@@ -243,7 +245,15 @@ class Tape:
             self.channel.send(owner, message)
 
     def _completed(self, tasks: list[Task]) -> None:
-        self.microbatch.completed([functools.partial(run_all, tasks)] if tasks else [])
+        """The backward pass of a stage is done, but for ``tasks``."""
+        gathering = self._pipeline.gathering
+        if not tasks:
+            for each in gathering:
+                each.add_up_all()
+            self.microbatch.completed([])
+        else:
+            run = functools.partial(run_later, gathering) if gathering else run_all
+            self.microbatch.completed([functools.partial(run, tasks)])
 
     def clear(self) -> None:
         """Forget what was recorded; for a microbatch without a backward pass."""
@@ -264,7 +274,11 @@ class Tape:
             inputs = take_weights(edges, tasks.append)
         elif self._pipeline.fuses:
             inputs = take_weights(edges, Task.at_once, at_once=True)
-        run_autograd(edges, grads, inputs, keep)
+        if self._pipeline.gathering:
+            with self._pipeline.backward(later=bool(inputs) and segment.stage in self._splits):
+                run_autograd(edges, grads, inputs, keep)
+        else:
+            run_autograd(edges, grads, inputs, keep)
 
 
 def goes_back(tensor: Tensor) -> bool:

@@ -79,6 +79,8 @@ class UnitCall:
         self.inner = call_of(module)
         self.compiled = is_compiled(module) or hasattr(module, "_orig_mod")
         self.told = False
+        self.around: Callable[..., Any] | None = None
+        """Runs the unit's code, which it is given with its arguments; None: nobody has anything to do around it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         glue = running()
@@ -97,6 +99,8 @@ class UnitCall:
     def _call(
         self, glue: Glue, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if self.around is not None:
+            inner = functools.partial(self.around, inner)
         if (
             len(args) == 1
             and not kwargs
@@ -204,6 +208,8 @@ class UnitCall:
                 "of a step: call the model inside a function decorated with @weft.step"
             )
         args, kwargs = replace((args, kwargs), received_data)
+        if self.around is not None:
+            return self.around(self.inner, *args, **kwargs)
         return self.inner(*args, **kwargs)
 
 

@@ -230,7 +230,7 @@ class Places:
         adopted = self._adopted.get(id(tensor))
         if adopted is not None:
             return adopted[1]
-        if tensor._weft_cut is not None:  # type: ignore[attr-defined]
+        if tensor._weft_cut is not None or tensor._weft_away is not None:  # type: ignore[attr-defined]
             refuse_part(tensor)
         value = self.new_value(owner)
         value.segment = self._segments[0] if owner == self.rank else None

@@ -246,9 +246,27 @@ def saved(node: Any, name: str) -> Any:
     return getattr(node, f"_saved_{name}")
 
 
+PLAIN = "weft_gives_the_same_tensor"
+"""An attribute of weft's own hook that unpacks: it computes nothing."""
+
+
 def is_unpacked(node: Any, name: str) -> bool:
-    """Whether hooks have packed what the node keeps under that name, as activation checkpoints do."""
-    return getattr(node, f"_raw_saved_{name}").unpack_hook is not None
+    """Whether hooks of others have packed what the node keeps under that name, as activation checkpoints do."""
+    hook = getattr(node, f"_raw_saved_{name}").unpack_hook
+    return hook is not None and not hasattr(hook, PLAIN)
+
+
+_top_hooks = _find(
+    "torch._C._autograd._top_saved_tensors_default_hooks",
+    "activation checkpoints around layers whose parameters are gathered for each microbatch",
+    "what such a checkpoint would compute again is kept",
+)
+
+
+def saving_hooks() -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
+    """What packs and unpacks the tensors that autograd keeps on this thread; None where nothing does."""
+    found: tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = _top_hooks(True) if _top_hooks else None
+    return found
 
 
 def run_engine(

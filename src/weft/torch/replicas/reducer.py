@@ -178,11 +178,14 @@ class Reducer:
         with self._announced():
             self.finish()
 
-    def finish(self) -> None:
-        """End the step: when this returns, all replicas have the averages."""
+    def finish(self, trained: bool = False) -> None:
+        """End the step: when this returns, all replicas have the averages.
+
+        ``trained``: there were gradients that somebody else averages.
+        """
         if not self._active:
             return
-        trains = any(self._seen)
+        trains = any(self._seen) or trained
         if trains and not self._due():
             self._passes += 1
             self._active = False

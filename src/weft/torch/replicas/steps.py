@@ -92,7 +92,10 @@ def new_group(session: Session, ranks: tuple[int, ...], backend: str) -> Any:
 
 
 def begin_step(session: Session, microbatches: int) -> None:
-    """Tell all reducers that a step begins; parameters that replicas share are whole from now on."""
+    """Tell all reducers that a step begins; parameters that replicas share are whole from now on, or when needed."""
+    if session.pipeline is not None:
+        shared = [model.shared for model in session.models if model.shared is not None]
+        session.pipeline.gathering = [each.units for each in shared if each.units is not None]
     for model in session.models:
         if model.shared is not None:
             with session.doing("the parameters that replicas share"):
@@ -109,7 +112,8 @@ def finish_step(session: Session) -> None:
     with session.doing("the gradients"), record(session, "reduce"):
         for model in session.models:
             if model.reducer is not None:
-                model.reducer.finish()
+                units = None if model.shared is None else model.shared.units
+                model.reducer.finish(trained=units is not None and units.trained)
             elif model.sharded and model.broadcasts_buffers:
                 synchronise(session, model, parameters=False)
             if model.shared is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +81,7 @@ class Pipeline:
         latest: The numbers of the calls of the last step, by rank, as the ranks have told them.
         texts: The texts of calls, by number.
         generation: How often old signatures were forgotten.
+        gathering: What gathers parameters for each microbatch, by model; empty where none does.
         proof: Notes the numbers of a step that is compared with one process; see ``verify``.
         note: Tells the monitor what this rank does.
     """
@@ -101,8 +103,17 @@ class Pipeline:
     latest: dict[int, list[int]] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
     generation: int = 0
+    gathering: list[Any] = field(default_factory=list)
     proof: Any = None
     note: Callable[..., None] = lambda *args: None
+
+    @contextmanager
+    def backward(self, later: bool = False) -> Iterator[None]:
+        """Around autograd's run; ``later``: weights' gradients come later."""
+        with ExitStack() as stack:
+            for each in self.gathering:
+                stack.enter_context(each.backward(later))
+            yield
 
     def begin_step(self) -> None:
         """A step begins: what belongs to single microbatches is that of none yet."""

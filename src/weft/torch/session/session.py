@@ -42,6 +42,9 @@ class Session(base.Session):
         replicas: The channel to the ranks with the same part of the model, once something needs it.
         tensor: The channel to the ranks with other parts of the same weights; None where weights are whole.
         tensor_group: The group of these ranks, for what they add up in a step.
+        tensor_turns: The turns of these ranks.
+        sharers: The channel between ranks that gather each other's parameters in a step, for their turns.
+        turn_takers: How many replicas take the same turns.
         nccl: Whether ranks have GPUs of their own, and NCCL is there.
         drawing: The microbatch whose random states are the process's now.
         normalisers: How many SyncBatchNorm modules were made.
@@ -58,6 +61,9 @@ class Session(base.Session):
     replicas: TorchChannel | None = None
     tensor: TorchChannel | None = None
     tensor_group: Any = None
+    tensor_turns: Turns | None = None
+    sharers: TorchChannel | None = None
+    turn_takers: int = 1
     nccl: bool = False
     drawing: Microbatch | None = None
     normalisers: int = 0
@@ -74,7 +80,7 @@ class Session(base.Session):
     @property
     def channels(self) -> list[Channel]:
         """All channels of this rank."""
-        return [each for each in (self.channel, self.replicas, self.tensor) if each is not None]
+        return [each for each in (self.channel, self.replicas, self.tensor, self.sharers) if each is not None]
 
     def connect(self, pipeline: Pipeline, executor: Executor) -> None:
         """Run microbatches over this pipeline, by this executor."""
@@ -145,7 +151,35 @@ class Session(base.Session):
         replicas, here = self.mesh.rdp, self.position("tp")
         self.tensor = TorchChannel(mine, self.device, mailbox=mailbox, rings=rings, after=replicas)
         peers = [peer for peer in range(self.mesh.tp) if peer != here]
-        return Turns(self.tensor, peers, here == 0, -1 - replicas)
+        self.tensor_turns = Turns(self.tensor, peers, here == 0, -1 - replicas)
+        return self.tensor_turns
+
+    def share_turns(self, degree: int) -> None:
+        """From now on every ``degree`` replicas, and the ranks that split tensors with them, take the same turns.
+
+        Every rank calls this. ``degree``: 1 where only ranks that split tensors do.
+        """
+        assert self.executor is not None
+        if degree == self.turn_takers:
+            return
+        self.turn_takers = degree
+        if self.sharers is not None:
+            self.sharers.close()
+            self.sharers = None
+        if degree == 1:
+            self.executor.turns = self.tensor_turns
+            return
+        row = self.position("rdp") // degree
+        ranks = [rank for rank in self.peers("dp") if self.mesh.position("rdp", rank) // degree == row]
+        with self.doing("the ranks that share parameters"):
+            group = dist.new_group(ranks, self.timeout, "gloo", use_local_synchronization=True)
+            rings = rings_of(group, self.device)
+        mailbox, after = self.executor.mailbox, self.mesh.rdp + self.mesh.tp
+        self.sharers = TorchChannel(group, self.device, mailbox=mailbox, rings=rings, after=after)
+        here = ranks.index(self.rank)
+        peers = [peer for peer in range(len(ranks)) if peer != here]
+        timeout_s = self.executor.wait_timeout_s
+        self.executor.turns = Turns(self.sharers, peers, here == 0, -1 - after, timeout_s)
 
     def connect_replicas(self) -> None:
         """A channel between the ranks with the same part of the model, beside the pipeline's; every rank calls this."""

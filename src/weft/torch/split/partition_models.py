@@ -339,9 +339,16 @@ def _plan(
     if not pieces:  # the model's own code does everything
         parameters = dict.fromkeys(names.values(), 0)
     attributes = own(traced.attributes, [unit.name for unit in units])
+    mine = set(names.values())
+    read = [
+        (name, user or "")
+        for name, users in sorted(traced.users.items())
+        for user in sorted(users, key=str)
+        if name in mine and name.rpartition(".")[0] != user
+    ]
     return Plan(
         tuple(units), parameters, _place_buffers(tree, traced, where, pieces), traced.numpy, attributes=attributes,
-        toggled=tuple(sorted(traced.toggled)),
+        toggled=tuple(sorted(traced.toggled)), read=tuple(read),
         serial=_must_follow(traced, [unit.name for unit in units]),
     )  # fmt: skip
 

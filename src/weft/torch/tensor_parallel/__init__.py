@@ -7,8 +7,10 @@ are plain.
 """
 
 from .apply import split
-from .cuts import Cut, cut, cut_of, is_cut, whole
+from .cuts import Cut, axes_of, can_cut, cut, cut_of, is_cut, whole
 from .find import find
 from .splits import Linear, Region, Splits
 
-__all__ = ["Cut", "Linear", "Region", "Splits", "cut", "cut_of", "find", "is_cut", "split", "whole"]
+__all__ = [
+    "Cut", "Linear", "Region", "Splits", "axes_of", "can_cut", "cut", "cut_of", "find", "is_cut", "split", "whole",
+]  # fmt: skip

@@ -24,8 +24,9 @@ from weft.torch.tensors.marks import CUT
 
 
 class Holders(Protocol):
-    """The ranks that hold the parts of a tensor."""
+    """The ranks that hold the parts of a tensor: those of one group along ``axis`` of the mesh."""
 
+    axis: str
     rank: int
     size: int
 
@@ -78,14 +79,19 @@ def joined(parts: Sequence[Tensor], how: Cut) -> Tensor:
     return torch.cat([piece for pieces in zip(*blocks, strict=True) for piece in pieces], how.dim)
 
 
+def _cuts(parameter: Tensor) -> tuple[tuple[Cut, Holders], ...]:
+    """How the parameter was cut, and over which ranks; the cut of the whole first, then that of a part of it."""
+    return getattr(parameter, CUT) or ()
+
+
 def mark(parameter: Tensor, how: Cut, team: Holders) -> None:
-    """Say on the parameter that it is a part."""
-    setattr(parameter, CUT, (how, team))
+    """Say on the parameter that it is a part, of the whole or of the part that it was before."""
+    setattr(parameter, CUT, (*_cuts(parameter), (how, team)))
 
 
 def unmark(parameter: Tensor) -> None:
-    """The parameter is whole again."""
-    setattr(parameter, CUT, None)
+    """The parameter is again what it was before the latest cut."""
+    setattr(parameter, CUT, _cuts(parameter)[:-1] or None)
 
 
 def is_cut(parameter: Tensor) -> bool:
@@ -93,10 +99,15 @@ def is_cut(parameter: Tensor) -> bool:
     return getattr(parameter, CUT) is not None
 
 
+def axes_of(parameter: Tensor) -> set[str]:
+    """The axes of the mesh along which ranks hold parts of the parameter."""
+    return {team.axis for _, team in _cuts(parameter)}
+
+
 def cut_of(parameter: Tensor) -> Cut | None:
-    """How the parameter was cut; None if it is whole."""
-    found: tuple[Cut, Holders] | None = getattr(parameter, CUT)
-    return None if found is None else found[0]
+    """How the whole parameter was cut; None if it is whole. This rank may have only a part of that part."""
+    found = _cuts(parameter)
+    return found[0][0] if found else None
 
 
 def whole(parameter: Tensor, value: Tensor | None = None) -> Tensor:
@@ -107,31 +118,42 @@ def whole(parameter: Tensor, value: Tensor | None = None) -> Tensor:
         value: Another tensor that is cut like the parameter: its gradient, or a state of an optimizer. One of another
             shape than the parameter's (a count of steps) comes back as it is.
     """
-    own = parameter if value is None else value
-    found: tuple[Cut, Holders] | None = getattr(parameter, CUT)
-    if found is None or own.shape != parameter.shape:
-        return own.detach()
-    how, team = found
-    sizes = [sum(each) for each in zip(*(part_sizes(n, team.size) for n in how.blocks), strict=True)]
-    return joined(team.gather(own.detach(), how.dim, sizes), how)
+    own = (parameter if value is None else value).detach()
+    if own.shape != parameter.shape:
+        return own
+    for how, team in reversed(_cuts(parameter)):
+        sizes = [sum(each) for each in zip(*(part_sizes(n, team.size) for n in how.blocks), strict=True)]
+        own = joined(team.gather(own, how.dim, sizes), how)
+    return own
 
 
 def cut(value: Tensor, parameter: Tensor) -> Tensor:
     """This rank's part of a whole tensor, cut as the parameter is; the tensor itself if the parameter is whole.
 
+    Args:
+        value: It has the shape of the whole, or of a part that was cut again.
+        parameter: The parameter.
+
     Raises:
-        UsageError: The tensor has not the shape of the whole parameter.
+        UsageError: The tensor has another shape.
     """
-    found: tuple[Cut, Holders] | None = getattr(parameter, CUT)
-    if found is None:
+    found = _cuts(parameter)
+    if not found:
         return value
-    how, team = found
-    if tuple(value.shape) != how.shape:
+    if not can_cut(value, parameter):
         raise UsageError(
-            f"a tensor of shape {tuple(value.shape)} cannot be cut like a parameter whose whole has shape {how.shape}; "
-            "hand in the whole tensor"
+            f"a tensor of shape {tuple(value.shape)} cannot be cut like a parameter whose whole has shape "
+            f"{found[0][0].shape}; hand in the whole tensor"
         )
-    return cut_by(value, how, team.rank, team.size)
+    for how, team in found:
+        if tuple(value.shape) == how.shape:
+            value = cut_by(value, how, team.rank, team.size)
+    return value
+
+
+def can_cut(value: Tensor, parameter: Tensor) -> bool:
+    """Whether the value has the shape of the whole of a parameter that is cut, or of a part that was cut again."""
+    return any(tuple(value.shape) == how.shape for how, _ in _cuts(parameter))
 
 
 def cut_in_place(parameter: Any, how: Cut, team: Holders) -> None:

@@ -35,6 +35,8 @@ class Team:
         record: The context in which the ranks exchange something: a recording has a span of it.
     """
 
+    axis = "tp"
+
     def __init__(self, mesh: DeviceMesh, group: Any, rank: int, size: int) -> None:
         self.mesh, self.group, self.rank, self.size = mesh, group, rank, size
         assert mesh.mesh_dim_names is not None

@@ -1,4 +1,5 @@
-"""Cut weights that something else than their module reads, inside a unit: refused, where the rest of a step sees them.
+"""Weights that cannot be read just now: parts that something else than their module reads inside a unit, and weights of
+which this rank has a share, outside of the unit for which they are gathered. They are refused, where a step sees them.
 
 Units run as they are, with nothing between their operations and PyTorch. So the module's own table of parameters looks:
 inside a unit it gives a :class:`Part`, by whichever way somebody asks (``module.weight``, ``module.parameters()``). A
@@ -8,7 +9,7 @@ part tells dtype, device and the like, and refuses everything that would take it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.torch.pytorch.torch_functions import METADATA
-from weft.torch.tensors.marks import CUT
+from weft.torch.tensors.marks import AWAY, CUT
 from weft.torch.tensors.nested import tensors_in
 
 SHAPES = {
@@ -40,8 +41,25 @@ def ask(inside_unit: Callable[[], bool]) -> None:
     _inside_unit = inside_unit
 
 
+class Gatherer(Protocol):
+    """The mark of a parameter that has no values just now: it was given back."""
+
+    name: str
+
+    def come(self) -> bool:
+        """Let the parameter have its values if this is a moment for that; whether it is."""
+        ...
+
+
 def refuse_part(tensor: Tensor) -> NoReturn:
     """Say that a part cannot be read, and what to do instead."""
+    away: Gatherer | None = getattr(tensor, AWAY)
+    if away is not None:
+        raise UsageError(
+            f"code outside of {away.name} reads a weight of shape {list(tensor.shape)} that belongs to it, which "
+            "copies of the model share: it has values only while that module runs. Let the code use the module "
+            'itself, or write "sharded_parameters_gathered": "step"'
+        )
     raise UsageError(
         f"code outside of a cut module reads its weight, a part of shape {list(tensor.shape)}: what it computes "
         "would differ between the ranks that hold the others. Keep the module whole, "
@@ -50,7 +68,7 @@ def refuse_part(tensor: Tensor) -> NoReturn:
 
 
 class Part(Tensor):
-    """Stands for a parameter of which this rank has a part, ``of``, where code outside of its module asks for it."""
+    """Stands for a parameter, ``of``, of which this rank has a part, where code outside of its module asks for it."""
 
     of: Tensor
     _is_param = True  # so that isinstance() takes it for an nn.Parameter
@@ -76,13 +94,18 @@ def _part(parameter: Tensor) -> Part:
 
 def _seen(parameter: Any) -> Any:
     """The parameter as code outside of its module sees it."""
-    if parameter is None or getattr(parameter, CUT) is None or not _inside_unit():
+    if parameter is None:
+        return None
+    away: Gatherer | None = getattr(parameter, AWAY)
+    if (getattr(parameter, CUT) is None and away is None) or not _inside_unit():
+        return parameter
+    if away is not None and away.come():
         return parameter
     return _part(parameter)
 
 
 class Guarded(dict[str, Any]):
-    """A module's table of parameters, some of which are parts; see the module."""
+    """A module's table of parameters, some of which cannot be read just now; see the module."""
 
     def __getitem__(self, name: str) -> Any:
         return _seen(super().__getitem__(name))
@@ -98,8 +121,9 @@ class Guarded(dict[str, Any]):
 
 
 def guard(module: nn.Module) -> None:
-    """Let nothing but :func:`own` read the parameters of the module that are cut, inside a unit."""
-    module.__dict__["_parameters"] = Guarded(module._parameters)
+    """Let nothing but :func:`own` read the parameters of the module that are cut, or given back, inside a unit."""
+    if not isinstance(module._parameters, Guarded):
+        module.__dict__["_parameters"] = Guarded(module._parameters)
 
 
 def own(module: nn.Module, name: str) -> Any:

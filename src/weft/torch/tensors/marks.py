@@ -14,7 +14,8 @@ OF_TENSORS = {
     "_weft_buffer": False,  # whether the tensor is a buffer of a model that is split
     "_weft_made": None,  # in the watching pass of a trace: who made the tensor, a ``Made``
     "_weft_operation": None,  # in the watching pass: the ``Operations`` and the number of the one that made the tensor
-    "_weft_cut": None,  # on a parameter of which this rank holds a part: how it was cut, and by which ranks
+    "_weft_cut": None,  # on a parameter of which this rank holds a part: how it was cut, over which ranks
+    "_weft_away": None,  # on a parameter that has no values just now: who gathers it, see ``tensors.cut_weights``
     "_weft_blocks": None,  # on the result of a fused projection in parts: the sizes of its blocks
     "_weft_tags": None,  # while it is found out what can be split: the linears that a tensor in parts comes from
     "_weft_placed": False,  # in a reference run: whether the tensor would have a place in a split step
@@ -24,7 +25,7 @@ OF_TENSORS = {
 for _name, _default in OF_TENSORS.items():
     setattr(Tensor, _name, _default)
 
-CUT, BLOCKS, TAGS = "_weft_cut", "_weft_blocks", "_weft_tags"
+CUT, AWAY, BLOCKS, TAGS = "_weft_cut", "_weft_away", "_weft_blocks", "_weft_tags"
 MARK = "_weft_partition"
 """On a module: the partition where the script wants it, and whether by ``set_partition``."""
 WHOLE = "_weft_whole"

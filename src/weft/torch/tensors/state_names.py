@@ -51,7 +51,7 @@ def shapes_of(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 def whole_shape(tensor: Tensor) -> tuple[int, ...]:
     """The shape of a tensor, or of the whole of which this rank has a part."""
     cut = tensor._weft_cut  # type: ignore[attr-defined]
-    return tuple(tensor.shape) if cut is None else tuple(cut[0].shape)
+    return tuple(tensor.shape) if cut is None else tuple(cut[0][0].shape)
 
 
 def shape_faults(given: Mapping[str, Sequence[int]], wanted: Mapping[str, Sequence[int]]) -> list[str]:

@@ -118,10 +118,6 @@ def test_microbatches_from_which_the_bubble_is_small(schedule):
             Division(tensor=2),
             "sequence parallelism, with which tensor parallelism is reckoned, is not in weft",
         ),
-        (
-            Division(tensor=2, data=2, along=False, sharded="parameters"),
-            "sharded parameters beside tensor parallelism are not in weft",
-        ),
         (Division(tensor=2, data=2, along=False, sharded="optimizer"), ""),
         (Division(tensor=2, pipeline=2, along=False), ""),
         (Division(context=2, pipeline=2, data=2), ""),
@@ -134,10 +130,8 @@ def test_microbatches_from_which_the_bubble_is_small(schedule):
             "sharing states or parameters among ranks that share sequences is not in weft",
         ),
         (Division(pipeline=2, schedule="zb_2p"), "the schedule zb_2p is not in weft"),
-        (
-            Division(pipeline=2, data=2, sharded="parameters"),
-            "with partitions, parameters are sharded between steps only",
-        ),
+        (Division(pipeline=2, data=2, sharded="parameters"), ""),
+        (Division(tensor=2, data=2, along=False, sharded="parameters"), ""),
         (Division(data=2), ""),
     ],
 )

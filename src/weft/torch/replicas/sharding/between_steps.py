@@ -9,19 +9,21 @@ cut along its first dim that the number of sharers divides; one without such a d
 mark of a part (see :mod:`weft.torch.tensor_parallel.cuts`), by which norms, states and checkpoints find the rest.
 
 All sharers gather in the order of the model's parameters, before the first microbatch. So nothing depends on the order
-in which microbatches run. See ``docs/decisions/0123-whole-in-a-step.md``.
+in which microbatches run. See ``docs/decisions/0123-whole-in-a-step.md``. What the settings want gathered for each
+microbatch instead is left to ``by_unit``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from weft.errors import UsageError
+from weft.torch.replicas.sharding.by_unit import Units
+from weft.torch.replicas.sharding.sharers import Sharers
 from weft.torch.replicas.steps import backend_of, new_group
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Cut
@@ -31,40 +33,13 @@ MESSAGE_BYTES = 25 << 20
 """About as many bytes of a rank's shares travel in one message."""
 
 
-class Sharers:
-    """The ranks that share parameters. Copies of a model have the same ones.
+class SharedParameters:
+    """The parameters of this rank's part of ``model``, which are whole at first; collective over the replicas.
 
     Attributes:
-        rank: This rank's number among them.
-        size: How many they are.
+        units: Those that are gathered for each microbatch; None if none are.
+        whole: Whether a step runs, or the first one begins.
     """
-
-    def __init__(self, group: Any, rank: int, size: int) -> None:
-        self.group, self.rank, self.size = group, rank, size
-
-    def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
-        """The tensors of all sharers, in their order; each has the same shape, so ``sizes`` along ``dim`` are alike."""
-        own = tensor.contiguous()
-        parts = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(
-            [part.view(-1).view(torch.uint8) for part in parts],
-            own.view(-1).view(torch.uint8),
-            group=self.group,
-        )
-        return parts
-
-    def __deepcopy__(self, memo: Any) -> Sharers:
-        return self
-
-    def __reduce__(self) -> Any:
-        raise UsageError(
-            "a model whose parameters are shared by replicas cannot be pickled: save its state_dict(), or a checkpoint "
-            "of the job"
-        )
-
-
-class SharedParameters:
-    """The parameters of this rank's part of ``model``, which are whole at first; collective over the replicas."""
 
     def __init__(self, session: Session, model: Any) -> None:
         ranks, degree = session.peers("rdp"), session.settings.sharded_data_parallel_degree
@@ -72,21 +47,32 @@ class SharedParameters:
         row = ranks[first * degree : (first + 1) * degree]
         self._sharers = Sharers(new_group(session, row, backend_of(session)), place, degree)
         sparse = {id(p) for module in model.module.modules() for p in _sparse(module)}
-        self._cuts = [
+        cuts = [
             (name, parameter, how)
             for name, parameter in model.local_named_parameters()
             if id(parameter) not in sparse and (how := cut_for(parameter, degree)) is not None
         ]
-        cut = {id(parameter) for _, parameter, _ in self._cuts}
+        cut = {id(parameter) for _, parameter, _ in cuts}
         self._others = [parameter for parameter in model.local_parameters() if id(parameter) not in cut]
+        self.units: Units | None = None
+        if session.settings.sharded_parameters_gathered == "microbatch":
+            self.units = Units(session, model, cuts, self._sharers)
+        self._in_units = [each for each in cuts if self.has_in_units(each[1])]
+        self._cuts = [each for each in cuts if not self.has_in_units(each[1])]
         self._kept: dict[int, Tensor | None] = {}
-        self.whole = True
+        self.whole = self._first = True
+
+    def has_in_units(self, parameter: Tensor) -> bool:
+        """Whether the parameter is gathered for each microbatch, and its gradients are averaged in there, too."""
+        return self.units is not None and self.units.has(parameter)
 
     @torch.no_grad()
     def gather(self) -> None:
         """Let parameters be whole, without gradients, which :meth:`share` adds to; collective over the sharers."""
         if self.whole:
             return
+        for name, parameter, how in self._in_units:
+            self._check(name, parameter, how)
         for cuts in self._messages():
             shares = [parameter.data for _, parameter, _ in cuts]
             own = torch.cat([share.reshape(-1) for share in shares])
@@ -99,18 +85,24 @@ class SharedParameters:
                 parameter.data = joined([piece.view(share.shape) for piece in each], how)
                 unmark(parameter)
             del shares, own, parts, pieces
+        if self.units is not None:
+            self.units.begin()
         self.whole = True
+
+    def _check(self, name: str, parameter: Tensor, how: Cut) -> None:
+        """Refuse a parameter that is not this rank's share any more."""
+        expected = how.local_shape(self._sharers.rank, self._sharers.size)
+        if tuple(parameter.shape) != expected:
+            raise UsageError(
+                f"{name} has the shape {list(parameter.shape)} before a step, but this rank's share of it has "
+                f"{list(expected)}: change parameters in place, or by load_state_dict()"
+            )
 
     def _messages(self) -> Iterator[list[tuple[str, nn.Parameter, Cut]]]:
         """The parameters that travel together: of one dtype and device."""
         kinds: dict[Any, list[tuple[str, nn.Parameter, Cut]]] = {}
         for name, parameter, how in self._cuts:
-            expected = how.local_shape(self._sharers.rank, self._sharers.size)
-            if tuple(parameter.shape) != expected:
-                raise UsageError(
-                    f"{name} has the shape {list(parameter.shape)} before a step, but this rank's share of it has "
-                    f"{list(expected)}: change parameters in place, or by load_state_dict()"
-                )
+            self._check(name, parameter, how)
             kinds.setdefault((parameter.dtype, parameter.device), []).append((name, parameter, how))
         for same in kinds.values():
             message: list[tuple[str, nn.Parameter, Cut]] = []
@@ -129,7 +121,9 @@ class SharedParameters:
         if not self.whole:
             return
         place, size = self._sharers.rank, self._sharers.size
-        for name, parameter, how in self._cuts:
+        if self.units is not None and not self._first:
+            self.units.end()
+        for name, parameter, how in [*self._cuts, *self._in_units] if self._first else self._cuts:
             grad, kept = parameter.grad, self._kept.pop(id(parameter), None)
             if grad is not None and grad.is_sparse:
                 raise UsageError(
@@ -148,7 +142,7 @@ class SharedParameters:
             grad = parameter.grad
             if grad is not None and not grad.is_sparse and grad.untyped_storage().nbytes() > grad.nbytes:
                 parameter.grad = grad.clone()  # a place in a bucket would keep all of the bucket
-        self.whole = False
+        self.whole = self._first = False
 
 
 def cut_for(parameter: Tensor, sharers: int) -> Cut | None:

@@ -1,0 +1,67 @@
+"""Which parameters of a split model are gathered together."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from weft.torch.calls.interception import interceptor_of
+from weft.torch.pytorch.private import is_compiled
+from weft.torch.replicas.sharding.fsdp import blocks
+
+
+class Place(NamedTuple):
+    """Parameters that are whole while ``module`` runs. ``rest``: those that a unit has beside its layers."""
+
+    name: str
+    module: nn.Module
+    rest: bool
+    parameters: list[nn.Parameter]
+
+
+def places_of(root: nn.Module, plan: Any, here: int) -> Iterator[Place]:
+    """The layers of the units on partition ``here``, and what else these units have.
+
+    Left out is a parameter that modules of two layers hold, one that code outside of its layer reads, one of which the
+    step says whether it needs a gradient, and all of a compiled module, whose code cannot be stood around.
+
+    Args:
+        root: The model, whose units' calls are intercepted.
+        plan: How it was split.
+        here: This rank's partition.
+    """
+    modules = dict(root.named_modules())
+    names = {module: name for name, module in modules.items()}
+    holders = Counter(id(p) for module in names for p in module.parameters(recurse=False))
+    readers: dict[int, set[nn.Module]] = defaultdict(set)
+    for parameter, reader in plan.read:
+        readers[id(root.get_parameter(parameter))].add(modules[reader])
+    left = {id(root.get_parameter(name)) for name in (*plan.toggled, *plan.parameters)}
+
+    def place(name: str, module: nn.Module, inside: set[nn.Module], rest: bool) -> Place:
+        held = Counter(id(p) for part in inside for p in part.parameters(recurse=False))
+        mine = [
+            parameter
+            for parameter in module.parameters()
+            if id(parameter) not in left
+            and held[id(parameter)] == holders[id(parameter)]
+            and readers[id(parameter)] <= inside
+        ]
+        return Place(name, module, rest, mine)
+
+    layers = [block for block in blocks(root) if not is_compiled(block) or interceptor_of(block) is not None]
+    for unit in plan.units:
+        module = modules[unit.name]
+        if unit.partition != here or interceptor_of(module).compiled:
+            continue
+        inside = set(module.modules())
+        rest = inside.copy()
+        for layer in layers:
+            if layer is not module and layer in inside and not is_compiled(layer):
+                rest -= set(layer.modules())
+                yield place(names[layer], layer, set(layer.modules()), rest=False)
+        in_a_layer = any(module in set(layer.modules()) for layer in layers)
+        yield place(unit.name, module, rest, rest=not in_a_layer)
