@@ -33,6 +33,7 @@ def test_defaults():
         "sharded_data_parallel_degree": 1,
         "compression": "",
         "tensor_parallel_degree": 1,
+        "sequence_parallel": False,
         "heartbeat_timeout": 30.0,
         "wait_timeout": 600.0,
         "deterministic": False,

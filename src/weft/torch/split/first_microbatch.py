@@ -62,7 +62,7 @@ def find_splits(
     ):
         rehearse(Forward())
         try:
-            return find(model.module, run, session.mesh.tp)
+            return find(model.module, run, session.mesh.tp, session.settings.sequence_parallel)
         finally:
             rehearse(None)
 

@@ -40,6 +40,11 @@ def ask(inside_unit: Callable[[], bool]) -> None:
     _inside_unit = inside_unit
 
 
+def inside_unit() -> bool:
+    """Whether a unit of a step runs on this thread."""
+    return _inside_unit()
+
+
 def refuse_part(tensor: Tensor) -> NoReturn:
     """Say that a part cannot be read, and what to do instead."""
     raise UsageError(
