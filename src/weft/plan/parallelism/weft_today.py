@@ -12,8 +12,6 @@ from weft.plan.parallelism.job import Division
 
 def cannot(precision: str, division: Division) -> str:
     """Why weft cannot run a division today; empty if it can."""
-    if division.tensor > 1 and division.along:
-        return "sequence parallelism, with which tensor parallelism is reckoned, is not in weft"
     if division.tensor > 1 and division.sharded == "parameters":
         return "sharded parameters beside tensor parallelism are not in weft"
     if division.experts > 1:
@@ -38,6 +36,7 @@ def settings(division: Division, microbatches: int) -> dict[str, Any]:
     found: dict[str, Any] = {"partitions": division.pipeline, "microbatches": microbatches}
     if division.tensor > 1:
         found["tensor_parallel_degree"] = division.tensor
+        found["sequence_parallel"] = division.along
     if division.pipeline > 1:
         found["pipeline"] = division.schedule
     if division.pipeline > 1 and division.data > 1:

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.errors import UsageError
 from weft.torch.pytorch.private import in_backward, no_function_of_subclass, version
-from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, targets
+from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, STANDS_FOR, targets
 from weft.torch.tensor_parallel.team import Quiet
 from weft.torch.tensors.cut_weights import inside_unit
 
@@ -117,7 +117,8 @@ class Spread(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in METADATA or func in AUTOGRAD or func is Tensor.untyped_storage:
+        own = getattr(func, STANDS_FOR, getattr(func, "__wrapped__", func))  # what weft has put in its place
+        if own in METADATA or own in AUTOGRAD or own is Tensor.untyped_storage:
             _refuse_watching(func, args, kwargs)
             with no_function_of_subclass():
                 return func(*args, **kwargs)
