@@ -14,19 +14,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
 from tests.parity.registry import Checks
 from tests.parity.zoo import CASES
 from tests.parity.zoo.case import Case
+from weft.errors import UsageError
 from weft.torch.replicas.whole_tensors import whole
 from weft.torch.session import current
 from weft.torch.tensor_parallel import Splits, is_cut
-from weft.torch.tensor_parallel.spread import Spread, Together
+from weft.torch.tensor_parallel.cuts import part_sizes
+from weft.torch.tensor_parallel.spread import Spread, Together, plain, spread
+from weft.torch.tensor_parallel.team import Team
 
 CHECKS = Checks()
 given = CHECKS.given
@@ -353,6 +358,140 @@ def tokens_in_parts_take_less_memory() -> None:
         kept.append(saved.bytes())
     print(f"kept {kept}", flush=True)
     assert kept[1] < 0.75 * kept[0], kept
+
+
+def team() -> Team:
+    weft.init({"microbatches": 1})
+    return Team.of(current.session().tensor_group, weft.tp_rank(), weft.tp_size(), torch.device("cpu"))
+
+
+class Squared(torch.autograd.Function):
+    """A function of the script's own, below PyTorch's functions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+def doubled_by_a_view(x: Tensor) -> Tensor:
+    sliced = x[:1]
+    x.unsqueeze(0).mul_(2.0)
+    return sliced.sum(-1, keepdim=True) + x.exp().sum(-1, keepdim=True)
+
+
+NUMBERS = torch.randn(2, 6, 7, generator=torch.Generator().manual_seed(5))
+ON_TOKENS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": lambda x, w: (x + NUMBERS) * w - 1 / (x.abs() + 1),
+    "norm": lambda x, w: F.layer_norm(x, (7,), w, w * 2) + F.rms_norm(x, (7,), w),
+    "linear": lambda x, w: F.linear(x, torch.outer(w, w), w).relu(),
+    "view": lambda x, w: (
+        x.view(2, 6, 7, 1).transpose(0, 1).reshape(6, 2, -1)[:, :, 1:3].contiguous() * w[1:3]
+    ),
+    "mean": lambda x, w: x.mean(-1, keepdim=True) * w + x.mean(1, keepdim=True),
+    "other tokens": lambda x, w: torch.cumsum(x, 1) * w + x.flip(1) + x[:, :1],
+    "function": lambda x, w: Squared.apply(Squared.apply(x * w)) * w,
+    "checkpoint": lambda x, w: checkpoint(lambda y: (y * w).tanh(), x * 2, use_reentrant=True) * 2,
+    "again": lambda x, w: checkpoint(lambda y: F.layer_norm(y * w, (7,)).tanh(), x * 2, use_reentrant=False),
+    "written": lambda x, w: doubled_by_a_view(x * w),
+}
+CLASSES = torch.tensor([[1, 6, 0, -100, 3, 2], [4, 4, -100, 5, 0, 6]])
+ON_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean": lambda x, w: F.cross_entropy((x * w).flatten(0, 1), CLASSES.flatten()),
+    "sum": lambda x, w: F.cross_entropy(
+        x.view(-1, 7), CLASSES.view(-1), reduction="sum", ignore_index=4 - 104
+    ),
+    "each": lambda x, w: F.cross_entropy(x.transpose(1, 2), CLASSES, reduction="none") * 3,
+    "smooth": lambda x, w: nn.CrossEntropyLoss(label_smoothing=0.2)(x.flatten(0, 1), CLASSES.flatten()),
+    "weights": lambda x, w: F.cross_entropy(x.view(-1, 7), CLASSES.view(-1), weight=torch.linspace(1, 2, 7)),
+    "another ignored": lambda x, w: F.cross_entropy(x.view(-1, 7), CLASSES.clamp(0).view(-1), ignore_index=6),
+    "one": lambda x, w: F.cross_entropy(x[0, 0], CLASSES[0, 0]),
+    "nll": lambda x, w: F.nll_loss(x.log_softmax(-1).flatten(0, 1), CLASSES.flatten()),
+    "logsumexp": lambda x, w: x.logsumexp(-1).square() + torch.logsumexp(x, (2,), keepdim=True).sum(),
+    "capped": lambda x, w: 3 * torch.tanh((x + w) / 3),
+    "probable": lambda x, w: F.cross_entropy(x.view(-1, 7), NUMBERS.view(-1, 7).softmax(-1)),
+    "function": lambda x, w: Squared.apply(x).log_softmax(1) * Squared.apply(x.softmax(-1)),
+    "best": lambda x, w: (x.argmax(-1) == CLASSES).float() + x.amax(-1),
+    "written": lambda x, w: doubled_by_a_view(x * w),
+}
+
+
+@CHECKS.check
+def functions_give_what_they_give_for_the_whole() -> None:
+    ranks = team()
+    for along, functions in ((1, ON_TOKENS), (2, ON_SCORES)):
+        sizes = part_sizes(NUMBERS.shape[along], ranks.size)
+        for name, function in functions.items():
+            results = []
+            for in_parts in (False, True):
+                whole, weight = NUMBERS.clone().requires_grad_(), torch.linspace(0.5, 1.5, 7).requires_grad_()
+                given = whole * 1.5
+                if in_parts:
+                    given = spread(given.split(sizes, along)[ranks.rank], ranks, along, sizes)
+                result = plain(function(given, weight))
+                seeds = torch.linspace(-1, 1, result.numel()).view(result.shape)
+                result.backward(seeds)
+                if in_parts:  # a part's gradient is that of its numbers, and zero for others
+                    whole.grad = ranks.add_up(whole.grad)
+                results.append([result.detach(), whole.grad, weight.grad])
+            for one, other in zip(*results, strict=True):
+                if one is None:
+                    assert other is None
+                else:
+                    torch.testing.assert_close(
+                        other, one, rtol=1e-5, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}"
+                    )
+
+
+@CHECKS.check
+def losses_take_few_bytes_and_16_bits() -> None:
+    ranks = team()
+    sizes = part_sizes(7, ranks.size)
+    scores = spread(NUMBERS.split(sizes, -1)[ranks.rank], ranks, -1, sizes)
+    with Counted() as counted:
+        F.cross_entropy(scores.flatten(0, 1), CLASSES.flatten())
+    assert not counted.sizes
+    half = NUMBERS.bfloat16()
+    scores = spread(half.split(sizes, -1)[ranks.rank], ranks, -1, sizes)
+    expected = F.cross_entropy(half.flatten(0, 1), CLASSES.flatten())
+    actual = F.cross_entropy(scores.flatten(0, 1), CLASSES.flatten())
+    assert actual.dtype == torch.bfloat16 and abs(actual - expected) < 0.02
+    with torch.autocast("cpu", torch.bfloat16):
+        exact = F.cross_entropy(half.flatten(0, 1), CLASSES.flatten())
+        actual = F.cross_entropy(scores.flatten(0, 1), CLASSES.flatten())
+    assert actual.dtype == exact.dtype == torch.float32
+    torch.testing.assert_close(actual, exact)
+
+
+@CHECKS.check
+def what_parts_cannot_do_is_an_error() -> None:
+    ranks = team()
+    sizes = part_sizes(7, ranks.size)
+    part = (NUMBERS.requires_grad_() * 1).split(sizes, -1)[ranks.rank].contiguous()
+    scores = spread(part, ranks, -1, sizes)
+    with pytest.raises(IndexError, match="none of the 7 classes"):
+        F.cross_entropy(scores[0], torch.tensor([7, 0, 0, 0, 0, 0]))
+    for asked in (
+        lambda: scores.register_hook(print),
+        lambda: scores.retain_grad(),
+        lambda: torch.autograd.grad(scores.sum(), [scores]),
+    ):
+        with pytest.raises(
+            UsageError, match=r"keep the module that gives it whole, weft\.set_tensor_parallelism"
+        ):
+            asked()
+    with pytest.raises(UsageError, match=r"write into a copy: x\.clone\(\)"):
+        scores.mul_(2.0)
+    with pytest.raises(UsageError, match=r"write into a copy: x\.clone\(\)"):
+        scores[0] = 1.0
+    assert scores.shape == (2, 6, 7) and scores.is_contiguous() and len(scores) == 2
+    torch.testing.assert_close(scores.tolist(), NUMBERS.tolist())
+    NUMBERS.requires_grad_(False)
 
 
 if __name__ == "__main__":

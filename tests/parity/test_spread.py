@@ -10,7 +10,10 @@ from .jobs import pass_checks
 from .spread import CHECKS
 
 ALL = [*CHECKS]
-SOME = ["losses_in_steps_are_on_the_parts", "tokens_of_own_models_are_in_parts"]
+SOME = [
+    "losses_in_steps_are_on_the_parts", "tokens_of_own_models_are_in_parts",
+    "functions_give_what_they_give_for_the_whole",
+]  # fmt: skip
 LAYOUTS = [(2, 1, 2, ALL), (4, 2, 2, [each for each in ALL if "memory" not in each]), (3, 1, 3, SOME)]
 """Ranks, partitions, ranks that split tensors."""
 

@@ -6,8 +6,8 @@
 
 What is left out is never better: schedules with one microbatch a rank at most, chunks that layers do not fill,
 context parallelism of short sequences, sharded parameters in a pipeline (they would be gathered for every microbatch
-of every stage), tensor parallelism without sequence parallelism. A division whose parameters, gradients and states alone do not fit is not looked at
-further: that is the bound.
+of every stage), tensor parallelism without sequence parallelism. A division whose parameters, gradients and states
+alone do not fit is not looked at further: that is the bound.
 """
 
 from __future__ import annotations
