@@ -126,6 +126,11 @@ class Settings:
     context_parallel_degree: int = _setting(
         1, Whole(1), "over how many ranks long sequences are cut, see docs/context-parallel.md"
     )
+    sequence_parallel: bool = _setting(
+        False,
+        Flag(),
+        "between layers that are split, each rank has some of the tokens only, see docs/tensor-parallel.md",
+    )
     heartbeat_timeout: float = _setting(
         30.0, Number(0, open_below=True), "seconds without a sign of life after which a rank counts as frozen"
     )
@@ -397,6 +402,11 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
                 f'pipeline is "{complete["pipeline"]}", which follows measured times, but deterministic is true: '
                 'write "pipeline": "interleaved", say, or leave deterministic out'
             )
+    if complete["sequence_parallel"] and complete["tensor_parallel_degree"] == 1:
+        faults.append(
+            "sequence_parallel is true, but tensor_parallel_degree is 1, so no layer is split: write "
+            '"tensor_parallel_degree": 2, say, or leave sequence_parallel out'
+        )
     if complete["default_partition"] >= complete["partitions"]:
         faults.append(
             f"default_partition is {complete['default_partition']}, but {complete['partitions']} partitions "

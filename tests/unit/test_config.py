@@ -35,6 +35,7 @@ def test_defaults():
         "compression": "",
         "tensor_parallel_degree": 1,
         "context_parallel_degree": 1,
+        "sequence_parallel": False,
         "heartbeat_timeout": 30.0,
         "wait_timeout": 600.0,
         "deterministic": False,

@@ -26,9 +26,11 @@ _SHARED = {
     "tp": ("rdp", "pp"),
     "rdp": ("pp", "tp"),
     "dp": ("pp",),
+    "stage": ("pp",),
     "mp": ("rdp",),
 }
-"""For each axis the coordinates that are equal for all ranks of one of its groups."""
+"""For each axis the coordinates that are equal for all ranks of one of its groups. `stage` is no axis of scripts: the
+ranks of one partition."""
 
 
 class Coordinates(NamedTuple):
@@ -133,7 +135,9 @@ class Mesh:
 
     def _groups(self, axis: str) -> dict[tuple[int, ...], tuple[int, ...]]:
         if axis not in _SHARED:
-            raise UsageError(f'there is no axis "{axis}", write one of {", ".join(_SHARED)}')
+            raise UsageError(
+                f'there is no axis "{axis}", write one of {", ".join(each for each in _SHARED if each != "stage")}'
+            )
         return self._grouped[axis]
 
     def _shared(self, axis: str, here: Coordinates) -> tuple[int, ...]:

@@ -146,7 +146,7 @@ def _clip(
         return elsewhere(torch.zeros(()), remote, "the norm of the gradient of")
     if any(map(is_cut, given)):  # all on one partition, whose ranks have parts of them
         counted = counted_once(current.session(), given)
-        axis = "dp" if shares_parameters(current.session()) else "tp"
+        axis = "stage" if shares_parameters(current.session()) else "tp"
         return clip_along(axis, given, max_norm, norm_type, error_if_nonfinite, counted)
     if owners:  # all here: PyTorch's function would ask for the norm of all ranks
         return clip_along(None, given, max_norm, norm_type, error_if_nonfinite)

@@ -66,7 +66,7 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
     place = rendezvous.locate(discover(os.environ))
     settings = resolve(config, os.environ, place.world_size)
     if current.is_initialized():
-        _change(current.session(), settings)
+        _change(current.session(), settings, dp_has_tp)
         return
     check(place.rank == 0)
     count_replicas_once(current.present)
@@ -83,7 +83,7 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
         rendezvous.init_process_group(place, store, "gloo", timeout)
     mesh = Mesh(
         place.world_size, settings.partitions, settings.tp_size, settings.placement_strategy,
-        alike=settings.inputs != "apart" and not dp_has_tp,
+        alike=_reads_alike(settings, dp_has_tp),
     )  # fmt: skip
     groups = make_groups(mesh, place.rank, timeout)
     session = Session(
@@ -134,7 +134,11 @@ def describe_start(settings: Settings) -> dict[str, str]:
     }
 
 
-def _change(session: Session, settings: Settings) -> None:
+def _reads_alike(settings: Settings, dp_has_tp: bool) -> bool:
+    return settings.inputs != "apart" and not dp_has_tp
+
+
+def _change(session: Session, settings: Settings, dp_has_tp: bool) -> None:
     """A repeated ``init``: new settings for the same mesh."""
     old = session.settings
     for name in TP_DEGREES:
@@ -155,6 +159,7 @@ def _change(session: Session, settings: Settings) -> None:
             settings, optimize=old.optimize, memory_weight=old.memory_weight
         )  # decided, see room
     session.use_settings(settings)
+    session.mesh = replace(session.mesh, alike=_reads_alike(settings, dp_has_tp))
     matrix_products.multiplier.allowed = not settings.deterministic
 
 

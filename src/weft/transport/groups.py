@@ -25,7 +25,7 @@ def make_groups(mesh: Mesh, rank: int, timeout: timedelta) -> dict[tuple[int, ..
     """
     if mesh.world_size == 1:
         return {}
-    axes = ("pp", "tp", "rdp", "dp", "mp", *(() if default_takes_host_tensors() else ("world",)))
+    axes = ("pp", "tp", "rdp", "stage", "mp", *(() if default_takes_host_tensors() else ("world",)))
     wanted = dict.fromkeys(ranks for axis in axes for ranks in mesh.groups(axis))
     made = {ranks: dist.new_group(ranks, timeout, "gloo") for ranks in wanted if len(ranks) > 1}
     return {ranks: group for ranks, group in made.items() if rank in ranks}

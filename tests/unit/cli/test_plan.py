@@ -95,11 +95,10 @@ def test_the_text_has_a_sentence_a_table_and_a_command(llama, capsys):
     assert re.search(
         r"Best of \d+ divisions: data 4, .* A step takes [\d.]+ s, [\d,]+ tokens/s, \d\d% of the peak", text
     )
-    assert re.search(r"weft run -n 64 .*--set sharded_data_parallel_degree=64 train.py", text)
-    assert (
-        "weft cannot run the best one (sequence parallelism, with which tensor parallelism is reckoned, is not in weft)"
-        in text
+    assert re.search(
+        r"weft run -n 64 .*--set tensor_parallel_degree=\d --set sequence_parallel=true .*train.py", text
     )
+    assert "weft cannot run the best one" not in text
     assert "do not fit into 71.5 GiB; the nearest lacks" in text
     assert re.search(r"What to try.*1 +64 replicas.*2 +one sequence at a time.*no", text, re.DOTALL)
     assert re.search(r"bubble +[\d.]+ ms +zb_", text) and re.search(r"optimizer states .*12 bytes", text)

@@ -6,9 +6,8 @@
 
 What is left out is never better: schedules with one microbatch a rank at most, chunks that layers do not fill,
 context parallelism of short sequences, sharded parameters in a pipeline (they would be gathered for every microbatch
-of every stage). Tensor parallelism without sequence parallelism, which is never better either, is tried all the same
-where weft itself can run it. A division whose parameters, gradients and states alone do not fit is not looked at
-further: that is the bound.
+of every stage), tensor parallelism without sequence parallelism. A division whose parameters, gradients and states
+alone do not fit is not looked at further: that is the bound.
 """
 
 from __future__ import annotations
@@ -193,7 +192,7 @@ def _variants(job: Job, base: Division) -> Iterator[Division]:
         for schedule, chunks in _schedules(job, base.pipeline, own // microbatch):
             for shared in sharded:
                 for again in recompute:
-                    one = replace(
+                    yield replace(
                         base,
                         schedule=schedule,
                         chunks=chunks,
@@ -201,9 +200,6 @@ def _variants(job: Job, base: Division) -> Iterator[Division]:
                         sharded=shared,
                         recompute=again,
                     )
-                    yield one
-                    if one.tensor > 1 and not cannot(job.precision, replace(one, along=False)):
-                        yield replace(one, along=False)
 
 
 def _schedules(job: Job, ranks: int, microbatches: int) -> Iterator[tuple[str, int]]:

@@ -12,8 +12,6 @@ from weft.plan.parallelism.job import Division
 
 def cannot(precision: str, division: Division) -> str:
     """Why weft cannot run a division today; empty if it can."""
-    if division.tensor > 1 and division.along:
-        return "sequence parallelism, with which tensor parallelism is reckoned, is not in weft"
     if division.experts > 1:
         return "expert parallelism is not in weft"
     if division.context > 1 and division.tensor > 1:
@@ -36,6 +34,7 @@ def settings(division: Division, microbatches: int) -> dict[str, Any]:
     found: dict[str, Any] = {"partitions": division.pipeline, "microbatches": microbatches}
     if division.tensor > 1:
         found["tensor_parallel_degree"] = division.tensor
+        found["sequence_parallel"] = division.along
     if division.context > 1:
         found["context_parallel_degree"] = division.context
     if division.pipeline > 1:

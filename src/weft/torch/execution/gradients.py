@@ -140,6 +140,11 @@ def _first_derivatives(
             wanted[number] = Value(EVERYWHERE, 0, program.places.batch, None, None), each
         elif value.owner == program.rank:
             wanted[number] = value, value.data(each)
+            if wanted[number][1]._weft_spread:  # type: ignore[attr-defined]
+                raise UsageError(
+                    "torch.autograd.grad for a tensor that is split over axis tp: keep the module that gives it whole, "
+                    "weft.set_tensor_parallelism(module, False)"
+                )
     found = dict(zip(wanted, program.tape.gradients(list(wanted.values())), strict=True))
     return [
         found[number] if value is None else tell_gradient(program, found.get(number), value.owner)

@@ -344,6 +344,7 @@ def memory_of(tensor: Tensor) -> tuple[torch.device, int] | None:
     if (
         tensor.layout != torch.strided
         or tensor.device.type == "meta"
+        or tensor._weft_spread  # type: ignore[attr-defined]
         or not tensor.untyped_storage().nbytes()
     ):
         return None

@@ -55,6 +55,9 @@ pop_mode: Callable[[], Any] = _find("torch._C._pop_torch_function_stack", "units
 push_mode: Callable[[Any], None] = _find("torch._C._push_on_torch_function_stack", "units run unwatched")
 count_modes: Callable[[], int] = _find("torch._C._len_torch_function_stack", "units run unwatched")
 no_torch_function: Any = _find("torch._C.DisableTorchFunction", "weft looks at tensors itself")
+no_function_of_subclass: Any = _find(
+    "torch._C.DisableTorchFunctionSubclass", "tensors in parts answer for themselves"
+)
 TorchDispatchMode: Any = (
     _find("torch.utils._python_dispatch.TorchDispatchMode", "shapes that depend on data are recognised")
     or object
@@ -330,6 +333,16 @@ _HOOKS = all(
 def at_end_of_backward(call: Callable[[], None]) -> None:
     """Run ``call`` at the end of the backward pass that runs on this thread."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+_backward_number = _find(
+    "torch._C._current_graph_task_id", "checkpoints run again as they ran", "scores are gathered"
+)
+
+
+def in_backward() -> bool:
+    """Whether a backward pass runs on this thread."""
+    return _backward_number is not None and _backward_number() != -1
 
 
 # --- tensors in parts --------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ class Session(base.Session):
             self.executor.turns = self.tensor_turns
             return
         row = self.position("rdp") // degree
-        ranks = [rank for rank in self.peers("dp") if self.mesh.position("rdp", rank) // degree == row]
+        ranks = [rank for rank in self.peers("stage") if self.mesh.position("rdp", rank) // degree == row]
         with self.doing("the ranks that share parameters"):
             group = dist.new_group(ranks, self.timeout, "gloo", use_local_synchronization=True)
             rings = rings_of(group, self.device)

@@ -51,7 +51,7 @@ def find_splits(
     if size == 1:
         return None
     with forward_only(session, [model], function, batch) as run:
-        return find(model.module, run, size)
+        return find(model.module, run, size, session.settings.sequence_parallel)
 
 
 @contextmanager

@@ -21,7 +21,8 @@ from .functions import Functions, answer, replaced
 from .linears import Entered, column, cuts_of, features, row
 from .rules import as_whole
 from .splits import COLUMN, EXPERTS, HEADS, ROW, VOCABULARY, Linear, Splits
-from .team import Team, enter
+from .spread import enters, plain
+from .team import Team
 from .vocabulary import LookedUp, scores
 from .vocabulary import why_whole as why_whole_vocabulary
 
@@ -39,28 +40,28 @@ _inside = _Inside()
 class SplitLinear:
     """Stands for a linear's ``forward``; in the module's dict, so that a copied module has its own."""
 
-    def __init__(self, module: nn.Module, linear: Linear, team: Team) -> None:
-        self.module, self.linear, self.team = module, linear, team
+    def __init__(self, module: nn.Module, linear: Linear, team: Team, in_parts: bool = False) -> None:
+        self.module, self.linear, self.team, self.in_parts = module, linear, team, in_parts
         self.cuts = cuts_of(module, linear)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.linear.kind == HEADS:
             module: Any = self.module
-            args, kwargs = replaced((args, kwargs), as_whole)
+            args, kwargs = replaced((args, kwargs), lambda each: as_whole(plain(each)))
             return attend(module, self.team, Entered(), *args, **kwargs)
         if self.linear.kind == EXPERTS:
-            args, kwargs = replaced((args, kwargs), as_whole)
+            args, kwargs = replaced((args, kwargs), lambda each: as_whole(plain(each)))
             return in_parts(self.module, self.linear, self.team, args, kwargs)
         if self.linear.kind == VOCABULARY:
             args, kwargs = replaced((args, kwargs), as_whole)
             if not isinstance(self.module, nn.Embedding):
-                return scores(self.module, self.team, *args, **kwargs)
-            with LookedUp(self.module, self.team):
+                return scores(self.module, self.team, self.in_parts, *args, **kwargs)
+            with LookedUp(self.module, self.team, self.in_parts):
                 return type(self.module).forward(self.module, *args, **kwargs)
         (given,) = (*args, *kwargs.values())
         if self.linear.kind == ROW:
-            return row(self.module, given, self.team)
-        entered = _inside.entered[-1] if _inside.entered else enter
+            return row(self.module, given, self.team, self.in_parts)
+        entered = _inside.entered[-1] if _inside.entered else enters
         return column(self.module, given, self.linear.blocks, self.team, entered)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SplitLinear:
@@ -68,6 +69,7 @@ class SplitLinear:
         memo[id(self)] = copied
         copied.module = memo[id(self.module)]
         copied.linear, copied.team, copied.cuts = self.linear, self.team, self.cuts
+        copied.in_parts = self.in_parts
         for name, how in self.cuts.items():  # parameters are copied without their marks
             parameter = memo.get(id(self.module.get_parameter(name)))
             if parameter is not None:
@@ -123,7 +125,7 @@ def split(
     answer(Functions(team))
     for name, linear in linears.items():
         module = model.get_submodule(name)
-        stands = SplitLinear(module, linear, team)
+        stands = SplitLinear(module, linear, team, name in splits.spread)
         for own, how in stands.cuts.items():
             if not is_cut(module.get_parameter(own)):  # modules share it
                 cut_in_place(module.get_parameter(own), how, team)

@@ -32,7 +32,8 @@ from .experts import find_experts
 from .experts.uncalled import adopt_uncalled
 from .functions import answer, forget
 from .linears import is_linear
-from .splits import COLUMN, HEADS, VOCABULARY, Linear, Region, Splits
+from .splits import COLUMN, HEADS, ROW, VOCABULARY, Linear, Region, Splits
+from .spread import SCORES, TOKENS, watch
 from .team import Team, new_name
 from .trial import Stop, Trial, Watcher
 from .vocabulary import find_vocabulary
@@ -40,7 +41,7 @@ from .vocabulary import find_vocabulary
 _WANTED = "the script wants it whole"
 
 
-def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
+def find(model: nn.Module, run: Callable[[], Any], size: int, sequence: bool = False) -> Splits:
     """Which linears of ``model`` can be split over ``size`` ranks, and how.
 
     One process does this by itself; no other one takes part. The model is as before afterwards: parameters, buffers and
@@ -50,6 +51,7 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
         model: The model, whole, on the CPU, a GPU or ``meta``.
         run: Runs the model once on one microbatch, with or without the loss. It is run several times.
         size: How many ranks axis ``tp`` has.
+        sequence: Whether tokens are to be in parts between the linears that are split.
 
     Raises:
         UsageError: This PyTorch cannot imagine ranks.
@@ -76,6 +78,13 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
             model, run, size, owners, whole, lambda name: _own_wish(model, name, False)
         )
         experts, uncut = find_experts(model, run, size, owners, lambda name: _own_wish(model, name, False))
+        kinds = {name: SCORES for name in words if not isinstance(model.get_submodule(name), nn.Embedding)}
+        if sequence:
+            kinds.update({name: TOKENS for name in words if name not in kinds})
+            kinds.update({name: TOKENS for name, kind in trial.kinds.items() if kind == ROW})
+        columns = [name for name, kind in trial.kinds.items() if kind == COLUMN]
+        gathering = [*columns, *(name for name, kind in kinds.items() if kind == SCORES)]
+        spread, notes = watch(model, run, size, kinds, gathering)
     regions = _regions(model, trial)
     regions.update({name: {name: linear} for name, linear in experts.items()})
     whole.update(uncut)
@@ -96,7 +105,7 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Splits:
         regions[name] = {name: Linear(VOCABULARY)}
     found = tuple(Region(name, regions[name]) for name, _ in model.named_modules() if name in regions)
     whole = {name: whole[name] for name, module in model.named_modules() if name in whole}
-    return Splits(size, found, whole)
+    return Splits(size, found, whole, tuple(spread), notes)
 
 
 def _once(run: Callable[[], Any], team: Team, trial: Trial) -> bool:

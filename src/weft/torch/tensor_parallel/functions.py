@@ -22,6 +22,7 @@ from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, targets
 from weft.torch.tensors.marks import BLOCKS
 
 from .rules import RULES, Rule, Unsplittable, as_whole, parts_in
+from .spread import plain
 from .team import Team
 
 log = logging.getLogger("weft")
@@ -41,6 +42,7 @@ class Functions:
         self.team = team
 
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = replaced((args, kwargs), plain)
         try:
             return self.in_parts(func, types, args, kwargs)
         except FATAL:

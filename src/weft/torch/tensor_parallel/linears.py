@@ -16,7 +16,8 @@ from .cuts import Cut
 from .experts import cuts_of_experts
 from .rules import as_parts, as_whole, wrap
 from .splits import COLUMN, EXPERTS, VOCABULARY, Linear
-from .team import Team, enter, leave
+from .spread import Spread, can_scatter, enters, plain, scattered
+from .team import Team, leave
 from .vocabulary import cuts_of_vocabulary
 
 _CONV1D = "transformers.pytorch_utils", "Conv1D"
@@ -72,10 +73,11 @@ class Entered:
         self._found: dict[int, tuple[Tensor, int, Tensor]] = {}
 
     def __call__(self, whole: Tensor, team: Team) -> Tensor:
-        key, count = id(whole), version(whole)
+        key = id(whole)
+        count = version(whole) + (isinstance(whole, Spread) and whole.old())
         known = self._found.get(key)
         if known is None or known[1] != count or known[2].requires_grad != whole.requires_grad:
-            known = self._found[key] = (whole, count, enter(whole, team))
+            known = self._found[key] = (whole, count, enters(whole, team))
         return known[2]
 
 
@@ -86,12 +88,13 @@ def column(module: nn.Module, input: Any, blocks: tuple[int, ...], team: Team, e
     return wrap(product(module, local, bias), -1, team, blocks)
 
 
-def row(module: nn.Module, input: Any, team: Team) -> Tensor:
-    """All results, from some of the inputs and the other ranks' sums."""
+def row(module: nn.Module, input: Any, team: Team, in_parts: bool = False) -> Tensor:
+    """All results, from some of the inputs and the other ranks' sums; ``in_parts``: each rank those of some tokens."""
     if not isinstance(input, DTensor):
-        input = DTensor.from_local(input, team.mesh, [Replicate()]).redistribute(
+        input = DTensor.from_local(plain(input), team.mesh, [Replicate()]).redistribute(
             placements=[Shard(input.ndim - 1)]
         )
-    result = leave(product(module, as_parts(input, input.ndim - 1, team), None), team)
+    sums = product(module, as_parts(input, input.ndim - 1, team), None)
+    result = scattered(sums, team) if in_parts and can_scatter(sums, team) else leave(sums, team)
     bias = own(module, "bias")
     return result if bias is None else result + bias.to(result.dtype)

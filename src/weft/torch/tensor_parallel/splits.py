@@ -88,11 +88,15 @@ class Splits:
         size: Over how many ranks.
         regions: What is split.
         whole: The linears that stay whole, and why.
+        spread: The linears and embeddings whose results stay in parts until somebody needs the whole.
+        notes: Of some modules that are split, what becomes of their results.
     """
 
     size: int
     regions: tuple[Region, ...] = ()
     whole: Mapping[str, str] = field(default_factory=dict)
+    spread: tuple[str, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def linears(self) -> dict[str, Linear]:
         """All linears that are split, by name."""
@@ -104,7 +108,10 @@ class Splits:
             {"name": region.name, "linears": {n: v.to_record() for n, v in region.linears.items()}}
             for region in self.regions
         ]
-        return {"size": self.size, "regions": regions, "whole": dict(self.whole)}
+        return {
+            "size": self.size, "regions": regions, "whole": dict(self.whole), "spread": list(self.spread),
+            "notes": dict(self.notes),
+        }  # fmt: skip
 
     @classmethod
     def from_record(cls, record: Any) -> Splits:
@@ -122,7 +129,8 @@ class Splits:
                 for region in record["regions"]
             )
             whole = {str(name): str(reason) for name, reason in record["whole"].items()}
-            return cls(int(record["size"]), regions, whole)
+            notes = {str(name): str(note) for name, note in record.get("notes", {}).items()}
+            return cls(int(record["size"]), regions, whole, tuple(map(str, record.get("spread", ()))), notes)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"no record of what is split over axis tp: {error!r}") from error
 
@@ -133,7 +141,8 @@ class Splits:
             how = HOW[linear.kind]
             if len(linear.blocks) > 1:
                 how += f", {len(linear.blocks)} blocks of {', '.join(map(str, dict.fromkeys(linear.blocks)))}"
-            key = pattern(name), how
+            note = f"; {self.notes[name]}" if name in self.notes else ""
+            key = pattern(name), f"{how}{note}"
             rows[key] = rows.get(key, 0) + 1
         for name, reason in self.whole.items():
             key = pattern(name), f"whole: {reason}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
 
+_add_up_parts = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _numbers = itertools.count()
 _teams: WeakValueDictionary[str, Team] = WeakValueDictionary()
 
@@ -57,6 +59,26 @@ class Team:
                 dist.all_reduce(tensor, group=self.group)
         return tensor
 
+    def largest(self, tensor: Tensor) -> Tensor:
+        """The largest number of the ranks' at each place, written into the tensor, which is contiguous."""
+        if self.group is not None:
+            with self.record():
+                dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
+        return tensor
+
+    def add_up_parts(self, tensor: Tensor, along: int) -> Tensor:
+        """This rank's part along a dimension, which the ranks divide, of the sum over the ranks."""
+        if self.group is None:
+            return tensor.narrow(along, 0, tensor.shape[along] // self.size)
+        given = tensor.movedim(along, 0).contiguous()
+        part = given.new_empty((given.shape[0] // self.size, *given.shape[1:]))
+        with self.record():
+            _add_up_parts(part, given, group=self.group)
+        return part.movedim(0, along).contiguous()
+
+    def noted(self, names: frozenset[str], what: str, how: str) -> None:
+        """Nothing: only who finds out what may be spread takes notes, see ``spread.watch``."""
+
     def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
         """The tensors of all ranks, in their order; ``sizes``: how large each is along ``dim``."""
         if self.group is None:
@@ -93,7 +115,13 @@ def new_name() -> str:
     return f"weft-tp-{next(_numbers)}"
 
 
-class Enter(torch.autograd.Function):
+class Quiet(torch.autograd.Function):
+    """A function of weft's own, which nobody intercepts: it may run while weft answers for a tensor between units."""
+
+    apply = inspect.getattr_static(torch.autograd.Function, "apply")  # before a job's first step replaces it
+
+
+class Enter(Quiet):
     """A whole tensor on its way to the parts: each rank's gradient is that of its part, so they are added up."""
 
     @staticmethod
@@ -107,7 +135,7 @@ class Enter(torch.autograd.Function):
         return ctx.team.add_up(gradient.clone(memory_format=torch.contiguous_format)), None
 
 
-class Leave(torch.autograd.Function):
+class Leave(Quiet):
     """The parts' results on their way to a whole tensor: they are added up, and each gets the whole gradient."""
 
     @staticmethod

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from weft.torch.pytorch.torch_functions import METADATA
@@ -22,7 +21,8 @@ from weft.torch.tensors.cut_weights import SHAPES, Part, own
 from weft.torch.tensors.nested import tensors_in
 
 from .cuts import Cut, part_sizes
-from .team import Team, enter, leave
+from .spread import Together, can_scatter, enters, may_spread, narrowed, scattered, spread
+from .team import Team, leave
 
 SHARE = 1 / 50
 """Of the model's parameters: a weight with less is not worth the messages."""
@@ -53,8 +53,8 @@ def cuts_of_vocabulary(module: nn.Module) -> dict[str, Cut]:
     return {"weight": Cut(0, shape[:1], shape)}
 
 
-def looked_up(module: nn.Embedding, words: Tensor, team: Team) -> Tensor:
-    """The rows of all words, of which each rank has some."""
+def looked_up(module: nn.Embedding, words: Tensor, team: Team, in_parts: bool = False) -> Tensor:
+    """The rows of all words, of which each rank has some; ``in_parts``: each rank those of some tokens."""
     weight = own(module, "weight")
     sizes = part_sizes(module.num_embeddings, team.size)
     first, count = sum(sizes[: team.rank]), sizes[team.rank]
@@ -66,42 +66,37 @@ def looked_up(module: nn.Embedding, words: Tensor, team: Team) -> Tensor:
     padding = module.padding_idx
     padding = None if padding is None or not first <= padding < first + count else padding - first
     found = F.embedding(local, weight, padding)
-    return leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0), team)
+    found = found.masked_fill(elsewhere.unsqueeze(-1), 0.0)
+    return scattered(found, team) if in_parts and can_scatter(found, team) else leave(found, team)
 
 
-def scores(module: Any, team: Team, input: Tensor) -> Tensor:
-    """The scores of all words."""
-    found = Joined.apply(F.linear(enter(input, team), own(module, "weight")), team, module.out_features)
-    result: Tensor = found if module.bias is None else found + module.bias.to(found.dtype)
+def scores(module: Any, team: Team, in_parts: bool, input: Tensor) -> Tensor:
+    """The scores of all words; ``in_parts``: spread, until somebody needs the whole."""
+    found, sizes = (
+        F.linear(enters(input, team), own(module, "weight")),
+        part_sizes(module.out_features, team.size),
+    )
+    if module.bias is not None:
+        bias = narrowed(module.bias, 0, sizes, team)
+        found = found + bias.to(found.dtype)
+    if in_parts and may_spread():
+        return spread(found, team, -1, sizes)
+    result: Tensor = Together.apply(found, team, found.ndim - 1, sizes)
     return result
-
-
-class Joined(torch.autograd.Function):
-    """The ranks' parts of a last dimension behind each other; each rank's part gets its part of the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, team: Team, total: int) -> Tensor:
-        ctx.team, ctx.sizes = team, part_sizes(total, team.size)
-        return torch.cat(team.gather(part, -1, ctx.sizes), -1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return gradient.split(ctx.sizes, -1)[ctx.team.rank].contiguous(), None, None
 
 
 class LookedUp(TorchFunctionMode):
     """Inside, rows of a module's weight are looked up on all ranks: for embeddings that do more with what they find."""
 
-    def __init__(self, module: nn.Embedding, team: Team) -> None:
+    def __init__(self, module: nn.Embedding, team: Team, in_parts: bool = False) -> None:
         super().__init__()
-        self.module, self.team = module, team
+        self.module, self.team, self.in_parts = module, team, in_parts
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.embedding:
             words, weight = given_to_embedding(*args, **(kwargs or {}))
             if (weight.of if isinstance(weight, Part) else weight) is own(self.module, "weight"):
-                return looked_up(self.module, words, self.team)
+                return looked_up(self.module, words, self.team, self.in_parts)
         return func(*args, **(kwargs or {}))
 
 

@@ -41,6 +41,11 @@ def ask(inside_unit: Callable[[], bool]) -> None:
     _inside_unit = inside_unit
 
 
+def inside_unit() -> bool:
+    """Whether a unit of a step runs on this thread."""
+    return _inside_unit()
+
+
 class Gatherer(Protocol):
     """The mark of a parameter that has no values just now: it was given back."""
 

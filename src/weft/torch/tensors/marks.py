@@ -18,6 +18,7 @@ OF_TENSORS = {
     "_weft_away": None,  # on a parameter that has no values just now: who gathers it, see ``tensors.cut_weights``
     "_weft_blocks": None,  # on the result of a fused projection in parts: the sizes of its blocks
     "_weft_tags": None,  # while it is found out what can be split: the linears that a tensor in parts comes from
+    "_weft_spread": False,  # whether each rank of axis tp has a part of it, see ``tensor_parallel.spread``
     "_weft_placed": False,  # in a reference run: whether the tensor would have a place in a split step
 }
 """Names and defaults. A stand-in for another rank's parameter has ``_weft_of`` and ``_weft_device`` besides."""

@@ -156,6 +156,12 @@ class Proof:
 
     def _chance(self) -> str:
         """Why random numbers keep the step from being compared; empty if they do not."""
+        tokens = self.session.settings.sequence_parallel and any(m.plan.tensors for m in self.models)
+        if tokens and self._reference.drew:
+            return (
+                f"{min(self._reference.drew) or 'the model'} draws random numbers, and with sequence_parallel ranks "
+                "draw others than one process"
+            )
         for model in self.models:
             regions = [region["name"] for region in (model.plan.tensors or {"regions": ()})["regions"]]
             regions += (model.plan.sequences or {"regions": ()})["regions"]
@@ -175,9 +181,9 @@ class Proof:
             return
         if session.settings.verify == "gradients":
             self._before = gradients_of(self.models, local=True)
-        if not self.takes_part:
-            return
-        session.pipeline.proof = self
+        session.pipeline.proof = (
+            self  # also where it only helps: what this rank has a part of is gathered from it
+        )
         for name, call, partition in units_of(self.models):
             if partition == session.pipeline.rank:
                 self._recorded.append((call, Recorded(self, name, call)))

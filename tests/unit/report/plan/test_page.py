@@ -13,9 +13,11 @@ import pytest
 from tests.unit.report.plan.answers import answered, hostile, nothing, single, usual
 from tests.unit.report.run.reports import HOSTILE
 from tests.unit.report.test_page import Parsed
+from weft.cli.plan import text as plan_text
 from weft.cli.plan.page import HOW_RIGHT, report_of
 from weft.errors import UsageError
 from weft.graph.sizes import Sizes
+from weft.plan.parallelism import search
 from weft.plan.parallelism.answer import Answer
 from weft.report.plan.page import plan_page, sections
 from weft.visible import LINES, visible
@@ -100,17 +102,17 @@ def test_where_nothing_fits_the_page_says_what_is_lacking():
     assert report.write is None and "weft run" not in seen and "nearest" in seen
 
 
-def test_what_weft_does_not_run_is_told():
-    """The best one splits the sequence over tensor-parallel ranks; the command is that of another one."""
+def test_what_weft_does_not_run_is_told(monkeypatch):
+    """Were the best schedule none of weft's, the command would be that of another plan."""
+    why = "the schedule zb_h1 is not in weft"
+    for module in (search, plan_text):
+        monkeypatch.setattr(module, "cannot", lambda precision, one: why * (one.schedule == "zb_h1"))
     other = answered("8x8xH100", Sizes(96, 12288, 96, 49152, 50000, 2048), 1536)
     report = report_of(other)
-    assert other.search.best[0].division.tensor > 1
+    assert other.search.best[0].division.schedule == "zb_h1"
     seen = text_of(plan_page(report))
-    assert (
-        "weft cannot run the best one (sequence parallelism, with which tensor parallelism is reckoned, is not in weft)"
-        in seen
-    )
-    assert not other.runs_today.division.along
+    assert f"weft cannot run the best one ({why})" in seen
+    assert other.runs_today.division.schedule != "zb_h1"
     assert f"tensor_parallel_degree={other.runs_today.division.tensor}" in report.write.command
     assert "what weft runs today" in seen
 

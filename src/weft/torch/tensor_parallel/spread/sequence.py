@@ -1,0 +1,92 @@
+"""Between whole tensors and parts of a sequence: what ranks send each other, forwards and backwards.
+
+A linear that is cut by its inputs gives each rank a sum to be added up. With ``sequence_parallel`` each rank gets the
+sum of its own tokens only, and a linear that is cut by its results gathers them again (Korthikanti et al. 2022,
+https://arxiv.org/abs/2205.05198). Both together send as much as adding up everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from weft.torch.tensor_parallel.team import Quiet, Team, enter
+
+from .tensor import Spread, may_spread, plain, spread
+
+
+def scattered(sums: Tensor, team: Team) -> Tensor:
+    """The sum of the ranks' tensors ``[..., tokens, features]``; each rank has some of the tokens of it."""
+    along = sums.ndim - 2
+    part: Tensor = Scattered.apply(sums, team, along)
+    return spread(part, team, along, [part.shape[along]] * team.size)
+
+
+def can_scatter(sums: Tensor, team: Team) -> bool:
+    """Whether ranks may leave ``[..., tokens, features]`` in parts now, and have as many tokens each."""
+    return sums.ndim >= 2 and sums.shape[-2] % team.size == 0 and may_spread()
+
+
+def enters(tensor: Any, team: Team) -> Tensor:
+    """A tensor on its way to the parts of a cut linear, with all tokens; its gradient is the sum of the ranks'."""
+    if not isinstance(tensor, Spread):
+        return enter(tensor, team)
+    if tensor.along != tensor.ndim - 2 or tensor.old() or len(set(tensor.sizes)) > 1:
+        return enter(plain(tensor), team)
+    result: Tensor = Gathered.apply(tensor.part, team, tensor.along, tensor.sizes)
+    return result
+
+
+def narrowed(whole: Tensor, along: int, sizes: Sequence[int], team: Team) -> Tensor:
+    """This rank's part of a tensor that all ranks have; its gradient is that of all parts."""
+    if torch.is_grad_enabled() and whole.requires_grad:
+        result: Tensor = Narrowed.apply(whole, team, along, sizes)
+        return result
+    return whole.narrow(along, sum(sizes[: team.rank]), sizes[team.rank])
+
+
+class Scattered(Quiet):
+    """The sum of the ranks' tensors, each rank a part; backwards each gets the whole gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, team: Team, along: int) -> Tensor:
+        ctx.team, ctx.along = team, along
+        return team.add_up_parts(sums, along)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        sizes = [gradient.shape[ctx.along]] * ctx.team.size
+        return torch.cat(ctx.team.gather(gradient, ctx.along, sizes), ctx.along), None, None
+
+
+class Gathered(Quiet):
+    """The ranks' parts as the whole, which each uses for something else; backwards their gradients are added up."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, team: Team, along: int, sizes: list[int]) -> Tensor:
+        ctx.team, ctx.along = team, along
+        return torch.cat(team.gather(part, along, sizes), along)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.team.add_up_parts(gradient, ctx.along), None, None, None
+
+
+class Narrowed(Quiet):
+    """A part of a whole; backwards the whole gets the gradients of all parts."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, team: Team, along: int, sizes: list[int]) -> Tensor:
+        ctx.team, ctx.along, ctx.sizes = team, along, sizes
+        return whole.narrow(along, sum(sizes[: team.rank]), sizes[team.rank]).contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return torch.cat(ctx.team.gather(gradient, ctx.along, ctx.sizes), ctx.along), None, None, None

@@ -1,0 +1,270 @@
+"""A spread tensor: each rank has a part of it, and it looks like the whole.
+
+It is between cut modules: the scores of a vocabulary, and with ``sequence_parallel`` what runs between two regions.
+Functions that can work on the parts do (``rules``); everything else gets the whole, gathered from the ranks when it is
+first asked for. So the result is right, whatever is done with the tensor; what no rule covers costs a message.
+
+The whole may be written through a view of it. Then the part is old, here and in all spread views, and the whole is
+used from then on: PyTorch's count of writes tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from weft.errors import UsageError
+from weft.torch.pytorch.private import in_backward, no_function_of_subclass, version
+from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, STANDS_FOR, targets
+from weft.torch.tensor_parallel.team import Quiet
+from weft.torch.tensors.cut_weights import inside_unit
+
+_NO_MEMORY = UsageError(
+    "a tensor that is split over axis tp was written, and a function below PyTorch's own reads it: make a copy first, "
+    "x.clone(), and write into that"
+)
+_WATCHED = frozenset((Tensor.register_hook, Tensor.retain_grad, Tensor.requires_grad_))
+Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+RULES: dict[Any, Rule] = {}
+"""What functions do with spread tensors among their arguments; see ``rules``, which fills it."""
+
+
+class Ranks(Protocol):
+    """The ranks that hold the parts: a team, or who stands for one."""
+
+    rank: int
+    size: int
+
+    def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
+        """The tensors of all ranks."""
+        ...
+
+    def noted(self, names: frozenset[str], what: str, how: str) -> None:
+        """A function has taken a spread tensor that comes from these modules; ``how``: see ``watch``."""
+        ...
+
+
+class Spread(Tensor):
+    """See the module.
+
+    Attributes:
+        part: This rank's part.
+        team: The ranks.
+        along: The dimension along which the ranks' parts are behind each other.
+        sizes: How much of it each rank has.
+        names: While it is found out what may be spread: the modules that the tensor comes from.
+    """
+
+    _weft_spread = True
+    part: Tensor
+    team: Any
+    along: int
+    sizes: list[int]
+    names: frozenset[str]
+    _node: Any
+    _made: tuple[Spread, Callable[[Tensor], Tensor]] | None
+    _held: Tensor | None
+    _count: int
+
+    @property
+    def back(self) -> int:
+        """The place of ``along``, counted from the last dimension, which is 1."""
+        return self.ndim - self.along
+
+    @property
+    def first(self) -> int:
+        """Where this rank's part begins."""
+        return sum(self.sizes[: self.team.rank])
+
+    def old(self) -> bool:
+        """Whether somebody has written into the whole, so that the part does not show it."""
+        written = self._held is not None and version(self._held) != self._count
+        return written or (self._made is not None and self._made[0].old())
+
+    def moved(self) -> bool:
+        """Whether it came out of an autograd function of the script's, whose gradient the part does not know."""
+        with no_function_of_subclass():
+            return self.grad_fn is not self._node
+
+    def whole(self) -> Tensor:
+        """The whole, as a plain tensor; all ranks call this together if one does."""
+        if self.moved() and torch.is_grad_enabled():
+            moved: Tensor = Unmoved.apply(self)
+            return moved
+        if self._made is not None:
+            of, view = self._made
+            return view(of.whole())
+        if self.old():
+            assert self._held is not None
+            return self._held
+        needs = torch.is_grad_enabled() and self.part.requires_grad
+        if self._held is None or (needs and not self._held.requires_grad):
+            self._held = Together.apply(self.part, self.team, self.along, self.sizes)
+            self._count = version(self._held)
+        return self._held
+
+    def like(self, part: Tensor, along: int, view: Callable[[Tensor], Tensor] | None = None) -> Spread:
+        """Another one, in parts of the same sizes. ``view``: what makes it from the whole, if it shares memory."""
+        if part is self.part:
+            return self
+        made = None if view is None else (self, view)
+        return spread(part, self.team, along, self.sizes, self.names, made)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        own = getattr(func, STANDS_FOR, getattr(func, "__wrapped__", func))  # what weft has put in its place
+        if own in METADATA or own in AUTOGRAD or own is Tensor.untyped_storage:
+            _refuse_watching(func, args, kwargs)
+            with no_function_of_subclass():
+                return func(*args, **kwargs)
+        given = spread_in((args, kwargs))
+        written = [each for each in targets(func, args, kwargs) if isinstance(each, Spread)]
+        if written:
+            _note(written, func, "writes")
+            raise UsageError(
+                f"{_name(func)} writes into a tensor that is split over axis tp; write into a copy: x.clone()"
+            )
+        if any(each.old() for each in given):
+            _note(given, func, "writes")
+        elif any(each.moved() for each in given):
+            pass
+        elif (rule := RULES.get(func)) is not None:
+            result = rule(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        _note(given, func, "whole")
+        args, kwargs = with_whole((args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Operations that come here by another way than PyTorch's functions get the whole, without its graph."""
+        given = spread_in((args, kwargs or {}))
+        if any(each.old() for each in given):
+            raise _NO_MEMORY
+        _note(given, func, "writes" if func._schema.is_mutable else "whole")
+        with torch.no_grad():
+            args, kwargs = with_whole((args, kwargs or {}), Tensor.detach)
+        return func(*args, **kwargs)
+
+
+def spread(
+    part: Tensor, team: Any, along: int, sizes: Sequence[int], names: frozenset[str] = frozenset(),
+    made: tuple[Spread, Callable[[Tensor], Tensor]] | None = None,
+) -> Spread:  # fmt: skip
+    """The ranks' parts as one tensor; see :class:`Spread`."""
+    along, sizes = along % part.ndim, list(sizes)
+    result: Spread = Shown.apply(part, team, along, sizes)
+    result.part, result.team, result.along, result.sizes, result.names = part, team, along, sizes, names
+    result._made, result._held, result._count = made, None, 0
+    with no_function_of_subclass():
+        result._node = result.grad_fn
+    return result
+
+
+def may_spread() -> bool:
+    """Whether a module that runs now may leave its result in parts: in a step, where all ranks run the same."""
+    return inside_unit() or in_backward()
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The whole of a spread tensor; anything else as it is."""
+    return tensor.whole() if isinstance(tensor, Spread) else tensor
+
+
+def spread_in(tree: Any) -> list[Spread]:
+    """The spread tensors in lists, tuples and dicts."""
+    if isinstance(tree, Tensor):
+        return [tree] if isinstance(tree, Spread) else []
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return []
+    return [each for item in tree for each in spread_in(item)]
+
+
+def with_whole(tree: Any, then: Callable[[Tensor], Tensor] = lambda whole: whole) -> Any:
+    """Lists, tuples and dicts of arguments with the whole of spread tensors."""
+    if isinstance(tree, Spread):
+        return then(tree.whole())
+    if type(tree) in (tuple, list):
+        return type(tree)(with_whole(item, then) for item in tree)
+    if type(tree) is dict:
+        return {key: with_whole(item, then) for key, item in tree.items()}
+    return tree
+
+
+def _name(func: Any) -> str:
+    return str(getattr(func, "__name__", func)).strip("_")
+
+
+def _note(given: list[Spread], func: Any, how: str) -> None:
+    for each in given:
+        each.team.noted(each.names, _name(func), how)
+
+
+def _refuse_watching(func: Any, args: Any, kwargs: Any) -> None:
+    """Refuse what asks for a gradient of the tensor: it is that of the parts' ways, too.
+
+    Raises:
+        UsageError: Always, then.
+    """
+    asked = func in _WATCHED and not (func is Tensor.requires_grad_ and args[0].requires_grad)
+    if func is torch.autograd.grad:
+        asked = bool(spread_in(args[1] if len(args) > 1 else kwargs.get("inputs")))
+    if asked:
+        _note(spread_in((args, kwargs)), func, "writes")
+        raise UsageError(
+            f"{_name(func)} on a tensor that is split over axis tp: keep the module that gives it whole, "
+            "weft.set_tensor_parallelism(module, False)"
+        )
+
+
+class Shown(Quiet):
+    """A part, shown as the whole; the part gets its part of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, team: Any, along: int, sizes: list[int]) -> Tensor:
+        ctx.along, ctx.sizes, ctx.rank = along, sizes, team.rank
+        total, own = sum(sizes), max(1, part.shape[along])
+        shape = [total if dim == along else size for dim, size in enumerate(part.shape)]
+        outer = part.stride(along)
+        strides = [stride if stride <= outer else stride * total // own for stride in part.stride()]
+        return Tensor._make_wrapper_subclass(Spread, shape, strides, dtype=part.dtype, device=part.device)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return gradient.split(ctx.sizes, ctx.along)[ctx.rank].contiguous(), None, None, None
+
+
+class Unmoved(Quiet):
+    """The whole of a spread tensor, with the gradient of the tensor itself."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Spread) -> Tensor:
+        return tensor.whole().detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Together(Quiet):
+    """The ranks' parts behind each other; each rank's part gets its part of the gradient, which all have whole."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, team: Any, along: int, sizes: list[int]) -> Tensor:
+        ctx.along, ctx.sizes, ctx.rank = along, sizes, team.rank
+        return torch.cat(team.gather(part, along, sizes), along)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return gradient.split(ctx.sizes, ctx.along)[ctx.rank].contiguous(), None, None, None
