@@ -590,7 +590,7 @@ def parameters_made_late_become_parts() -> None:
         assert weft.rdp_size() > 1 or loss == pytest.approx(expected.item(), rel=1e-5)
         optimizer.step()
         plain.step()
-    torch.testing.assert_close(model.state_dict(), dict(alone.state_dict()), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model.state_dict(), dict(alone.state_dict()), rtol=1e-5, atol=5e-6)
     mine_cut = {
         name
         for name, parameter in model.local_named_parameters()
