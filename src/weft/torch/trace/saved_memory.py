@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,18 +19,23 @@ class SavedMemory:
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         self._known = {storage_key(tensor) for tensor in known}
-        self._pieces: set[tuple[int, Any]] = set()  # a compiler may follow this, with numbers of its own
+        self._pieces: set[tuple[int, int]] = set()
         self._counted: dict[int, int] = {}
 
     def add(self, tensor: Tensor) -> int:
         """The bytes that this tensor keeps and none before it; no more than there are in its memory."""
         strided = tensor.layout == torch.strided
-        memory, start = (storage_key(tensor), tensor.storage_offset()) if strided else (0, 0)
-        if memory in self._known or (memory, start) in self._pieces:
+        memory = storage_key(tensor) if strided else 0
+        if memory in self._known:
             return 0
-        self._pieces.add((memory, start))
-        size = tensor.numel() * tensor.element_size()
-        if strided:
-            size = max(0, min(size, tensor.untyped_storage().nbytes() - self._counted.get(memory, 0)))
-            self._counted[memory] = self._counted.get(memory, 0) + size
-        return size
+        if not strided:
+            self._known.add(memory)
+            return tensor.numel() * tensor.element_size()
+        piece = memory, int(tensor.storage_offset())
+        if piece in self._pieces:
+            return 0
+        self._pieces.add(piece)
+        counted = self._counted.get(memory, 0)
+        size = min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes() - counted)
+        self._counted[memory] = counted + max(0, size)
+        return max(0, size)

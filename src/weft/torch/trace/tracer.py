@@ -80,6 +80,7 @@ class Tracer:
         self.users: dict[str, set[str | None]] = {}
         self.writes = ParameterWrites(root)
         self.memory = SavedMemory(root.parameters())
+        self.seen_storages = {storage_key(p) for p in root.parameters()}
         self.saved: list[int] = []
         """The storages that autograd keeps for the backward pass."""
         self.went_backward = False
@@ -271,10 +272,16 @@ class Tracer:
 
     def save(self, tensor: Tensor) -> Tensor:
         """Count a tensor that autograd keeps for the backward pass; what autograd is to keep instead."""
-        self.saved.append(storage_key(tensor) if tensor.layout == torch.strided else 0)
-        size = self.memory.add(tensor)
-        self.stack[-1].saved_bytes += size
-        self.stack[-1].share(self.latest).saved_bytes += size
+        pointer = storage_key(tensor) if tensor.layout == torch.strided else 0
+        self.saved.append(pointer)  # no set: a compiler may follow this
+        if torch.compiler.is_compiling():  # it knows no places in memory
+            if pointer not in self.seen_storages:
+                self.seen_storages.add(pointer)
+                self.stack[-1].saved_bytes += tensor.numel() * tensor.element_size()
+        else:
+            size = self.memory.add(tensor)
+            self.stack[-1].saved_bytes += size
+            self.stack[-1].share(self.latest).saved_bytes += size
         return tensor.detach() if tensor.grad_fn is not None else tensor
 
     def written_parameters(self) -> dict[str, bool]:
