@@ -460,6 +460,42 @@ def a_transformer_is_halved() -> None:
 
 
 @CHECKS.check
+def a_transformer_is_made_late() -> None:
+    """A mixture of experts of `transformers`, which asks whether values can be read, with a row for padding."""
+    import transformers
+
+    weft.init({"partitions": given.partitions, "microbatches": 2})
+    config = transformers.MixtralConfig(
+        vocab_size=600, hidden_size=32, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, pad_token_id=0, use_cache=False,
+    )  # fmt: skip
+    nets = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        with weft.delay_param_initialization():
+            nets.append(transformers.MixtralForCausalLM(config))
+        nets[-1].set_experts_implementation("batched_mm")
+    net, alone = nets
+    materialise(alone, lambda name: True, torch.device("cpu"), current.session().streams)
+    assert net.model.layers[0].mlp.experts.gate_up_proj.is_meta
+    model = weft.DistributedModel(net)
+
+    @weft.step
+    def step(model: nn.Module, words: Tensor) -> Tensor:
+        loss = model(words, labels=words).loss
+        model.backward(loss)
+        return loss
+
+    words = torch.randint(1, 600, (4, 8), generator=torch.Generator().manual_seed(0))
+    loss = step(model, words).reduce_mean().item()
+    assert loss == pytest.approx(alone(words, labels=words).loss.item(), rel=1e-5)
+    mine = dict(model.local_named_parameters())
+    assert all(is_cut(mine[name]) for name in mine if "experts" in name) and any(
+        "experts" in name for name in mine
+    )
+
+
+@CHECKS.check
 def vocabularies_go_to_other_layouts() -> None:
     folder = given.folder / "words"
     job = WordsJob(True)
@@ -543,7 +579,7 @@ class Late(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(300, 64)
+        self.embedding = nn.Embedding(300, 64, padding_idx=3)
         self.up, self.down = nn.Linear(64, 512), nn.Linear(512, 64)
         self.again = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64))
         self.places = nn.Parameter(torch.randn(300, 64))

@@ -43,6 +43,11 @@ _FACTORIES = frozenset(
 _active = threading.local()
 
 
+def _without_base(tensor: Tensor) -> Tensor:
+    """The same memory, none yet, without a hold on the parameter of which it may be a view."""
+    return tensor.data if tensor.device.type == "meta" else tensor
+
+
 class Recipes:
     """What was done to tensors without memory, by their storage."""
 
@@ -53,7 +58,7 @@ class Recipes:
         self.storages: list[Any] = []
 
     def add(self, func: Any, args: Any, kwargs: Any, touched: list[Tensor]) -> None:
-        self.entries.append((func, args, kwargs))
+        self.entries.append((func, *replace((args, kwargs), _without_base, attributes=False)))
         for tensor in touched:
             storage = tensor.untyped_storage()
             if storage_key(tensor) not in self.by_storage:

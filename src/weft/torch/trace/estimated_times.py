@@ -45,7 +45,10 @@ class Clock(TorchDispatchMode):
 
 @contextmanager
 def on_meta(root: nn.Module) -> Iterator[None]:
-    """Inside, all parameters and buffers of the model are on the meta device."""
+    """Inside, all parameters and buffers of the model are on the meta device.
+
+    Code that asks PyTorch whether it is being traced (``torch.jit.is_tracing``), to read no values then, is told so.
+    """
     kept: list[tuple[dict[str, Any], str, Any]] = []
     twins: dict[int, Any] = {}
     for module in root.modules():
@@ -60,8 +63,11 @@ def on_meta(root: nn.Module) -> Iterator[None]:
                         twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
                     twins[id(tensor)] = twin
                 table[name] = twins[id(tensor)]
+    asked = torch.jit.is_tracing
+    torch.jit.is_tracing = lambda: True
     try:
         yield
     finally:
+        torch.jit.is_tracing = asked
         for table, name, tensor in kept:
             table[name] = tensor
