@@ -20,10 +20,8 @@ CUT: dict[str, set[str]] = {
     "LlamaForCausalLM": {"model.layers.*", "lm_head"},
     "GPT2LMHeadModel": {"transformer.h.*", "lm_head"},
     "BertForMaskedLM": {"bert.encoder.layer.*", "cls"},
-    "GPTNeoXForCausalLM": {"gpt_neox.layers.*", "lm_head"},
     "BloomForCausalLM": {"transformer.h.*", "lm_head"},
     "GemmaForCausalLM": {"model.layers.*", "lm_head"},
-    "Phi3ForCausalLM": {"model.layers.*", "lm_head"},
     "T5ForConditionalGeneration": {"encoder.block.*", "decoder.block.*", "lm_head"},
     "WhisperForConditionalGeneration": {"model.encoder.layers.*", "model.decoder.layers.*", "proj_out"},
     "ViTForImageClassification": {"vit.layers.*"},
@@ -31,7 +29,6 @@ CUT: dict[str, set[str]] = {
     "OPTForCausalLM": {
         "model.decoder.layers.*.self_attn", "model.decoder.project_in", "model.decoder.project_out", "lm_head",
     },
-    "fused attention": {"net.layers.*"},
     "two heads of keys": {"net.layers.*"},
     "checkpoints inside": {"net.layers.*"},
     "layers of PyTorch": {"net.layers.*.encoder.layers.*", "net.layers.*.decoder"},
