@@ -17,6 +17,7 @@ from weft.plan.parallelism.memory import activation_bytes, memory_of, usable_byt
 from weft.plan.parallelism.search import Found, divisions, search
 from weft.plan.parallelism.step import StepTimes, step_of
 from weft.plan.parallelism.weft_today import cannot, command
+from weft.plan.parallelism.weft_today import settings as settings_of
 from weft.topology.cluster import Link
 
 SIZES = Sizes(24, 2048, 16, 8192, 51200, 2048)
@@ -171,3 +172,11 @@ def test_a_rank_with_more_layers_needs_their_memory():
     )
     plan = search(job, machines, memory_bytes=2**40).of_kind["pipeline"]
     assert plan.memory == memory_of(job, plan.division, times.shares(plan.division))
+
+
+def test_shared_parameters_are_gathered_as_the_plan_reckons():
+    shared = settings_of(Division(pipeline=2, data=2, sharded="parameters"), microbatches=4)
+    assert shared["sharded_data_parallel_degree"] == 2
+    assert shared["sharded_parameters_gathered"] == "microbatch"
+    alone = settings_of(Division(data=2, sharded="parameters"), microbatches=4)
+    assert "sharded_parameters_gathered" not in alone  # PyTorch's FSDP2

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from weft.torch.tensor_parallel import Cut, Linear, cut, cut_of, is_cut, whole
-from weft.torch.tensor_parallel.cuts import cut_by, joined
+from weft.torch.tensor_parallel import Cut, Linear, axes_of, can_cut, cut, cut_of, is_cut, whole
+from weft.torch.tensor_parallel.cuts import cut_by, joined, mark, unmark
 from weft.torch.tensor_parallel.linears import cuts_of
 
 
@@ -56,3 +56,33 @@ def test_a_whole_parameter_is_its_own_part():
     assert not is_cut(parameter) and cut_of(parameter) is None
     value = torch.zeros(2)
     assert cut(value, parameter) is value and torch.equal(whole(parameter), parameter)
+
+
+class Imagined:
+    """Ranks along an axis, which hold these parts."""
+
+    def __init__(self, axis: str, rank: int, parts: list[torch.Tensor]) -> None:
+        self.axis, self.rank, self.size, self.parts = axis, rank, len(parts), parts
+
+    def gather(self, tensor: torch.Tensor, dim: int, sizes: list[int]) -> list[torch.Tensor]:
+        assert torch.equal(tensor, self.parts[self.rank])
+        return self.parts
+
+
+def test_a_part_may_be_cut_again():
+    tensor, how, again = torch.arange(24.0).view(6, 4), Cut(0, (6,), (6, 4)), Cut(1, (4,), (3, 4))
+    parts = [cut_by(tensor, how, rank, 2) for rank in range(2)]
+    for rank, replica in ((0, 1), (1, 0)):
+        shares = [cut_by(parts[rank], again, each, 2) for each in range(2)]
+        parameter = nn.Parameter(shares[replica])
+        mark(parameter, how, Imagined("tp", rank, parts))
+        mark(parameter, again, Imagined("rdp", replica, shares))
+        assert axes_of(parameter) == {"tp", "rdp"} and cut_of(parameter) is how
+        assert torch.equal(whole(parameter), tensor)
+        for value in (tensor, parts[rank]):
+            assert can_cut(value, parameter) and torch.equal(cut(value, parameter), shares[replica])
+        assert not can_cut(shares[replica], parameter)
+        unmark(parameter)
+        assert axes_of(parameter) == {"tp"} and torch.equal(cut(tensor, parameter), parts[rank])
+        unmark(parameter)
+        assert not is_cut(parameter)
