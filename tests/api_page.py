@@ -137,7 +137,7 @@ GROUPS_OF_TENSORFLOW = (
     Group(
         "Checkpoints",
         "checkpoints.md#with-tensorflow",
-        ["save_checkpoint", "resume_from_checkpoint", "CheckpointManager: save restore"],
+        ["save_checkpoint", "finish_checkpoint", "resume_from_checkpoint", "CheckpointManager: save restore"],
         _KERAS,
     ),
     Group("Restarts", "restarts.md#with-tensorflow", ["checkpoints"], _KERAS),
