@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +23,7 @@ class Kube:
         logs: The bytes of each pod's log, a time before each line.
         asked: Every request: its method, its path, and what it asks besides.
         refusals: By method and the last part of the path: code and body of a refusal.
+        watches: Whether it tells of changes to who may watch; else watching is refused.
     """
 
     def __init__(self) -> None:
@@ -30,6 +32,7 @@ class Kube:
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         self.refusals: dict[tuple[str, str], tuple[int, Any]] = {}
         self.finalized = True
+        self.watches = False
         self.number = 0
 
     def job(self) -> dict[str, Any]:
@@ -65,6 +68,8 @@ class Kube:
     def answer(self, method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
         """The code and the body of an answer."""
         self.asked.append((method, path, query))
+        if query.get("watch"):
+            return 403, status("watching is forbidden", "Forbidden")
         if refusal := self.refusals.get((method, path.rpartition("/")[2])):
             return refusal
         if path.endswith("/log"):
@@ -87,6 +92,17 @@ class Kube:
         if method == "DELETE":
             return self._delete(path)
         return 200, self.objects[path]
+
+    def watched(self, path: str, query: dict[str, str]) -> dict[str, str]:
+        """What a watch at a path is told of, as JSON."""
+        label, _, wanted = query.get("labelSelector", "").partition("=")
+        name = query.get("fieldSelector", "").removeprefix("metadata.name=")
+        return {
+            at: json.dumps(each)
+            for at, each in dict(self.objects).items()
+            if at.rpartition("/")[0] == path
+            and (at.endswith(f"/{name}") if name else each["metadata"]["labels"].get(label) == wanted)
+        }
 
     def _delete(self, path: str) -> tuple[int, Any]:
         del self.objects[path]
@@ -130,10 +146,16 @@ def kube(folder: Path) -> Iterator[tuple[Kube, dict[str, str]]]:
     fake = Kube()
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             parts = urlsplit(self.path)
             query = {name: texts[0] for name, texts in parse_qs(parts.query).items()}
+            if query.get("watch") and fake.watches:
+                fake.asked.append(("WATCH", parts.path, query))
+                self._tell(parts.path, query)
+                return
             code, found = fake.answer(self.command, parts.path, query, json.loads(body) if body else None)
             data = (found if isinstance(found, str) else json.dumps(found)).encode(errors="surrogateescape")
             self.send_response(code)
@@ -141,6 +163,24 @@ def kube(folder: Path) -> Iterator[tuple[Kube, dict[str, str]]]:
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+        def _tell(self, path: str, query: dict[str, str]) -> None:
+            """What is there and each change of it, until the server ends."""
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            seen: dict[str, str] = {}
+            while fake.watches:
+                now = fake.watched(path, query)
+                for at in {*seen, *now}:
+                    kind = "DELETED" if at not in now else "MODIFIED" if at in seen else "ADDED"
+                    if seen.get(at) != now.get(at):
+                        event = f'{{"type": "{kind}", "object": {now.get(at) or seen[at]}}}\n'.encode()
+                        self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+                seen = now
+                time.sleep(0.02)
+            self.wfile.write(b"0\r\n\r\n")
 
         do_GET = do_POST = do_DELETE = _answer
 
@@ -153,6 +193,7 @@ def kube(folder: Path) -> Iterator[tuple[Kube, dict[str, str]]]:
         try:
             yield fake, environ_of(folder, server.server_address[1])
         finally:
+            fake.watches = False
             server.shutdown()
             thread.join()
 

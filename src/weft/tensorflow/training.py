@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ import tensorflow as tf
 from weft.errors import UsageError
 from weft.session.cut import Cut
 from weft.tensorflow import private
+from weft.tensorflow.checkpoint.run import Run
 from weft.tensorflow.session.session import session
 from weft.tensorflow.step import Step
 
@@ -42,6 +44,23 @@ class Training(Mixin):
                 step.jit_compile = kwargs.get("jit_compile") is True
             kwargs["jit_compile"] = False
         super().compile(*args, **kwargs)
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """As Keras has it. With ``weft.checkpoints(...)`` among the callbacks it saves itself, and goes on where it was
+        when the script starts again."""
+        given = inspect.signature(super().fit).bind(*args, **kwargs).arguments
+        callbacks = given.get("callbacks") or ()
+        run = next(
+            (each for each in getattr(callbacks, "callbacks", callbacks) if isinstance(each, Run)), None
+        )
+        if run is None:
+            return super().fit(*args, **kwargs)
+        self._check_saved()
+        with run.fitting(self, given.get("x"), given.get("steps_per_epoch"), given.get("initial_epoch", 0)):
+            return super().fit(*args, **kwargs)
+
+    def _check_saved(self) -> None:
+        """An error if ``fit`` cannot save itself."""
 
     # --- one microbatch -------------------------------------------------------------------------------------
 
@@ -101,6 +120,11 @@ class Training(Mixin):
 
 class TrainingOfKerasTwo(Training):
     """The same for models of ``tf_keras``, whose losses keep their own means: microbatch by microbatch."""
+
+    def _check_saved(self) -> None:
+        raise UsageError(
+            "fit of tf_keras does not save itself: use Keras 3, or write a loop over weft.checkpoints(...).batches"
+        )
 
     def _compare(self, x: Any, y: Any, predictions: Any, sample_weight: Any, training: bool) -> Any:
         return self.compute_loss(x, y, predictions, sample_weight)

@@ -70,6 +70,8 @@ def write(folder: Path, name: str, run: Trained) -> Any:
     run.train(0, 2)
     weft.save_checkpoint(folder / name, "two", run.model, run.optimizer)
     run.model.save_model(str(folder / name / "whole.keras"))
+    averages = [each.numpy().tobytes().hex() for each in run.optimizer.variables if "average" in each.path]
+    (folder / f"{name}-averages-{weft.rank()}.json").write_text(json.dumps(averages))
     return {"losses": run.train(2, 4), "state": run.state(name != "built")}
 
 
@@ -89,7 +91,6 @@ def read(folder: Path, name: str, run: Trained) -> Any:
         lambda: run.optimizer.variables,
         lambda: inner.variables,
         lambda: run.optimizer.save_own_variables({}),
-        lambda: inner.finalize_variable_values(run.model.trainable_variables),
         lambda: run.optimizer.apply_gradients([(each, each) for each in run.model.trainable_variables]),
         lambda: weft.save_checkpoint(folder / name, "again", run.model, run.optimizer),
     ):  # fmt: skip
@@ -103,6 +104,12 @@ def read(folder: Path, name: str, run: Trained) -> Any:
         whole.get_weights(), run.model.get_weights(), again.get_weights(), strict=True
     ):
         assert one.tobytes() == other.tobytes() == third.tobytes()
+    averages = [json.loads((folder / f"{name}-averages-{rank}.json").read_text()) for rank in (0, 1)]
+    before = run.model.get_weights()
+    run.optimizer.finalize_variable_values(run.model.trainable_variables)
+    finals = [each.tobytes().hex() for each in run.model.get_weights()]
+    assert finals == (sum(averages, []) or [each.tobytes().hex() for each in before])
+    run.model.set_weights(before)
     return {"losses": run.train(2, 4), "state": run.state(name != "built")}
 
 

@@ -26,6 +26,8 @@ _CONTROLLERS = {
 }
 _TIMES_S = (5, 20)
 """How long a connection, and an answer, may take."""
+_WATCH_S = 240
+"""How long the server tells of changes until it is asked again to do so."""
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -122,6 +124,33 @@ class Cluster:
         records = self._client.sanitize_for_serialization(found)["items"]
         pods = (pod_of(each) for each in records)
         return sorted((pod for pod in pods if pod is not None), key=lambda pod: (pod.host, pod.attempt))
+
+    def changes_of_job(self, name: str) -> Iterator[object]:
+        """Something for the job as it is, and for each of its changes, for some minutes."""
+        with self._told("watch", self._plural, name):
+            yield from self._watch(
+                self._objects.list_namespaced_custom_object, self._group, self._version, self.namespace, self._plural,
+                field_selector=f"metadata.name={name}",
+            )  # fmt: skip
+
+    def changes_of_pods(self, name: str) -> Iterator[object]:
+        """The same of the job's pods; it begins with something even if there are none."""
+        yield name
+        with self._told("watch", "pods", name):
+            selector = f"jobset.sigs.k8s.io/jobset-name={name}"
+            yield from self._watch(self._core.list_namespaced_pod, self.namespace, label_selector=selector)
+
+    def _watch(self, call: Callable[..., Any], *place: str, **selected: str) -> Iterator[object]:
+        from kubernetes import watch
+
+        connect_s, answer_s = _TIMES_S
+        yield from watch.Watch().stream(
+            call,
+            *place,
+            **selected,
+            timeout_seconds=_WATCH_S,
+            _request_timeout=(connect_s, _WATCH_S + answer_s),
+        )
 
     def log(self, pod: Pod, **options: Any) -> str:
         """What a pod has written; empty before it has started, and after it is gone."""

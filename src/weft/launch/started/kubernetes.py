@@ -1,4 +1,4 @@
-"""A job that Kubernetes has: what is asked of it, once a second, and how it ends."""
+"""A job that Kubernetes has: what is asked of it, when something has changed or once a second, and how it ends."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from weft.launch.engines.plan import Plan, is_secret
 from weft.launch.started.cluster import Cluster, Record, Unreachable
 from weft.launch.started.handle import Handle
 from weft.launch.started.pods import Pod, blamed, first_failed, newer, of_rank
+from weft.launch.started.watched import Watched
 
 TICK_S = 1.0
 AWAY_S = 60.0
@@ -55,6 +56,7 @@ class KubernetesHandle(Handle):
         self._answered = time.monotonic()
         self._stuck_since: float | None = None
         self._last, self._read = "", 0.0
+        self._watched: Watched | None = None
 
     @property
     def ended(self) -> bool:
@@ -112,7 +114,7 @@ class KubernetesHandle(Handle):
         """
         said = ""
         while not heard():
-            code = self.poll()
+            code = self._poll_if_due()
             with suppress(Unreachable):
                 for line in self._news():
                     out(line)
@@ -121,8 +123,24 @@ class KubernetesHandle(Handle):
                 say(said)
             if code is not None:
                 return self.wait()
-            time.sleep(TICK_S)
+            self._await_news()
         return None
+
+    def _poll_if_due(self) -> int | None:
+        """As ``poll``, but where Kubernetes tells of changes it is asked after these only."""
+        if self._watched is None:
+            name = self.job.name
+            self._watched = Watched(
+                [lambda: self.cluster.changes_of_job(name), lambda: self.cluster.changes_of_pods(name)]
+            )
+        code = self.poll() if self._watched.due() else self._code
+        if code is not None:
+            self._watched.close()
+        return code
+
+    def _await_news(self) -> None:
+        assert self._watched is not None
+        self._watched.wait(TICK_S)
 
     def _news(self) -> list[str]:
         found: list[str] = []
@@ -171,9 +189,9 @@ class KubernetesHandle(Handle):
             raise JobError(f"{stuck} cannot start: {stuck.waits}", 1)
 
     def _look(self) -> int | None:
-        code = self.poll()
+        code = self._poll_if_due()
         if code is None:
-            time.sleep(TICK_S)
+            self._await_news()
         return code
 
     def _error(self, code: int) -> JobError:

@@ -22,10 +22,16 @@ class Position:
         step: How many steps have begun.
         epoch: How many epochs are over.
         batch: How many batches of this epoch were drawn.
+        metrics: What the metrics of ``fit`` have counted in this epoch, by variable; None elsewhere.
+        over: Whether ``fit`` was stopped for good.
+        length: How many batches the last epoch had.
     """
 
     def __init__(self) -> None:
         self.step = self.epoch = self.batch = 0
+        self.metrics: list[bytes] | None = None
+        self.over = False
+        self.length = 0
         self._random: dict[str, Any] | None = None
         self._now: dict[str, Any] | None = None
         self._opened: Any = None
@@ -35,7 +41,8 @@ class Position:
         return user_values.encode(
             {
                 "step": self.step, "epoch": self.epoch, "batch": self.batch,
-                "begun": self._random, "random": capture(),
+                "begun": self._random, "random": capture(), "metrics": self.metrics, "over": self.over,
+                "length": self.length,
             },
             {},
         )  # fmt: skip
@@ -53,6 +60,8 @@ class Position:
             position.step, position.epoch, position.batch = (
                 _count(content[name]) for name in ("step", "epoch", "batch")
             )
+            position.metrics, position.over = _fit_of(content)
+            position.length = _count(content.get("length", 0))
             for states in (content["begun"], content["random"]):
                 if states is not None:
                     check(states)
@@ -77,20 +86,28 @@ class Position:
                 iter(loader)
         self._opened = loader
         if not self.batch:
-            self._random = capture()
+            self.begin_epoch()
             return iter(loader)
         now = capture()
-        if self._random is not None:
-            restore(self._random)
+        self.reopen()
         batches = iter(loader)
         for _ in range(self.batch):
             next(batches, None)
         restore(now)
         return batches
 
+    def begin_epoch(self) -> None:
+        """The present epoch begins: its random states are kept, to draw the same batches again."""
+        self._random = capture()
+
+    def reopen(self) -> None:
+        """The present epoch begins again: with the random states that it had begun with."""
+        if self._random is not None:
+            restore(self._random)
+
     def end_epoch(self) -> None:
         """All batches of the epoch were drawn."""
-        self.epoch, self.batch = self.epoch + 1, 0
+        self.epoch, self.batch, self.length = self.epoch + 1, 0, self.batch
 
 
 def capture() -> dict[str, Any]:
@@ -151,6 +168,16 @@ def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError("no number of steps")
     return value
+
+
+def _fit_of(content: Mapping[str, Any]) -> tuple[list[bytes] | None, bool]:
+    """What ``fit`` has stored beside the place."""
+    metrics, over = content.get("metrics"), content.get("over", False)
+    if metrics is not None and not all(type(each) is bytes for each in metrics):
+        raise ValueError("no values of metrics")
+    if type(over) is not bool:
+        raise ValueError("no end of fit")
+    return metrics, over
 
 
 def _no_tensor(path: str) -> Any:

@@ -103,8 +103,8 @@ def restore(
         raise UsageError(f"{save.folder} does not fit this script: {'; '.join(wrong)}")
     for path, variable in landing.targets:
         variable.assign(reader.read(path))
-    for section in landing.optimizers:
-        held.hold(what.optimizers[section])
+    for section, kept in landing.optimizers.items():
+        held.hold(what.optimizers[section], functools.partial(_take_averages, reader, what, kept))
     for section, kept in list(landing.optimizers.items()):
         when_known(joined, kept.models, functools.partial(_land, joined, reader, what, landing, section))
     if not _saved(what.optimizers, save.index):
@@ -262,6 +262,15 @@ def _land(joined: Session, reader: ShardReader, what: Contents, landing: Landing
         state[name].assign(reader.read(path))
     if not landing.optimizers:
         _close_read(joined, reader)
+
+
+def _take_averages(reader: ShardReader, what: Contents, kept: Kept, variables: list[Any]) -> None:
+    """Give variables of models the averages that their optimizer had of them (``use_ema``), if it had."""
+    names = {id(each): name for name, each in what.trainable().items()}
+    for variable in variables:
+        path = kept.slots.get(f"{names.get(id(variable))}/average")
+        if path is not None:
+            variable.assign(reader.read(path))
 
 
 def _close_read(joined: Session, reader: ShardReader) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 from weft.checkpoint.agree import ask_first, choose, come_together, gather_faults
 from weft.checkpoint.find import Found, saves
-from weft.checkpoint.loop import RUN, Loop, Place
+from weft.checkpoint.loop import RUN, Place
 from weft.checkpoint.stop import Stop
 from weft.errors import CheckpointError, UsageError
 from weft.tensorflow.checkpoint.contents import FRAMEWORK, Contents, model_of
+from weft.tensorflow.checkpoint.fit import InFit
 from weft.tensorflow.checkpoint.position import Position
 from weft.tensorflow.checkpoint.restore import AllRanks, restore
 from weft.tensorflow.checkpoint.save import finish_checkpoint, save
@@ -38,6 +39,10 @@ def checkpoints(
             for x, y in run.batches(dataset, epochs=3):
                 ...
 
+    Or hand it to Keras's own loop:
+
+        model.fit(dataset, epochs=3, callbacks=[weft.checkpoints("runs/a", every=100)])
+
     Args:
         path: The folder of the saves, on a disk that all hosts share; one for each run.
         every: After how many steps the run is saved. The last step is saved too.
@@ -60,7 +65,7 @@ def checkpoints(
     return Run(path, every, keep, model, optimizer, also or {}, asynchronous)
 
 
-class Run(Loop):
+class Run(InFit):
     """What :func:`checkpoints` makes."""
 
     def __init__(
@@ -68,7 +73,7 @@ class Run(Loop):
         asynchronous: bool,
     ) -> None:  # fmt: skip
         super().__init__(path, every, keep)
-        self._model, self._optimizer, self._also, self._asynchronous = model, optimizer, also, asynchronous
+        self._given, self._optimizer, self._also, self._asynchronous = model, optimizer, also, asynchronous
 
     def _resume(self) -> tuple[Place, Stop, Callable[[int], object]]:
         joined = session()
@@ -86,16 +91,16 @@ class Run(Loop):
 
     def _find_contents(self, joined: Session) -> Contents:
         """What is saved; an error if the script has not made it yet."""
-        models = joined.models
-        if self._model is None and len(models) != 1:
+        models, given = joined.models, self._fitted if self._given is None else self._given
+        if given is None and len(models) != 1:
             raise UsageError(
                 f"there are {len(models)} models: say which one with model=, and name the others in also"
                 if models
                 else "there is no model yet: make the DistributedModel before weft.checkpoints is entered"
             )
-        model = models[0] if self._model is None else model_of(self._model)
+        model = models[0] if given is None else model_of(given)
         if model is None:
-            raise UsageError(f"model is a {type(self._model).__qualname__}: pass the DistributedModel")
+            raise UsageError(f"model is a {type(given).__qualname__}: pass the DistributedModel")
         optimizer = getattr(model, "optimizer", None) if self._optimizer is None else self._optimizer
         if optimizer is None:
             raise UsageError("the model was compiled with no optimizer: pass optimizer= to weft.checkpoints")
@@ -107,6 +112,7 @@ class Run(Loop):
         return Contents.of({"model": model, "optimizer": optimizer, **self._also})
 
     def _write(self, tag: str) -> None:
+        self._note_metrics()
         save(
             self._path, tag, self._contents, {"step": self.step}, self._keep, "keep",
             {RUN: self._own.to_json()}, self._asynchronous,

@@ -28,6 +28,7 @@ from weft.tensorflow.private.graphs import step_graph as step_graph
 from weft.tensorflow.private.graphs import tracing_a_step as tracing_a_step
 from weft.tensorflow.private.graphs import type_of as type_of
 from weft.tensorflow.private.graphs import writes as writes
+from weft.tensorflow.private.models import begin_fit as begin_fit
 from weft.tensorflow.private.models import build_optimizer as build_optimizer
 from weft.tensorflow.private.models import in_symbolic_scope as in_symbolic_scope
 from weft.tensorflow.private.models import is_of_keras_two as is_of_keras_two
@@ -39,6 +40,7 @@ from weft.tensorflow.private.models import optimizer_classes as optimizer_classe
 from weft.tensorflow.private.models import optimizer_reads as optimizer_reads
 from weft.tensorflow.private.models import set_untracked as set_untracked
 from weft.tensorflow.private.models import trained_by as trained_by
+from weft.tensorflow.private.models import watch_epochs as watch_epochs
 from weft.tensorflow.private.models import watch_layers as watch_layers
 from weft.tensorflow.private.random_states import eager_seeds as eager_seeds
 from weft.tensorflow.private.random_states import make_shared_state as make_shared_state

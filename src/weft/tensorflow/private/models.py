@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope as in_scope
+from keras.src.backend.tensorflow import trainer
 from tensorflow.python.framework import ops
 
 from weft.tensorflow.private.variables import underlying
@@ -96,6 +97,46 @@ def keras_two_model() -> type:
 def loss_tracker(model: Any) -> Any:
     """The metric in which a Keras model keeps its mean loss."""
     return model._loss_tracker
+
+
+def begin_fit(model: Any, epoch: int | None) -> None:
+    """Let the next loop of ``fit`` of a model of Keras 3 begin with this epoch; with None or 0 as its caller says."""
+    model._initial_epoch = epoch
+
+
+@contextmanager
+def watch_epochs() -> Iterator[list[Callable[[int], None]]]:
+    """Inside, for each kind of data that loops of Keras go through there is a function that begins and ends an epoch of
+    it without drawing a batch: the next epoch is shuffled as the one behind that would have been.
+
+    It is told how many batches an epoch has. Keras asks for an iterator more where it knows that by itself.
+    """
+    original = trainer.TFEpochIterator
+    found: list[Callable[[int], None]] = []
+
+    class Watched(original):  # type: ignore[misc, valid-type]
+        _num_batches: int | None
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+
+            def begin(length: int) -> None:
+                if self._num_batches:
+                    for _ in self._enumerate_iterator():
+                        pass
+                    return
+                self.data_adapter.on_epoch_begin()
+                iter(self._get_iterator())
+                self.data_adapter.on_epoch_end()
+                self._num_batches = length
+
+            found.append(begin)
+
+    trainer.TFEpochIterator = Watched
+    try:
+        yield found
+    finally:
+        trainer.TFEpochIterator = original
 
 
 def trained_by(optimizer: Any) -> list[Any]:

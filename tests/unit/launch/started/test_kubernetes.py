@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -345,3 +346,51 @@ def test_without_the_package_the_plan_is_printed(followed, monkeypatch, capsys: 
     assert '"kind": "TrainJob"' in captured.out and "0123456" not in captured.out
     assert "nothing was started, as the package kubernetes is not installed: pip install" in captured.err
     assert fake.asked == []
+
+
+def polls(fake: Kube) -> int:
+    """How often the job itself was asked for."""
+    return sum(method == "GET" and path == f"{JOBS}/train" for method, path, _ in list(fake.asked))
+
+
+def test_a_server_that_tells_of_changes_is_asked_after_these_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(kubernetes, "TICK_S", 0.01)
+    with kube(tmp_path) as (fake, environ):
+        fake.watches = True
+        handle = start(environ)
+        with pytest.raises(TimeoutError):
+            handle.wait(2)
+        assert handle._watched is not None and handle._watched.tells
+        told = {path.rpartition("/")[2]: query for method, path, query in fake.asked if method == "WATCH"}
+        assert told["trainjobs"]["fieldSelector"] == "metadata.name=train"
+        assert told["pods"]["labelSelector"] == "jobset.sigs.k8s.io/jobset-name=train"
+        before = polls(fake)
+        with pytest.raises(TimeoutError):
+            handle.wait(1)
+        assert polls(fake) - before <= 1  # what was told last
+        fake.pod(0, phase="Running")
+        deadline = time.monotonic() + 30
+        while handle.state != "1 of 2 pods run" and time.monotonic() < deadline:
+            with suppress(TimeoutError):
+                handle.wait(0.1)
+        assert handle.state == "1 of 2 pods run"
+        fake.end(0, 0)
+        fake.end(1, 3)
+        fake.condition("Failed", reason="Failed", message="a pod failed")
+        with pytest.raises(JobError, match="host 1"):
+            handle.wait(30)
+        assert polls(fake) < 20
+
+
+def test_where_watching_is_refused_it_is_asked(cluster):
+    """The third refusal in a row is the last one; the job's end is noticed all the same."""
+    fake, environ = cluster
+    handle = start(environ)
+    with pytest.raises(TimeoutError):
+        handle.wait(0.5)
+    assert polls(fake) > 2 and handle._watched is not None and not handle._watched.tells
+    fake.end(0, 0)
+    fake.condition("Complete")
+    assert handle.wait(30) == 0
