@@ -361,7 +361,7 @@ def tokens_in_parts_take_less_memory() -> None:
 
 
 def team() -> Team:
-    weft.init({"microbatches": 1})
+    weft.init({"partitions": given.partitions, "microbatches": 1})
     return Team.of(current.session().tensor_group, weft.tp_rank(), weft.tp_size(), torch.device("cpu"))
 
 

@@ -183,6 +183,11 @@ def test_digest_tells_settings_apart():
             {"tensor_parallel_degree": 2, "inputs": "first"},
             r'inputs is "first", which does not fit tensor_parallel_degree 2: write "inputs": "equal" or "apart", or',
         ),
+        (
+            {"sequence_parallel": True},
+            r'sequence_parallel is true, but tensor_parallel_degree is 1, .*write "tensor_parallel_degree": 2, say',
+        ),
+        ({"sequence_parallel": "yes"}, r"sequence_parallel is .yes. .*it must be true or false"),
         ({"microbatch": 2}, r'there is no setting "microbatch" .*did you mean "microbatches"\?'),
         ({"pipeline_parallel_degre": 2}, r'did you mean "pipeline_parallel_degree"\?'),
         ({"zzz": 2}, r'there is no setting "zzz" .*the settings are partitions, microbatches'),
