@@ -47,6 +47,6 @@ def enable(**settings: Any) -> None:
 
 def _partitions(settings: dict[str, Any]) -> int:
     """All ranks make one copy of the model, if the settings say no more."""
-    degree = settings.get("tensor_parallel_degree", 1)
-    ranks = discover(os.environ).world_size
-    return max(1, ranks // degree) if isinstance(degree, int) and degree > 0 else ranks
+    degrees = [settings.get(name, 1) for name in ("tensor_parallel_degree", "context_parallel_degree")]
+    shared = max((each for each in degrees if isinstance(each, int)), default=1)
+    return max(1, discover(os.environ).world_size // max(1, shared))

@@ -90,8 +90,12 @@ def read(given: Mapping[str, Any], environ: Mapping[str, str]) -> Parameters:
 def inputs_of(parameters: Parameters) -> str:
     """Whose batch a step gets, as weft's setting says it: those of all ranks that split tensors, unless
     ``prescaled_batch`` says that they read the same."""
-    degree = parameters.own.get("tensor_parallel_degree", 1)
-    if not isinstance(degree, int) or degree <= 1:
+    tensors, sequences = (
+        parameters.own.get(name, 1) for name in ("tensor_parallel_degree", "context_parallel_degree")
+    )
+    if isinstance(sequences, int) and sequences > 1:
+        return "equal"
+    if not isinstance(tensors, int) or tensors <= 1:
         return "any"
     return "equal" if parameters.kept["prescaled_batch"] else "apart"
 
