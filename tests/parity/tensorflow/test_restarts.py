@@ -27,7 +27,7 @@ def run(folder: Path, partitions: int, *args: str, restarts: int = 0) -> Complet
 def run_job(job: Path, given: list[str], folder: Path, restarts: int) -> Completed:
     folder.mkdir(exist_ok=True)
     options = ["--max-restarts", str(restarts)] if restarts else []
-    return run_ranks(2, job, given, options=options, env=QUIET, timeout=180).check()
+    return run_ranks(2, job, given, options=options, env=QUIET, timeout=420).check()
 
 
 def losses(folder: Path, rank: int, name: str = "losses") -> dict[int, str]:
