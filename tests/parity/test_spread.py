@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from tests.launching import run_ranks
+
 from .jobs import pass_checks
 from .spread import CHECKS
 
@@ -28,3 +30,37 @@ def test_steps() -> None:
     for ranks, partitions, parts, checks in LAYOUTS:
         settings = json.dumps({"tensor_parallel_degree": parts})
         pass_checks("spread.py", checks, ranks, "--partitions", str(partitions), env={"WEFT_SET": settings})
+
+
+LOOKS = """
+import sys
+import torch
+from torch import nn
+import weft.torch as weft
+
+weft.init({"tensor_parallel_degree": 2, "microbatches": 2})
+torch.manual_seed(0)
+model = weft.DistributedModel(nn.Sequential(nn.Embedding(211, 16), nn.Linear(16, 211)))
+
+@weft.step
+def train_step(model, ids):
+    scores = model(ids)[:, :-1]
+    if weft.rank() == int(sys.argv[1]) and not weft.is_tracing():
+        scores.argmax(-1)
+    loss = nn.functional.cross_entropy(scores.reshape(-1, 211), ids[:, 1:].reshape(-1))
+    model.backward(loss)
+    return loss
+
+for _ in range(3):
+    train_step(model, torch.arange(36).reshape(4, 9))
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_looks_alone_ends_the_job(rank: int) -> None:
+    done = run_ranks(2, LOOKS, [str(rank)], timeout=60, warm=True)
+    assert done.returncode
+    assert (
+        "ranks that hold parts of the same weights run different programs: in the same place" in done.stderr
+    )
+    assert "puts a tensor in parts together" in done.stderr

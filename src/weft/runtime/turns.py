@@ -128,8 +128,8 @@ class Turns:
 def differing(first: str, own: str) -> str:
     """What to say where ranks that must do the same in one order do not."""
     return (
-        "ranks that share parameters run different programs: in the same place the first of them "
-        f"{first}, and this one {own}. With "
-        '"sharded_parameters_gathered": "microbatch" all of them call the same modules in the same order, whatever '
-        'their samples are; write "sharded_parameters_gathered": "step" where they do not'
+        "ranks that hold parts of the same weights run different programs: in the same place the first of them "
+        f"{first}, and this one {own}. All of them call the same modules, and look at the same tensors, in the same "
+        "order: what one rank does alone, print say, belongs behind the step. Where their samples decide, write "
+        '"sharded_parameters_gathered": "step"'
     )

@@ -10,7 +10,9 @@ from torch import nn
 
 from weft.session.recording import record
 from weft.torch.context_parallel import Sequences, Sharers, cut_sequences
+from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.placed.plan import Plan, is_below
+from weft.torch.pytorch.private import in_backward
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Splits, split
 
@@ -32,6 +34,14 @@ def cut_weights(root: nn.Module, plan: Plan, owners: Mapping[str, int], session:
     team = split(root, splits, session.tensor_group, session.position("tp"), session.mesh.tp, session.device)
     if team is not None:
         team.record = partial(record, session, "tensor")
+        team.agree = partial(_agree, session)
+
+
+def _agree(session: Session, what: str) -> None:
+    """In the forward pass of a microbatch, ranks that take the same turns do the same next; see ``Turns.agree``."""
+    executor = session.executor
+    if in_microbatch() and not in_backward() and executor is not None and executor.turns is not None:
+        executor.turns.agree(what)
 
 
 def cut_over_sequences(

@@ -17,9 +17,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
+from weft.torch.tensors.cut_weights import inside_unit
 
 _add_up_parts = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _numbers = itertools.count()
+TOGETHER = "puts a tensor in parts together"
 _teams: WeakValueDictionary[str, Team] = WeakValueDictionary()
 
 
@@ -35,6 +37,8 @@ class Team:
             equal names and ranks for one, also after the group of the first is gone.
         group: The group; None where the ranks are imagined, and sums are what this rank has.
         record: The context in which the ranks exchange something: a recording has a span of it.
+        agree: Called with what the rank is about to do with the others where the script decides whether; an error
+            where another rank does something else.
     """
 
     axis = "tp"
@@ -44,6 +48,7 @@ class Team:
         assert mesh.mesh_dim_names is not None
         self.name = mesh.mesh_dim_names[0]
         self.record: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.agree: Callable[[str], None] = _agreed
         _teams[self.name] = self
 
     @classmethod
@@ -55,6 +60,7 @@ class Team:
     def add_up(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, written into the tensor, which is contiguous."""
         if self.group is not None:
+            self._outside("adds up a tensor in parts")
             with self.record():
                 dist.all_reduce(tensor, group=self.group)
         return tensor
@@ -62,6 +68,7 @@ class Team:
     def largest(self, tensor: Tensor) -> Tensor:
         """The largest number of the ranks' at each place, written into the tensor, which is contiguous."""
         if self.group is not None:
+            self._outside("looks for the largest numbers of a tensor in parts")
             with self.record():
                 dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
         return tensor
@@ -72,6 +79,7 @@ class Team:
             return tensor.narrow(along, 0, tensor.shape[along] // self.size)
         given = tensor.movedim(along, 0).contiguous()
         part = given.new_empty((given.shape[0] // self.size, *given.shape[1:]))
+        self._outside("adds up parts of a tensor")
         with self.record():
             _add_up_parts(part, given, group=self.group)
         return part.movedim(0, along).contiguous()
@@ -90,9 +98,15 @@ class Team:
             own = torch.cat([tensor, tensor.new_zeros(shape)], dim)
         own = own.contiguous()
         parts = [torch.empty_like(own) for _ in range(self.size)]
+        self._outside(TOGETHER)
         with self.record():
             dist.all_gather(parts, own, group=self.group)
         return [part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)]
+
+    def _outside(self, what: str) -> None:
+        """Between units the script's own code decides what is done; inside of them all ranks run the same."""
+        if not inside_unit():
+            self.agree(what)
 
     def __deepcopy__(self, memo: Any) -> Team:
         return self
@@ -101,6 +115,10 @@ class Team:
         raise UsageError(
             "a model that is split over axis tp cannot be pickled: save its state_dict(), or a checkpoint of the job"
         )
+
+
+def _agreed(what: str) -> None:
+    """All do the same."""
 
 
 def exchanging(part: DTensor) -> AbstractContextManager[None]:

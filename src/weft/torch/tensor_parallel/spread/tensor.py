@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from weft.errors import UsageError
 from weft.torch.pytorch.private import in_backward, no_function_of_subclass, version
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, STANDS_FOR, targets
-from weft.torch.tensor_parallel.team import Quiet
+from weft.torch.tensor_parallel.team import TOGETHER, Quiet
 from weft.torch.tensors.cut_weights import inside_unit
 
 _NO_MEMORY = UsageError(
@@ -41,6 +41,10 @@ class Ranks(Protocol):
 
     def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
         """The tensors of all ranks."""
+        ...
+
+    def agree(self, what: str) -> None:
+        """All ranks are about to do ``what``; an error where one is not."""
         ...
 
     def noted(self, names: frozenset[str], what: str, how: str) -> None:
@@ -103,6 +107,8 @@ class Spread(Tensor):
             return self._held
         needs = torch.is_grad_enabled() and self.part.requires_grad
         if self._held is None or (needs and not self._held.requires_grad):
+            if inside_unit():
+                self.team.agree(TOGETHER)
             self._held = Together.apply(self.part, self.team, self.along, self.sizes)
             self._count = version(self._held)
         return self._held

@@ -42,6 +42,9 @@ class Alone:
     def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
         return [tensor]
 
+    def agree(self, what: str) -> None:
+        """There is one rank."""
+
     def noted(self, names: frozenset[str], what: str, how: str) -> None:
         for name in names:
             self.notes.setdefault(name, {}).setdefault(how, []).append(what)
