@@ -431,6 +431,7 @@ _linear = _find(
     "torch.ops.mkldnn._linear_pointwise.default", "products by oneDNN", "products are PyTorch's usual ones"
 )
 _find("torch.ops.aten.add.Tensor._schema", "delay_param_initialization")
+_wrapper = _find("torch.Tensor._make_wrapper_subclass", "scores and tokens in parts", "it is refused")
 _constructors = _find(
     "torch.utils._device._device_constructors",
     'device="cuda" on a CPU',
@@ -466,6 +467,19 @@ _tell_script = _find(
     "torch.jit.script beside calls for CUDA on a CPU",
     "functions that make tensors cannot be scripted",
 )
+
+
+def is_mutable(operator: Any) -> bool:
+    """Whether an operator writes into one of its arguments."""
+    return bool(operator._schema.is_mutable)
+
+
+def without_memory(
+    cls: Any, shape: Sequence[int], strides: Sequence[int], like: torch.Tensor
+) -> torch.Tensor:
+    """A tensor of a subclass that has no memory of its own; dtype and device are those of ``like``."""
+    result: torch.Tensor = _wrapper(cls, shape, strides, dtype=like.dtype, device=like.device)
+    return result
 
 
 def scripted_as(replacement: Callable[..., Any], original: Callable[..., Any]) -> None:

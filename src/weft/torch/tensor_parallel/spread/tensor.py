@@ -18,7 +18,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.errors import UsageError
-from weft.torch.pytorch.private import in_backward, no_function_of_subclass, version
+from weft.torch.pytorch.private import (
+    in_backward,
+    is_mutable,
+    no_function_of_subclass,
+    version,
+    without_memory,
+)
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, STANDS_FOR, targets
 from weft.torch.tensor_parallel.team import TOGETHER, Quiet
 from weft.torch.tensors.cut_weights import inside_unit
@@ -153,7 +159,7 @@ class Spread(Tensor):
         given = spread_in((args, kwargs or {}))
         if any(each.old() for each in given):
             raise _NO_MEMORY
-        _note(given, func, "writes" if func._schema.is_mutable else "whole")
+        _note(given, func, "writes" if is_mutable(func) else "whole")
         with torch.no_grad():
             args, kwargs = with_whole((args, kwargs or {}), Tensor.detach)
         return func(*args, **kwargs)
@@ -241,7 +247,7 @@ class Shown(Quiet):
         shape = [total if dim == along else size for dim, size in enumerate(part.shape)]
         outer = part.stride(along)
         strides = [stride if stride <= outer else stride * total // own for stride in part.stride()]
-        return Tensor._make_wrapper_subclass(Spread, shape, strides, dtype=part.dtype, device=part.device)
+        return without_memory(Spread, shape, strides, part)
 
     @staticmethod
     @once_differentiable
