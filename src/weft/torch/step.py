@@ -14,6 +14,7 @@ from weft.errors import PeerError, SplitError, UsageError
 from weft.plan.chosen import order_for
 from weft.runtime.executor import Checks
 from weft.runtime.microbatch import Microbatch
+from weft.runtime.turns import Turns
 from weft.schedule.order import Order
 from weft.session.cut import Cut
 from weft.session.recording import record_first, record_forward, record_preparation, record_step
@@ -241,10 +242,15 @@ class StepRun:
             return describe_inputs(name, self.batch, session.changes)
         return describe_call(name, self.batch, session.settings.checked == "always", session.changes)
 
+    def _turns(self) -> list[Turns]:
+        """Those of the ranks that take the same turns, and of the ranks that split tensors, if they are not the same."""
+        both = (self._executor.turns, self._session.tensor_turns)
+        return [*dict.fromkeys(turns for turns in both if turns is not None)]
+
     def _agreed(self, own: list[Any]) -> list[Any]:
         """The same for all ranks that split tensors; these, and others, take the same turns in this step."""
-        session, turns = self._session, self._executor.turns
-        if turns is not None:
+        session = self._session
+        for turns in self._turns():
             turns.begin(session.steps)
         if session.mesh.tp == 1:
             return own
@@ -264,8 +270,8 @@ class StepRun:
             began_s = time.perf_counter()
             checks = Checks(self._check.look, self._calls.look)
             results = self._executor.run([self._body] * self.batch.microbatches, self._order, checks)
-            if self._executor.turns is not None:
-                self._executor.turns.end()
+            for turns in self._turns():
+                turns.end()
             for model in session.models:
                 model.add_up_weights()
             self.took_s = time.perf_counter() - began_s

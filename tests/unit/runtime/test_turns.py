@@ -104,7 +104,7 @@ def test_ranks_that_do_the_same_agree():
 def test_ranks_that_do_not_are_told_so():
     first, other = pair()
     first.agree("gathers a")
-    with pytest.raises(DivergenceError, match=r"the first of them gathers a, and this one gathers b\. With"):
+    with pytest.raises(DivergenceError, match=r"the first of them gathers a, and this one gathers b\. All"):
         other.agree("gathers b")
     with pytest.raises(
         DivergenceError, match="the first of them gathers a, and this one is done with its turn"

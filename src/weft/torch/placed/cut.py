@@ -38,10 +38,10 @@ def cut_weights(root: nn.Module, plan: Plan, owners: Mapping[str, int], session:
 
 
 def _agree(session: Session, what: str) -> None:
-    """In the forward pass of a microbatch, ranks that take the same turns do the same next; see ``Turns.agree``."""
-    executor = session.executor
-    if in_microbatch() and not in_backward() and executor is not None and executor.turns is not None:
-        executor.turns.agree(what)
+    """In the forward pass of a microbatch, ranks that split tensors do the same next; see ``Turns.agree``."""
+    turns = session.tensor_turns
+    if in_microbatch() and not in_backward() and turns is not None:
+        turns.agree(what)
 
 
 def cut_over_sequences(
