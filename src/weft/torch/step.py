@@ -243,7 +243,7 @@ class StepRun:
         return describe_call(name, self.batch, session.settings.checked == "always", session.changes)
 
     def _turns(self) -> list[Turns]:
-        """Those of the ranks that take the same turns, and of the ranks that split tensors, if they are not the same."""
+        """Those of ranks that take the same turns, and of ranks that split tensors, where they are not the same."""
         both = (self._executor.turns, self._session.tensor_turns)
         return [*dict.fromkeys(turns for turns in both if turns is not None)]
 
