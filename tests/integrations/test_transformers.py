@@ -133,7 +133,9 @@ def test_what_a_split_model_cannot_honour_is_refused_by_name(given, words, monke
     class Arguments:
         accelerator_config, fp16, optim, world_size = None, False, "adamw_torch", 1
 
-    monkeypatch.setattr("weft.compat.modelparallel.session.state._cfg", type("Cfg", (), {"fp16": False})())
+    monkeypatch.setattr(
+        "weft.compat.modelparallel.session.state._cfg", type("Cfg", (), {"fp16": False, "inputs": "any"})()
+    )
     monkeypatch.setattr("weft.session.current.is_initialized", lambda: True)
     for name, value in given.items():
         setattr(Arguments, name, value)

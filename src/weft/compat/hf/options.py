@@ -97,7 +97,7 @@ def refuse(args: Any) -> None:
         faults.append(
             'fp16: use bf16=True, or give weft the setting "fp16": true, which keeps 32-bit masters'
         )
-    if apart():
+    if state.cfg.inputs == "apart":
         faults.append(
             "prescaled_batch: without it each rank that splits tensors reads samples of its own, which the Trainer "
             'would count as copies of the model; write "prescaled_batch": true'
@@ -110,13 +110,6 @@ def refuse(args: Any) -> None:
         faults.append("eval_use_gather_object: objects are not gathered from replicas; leave it out")
     if faults:
         raise ConfigError("the Trainer's arguments do not fit a split model. " + ". ".join(faults))
-
-
-def apart() -> bool:
-    """Whether ranks that split tensors read samples of their own."""
-    from weft.torch.session.current import session
-
-    return session().settings.inputs == "apart" and session().mesh.tp > 1
 
 
 def choose_microbatches() -> None:
