@@ -143,12 +143,15 @@ def status(message: str, reason: str, **details: str) -> dict[str, Any]:
 @contextmanager
 def kube(folder: Path) -> Iterator[tuple[Kube, dict[str, str]]]:
     """A server that runs, and the environment in which it is found."""
-    fake = Kube()
+    fake, ended = Kube(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def _answer(self) -> None:
+            if ended.is_set():  # on a connection from before
+                self.close_connection = True
+                return
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             parts = urlsplit(self.path)
             query = {name: texts[0] for name, texts in parse_qs(parts.query).items()}
@@ -194,6 +197,7 @@ def kube(folder: Path) -> Iterator[tuple[Kube, dict[str, str]]]:
             yield fake, environ_of(folder, server.server_address[1])
         finally:
             fake.watches = False
+            ended.set()
             server.shutdown()
             thread.join()
 

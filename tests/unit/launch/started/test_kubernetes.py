@@ -19,7 +19,7 @@ from tests.kube import NAMESPACE, Kube, container, environ_of, kube, status
 from weft.cli.main import main
 from weft.errors import JobError, LaunchError
 from weft.launch import Job
-from weft.launch.started import kubernetes, watched
+from weft.launch.started import kubernetes
 from weft.launch.started.kubernetes import KubernetesHandle
 
 JOBS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs"
@@ -173,7 +173,6 @@ def test_a_pod_that_cannot_start(cluster, monkeypatch: pytest.MonkeyPatch):
 def test_a_silent_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kubernetes, "TICK_S", 0.02)
     monkeypatch.setattr(kubernetes, "AWAY_S", 0.2)
-    monkeypatch.setattr(watched, "AGAIN_S", 0.1)  # a connection that is only silent tells nothing
     with kube(tmp_path) as (fake, environ):
         handle = start(environ)
         fake.refusals["GET", "train"] = 503, status("etcd is away", "ServiceUnavailable")
