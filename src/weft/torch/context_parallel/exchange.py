@@ -68,13 +68,8 @@ class _Gather(torch.autograd.Function):
         return own(gradient, ctx.dim, ctx.team).clone(), None, None, None
 
 
-class _Share(torch.autograd.Function):
+class _Share(_Gather):
     """Part to whole, for what each rank uses in another way, keys say: the gradients of all are added up."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, total: int, team: Team) -> Tensor:
-        ctx.dim, ctx.team = dim, team
-        return _gathered(part, dim, total, team)
 
     @staticmethod
     @once_differentiable

@@ -34,8 +34,9 @@ _NAMES = (
 LOSS = "loss"
 
 
-def _taken(func: Any, args: Any, kwargs: Any) -> tuple[dict[str, Any], Spread, int] | None:
-    """The arguments by name, the scores, and the dimension of their classes; None where the whole is needed."""
+def _taken(args: Any, kwargs: Any) -> tuple[dict[str, Any], Spread, Tensor, _Targets] | None:
+    """The arguments by name, the scores, this rank's part of them with the classes in the last dimension, and the
+    targets; None where the whole is needed."""
     given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
     scores, target, weight = given.get("input"), given.get("target"), given.get("weight")
     if len(spread_in((args, kwargs))) != 1 or not isinstance(scores, Spread):
@@ -48,7 +49,8 @@ def _taken(func: Any, args: Any, kwargs: Any) -> tuple[dict[str, Any], Spread, i
         return None
     if weight is not None and (weight.requires_grad or given.get("label_smoothing", 0.0)):
         return None
-    return given, scores, dim
+    found = _Targets(target, scores, given.get("ignore_index", -100))
+    return given, scores, _part(scores).movedim(dim, -1), found
 
 
 def _part(scores: Spread) -> Tensor:
@@ -98,27 +100,23 @@ def _reduced(each: Tensor, given: dict[str, Any], target: Tensor, ignored: Tenso
 
 def cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
     """``F.cross_entropy`` for classes in parts."""
-    taken = _taken(func, args, kwargs)
+    taken = _taken(args, kwargs)
     if taken is None:
         return NotImplemented
-    given, scores, dim = taken
-    target, ignore = given["target"], given.get("ignore_index", -100)
-    found, part = _Targets(target, scores, ignore), _part(scores).movedim(dim, -1)
+    given, scores, part, found = taken
     each = Losses.apply(part, found, scores.team, float(given.get("label_smoothing", 0.0)))
     scores.team.noted(scores.names, "", LOSS)
-    return _reduced(each.to(part.dtype), given, target, found.ignored).to(part.dtype)
+    return _reduced(each.to(part.dtype), given, given["target"], found.ignored).to(part.dtype)
 
 
 def likelihood(func: Any, args: Any, kwargs: Any) -> Any:
     """``F.nll_loss`` for the logarithms of probabilities in parts."""
-    taken = _taken(func, args, kwargs)
+    taken = _taken(args, kwargs)
     if taken is None:
         return NotImplemented
-    given, scores, dim = taken
-    target, ignore = given["target"], given.get("ignore_index", -100)
-    found, part = _Targets(target, scores, ignore), _part(scores).movedim(dim, -1)
+    given, scores, part, found = taken
     scores.team.noted(scores.names, "", LOSS)
-    return _reduced(-leave(found.picked(part), scores.team), given, target, found.ignored)
+    return _reduced(-leave(found.picked(part), scores.team), given, given["target"], found.ignored)
 
 
 def logarithms(func: Any, args: Any, kwargs: Any) -> Any:
