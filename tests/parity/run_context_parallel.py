@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.parity.compare import TOLERANCE, Comparison, train_alone
-from tests.parity.run_tensor_parallel import ALL, MICROBATCHES, ROUGH, begin
+from tests.parity.context_parallel_models import ALL
+from tests.parity.run_tensor_parallel import MICROBATCHES, ROUGH, begin
 from tests.parity.worker import BeforeSplit, arguments, work
 from tests.parity.zoo.case import STEPS, Case
 from weft.torch.context_parallel import Sequences, cut_sequences, find
@@ -58,7 +59,7 @@ def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
     worst = max(comparison.worst.items(), key=lambda item: item[1][0])
     more = {
         "worst": worst[1][0], "where": f"{worst[0]}: {worst[1][1]}", "cut": dict(sequences.regions),
-        "whole": dict(sequences.whole),
+        "whole": dict(sequences.whole), "order": sequences.order,
     }  # fmt: skip
     return comparison.report(), more
 

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
-from weft.torch.pytorch.private import take_plain_for_whole, version
+from weft.torch.pytorch.private import redistributes, take_plain_for_whole, version
 from weft.torch.tensor_parallel.functions import answer, replaced
 from weft.torch.tensor_parallel.linears import is_transposed
-from weft.torch.tensor_parallel.team import Team
+from weft.torch.tensor_parallel.team import Team, team_of
 from weft.torch.tensors.nested import replace
 
+from .dealt import deals
 from .exchange import can_cut, cut, like
 from .multihead import attend
 from .regions import Sequences
@@ -53,7 +54,7 @@ class Region:
     ``active``: whether the ranks run the same step now, so that they may meet; elsewhere the module computes whole.
     """
 
-    def __init__(self, module: nn.Module, dim: int, team: Team, active: Callable[[], bool]) -> None:
+    def __init__(self, module: nn.Module, dim: int, team: Sharers, active: Callable[[], bool]) -> None:
         self.module, self.dim, self.team, self.active = module, dim, team, active
         self.own = module.__dict__.get("forward")
 
@@ -62,7 +63,8 @@ class Region:
         given = sequence_in(args, kwargs) if self.active() else None
         if given is None or given.ndim <= self.dim or not can_cut(given.shape[self.dim], self.team.size):
             return forward(*args, **kwargs)
-        part = cut(given, self.dim, self.team)
+        team = self.team.for_length(given.shape[self.dim])
+        part = cut(given, self.dim, team)
         before = written(part)
         args, kwargs = with_part(args, kwargs, given, part)
         result = forward(*args, **kwargs)
@@ -71,8 +73,8 @@ class Region:
                 f"{type(self.module).__name__} has written into a part of what it got, which its caller does not see: "
                 "let it write into a copy, x.clone()"
             )
-        make_whole(args, kwargs, self.team)
-        return replace(result, lambda each: whole(each, self.team), attributes=False)
+        make_whole(args, kwargs, team)
+        return replace(result, lambda each: whole(each, team), attributes=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         copied = object.__new__(Region)
@@ -115,8 +117,9 @@ class OnPositions:
         if isinstance(module, nn.MultiheadAttention):
             return attend(module, *args, **kwargs)
         (given,) = (*args, *kwargs.values())
-        weight, bias = (used(each, self.team) for each in (module.weight, module.bias))
-        return like(nn.functional.linear(given.to_local(), weight.t(), bias), given, self.team)
+        team = team_of(given) or self.team
+        weight, bias = (used(each, team) for each in (module.weight, module.bias))
+        return like(nn.functional.linear(given.to_local(), weight.t(), bias), given, team)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnPositions:
         copied = memo[id(self)] = OnPositions(memo[id(self.module)], self.team)
@@ -164,7 +167,12 @@ def cut_sequences(
     take_plain_for_whole()
     team = Sharers.of(group, rank, sequences.size, device)
     assert isinstance(team, Sharers)
-    answer(Positions(team))
+    if sequences.balanced and redistributes:
+        team.deal()
+    for order in team.orders():
+        answer(Positions(order))
+        if order.balanced:
+            deals(order)
     for name, dim in regions.items():
         stand_in(modules[name], team)
         modules[name].__dict__["forward"] = Region(modules[name], dim, team, active)

@@ -11,17 +11,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from weft.torch.pytorch.private import keeps_as_ever
 from weft.torch.tensor_parallel.rules import shard_of
-from weft.torch.tensor_parallel.team import Team
-
-
-def sizes_of(total: int, ranks: int) -> list[int]:
-    """How many positions each rank has of ``total``, as ``torch.chunk`` would cut them.
-
-    >>> sizes_of(8, 2), sizes_of(7, 2), sizes_of(5, 4)
-    ([4, 4], [4, 3], [2, 2, 1, 0])
-    """
-    most = -(-total // ranks)
-    return [max(0, min(most, total - most * rank)) for rank in range(ranks)]
+from weft.torch.tensor_parallel.spread import Narrowed, Together
+from weft.torch.tensor_parallel.team import Quiet, Team
+from weft.torch.tensors.places import sizes_of
 
 
 def can_cut(total: int, ranks: int) -> bool:
@@ -29,33 +21,13 @@ def can_cut(total: int, ranks: int) -> bool:
     return sizes_of(total, ranks)[-1] > 0
 
 
-def span(total: int, team: Team) -> tuple[int, int]:
-    """The first of this rank's positions, and how many they are."""
-    sizes = sizes_of(total, team.size)
-    return sum(sizes[: team.rank]), sizes[team.rank]
-
-
 def own(whole: Tensor, dim: int, team: Team) -> Tensor:
-    """This rank's positions of a whole tensor, in the same memory."""
-    return whole.narrow(dim, *span(whole.shape[dim], team))
+    """This rank's positions of a whole tensor."""
+    return team.places(whole.shape[dim]).own(whole, dim, team.rank)
 
 
-class _Cut(torch.autograd.Function):
-    """Whole to part; each rank has the gradient of its part, and all need the whole one."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, dim: int, team: Team) -> Tensor:
-        ctx.dim, ctx.team, ctx.total = dim, team, whole.shape[dim]
-        return own(whole, dim, team).clone(memory_format=torch.contiguous_format)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _gathered(gradient, ctx.dim, ctx.total, ctx.team), None, None
-
-
-class _Gather(torch.autograd.Function):
-    """Part to whole, for what all ranks compute alike: the whole has the same gradient on each."""
+class _Share(Quiet):
+    """Part to whole, for what each rank uses in another way, keys say: the gradients of all are added up."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, dim: int, total: int, team: Team) -> Tensor:
@@ -65,24 +37,17 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return own(gradient, ctx.dim, ctx.team).clone(), None, None, None
-
-
-class _Share(_Gather):
-    """Part to whole, for what each rank uses in another way, keys say: the gradients of all are added up."""
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        summed = ctx.team.add_up(gradient.clone(memory_format=torch.contiguous_format))
-        return own(summed, ctx.dim, ctx.team).clone(), None, None, None
+        team, places = ctx.team, ctx.team.places(gradient.shape[ctx.dim])
+        if len(set(places.sizes)) > 1:
+            summed = team.add_up(gradient.clone(memory_format=torch.contiguous_format))
+            return places.own(summed, ctx.dim, team.rank).clone(), None, None, None
+        parts = [places.own(gradient, ctx.dim, rank) for rank in range(team.size)]
+        return team.add_up_parts(torch.cat(parts, ctx.dim), ctx.dim), None, None, None
 
 
 def _gathered(part: Tensor, dim: int, total: int, team: Team) -> Tensor:
-    sizes = sizes_of(total, team.size)
-    if team.group is None:  # ranks that are not there
-        return torch.cat([part.narrow(dim, 0, size) for size in sizes], dim)
-    return torch.cat(team.gather(part, dim, sizes), dim)
+    places = team.places(total)
+    return places.joined(team.gather(part, dim, places.sizes), dim)
 
 
 def in_parts(local: Tensor, dim: int, total: int, team: Team) -> DTensor:
@@ -103,14 +68,14 @@ def like(local: Tensor, given: DTensor, team: Team) -> DTensor:
 
 def cut(whole: Tensor, dim: int, team: Team) -> DTensor:
     """A whole tensor, equal on all ranks, in parts along ``dim``."""
-    part: Tensor = _Cut.apply(whole, dim, team)
+    part: Tensor = Narrowed.apply(whole, team, dim, team.places(whole.shape[dim]))
     return in_parts(part, dim, whole.shape[dim], team)
 
 
 def gather(tensor: DTensor, team: Team) -> Tensor:
     """The whole of a tensor in parts, for what every rank computes alike."""
     dim = tensor.placements[0].dim  # type: ignore[attr-defined]
-    whole: Tensor = _Gather.apply(tensor.to_local(), dim, tensor.shape[dim], team)
+    whole: Tensor = Together.apply(tensor.to_local(), team, dim, team.places(tensor.shape[dim]))
     return whole
 
 
@@ -124,10 +89,12 @@ class KeptInParts:
         """``pairs``: tensors in parts, and the whole ones that :func:`share` gave for them."""
         self._team = team
         self._parts = {
-            whole.untyped_storage().data_ptr(): (given.to_local().detach(), shard_of(given), whole.shape)
+            whole.untyped_storage().data_ptr(): (given.to_local().detach(), shard_of(given) or 0, whole.shape)
             for given, whole in pairs
             if isinstance(given, DTensor)
         }
+        self._uses: dict[int, int] = {}
+        self._again: dict[int, tuple[int, Tensor]] = {}
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         self._active = bool(self._parts) and torch.is_grad_enabled() and keeps_as_ever()
 
@@ -140,16 +107,23 @@ class KeptInParts:
             self._hooks.__exit__(*error)
 
     def _pack(self, tensor: Tensor) -> Any:
-        kept = self._parts.get(tensor.untyped_storage().data_ptr())
-        if kept is None:
+        key = tensor.untyped_storage().data_ptr()
+        if key not in self._parts:
             return tensor
-        return kept, tensor.shape, tensor.stride(), tensor.storage_offset()
+        self._uses[key] = self._uses.get(key, 0) + 1
+        return key, tensor.shape, tensor.stride(), tensor.storage_offset()
 
     def _unpack(self, kept: Any) -> Tensor:
         if isinstance(kept, Tensor):
             return kept
-        (part, dim, shape), *seen = kept
-        return _gathered(part, dim, shape[dim], self._team).as_strided(*seen)
+        key, *seen = kept
+        left, whole = self._again.pop(key, (self._uses[key], None))
+        if whole is None:
+            part, dim, shape = self._parts[key]
+            whole = _gathered(part, dim, shape[dim], self._team)
+        if left > 1:  # attention of another piece of this rank's positions wants it, too
+            self._again[key] = left - 1, whole
+        return whole.as_strided(*seen)
 
 
 def share(tensor: DTensor, team: Team) -> Tensor:

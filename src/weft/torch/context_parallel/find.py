@@ -19,7 +19,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 
-from weft.torch.pytorch.private import capture, imagined_mesh, is_compiled, take_plain_for_whole
+from weft.torch.pytorch.private import (
+    capture,
+    imagined_mesh,
+    is_compiled,
+    redistributes,
+    take_plain_for_whole,
+)
 from weft.torch.pytorch.torch_functions import LIKE
 from weft.torch.tensor_parallel.find import keep_state
 from weft.torch.tensor_parallel.functions import FATAL, answer, forget, name_of
@@ -30,9 +36,11 @@ from weft.torch.tensor_parallel.trial import Collectives, Stop
 from weft.torch.tensors.nested import replace, tensors_in
 
 from .apply import make_whole, sequence_in, stand_in, with_part, written
+from .dealt import can_deal, deals
 from .exchange import can_cut, cut
-from .regions import Sequences
-from .rules import PRODUCTS, Positions, whole
+from .regions import BALANCED, Sequences
+from .rules import PRODUCTS, Positions, is_causal, whole
+from .weights import Sharers
 
 log = logging.getLogger("weft")
 
@@ -55,20 +63,40 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Sequences:
     take_plain_for_whole()
     device = next(model.parameters()).device
     with imagined_mesh(size, device.type, new_name()) as mesh, keep_state(model, device):
-        trial = Trial(model)
-        watcher = Watcher(Team(mesh, None, 0, size))
-        answer(watcher)
-        try:
-            while trial.once(run, watcher):
-                pass  # each run keeps more modules whole, or tries another dimension
-        finally:
-            forget(watcher)
+        trial, watcher = Trial(model), Watcher(Team(mesh, None, 0, size))
+        _try(trial, run, watcher)
+        order = _order(trial, run, watcher)
     if watcher.caches & {pattern(f"{name}.")[:-1] for name in trial.regions()}:
         log.warning(
             "%s keeps keys and values in a cache, which the ranks gather in every layer: pass use_cache=False to the "
             "model, or set model.config.use_cache = False", ", ".join(sorted(watcher.caches)),
         )  # fmt: skip
-    return Sequences(size, trial.regions(), dict(trial.whole))
+    return Sequences(size, trial.regions(), dict(trial.whole), order)
+
+
+def _try(trial: Trial, run: Callable[[], Any], watcher: Watcher) -> None:
+    answer(watcher)
+    try:
+        while trial.once(run, watcher):
+            pass  # each run keeps more modules whole, or tries another dimension
+    finally:
+        forget(watcher)
+
+
+def _order(trial: Trial, run: Callable[[], Any], watcher: Watcher) -> str:
+    """``BALANCED``, if positions may be dealt from both ends; else why not."""
+    if not watcher.causal:
+        return "there is no causal attention"
+    if not redistributes:
+        return "this PyTorch cannot be told so"
+    size = watcher.team.size
+    if not all(can_deal(length, size) for length in trial.lengths):
+        return BALANCED  # where lengths allow it
+    again, dealing = trial.again(), Watcher(Sharers(watcher.team.mesh, None, 0, size, balanced=True))
+    deals(dealing.team)
+    _try(again, run, dealing)
+    reasons = [f"{name}: {reason}" for name, reason in again.whole.items() if name not in trial.whole]
+    return reasons[0] if reasons else BALANCED
 
 
 class Conflict(BaseException):
@@ -80,6 +108,7 @@ class Trial:
 
     Attributes:
         whole: Modules that stay whole, and why.
+        lengths: How many positions the sequences had.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -88,6 +117,13 @@ class Trial:
         self._called: dict[str, int] = {}
         self._reasons: dict[str, str] = {}
         self._attended: set[str] = set()
+        self.lengths: set[int] = set()
+
+    def again(self) -> Trial:
+        """Another trial of what has come out of this one."""
+        other = Trial(self.model)
+        other.whole, other._tried = dict(self.whole), dict(self._tried)
+        return other
 
     def once(self, run: Callable[[], Any], watcher: Watcher) -> bool:
         """Run the model once, as far as it comes without a conflict; whether that changed what is tried."""
@@ -217,6 +253,7 @@ class Attempt:
             result = self._in_parts(args, kwargs, given.detach().requires_grad_(), given, dims[self.at])
         except Conflict as conflict:
             self.trial.conflict(self.name, self.at, dims, str(conflict))
+        self.trial.lengths.add(given.shape[dims[self.at]])
         self.trial.note(self.name, dims[self.at], self.watcher.attends)
         return result
 
@@ -264,18 +301,20 @@ class Watcher(Positions):
     Attributes:
         products: How many products of matrices there were.
         attends: Whether one of them was attention.
+        causal: Whether there was causal attention.
         caches: Modules that keep tensors in arguments.
     """
 
     def __init__(self, team: Team) -> None:
         super().__init__(team)
         self.collectives, self.products = Collectives(), 0
-        self.attends, self.caches = False, set[str]()
+        self.attends, self.causal, self.caches = False, False, set[str]()
         self._backwards = False
 
     def __call__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         self.products += func in PRODUCTS
         self.attends |= func is F.scaled_dot_product_attention
+        self.causal |= func is F.scaled_dot_product_attention and is_causal(args, kwargs)
         before = self.collectives.count
         try:
             result = self.in_parts(func, types, args, kwargs)

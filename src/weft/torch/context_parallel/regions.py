@@ -9,6 +9,8 @@ from typing import Any
 from weft.errors import FormatError
 from weft.torch.tensor_parallel.splits import pattern
 
+BALANCED = "balanced"
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -19,15 +21,24 @@ class Sequences:
         regions: The modules inside of which each rank has some positions; by name, the dimension of positions in what
             a module gets.
         whole: Modules that were tried and stay whole, and why.
+        order: ``BALANCED``, if ranks have positions from both ends of a sequence; else why each has one block.
     """
 
     size: int
     regions: Mapping[str, int] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
+    order: str = BALANCED
+
+    @property
+    def balanced(self) -> bool:
+        """Whether ranks have positions from both ends of a sequence, where lengths allow it."""
+        return self.order == BALANCED
 
     def to_record(self) -> dict[str, Any]:
         """The same as values that JSON knows."""
-        return {"size": self.size, "regions": dict(self.regions), "whole": dict(self.whole)}
+        return {
+            "size": self.size, "regions": dict(self.regions), "whole": dict(self.whole), "order": self.order,
+        }  # fmt: skip
 
     @classmethod
     def from_record(cls, record: Any) -> Sequences:
@@ -39,7 +50,7 @@ class Sequences:
         try:
             regions = {str(name): int(dim) for name, dim in record["regions"].items()}
             whole = {str(name): str(reason) for name, reason in record["whole"].items()}
-            return cls(int(record["size"]), regions, whole)
+            return cls(int(record["size"]), regions, whole, str(record["order"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"no record of what shares sequences over axis tp: {error!r}") from error
 
@@ -53,4 +64,9 @@ class Sequences:
             rows[key] = rows.get(key, 0) + 1
         width = max((len(name) for name, _ in rows), default=0)
         lines = [f"  {name:{width}}  {count:3}  {how}" for (name, how), count in rows.items()]
-        return "\n".join([f"sequences over the {self.size} ranks of axis tp", *lines])
+        order = (
+            f"in blocks from both ends, where {2 * self.size} blocks divide them"
+            if self.balanced
+            else f"in one block for each rank: {self.order}"
+        )
+        return "\n".join([f"sequences over the {self.size} ranks of axis tp, {order}", *lines])

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.attention.bias import causal_lower_right
 
 from weft.torch.pytorch.private import no_dispatch_modes
-from weft.torch.pytorch.torch_functions import named
+from weft.torch.pytorch.torch_functions import METADATA, named
 from weft.torch.tensor_parallel.functions import FATAL, Functions, replaced
 from weft.torch.tensor_parallel.rules import (
     RULES,
@@ -31,8 +31,9 @@ from weft.torch.tensor_parallel.rules import (
 )
 from weft.torch.tensor_parallel.team import Team
 
-from .exchange import KeptInParts, gather, in_parts, like, own, share, span
-from .weights import used, used_as_whole
+from .dealt import check_blocks
+from .exchange import KeptInParts, gather, in_parts, like, own, share
+from .weights import Sharers, used, used_as_whole
 
 
 def whole(tensor: Tensor, team: Team) -> Tensor:
@@ -87,12 +88,18 @@ def norm(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     return like(func(*args, **kwargs), x, team)
 
 
+_ATTENTION = "query", "key", "value", "attn_mask", "dropout_p", "is_causal"
+
+
+def is_causal(args: Any, kwargs: Any) -> bool:
+    """Whether attention with these arguments is causal by itself, without a mask."""
+    given = {**dict(zip(_ATTENTION, args, strict=False)), **kwargs}
+    return bool(given.get("is_causal")) and given.get("attn_mask") is None
+
+
 def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     """Scaled dot-product attention of this rank's positions to those of all."""
-    given = {
-        **dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
-    }
-    given.update(kwargs)
+    given = {**dict(zip(_ATTENTION, args, strict=False)), **kwargs}
     query, key, value = (given.pop(name) for name in ("query", "key", "value"))
     mask, causal = given.pop("attn_mask", None), given.pop("is_causal", False)
     if _from_back(query) != 2 or any(_from_back(each) not in (0, 2) for each in (key, value)):
@@ -100,22 +107,38 @@ def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     total = query.shape[-2]
     if causal and total > key.shape[-2]:
         raise Unsplittable("is causal, with fewer keys than queries")
-    start, count = span(total, team)
     assert isinstance(query, DTensor)
     local, given_key, given_value = query.to_local(), key, value
     key, value = _for_all(key, team), _for_all(value, team)
     kept = KeptInParts(team, (given_key, key), (given_value, value))
     if mask is not None:
         mask = _rows(mask, total, team)
-    if causal and mask is None:
-        stop = start + count
-        key, value = key[..., :stop, :], value[..., :stop, :]
-        causal = not start  # the first rank's are a square
-        with no_dispatch_modes():  # inside of which this kind of tensor cannot be made
-            mask = causal_lower_right(count, stop) if start else None
     with kept, stream_of_part(team, given.get("dropout_p", 0.0) > 0):
-        result = func(local, key, value, attn_mask=mask, is_causal=causal, **given)
+        if causal and mask is None:
+            spans = team.places(total).spans[team.rank]
+            pieces = local.split([count for _, count in spans], -2)
+            found = [
+                _causal(func, piece, key, value, first, given)
+                for piece, (first, _) in zip(pieces, spans, strict=True)
+            ]
+            result = found[0] if len(found) == 1 else torch.cat(found, -2)
+        else:
+            result = func(local, key, value, attn_mask=mask, is_causal=causal, **given)
     return in_parts(result, -2, total, team)
+
+
+def _causal(
+    func: Any, query: Tensor, key: Tensor, value: Tensor, first: int, given: dict[str, Any]
+) -> Tensor:
+    """Causal attention of queries that are right behind each other, from position ``first`` on."""
+    count = query.shape[-2]
+    key, value = key[..., : first + count, :], value[..., : first + count, :]
+    mask = None
+    if first:  # the first ones' keys are a square
+        with no_dispatch_modes():  # inside of which this kind of tensor cannot be made
+            mask = causal_lower_right(count, first + count)
+    result: Tensor = func(query, key, value, attn_mask=mask, is_causal=not first, **given)
+    return result
 
 
 def _rows(mask: Tensor, total: int, team: Team) -> Tensor:
@@ -199,10 +222,25 @@ OWN: dict[Any, Rule] = {
 }
 
 
+_BY_NEIGHBOURS = named(
+    (torch, Tensor, F), ("argmax", "argmin", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "unfold")
+)
+"""What PyTorch does by messages of its own, with blocks behind each other."""
+
+
 class Positions(Functions):
     """Answers for sequences of one team."""
 
     rules = OWN
+
+    def in_parts(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        balanced = isinstance(self.team, Sharers) and self.team.balanced
+        if balanced and func in _BY_NEIGHBOURS:
+            raise Unsplittable("takes whole sequences")
+        result = super().in_parts(func, types, args, kwargs)
+        if balanced and func not in METADATA:
+            check_blocks(result, self.team)
+        return result
 
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:

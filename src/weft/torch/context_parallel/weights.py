@@ -13,10 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from weft.torch.backward.autograd import accumulates, run_autograd
-from weft.torch.tensor_parallel.team import Team, enter
+from weft.torch.tensor_parallel.team import Team, enter, new_name
+from weft.torch.tensors.places import Places
+
+from .dealt import can_deal, dealt
 
 BUCKET_BYTES = 25 << 20
 _TELLS = "grad_placements" in inspect.signature(DTensor.from_local).parameters
@@ -26,14 +30,35 @@ class Sharers(Team):
     """The ranks that share sequences.
 
     Attributes:
+        balanced: Whether positions are dealt from both ends, and not in one block for each rank.
         waits: Whether gradients of weights wait for :meth:`add_up_weights`.
     """
 
-    waits = False
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, mesh: DeviceMesh, group: Any, rank: int, size: int, balanced: bool = False) -> None:
+        super().__init__(mesh, group, rank, size)
+        self.balanced, self.waits = balanced, False
+        self._dealing: Sharers | None = None
         self._sums: dict[int, Tensor] = {}
+
+    def deal(self) -> None:
+        """From now on lengths that make blocks enough are dealt from both ends."""
+        mesh = DeviceMesh.from_group(self.group, self.mesh.device_type, mesh_dim_names=(new_name(),))
+        self._dealing = Sharers(mesh, self.group, self.rank, self.size, True)
+        self._dealing._sums = self._sums
+
+    def orders(self) -> list[Sharers]:
+        """These ranks in each order in which they take positions."""
+        return [self] if self._dealing is None else [self, self._dealing]
+
+    def for_length(self, total: int) -> Sharers:
+        """These ranks in the order for sequences of so many positions."""
+        return self._dealing if self._dealing is not None and can_deal(total, self.size) else self
+
+    def places(self, total: int) -> Places:
+        return dealt(total, self.size) if self.balanced else super().places(total)
+
+    def uses(self, whole: Tensor) -> Tensor:
+        return used(whole, self)
 
     def keep(self, weight: Tensor, gradient: Tensor) -> None:
         """Add a gradient of this rank's positions to those that it has."""

@@ -61,7 +61,7 @@ def cut_over_sequences(
         root, replace(sequences, regions=mine), session.tensor_group, session.position("tp"), session.device,
         lambda: session.drawing is not None,
     )  # fmt: skip
-    if team is not None:
-        team.record = partial(record, session, "tensor")
-        team.waits = True
+    for order in () if team is None else team.orders():
+        order.record = partial(record, session, "tensor")
+        order.waits = True
     return team

@@ -377,6 +377,31 @@ def take_plain_for_whole() -> None:
     _dispatcher._allow_implicit_replication = True
 
 
+_ORDER = "causal attention takes all ranks as long", "each rank has one block of positions"
+_redistribute = _find("torch.distributed.tensor._redistribute.redistribute_local_tensor", *_ORDER)
+_redistributing = [
+    _find(f"torch.distributed.tensor.{name}", *_ORDER) for name in ("_redistribute", "_dispatch", "_api")
+]
+redistributes = _redistribute is not None and all(
+    getattr(module, "redistribute_local_tensor", None) is not None for module in _redistributing
+)
+"""Whether :func:`redistribute_by` can be told anything."""
+
+
+def redistribute_by(other: Callable[[Callable[..., Tensor], Tensor, Any, Any], Tensor]) -> None:
+    """From now on ``other`` takes a rank's part of a ``DTensor`` from one kind of parts to another.
+
+    It gets PyTorch's own function, the part, and the two specifications: PyTorch's rules for operators tell them.
+    """
+
+    @functools.wraps(_redistribute)
+    def redistribute(local: Tensor, before: Any, after: Any, **how: Any) -> Tensor:
+        return other(functools.partial(_redistribute, **how), local, before, after)
+
+    for module in _redistributing:
+        module.redistribute_local_tensor = redistribute
+
+
 @contextmanager
 def imagined_mesh(size: int, device_type: str, name: str) -> Iterator[DeviceMesh]:
     """A mesh of ``size`` ranks that are not there; this process is the first. Collectives leave memory as it is.

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
 from weft.torch.tensors.cut_weights import inside_unit
+from weft.torch.tensors.places import Places, sizes_of
 
 _add_up_parts = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _numbers = itertools.count()
@@ -57,6 +58,14 @@ class Team:
         mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=(new_name(),))
         return cls(mesh, group, rank, size)
 
+    def places(self, total: int) -> Places:
+        """Which of so many positions each rank has."""
+        return Places.behind(sizes_of(total, self.size))
+
+    def uses(self, whole: Tensor) -> Tensor:
+        """A tensor, equal on all ranks, of which each makes something of its own: its gradient is the sum of all."""
+        return enter(whole, self)
+
     def add_up(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, written into the tensor, which is contiguous."""
         if self.group is not None:
@@ -90,7 +99,7 @@ class Team:
     def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
         """The tensors of all ranks, in their order; ``sizes``: how large each is along ``dim``."""
         if self.group is None:
-            return [tensor] * self.size
+            return [tensor.narrow(dim, 0, size) for size in sizes]
         own, most = tensor, max(sizes)
         if tensor.shape[dim] < most:  # all send as much
             shape = list(tensor.shape)
@@ -121,10 +130,15 @@ def _agreed(what: str) -> None:
     """All do the same."""
 
 
+def team_of(part: DTensor) -> Team | None:
+    """The ranks that hold a tensor in parts; None if they are no team of weft's."""
+    names = part.device_mesh.mesh_dim_names
+    return None if names is None else _teams.get(names[0])
+
+
 def exchanging(part: DTensor) -> AbstractContextManager[None]:
     """The context in which PyTorch exchanges a tensor in parts."""
-    names = part.device_mesh.mesh_dim_names
-    team = None if names is None else _teams.get(names[0])
+    team = team_of(part)
     return nullcontext() if team is None else team.record()
 
 

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from weft.torch.pytorch.torch_functions import METADATA
 from weft.torch.tensors.cut_weights import SHAPES, Part, own
 from weft.torch.tensors.nested import tensors_in
+from weft.torch.tensors.places import Places
 
 from .cuts import Cut, part_sizes
 from .spread import Together, can_scatter, enters, may_spread, narrowed, scattered, spread
@@ -72,16 +73,14 @@ def looked_up(module: nn.Embedding, words: Tensor, team: Team, in_parts: bool = 
 
 def scores(module: Any, team: Team, in_parts: bool, input: Tensor) -> Tensor:
     """The scores of all words; ``in_parts``: spread, until somebody needs the whole."""
-    found, sizes = (
-        F.linear(enters(input, team), own(module, "weight")),
-        part_sizes(module.out_features, team.size),
-    )
+    found = F.linear(enters(input, team), own(module, "weight"))
+    places = Places.behind(part_sizes(module.out_features, team.size))
     if module.bias is not None:
-        bias = narrowed(module.bias, 0, sizes, team)
+        bias = narrowed(module.bias, 0, places, team)
         found = found + bias.to(found.dtype)
     if in_parts and may_spread():
-        return spread(found, team, -1, sizes)
-    result: Tensor = Together.apply(found, team, found.ndim - 1, sizes)
+        return spread(found, team, -1, places)
+    result: Tensor = Together.apply(found, team, found.ndim - 1, places)
     return result
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from weft.torch.context_parallel import exchange
 from weft.torch.pytorch.private import imagined_mesh, take_plain_for_whole
 from weft.torch.tensor_parallel.team import Team, new_name
+from weft.torch.tensors.places import Places
 
 
 @pytest.fixture
@@ -56,3 +57,32 @@ def test_gathered_keys_are_kept_in_parts(team: Team, monkeypatch: pytest.MonkeyP
     with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: each):
         given = exchange.in_parts(part, 1, 6, team)
         assert not exchange.KeptInParts(team, (given, exchange.share(given, team)))._active
+
+
+def test_blocks_from_both_ends_take_causal_attention_as_long_on_all_ranks():
+    for ranks in (2, 3, 8):
+        places = Places.dealt(48, ranks)
+        pairs = [sum(sum(range(a + 1, a + count + 1)) for a, count in spans) for spans in places.spans]
+        assert len(set(pairs)) == 1 and sum(pairs) == sum(range(49))
+        behind = Places.behind(exchange.sizes_of(48, ranks))
+        assert places.sizes == behind.sizes
+
+
+@pytest.mark.parametrize("places", [
+    Places.behind([3, 0, 2]), Places.dealt(12, 3), Places.dealt(12, 3).taken(1, 11), Places.dealt(4, 2).repeated(3),
+    Places.dealt(4, 2).taken(0, 1),
+])  # fmt: skip
+def test_parts_make_the_whole(places: Places):
+    whole = torch.randn(2, places.total, 3)
+    parts = [places.own(whole, 1, rank) for rank in range(len(places.spans))]
+    assert [part.shape[1] for part in parts] == places.sizes
+    assert torch.equal(places.joined(parts, 1), whole)
+
+
+def test_pieces_of_parts():
+    places, whole = Places.dealt(8, 2), torch.arange(8)
+    for first in range(8):
+        for stop in range(first, 9):
+            for rank in range(2):
+                part = places.own(whole, 0, rank).narrow(0, *places.within(rank, first, stop))
+                assert torch.equal(part, places.taken(first, stop).own(whole[first:stop], 0, rank))

@@ -64,7 +64,7 @@ class _Targets:
 
     def __init__(self, target: Tensor, scores: Spread, ignore: int) -> None:
         self.ignored = target == ignore
-        first, count, total = scores.first, scores.sizes[scores.team.rank], sum(scores.sizes)
+        ((first, count),), total = scores.places.spans[scores.team.rank], scores.places.total
         self.here = (target >= first) & (target < first + count) & ~self.ignored
         unknown = ((target < 0) | (target >= total)) & ~self.ignored
         self.at = (target - first).masked_fill(~self.here, 0).masked_fill(unknown, count)

@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor
 
 from weft.torch.pytorch.torch_functions import named
 from weft.torch.tensor_parallel.rules import stream_of_part
-from weft.torch.tensor_parallel.team import enter
 
 from .sequence import narrowed
 from .tensor import RULES, Spread, spread_in
@@ -42,20 +41,20 @@ def changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 def one_by_one(func: Any, args: Any, kwargs: Any) -> Any:
     """A function of each number by itself, with tensors that PyTorch makes as large as each other."""
     given = spread_in((args, kwargs))
-    like, back, total = given[0], given[0].back, sum(given[0].sizes)
+    like, back, total = given[0], given[0].back, given[0].places.total
 
     def part(tensor: Tensor) -> Tensor:
         if isinstance(tensor, Spread):
-            if tensor.back != back or tensor.sizes != like.sizes:
+            if tensor.back != back or tensor.places != like.places:
                 raise _Whole
             return tensor.part
         if isinstance(tensor, DTensor):
             raise _Whole
         if tensor.ndim < back or tensor.shape[-back] == 1:
-            return enter(tensor, like.team)
+            return like.team.uses(tensor)
         if tensor.shape[-back] != total:
             raise _Whole
-        return narrowed(tensor, tensor.ndim - back, like.sizes, like.team)
+        return narrowed(tensor, tensor.ndim - back, like.places, like.team)
 
     try:
         own, more = changed((args, kwargs), part)
@@ -79,7 +78,7 @@ def along_others(func: Any, args: Any, kwargs: Any) -> Any:
     weights = [each for each in args[1:] if isinstance(each, Tensor)]
     if others or (args and args[0] is not given) or any(isinstance(each, DTensor) for each in weights):
         return NotImplemented
-    own, more = changed((args, kwargs), lambda each: given.part if each is given else enter(each, given.team))
+    own, more = changed((args, kwargs), lambda each: given.part if each is given else given.team.uses(each))
     result = func(*own, **more)
     given.team.noted(given.names, "", "parts")
     return given.like(result, result.ndim - given.back)

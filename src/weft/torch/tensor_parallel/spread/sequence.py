@@ -7,7 +7,6 @@ https://arxiv.org/abs/2205.05198). Both together send as much as adding up every
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.torch.tensor_parallel.team import Quiet, Team, enter
+from weft.torch.tensors.places import Places
 
 from .tensor import Spread, may_spread, plain, spread
 
@@ -23,7 +23,7 @@ def scattered(sums: Tensor, team: Team) -> Tensor:
     """The sum of the ranks' tensors ``[..., tokens, features]``; each rank has some of the tokens of it."""
     along = sums.ndim - 2
     part: Tensor = Scattered.apply(sums, team, along)
-    return spread(part, team, along, [part.shape[along]] * team.size)
+    return spread(part, team, along, Places.behind([part.shape[along]] * team.size))
 
 
 def can_scatter(sums: Tensor, team: Team) -> bool:
@@ -35,18 +35,23 @@ def enters(tensor: Any, team: Team) -> Tensor:
     """A tensor on its way to the parts of a cut linear, with all tokens; its gradient is the sum of the ranks'."""
     if not isinstance(tensor, Spread):
         return enter(tensor, team)
-    if tensor.along != tensor.ndim - 2 or tensor.old() or len(set(tensor.sizes)) > 1:
+    if (
+        tensor.along != tensor.ndim - 2
+        or tensor.old()
+        or tensor.team is not team
+        or len(set(tensor.places.sizes)) > 1
+    ):
         return enter(plain(tensor), team)
-    result: Tensor = Gathered.apply(tensor.part, team, tensor.along, tensor.sizes)
+    result: Tensor = Gathered.apply(tensor.part, team, tensor.along, tensor.places)
     return result
 
 
-def narrowed(whole: Tensor, along: int, sizes: Sequence[int], team: Team) -> Tensor:
+def narrowed(whole: Tensor, along: int, places: Places, team: Team) -> Tensor:
     """This rank's part of a tensor that all ranks have; its gradient is that of all parts."""
     if torch.is_grad_enabled() and whole.requires_grad:
-        result: Tensor = Narrowed.apply(whole, team, along, sizes)
+        result: Tensor = Narrowed.apply(whole, team, along, places)
         return result
-    return whole.narrow(along, sum(sizes[: team.rank]), sizes[team.rank])
+    return places.own(whole, along, team.rank)
 
 
 class Scattered(Quiet):
@@ -68,9 +73,9 @@ class Gathered(Quiet):
     """The ranks' parts as the whole, which each uses for something else; backwards their gradients are added up."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, team: Team, along: int, sizes: list[int]) -> Tensor:
+    def forward(ctx: Any, part: Tensor, team: Team, along: int, places: Places) -> Tensor:
         ctx.team, ctx.along = team, along
-        return torch.cat(team.gather(part, along, sizes), along)
+        return places.joined(team.gather(part, along, places.sizes), along)
 
     @staticmethod
     @once_differentiable
@@ -82,11 +87,12 @@ class Narrowed(Quiet):
     """A part of a whole; backwards the whole gets the gradients of all parts."""
 
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, team: Team, along: int, sizes: list[int]) -> Tensor:
-        ctx.team, ctx.along, ctx.sizes = team, along, sizes
-        return whole.narrow(along, sum(sizes[: team.rank]), sizes[team.rank]).contiguous()
+    def forward(ctx: Any, whole: Tensor, team: Team, along: int, places: Places) -> Tensor:
+        ctx.team, ctx.along, ctx.places = team, along, places
+        return places.own(whole, along, team.rank).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return torch.cat(ctx.team.gather(gradient, ctx.along, ctx.sizes), ctx.along), None, None, None
+        parts = ctx.team.gather(gradient, ctx.along, ctx.places.sizes)
+        return ctx.places.joined(parts, ctx.along), None, None, None

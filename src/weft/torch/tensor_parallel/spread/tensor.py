@@ -28,6 +28,7 @@ from weft.torch.pytorch.private import (
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, STANDS_FOR, targets
 from weft.torch.tensor_parallel.team import TOGETHER, Quiet
 from weft.torch.tensors.cut_weights import inside_unit
+from weft.torch.tensors.places import Places
 
 _NO_MEMORY = UsageError(
     "a tensor that is split over axis tp was written, and a function below PyTorch's own reads it: make a copy first, "
@@ -64,8 +65,8 @@ class Spread(Tensor):
     Attributes:
         part: This rank's part.
         team: The ranks.
-        along: The dimension along which the ranks' parts are behind each other.
-        sizes: How much of it each rank has.
+        along: The dimension along which it is in parts.
+        places: What of this dimension each rank has.
         names: While it is found out what may be spread: the modules that the tensor comes from.
     """
 
@@ -73,7 +74,7 @@ class Spread(Tensor):
     part: Tensor
     team: Any
     along: int
-    sizes: list[int]
+    places: Places
     names: frozenset[str]
     _node: Any
     _made: tuple[Spread, Callable[[Tensor], Tensor]] | None
@@ -84,11 +85,6 @@ class Spread(Tensor):
     def back(self) -> int:
         """The place of ``along``, counted from the last dimension, which is 1."""
         return self.ndim - self.along
-
-    @property
-    def first(self) -> int:
-        """Where this rank's part begins."""
-        return sum(self.sizes[: self.team.rank])
 
     def old(self) -> bool:
         """Whether somebody has written into the whole, so that the part does not show it."""
@@ -115,16 +111,20 @@ class Spread(Tensor):
         if self._held is None or (needs and not self._held.requires_grad):
             if inside_unit():
                 self.team.agree(TOGETHER)
-            self._held = Together.apply(self.part, self.team, self.along, self.sizes)
+            self._held = Together.apply(self.part, self.team, self.along, self.places)
             self._count = version(self._held)
         return self._held
 
-    def like(self, part: Tensor, along: int, view: Callable[[Tensor], Tensor] | None = None) -> Spread:
-        """Another one, in parts of the same sizes. ``view``: what makes it from the whole, if it shares memory."""
+    def like(
+        self, part: Tensor, along: int, view: Callable[[Tensor], Tensor] | None = None,
+        places: Places | None = None,
+    ) -> Spread:  # fmt: skip
+        """Another one, in the same places if not told otherwise. ``view``: what makes it from the whole, if it shares
+        memory."""
         if part is self.part:
             return self
         made = None if view is None else (self, view)
-        return spread(part, self.team, along, self.sizes, self.names, made)
+        return spread(part, self.team, along, places or self.places, self.names, made)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -166,13 +166,13 @@ class Spread(Tensor):
 
 
 def spread(
-    part: Tensor, team: Any, along: int, sizes: Sequence[int], names: frozenset[str] = frozenset(),
+    part: Tensor, team: Any, along: int, places: Places, names: frozenset[str] = frozenset(),
     made: tuple[Spread, Callable[[Tensor], Tensor]] | None = None,
 ) -> Spread:  # fmt: skip
     """The ranks' parts as one tensor; see :class:`Spread`."""
-    along, sizes = along % part.ndim, list(sizes)
-    result: Spread = Shown.apply(part, team, along, sizes)
-    result.part, result.team, result.along, result.sizes, result.names = part, team, along, sizes, names
+    along %= part.ndim
+    result: Spread = Shown.apply(part, team, along, places)
+    result.part, result.team, result.along, result.places, result.names = part, team, along, places, names
     result._made, result._held, result._count = made, None, 0
     with no_function_of_subclass():
         result._node = result.grad_fn
@@ -241,9 +241,9 @@ class Shown(Quiet):
     """A part, shown as the whole; the part gets its part of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, team: Any, along: int, sizes: list[int]) -> Tensor:
-        ctx.along, ctx.sizes, ctx.rank = along, sizes, team.rank
-        total, own = sum(sizes), max(1, part.shape[along])
+    def forward(ctx: Any, part: Tensor, team: Any, along: int, places: Places) -> Tensor:
+        ctx.along, ctx.places, ctx.rank = along, places, team.rank
+        total, own = places.total, max(1, part.shape[along])
         shape = [total if dim == along else size for dim, size in enumerate(part.shape)]
         outer = part.stride(along)
         strides = [stride if stride <= outer else stride * total // own for stride in part.stride()]
@@ -252,7 +252,7 @@ class Shown(Quiet):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return gradient.split(ctx.sizes, ctx.along)[ctx.rank].contiguous(), None, None, None
+        return ctx.places.own(gradient, ctx.along, ctx.rank).contiguous(), None, None, None
 
 
 class Unmoved(Quiet):
@@ -269,14 +269,14 @@ class Unmoved(Quiet):
 
 
 class Together(Quiet):
-    """The ranks' parts behind each other; each rank's part gets its part of the gradient, which all have whole."""
+    """The whole of the ranks' parts; each rank's part gets its part of the gradient, which all have whole."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, team: Any, along: int, sizes: list[int]) -> Tensor:
-        ctx.along, ctx.sizes, ctx.rank = along, sizes, team.rank
-        return torch.cat(team.gather(part, along, sizes), along)
+    def forward(ctx: Any, part: Tensor, team: Any, along: int, places: Places) -> Tensor:
+        ctx.along, ctx.places, ctx.rank = along, places, team.rank
+        return places.joined(team.gather(part, along, places.sizes), along)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return gradient.split(ctx.sizes, ctx.along)[ctx.rank].contiguous(), None, None, None
+        return ctx.places.own(gradient, ctx.along, ctx.rank).contiguous(), None, None, None

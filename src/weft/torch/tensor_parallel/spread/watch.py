@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.torch.tensors.places import Places
+
 from .losses import LOSS
 from .rules import changed
 from .tensor import Spread, spread
@@ -29,6 +31,9 @@ class Alone:
         self.wanted = wanted
         self.mesh = SimpleNamespace(device_type=device.type)
         self.notes: dict[str, dict[str, list[str]]] = {}
+
+    def uses(self, whole: Tensor) -> Tensor:
+        return whole
 
     def add_up(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -63,7 +68,7 @@ class _Leaves:
         along = result.ndim - (1 if self.kind == SCORES else 2)
         if self.kind == TOKENS and result.shape[along] % self.team.wanted:
             self.team.noted(frozenset([self.name]), f"{result.shape[along]} tokens", "uneven")
-        return spread(result, self.team, along, [result.shape[along]], frozenset([self.name]))
+        return spread(result, self.team, along, Places.behind([result.shape[along]]), frozenset([self.name]))
 
 
 class _Takes:

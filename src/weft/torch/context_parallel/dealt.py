@@ -1,0 +1,92 @@
+"""PyTorch's rules for tensors in parts, where each rank's positions are dealt from both ends of a sequence.
+
+PyTorch takes a ``DTensor``'s parts for blocks behind each other. For what it computes on parts alone that does not
+matter: it knows one from the other only where whole tensors become parts (biases, masks, rotary tables) or parts whole.
+All of that goes through one function, which weft answers for the teams that deal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+
+from weft.torch.pytorch.private import redistribute_by
+from weft.torch.tensor_parallel.rules import Unsplittable
+from weft.torch.tensor_parallel.team import Team
+from weft.torch.tensors.nested import tensors_in
+from weft.torch.tensors.places import Places
+
+_teams: WeakValueDictionary[str, Team] = WeakValueDictionary()
+
+
+def can_deal(total: int, ranks: int) -> bool:
+    """Whether so many positions make two equal blocks for each rank."""
+    return total % (2 * ranks) == 0
+
+
+def dealt(total: int, ranks: int) -> Places:
+    """Positions in blocks from both ends.
+
+    Raises:
+        Unsplittable: There are no equal blocks.
+    """
+    if not can_deal(total, ranks):
+        raise Unsplittable(f"sees {total} positions, which do not make {2 * ranks} blocks")
+    return Places.dealt(total, ranks)
+
+
+def deals(team: Team) -> None:
+    """From now on whole tensors and the team's parts become each other as the team deals them."""
+    if not _teams:
+        redistribute_by(_redistributed)
+    _teams[team.name] = team
+
+
+def check_blocks(result: Any, team: Team) -> None:
+    """See that what a function has made of blocks are blocks again: windows of positions may be larger.
+
+    Raises:
+        Unsplittable: They are not.
+    """
+    for each in tensors_in(result):
+        if isinstance(each, DTensor) and not each.placements[0].is_replicate():
+            _places(each.placements[0], each.shape, team)
+
+
+def _places(placement: Any, shape: Any, team: Team) -> Places | None:
+    """What each rank has of the dimension that is in parts; None for sums to be added up."""
+    if placement.is_partial():
+        return None
+    times = getattr(placement, "split_factor", 1)  # sequences seen as one dimension
+    return team.places(shape[placement.dim] // times).repeated(times)
+
+
+def _redistributed(plain: Callable[..., Tensor], local: Tensor, before: Any, after: Any) -> Tensor:
+    names = before.mesh.mesh_dim_names
+    team = None if names is None else _teams.get(names[0])
+    if team is None or before.placements == after.placements:
+        return plain(local, before, after)
+    (old,), (new,) = before.placements, after.placements
+    for each in (old, new):
+        if not (each.is_replicate() or each.is_partial()):
+            _places(each, before.shape, team)
+    if team.group is None:  # ranks that are not there: what is sent is counted
+        return plain(local, before, after)
+    whole = type(before)(before.mesh, (Replicate(),), tensor_meta=before.tensor_meta)
+    if old.is_partial():
+        local = plain(local, before, whole)
+    elif not old.is_replicate():
+        places = _places(old, before.shape, team)
+        assert places is not None
+        local = places.joined(team.gather(local, old.dim, places.sizes), old.dim)
+    if new.is_partial():
+        return plain(local, whole, after)
+    if new.is_replicate():
+        return local
+    places = _places(new, before.shape, team)
+    assert places is not None
+    return places.own(local, new.dim, team.rank).contiguous()
