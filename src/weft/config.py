@@ -269,9 +269,10 @@ def resolve(
         faults += _world_faults(values.get("partitions", 1), world_size)
         for name in TP_DEGREES:
             faults += _tensor_faults(values.get("partitions", 1), name, values.get(name, 1), world_size)
+        name = max(TP_DEGREES, key=lambda each: values.get(each, 1))
         faults += _sharers_faults(
-            values.get("partitions", 1), values.get("tensor_parallel_degree", 1),
-            values.get("sharded_data_parallel_degree", 1), world_size,
+            values.get("partitions", 1), name, values.get(name, 1), values.get("sharded_data_parallel_degree", 1),
+            world_size,
         )  # fmt: skip
     _raise(faults)
     return Settings(**values)
@@ -432,7 +433,7 @@ _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
     "sharded_data_parallel_degree": {"shard_optimizer_state": [False], "compression": [""]},
     "tensor_parallel_degree": {"inputs": ["equal", "apart"]},
     "context_parallel_degree": {
-        "tensor_parallel_degree": [1], "sharded_data_parallel_degree": [1], "inputs": ["equal", "apart"],
+        "tensor_parallel_degree": [1], "sharded_parameters_gathered": ["step"], "inputs": ["equal", "apart"],
     },
 }  # fmt: skip
 """What other settings must be where a degree is above 1."""
@@ -497,7 +498,7 @@ def _tensor_faults(partitions: int, name: str, degree: int, world_size: int) -> 
     ]
 
 
-def _sharers_faults(partitions: int, tensor: int, degree: int, world_size: int) -> list[str]:
+def _sharers_faults(partitions: int, name: str, tensor: int, degree: int, world_size: int) -> list[str]:
     """Copies of the model that sharers do not divide."""
     ranks = partitions * tensor
     if ranks == 1:
@@ -507,7 +508,7 @@ def _sharers_faults(partitions: int, tensor: int, degree: int, world_size: int) 
         return []
     divided = f"{partitions} partition{'s' * (partitions > 1)}"
     if tensor > 1:
-        divided += f" and tensor_parallel_degree {tensor}"
+        divided += f" and {name} {tensor}"
     return [
         f"sharded_data_parallel_degree is {degree}, but {world_size} processes with {divided} make "
         f"{copies} {'copy' if copies == 1 else 'copies'} of the model, which it does not divide: start a multiple of "

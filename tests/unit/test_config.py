@@ -180,6 +180,10 @@ def test_digest_tells_settings_apart():
             r'"tensor_parallel_degree": 1, or "context_parallel_degree": 1',
         ),
         (
+            {"context_parallel_degree": 2, "sharded_parameters_gathered": "microbatch"},
+            r'does not fit context_parallel_degree 2: write "sharded_parameters_gathered": "step", or',
+        ),
+        (
             {"tensor_parallel_degree": 2, "inputs": "first"},
             r'inputs is "first", which does not fit tensor_parallel_degree 2: write "inputs": "equal" or "apart", or',
         ),
@@ -251,6 +255,15 @@ def test_world_size_must_be_a_multiple_of_partitions_times_ranks_of_axis_tp(name
         ConfigError, match=r"takes 4 processes .* has 6 processes: start a multiple of 4 processes"
     ):
         resolve(settings, world_size=6)
+
+
+def test_sharers_must_divide_the_copies_beside_ranks_of_axis_tp():
+    for name in ("tensor_parallel_degree", "context_parallel_degree"):
+        text = (
+            rf"6 processes with 1 partition and {name} 2 make 3 copies of the model, which it does not divide"
+        )
+        with pytest.raises(ConfigError, match=text):
+            resolve({name: 2, "sharded_data_parallel_degree": 2}, world_size=6)
 
 
 def test_world_size_must_be_a_multiple_of_the_partitions():

@@ -11,7 +11,6 @@ from torch import nn
 
 from weft.errors import UsageError
 from weft.torch.context_parallel import Sequences, find
-from weft.torch.delayed_parameters import has_delayed
 from weft.torch.model import DistributedModel
 from weft.torch.placed.plan import is_below
 from weft.torch.session.session import Session
@@ -33,11 +32,6 @@ def find_sequences(
     size = session.settings.context_parallel_degree
     if size == 1:
         return None
-    if has_delayed(model.module):
-        raise UsageError(
-            "sequences are cut over ranks by what a microbatch shows, which a model without memory cannot run: build "
-            'the model without weft.delay_param_initialization(), or write "context_parallel_degree": 1'
-        )
     with forward_only(session, [model], function, batch) as run:
         found = find(model.module, run, size)
     if session.settings.partitions > 1:
