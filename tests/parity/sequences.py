@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +25,11 @@ from tests.parity.registry import Checks
 from tests.parity.zoo import CASES
 from tests.parity.zoo.case import Case
 from weft.torch.activation_checkpointing import set_activation_checkpointing
+from weft.torch.context_parallel import Sequences
 from weft.torch.context_parallel.apply import Region
+from weft.torch.delayed_parameters import materialise
+from weft.torch.session import current
+from weft.torch.tensor_parallel.team import Team
 
 CHECKS = Checks()
 CHECKS.given = given = in_parts.given
@@ -34,11 +39,11 @@ WIDTH, WORDS, LENGTH, HEADS = 12, 31, 9, 3
 class Layer(nn.Module):
     """Causal attention and two linears, with norms and residual paths."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, width: int = WIDTH) -> None:
         super().__init__()
-        self.before, self.between = nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
-        self.inner, self.outer = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.before, self.between = nn.LayerNorm(width), nn.RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
+        self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.rate, self.causal = rate, True
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,11 +57,11 @@ class Layer(nn.Module):
 class Words(nn.Module):
     """Words and places, layers, and scores by the weight of the words."""
 
-    def __init__(self, rate: float, layers: int = 4) -> None:
+    def __init__(self, rate: float, layers: int = 4, places: int = 16, width: int = WIDTH) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(16, WIDTH)
-        self.layers = nn.ModuleList(Layer(rate) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.words, self.places = nn.Embedding(WORDS, width), nn.Embedding(places, width)
+        self.layers = nn.ModuleList(Layer(rate, width) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, WORDS, bias=False)
         self.head.weight = self.words.weight
 
     def forward(self, words: Tensor) -> Tensor:
@@ -73,11 +78,14 @@ def loss_of(scores: Tensor, words: Tensor) -> Tensor:
 class Job(in_parts.Job):
     """A model of words, and the same in one process. Every length of a batch is another one."""
 
-    def __init__(self, rate: float = 0.0, lengths: tuple[int, ...] = (8, 9, 7), **settings: Any) -> None:
+    def __init__(
+        self, rate: float = 0.0, lengths: tuple[int, ...] = (8, 9, 7), places: int = 16,
+        net: Callable[[], nn.Module] | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
         gc.collect()
         weft.init({"partitions": given.partitions, "microbatches": 2, **settings})
         torch.manual_seed(0)
-        net = Words(rate)
+        net = Words(rate, places=places) if net is None else net()
         self.lengths = lengths
         self.alone = copy.deepcopy(net)
         self.model = weft.DistributedModel(net)
@@ -220,6 +228,87 @@ def layers_hold_their_part_of_what_the_backward_pass_needs() -> None:
     assert parts < 0.7 * whole  # halves, and keys and values of all
 
 
+class Sent:
+    """Inside, the bytes that this rank gets from the others for tensors in parts, as rings would send them."""
+
+    def __enter__(self) -> Sent:
+        self.bytes: dict[str, float] = {}
+        self._before = {name: getattr(Team, name) for name in ("gather", "add_up", "add_up_parts")}
+        for name, rounds in (("gather", 0), ("add_up", 2), ("add_up_parts", 1)):
+            setattr(Team, name, self._counting(name, rounds))
+        return self
+
+    def _counting(self, name: str, rounds: int) -> Any:
+        def counted(team: Team, tensor: Tensor, *how: Any) -> Any:
+            share = rounds * (team.size - 1) / team.size if rounds else team.size - 1
+            self.bytes[name] = self.bytes.get(name, 0) + share * tensor.nbytes
+            return self._before[name](team, tensor, *how)
+
+        return counted
+
+    def __exit__(self, *_: object) -> None:
+        for name, method in self._before.items():
+            setattr(Team, name, method)
+
+
+@CHECKS.check
+def results_stay_in_parts_between_layers() -> None:
+    job = Job(lengths=(64,), verify="off", places=64)
+    job.train(1)
+    sequences = Sequences.from_record(job.model.plan.sequences)
+    assert sequences.balanced and {"layers.0", "head"} <= {*sequences.kept}, sequences.text()
+    sent = []
+    for keeps in (True, False):
+        for name in job.regions():
+            job.model.module.get_submodule(name).__dict__["forward"].keeps = keeps
+        with Sent() as counted:
+            job.train(1)
+        sent.append(sum(counted.bytes.values()))
+    print(f"sent {sent}: {sent[0] / sent[1]:.2f}", flush=True)
+    assert sent[0] < 0.75 * sent[1]
+
+
+class Meddling(Words):
+    """Between its layers it writes, watches a gradient, and looks at other positions."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.norms: list[float] = []
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words) + self.places(torch.arange(words.shape[1], device=words.device))
+        x = self.layers[0](x)
+        x += 0.5
+        x = self.layers[1](x)
+        if x.requires_grad:
+            x.register_hook(lambda gradient: self.norms.append(float(gradient.norm())))
+        x = self.layers[2](x)
+        x = self.layers[3](x + x.flip(1) + x.mean(1, keepdim=True))
+        return self.head(self.norm(x))
+
+
+@CHECKS.check
+def what_is_done_between_layers_is_what_one_process_does() -> None:
+    job = Job(verify="gradients", net=Meddling)
+    job.train(2)
+    job.train_alone(2)
+    job.compare()
+    sequences = Sequences.from_record(job.model.plan.sequences)
+    assert sequences.kept == ("layers.2", "layers.3", "head"), sequences.text()
+    assert sequences.notes["layers.0"] == "put together: add writes into it"
+    assert sequences.notes["layers.1"] == "put together: register_hook writes into it"
+    assert sequences.notes["layers.2"] == "kept in parts, put together for flip, mean"
+
+    @weft.step
+    def scores_of(model: nn.Module, words: Tensor) -> Tensor:
+        return model(words)[:, 1:]
+
+    words = job.batch(0)
+    for each, expected in zip(scores_of(job.model, words).outputs, words.chunk(2), strict=True):
+        assert type(each) is Tensor
+        torch.testing.assert_close(each, job.alone(expected)[:, 1:], rtol=1e-4, atol=1e-5)
+
+
 @CHECKS.check
 def chance_is_the_same_where_tensors_are_whole() -> None:
     job = Job(rate=0.5)
@@ -254,6 +343,39 @@ def outside_of_steps_a_rank_computes_by_itself() -> None:
             words = job.batch(4)
             mine = evaluate(job.model, words).reduce_mean()
             assert mine.item() == pytest.approx(loss_of(job.alone(words), words).item(), rel=1e-5)
+
+
+@CHECKS.check
+def parameters_may_be_made_late() -> None:
+    weft.init({"partitions": given.partitions, "microbatches": 2})
+    nets = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        with weft.delay_param_initialization():
+            nets.append(Words(0.0, width=96))
+    net, alone = nets
+    materialise(alone, lambda name: True, torch.device("cpu"), current.session().streams)
+    assert net.layers[0].qkv.weight.is_meta
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+
+    @weft.step
+    def step(model: nn.Module, words: Tensor) -> Tensor:
+        loss = loss_of(model(words), words)
+        model.backward(loss)
+        return loss
+
+    for number in range(3):
+        words = torch.randint(0, WORDS, (8, 8), generator=torch.Generator().manual_seed(number))
+        optimizer.zero_grad()
+        plain.zero_grad()
+        step(model, words.chunk(weft.rdp_size())[weft.rdp_rank()])
+        loss_of(alone(words), words).backward()
+        optimizer.step()
+        plain.step()
+    assert any(isinstance(vars(each).get("forward"), Region) for each in net.modules())
+    torch.testing.assert_close(model.state_dict(), dict(alone.state_dict()), rtol=1e-5, atol=1e-6)
 
 
 @CHECKS.check

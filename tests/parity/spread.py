@@ -32,6 +32,7 @@ from weft.torch.tensor_parallel import Splits, is_cut
 from weft.torch.tensor_parallel.cuts import part_sizes
 from weft.torch.tensor_parallel.spread import Spread, Together, plain, spread
 from weft.torch.tensor_parallel.team import Team
+from weft.torch.tensors.places import Places
 
 CHECKS = Checks()
 given = CHECKS.given
@@ -141,8 +142,8 @@ class Counted:
         self.sizes: list[int] = []
         self._before = Together.forward
 
-        def forward(ctx: Any, part: Tensor, team: Any, along: int, sizes: list[int]) -> Tensor:
-            result = self._before(ctx, part, team, along, sizes)
+        def forward(ctx: Any, part: Tensor, team: Any, along: int, places: Places) -> Tensor:
+            result = self._before(ctx, part, team, along, places)
             self.sizes.append(result.shape[-1])
             return result
 
@@ -419,20 +420,39 @@ ON_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "best": lambda x, w: (x.argmax(-1) == CLASSES).float() + x.amax(-1),
     "written": lambda x, w: doubled_by_a_view(x * w),
 }
+AFTER = CLASSES.flatten()
+ON_POSITIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "loss": lambda x, w: F.cross_entropy((x * w).flatten(0, 1), AFTER),
+    "loss of each": lambda x, w: F.cross_entropy(x.view(-1, 7) * w, AFTER, reduction="none"),
+    "loss in sum": lambda x, w: F.cross_entropy(x.view(-1, 7) * w, AFTER.clamp(0), reduction="sum", ignore_index=4),
+    "shifted": lambda x, w: F.cross_entropy((x * w)[:, :-1].flatten(0, 1), CLASSES[:, 1:].flatten()),
+    "shifted by two": lambda x, w: F.cross_entropy((x * w)[..., 1:-1, :].reshape(-1, 7), CLASSES[:, 2:].flatten()),
+    "classes second": lambda x, w: F.cross_entropy((x * w).transpose(1, 2), CLASSES, label_smoothing=0.1),
+    "weights": lambda x, w: F.cross_entropy(x.flatten(0, 1) * w, AFTER, torch.linspace(1, 2, 7)),
+    "nll": lambda x, w: F.nll_loss((x * w).log_softmax(-1).flatten(0, 1), AFTER, torch.linspace(1, 2, 7)),
+    "probable": lambda x, w: F.cross_entropy((x * w).view(-1, 7), NUMBERS.view(-1, 7).softmax(-1)),
+    "distances": lambda x, w: F.mse_loss(x * w, NUMBERS) + F.l1_loss(x[:, 1:], NUMBERS[:, 1:], reduction="sum"),
+    "mean of all": lambda x, w: (x * w).square().mean() + (x[:, :-1] - NUMBERS[:, 1:]).abs().sum() + x.sum(),
+    "back": lambda x, w: (x * w).flatten(0, 1).view(2, 6, 7) * (x * w).view(12, 7)[3:9].sum(),
+    "one": lambda x, w: x[:, 0] * w + x[:, -1],
+}  # fmt: skip
 
 
 @CHECKS.check
 def functions_give_what_they_give_for_the_whole() -> None:
     ranks = team()
-    for along, functions in ((1, ON_TOKENS), (2, ON_SCORES)):
-        sizes = part_sizes(NUMBERS.shape[along], ranks.size)
+    ends = Places.dealt(6, 3) if ranks.size == 3 else Places.dealt(8, 2).taken(1, 7)
+    behind = {along: Places.behind(part_sizes(NUMBERS.shape[along], ranks.size)) for along in (1, 2)}
+    for along, places, functions in (
+        (1, behind[1], ON_TOKENS | ON_POSITIONS), (1, ends, ON_TOKENS | ON_POSITIONS), (2, behind[2], ON_SCORES),
+    ):  # fmt: skip
         for name, function in functions.items():
             results = []
             for in_parts in (False, True):
                 whole, weight = NUMBERS.clone().requires_grad_(), torch.linspace(0.5, 1.5, 7).requires_grad_()
                 given = whole * 1.5
                 if in_parts:
-                    given = spread(given.split(sizes, along)[ranks.rank], ranks, along, sizes)
+                    given = spread(places.own(given, along, ranks.rank), ranks, along, places)
                 result = plain(function(given, weight))
                 seeds = torch.linspace(-1, 1, result.numel()).view(result.shape)
                 result.backward(seeds)
@@ -451,13 +471,17 @@ def functions_give_what_they_give_for_the_whole() -> None:
 @CHECKS.check
 def losses_take_few_bytes_and_16_bits() -> None:
     ranks = team()
-    sizes = part_sizes(7, ranks.size)
-    scores = spread(NUMBERS.split(sizes, -1)[ranks.rank], ranks, -1, sizes)
+    places = Places.behind(part_sizes(7, ranks.size))
+    scores = spread(places.own(NUMBERS, -1, ranks.rank), ranks, -1, places)
     with Counted() as counted:
         F.cross_entropy(scores.flatten(0, 1), CLASSES.flatten())
+        ends = Places.behind(part_sizes(6, ranks.size))
+        scores = spread(ends.own(NUMBERS, 1, ranks.rank), ranks, 1, ends)
+        F.cross_entropy(scores[:, :-1].flatten(0, 1), CLASSES[:, 1:].flatten())
+        (scores[:, 1:] - NUMBERS[:, 1:]).square().mean()
     assert not counted.sizes
     half = NUMBERS.bfloat16()
-    scores = spread(half.split(sizes, -1)[ranks.rank], ranks, -1, sizes)
+    scores = spread(places.own(half, -1, ranks.rank), ranks, -1, places)
     expected = F.cross_entropy(half.flatten(0, 1), CLASSES.flatten())
     actual = F.cross_entropy(scores.flatten(0, 1), CLASSES.flatten())
     assert actual.dtype == torch.bfloat16 and abs(actual - expected) < 0.02
@@ -471,9 +495,9 @@ def losses_take_few_bytes_and_16_bits() -> None:
 @CHECKS.check
 def what_parts_cannot_do_is_an_error() -> None:
     ranks = team()
-    sizes = part_sizes(7, ranks.size)
-    part = (NUMBERS.requires_grad_() * 1).split(sizes, -1)[ranks.rank].contiguous()
-    scores = spread(part, ranks, -1, sizes)
+    places = Places.behind(part_sizes(7, ranks.size))
+    part = places.own(NUMBERS.requires_grad_() * 1, -1, ranks.rank).contiguous()
+    scores = spread(part, ranks, -1, places)
     with pytest.raises(IndexError, match="none of the 7 classes"):
         F.cross_entropy(scores[0], torch.tensor([7, 0, 0, 0, 0, 0]))
     for asked in (

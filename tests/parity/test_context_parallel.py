@@ -38,6 +38,7 @@ CUT: dict[str, set[str]] = {
     "T5ForConditionalGeneration, 12": {"encoder.block.*", "decoder.block.*", "lm_head"},
     "causal, rotary, places": {"net.layers.*", "head"},
     "causal, relative, written": {"net.layers.*", "head"},
+    "causal, surprises": {"net.layers.*", "head"},
     "causal, windows of 2": {"net.layers.*", "head"},
     "causal, windows of 4": {"net.layers.*", "head"},
 }  # fmt: skip
@@ -47,6 +48,7 @@ ORDER = {
     "GPT2LMHeadModel, 12": "balanced",
     "causal, rotary, places": "balanced",
     "causal, relative, written": "balanced",
+    "causal, surprises": "balanced",
     "causal, windows of 2": "balanced",
     "causal, windows of 4": "net.layers.0: view sees 6 positions, which do not make 4 blocks",
     "BertForMaskedLM": "there is no causal attention",

@@ -15,11 +15,13 @@ from weft.errors import UsageError
 from weft.torch.pytorch.private import redistributes, take_plain_for_whole, version
 from weft.torch.tensor_parallel.functions import answer, replaced
 from weft.torch.tensor_parallel.linears import is_transposed
+from weft.torch.tensor_parallel.rules import shard_of
+from weft.torch.tensor_parallel.spread import Spread, may_spread, plain, spread
 from weft.torch.tensor_parallel.team import Team, team_of
 from weft.torch.tensors.nested import replace
 
 from .dealt import deals
-from .exchange import can_cut, cut, like
+from .exchange import can_cut, cut, in_parts, like
 from .multihead import attend
 from .regions import Sequences
 from .rules import Positions, whole
@@ -44,18 +46,21 @@ def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
 
 
 def with_part(args: Any, kwargs: Any, given: Tensor, part: Tensor) -> Any:
-    """The arguments with the part in the place of what a module gets as sequences."""
-    return replaced((args, kwargs), lambda each: part if each is given else each)
+    """The arguments with the part in the place of what a module gets as sequences; all others are whole."""
+    return replaced((args, kwargs), lambda each: part if each is given else plain(each))
 
 
 class Region:
-    """Stands for a module's ``forward``: what goes in is cut, what comes out is whole.
+    """Stands for a module's ``forward``: what goes in is cut, what comes out is whole, or looks so.
 
+    ``keeps``: whether what comes out stays in parts until somebody needs the whole; the next region takes the parts.
     ``active``: whether the ranks run the same step now, so that they may meet; elsewhere the module computes whole.
     """
 
-    def __init__(self, module: nn.Module, dim: int, team: Sharers, active: Callable[[], bool]) -> None:
-        self.module, self.dim, self.team, self.active = module, dim, team, active
+    def __init__(
+        self, module: nn.Module, dim: int, keeps: bool, team: Sharers, active: Callable[[], bool]
+    ) -> None:
+        self.module, self.dim, self.keeps, self.team, self.active = module, dim, keeps, team, active
         self.own = module.__dict__.get("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +69,7 @@ class Region:
         if given is None or given.ndim <= self.dim or not can_cut(given.shape[self.dim], self.team.size):
             return forward(*args, **kwargs)
         team = self.team.for_length(given.shape[self.dim])
-        part = cut(given, self.dim, team)
+        part = cut(given, self.dim, team) if (own := self._part(given, team)) is None else own
         before = written(part)
         args, kwargs = with_part(args, kwargs, given, part)
         result = forward(*args, **kwargs)
@@ -74,13 +79,28 @@ class Region:
                 "let it write into a copy, x.clone()"
             )
         make_whole(args, kwargs, team)
-        return replace(result, lambda each: whole(each, team), attributes=False)
+        return replace(result, lambda each: self._left(each, team), attributes=False)
+
+    def _part(self, given: Tensor, team: Team) -> DTensor | None:
+        """What another region has left in parts, if these are the ones."""
+        if not isinstance(given, Spread) or given.team is not team or given.old() or given.moved():
+            return None
+        total = given.shape[self.dim]
+        if given.along != self.dim or given.places != team.places(total):
+            return None
+        return in_parts(given.part, self.dim, total, team)
+
+    def _left(self, result: Tensor, team: Team) -> Tensor:
+        if not self.keeps or shard_of(result) != self.dim or not may_spread():
+            return whole(result, team)
+        assert isinstance(result, DTensor)
+        return spread(result.to_local(), team, self.dim, team.places(result.shape[self.dim]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         copied = object.__new__(Region)
         memo[id(self)] = copied
         copied.module, copied.own = memo[id(self.module)], copy.deepcopy(self.own, memo)
-        copied.dim, copied.team, copied.active = self.dim, self.team, self.active
+        copied.dim, copied.keeps, copied.team, copied.active = self.dim, self.keeps, self.team, self.active
         return copied
 
 
@@ -175,7 +195,7 @@ def cut_sequences(
             deals(order)
     for name, dim in regions.items():
         stand_in(modules[name], team)
-        modules[name].__dict__["forward"] = Region(modules[name], dim, team, active)
+        modules[name].__dict__["forward"] = Region(modules[name], dim, name in sequences.kept, team, active)
     return team
 
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from weft.torch.pytorch.private import keeps_as_ever
 from weft.torch.tensor_parallel.rules import shard_of
-from weft.torch.tensor_parallel.spread import Narrowed, Together
+from weft.torch.tensor_parallel.spread import Narrowed, Together, plain
 from weft.torch.tensor_parallel.team import Quiet, Team
 from weft.torch.tensors.places import sizes_of
 
@@ -68,7 +68,7 @@ def like(local: Tensor, given: DTensor, team: Team) -> DTensor:
 
 def cut(whole: Tensor, dim: int, team: Team) -> DTensor:
     """A whole tensor, equal on all ranks, in parts along ``dim``."""
-    part: Tensor = Narrowed.apply(whole, team, dim, team.places(whole.shape[dim]))
+    part: Tensor = Narrowed.apply(plain(whole), team, dim, team.places(whole.shape[dim]))
     return in_parts(part, dim, whole.shape[dim], team)
 
 

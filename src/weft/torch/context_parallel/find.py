@@ -31,6 +31,7 @@ from weft.torch.tensor_parallel.find import keep_state
 from weft.torch.tensor_parallel.functions import FATAL, answer, forget, name_of
 from weft.torch.tensor_parallel.rules import Unsplittable, parts_in, shard_of
 from weft.torch.tensor_parallel.splits import pattern
+from weft.torch.tensor_parallel.spread import watch
 from weft.torch.tensor_parallel.team import Team, new_name
 from weft.torch.tensor_parallel.trial import Collectives, Stop
 from weft.torch.tensors.nested import replace, tensors_in
@@ -52,7 +53,7 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Sequences:
     random numbers.
 
     Args:
-        model: The model, whole, on the CPU or a GPU.
+        model: The model, whole, on the CPU or a GPU, or without memory.
         run: Runs the model once on one microbatch, with or without the loss. It is run several times.
         size: How many ranks share a sequence.
 
@@ -62,23 +63,26 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Sequences:
     """
     take_plain_for_whole()
     device = next(model.parameters()).device
-    with imagined_mesh(size, device.type, new_name()) as mesh, keep_state(model, device):
+    kind = "cpu" if device.type == "meta" else device.type
+    with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
         trial, watcher = Trial(model), Watcher(Team(mesh, None, 0, size))
-        _try(trial, run, watcher)
+        while _once(trial, run, watcher):
+            pass  # each run keeps more modules whole, or tries another dimension
         order = _order(trial, run, watcher)
+        kept, notes = watch(model, run, size, trial.regions())
     if watcher.caches & {pattern(f"{name}.")[:-1] for name in trial.regions()}:
         log.warning(
             "%s keeps keys and values in a cache, which the ranks gather in every layer: pass use_cache=False to the "
             "model, or set model.config.use_cache = False", ", ".join(sorted(watcher.caches)),
         )  # fmt: skip
-    return Sequences(size, trial.regions(), dict(trial.whole), order)
+    return Sequences(size, trial.regions(), dict(trial.whole), order, tuple(kept), notes)
 
 
-def _try(trial: Trial, run: Callable[[], Any], watcher: Watcher) -> None:
+def _once(trial: Trial, run: Callable[[], Any], watcher: Watcher) -> bool:
+    """Run the model once; whether that changed what is tried."""
     answer(watcher)
     try:
-        while trial.once(run, watcher):
-            pass  # each run keeps more modules whole, or tries another dimension
+        return trial.once(run, watcher)
     finally:
         forget(watcher)
 
@@ -88,15 +92,14 @@ def _order(trial: Trial, run: Callable[[], Any], watcher: Watcher) -> str:
     if not watcher.causal:
         return "there is no causal attention"
     if not redistributes:
-        return "this PyTorch cannot be told so"
+        return f"PyTorch {torch.__version__} cannot be told another order"
     size = watcher.team.size
     if not all(can_deal(length, size) for length in trial.lengths):
         return BALANCED  # where lengths allow it
     again, dealing = trial.again(), Watcher(Sharers(watcher.team.mesh, None, 0, size, balanced=True))
     deals(dealing.team)
-    _try(again, run, dealing)
-    reasons = [f"{name}: {reason}" for name, reason in again.whole.items() if name not in trial.whole]
-    return reasons[0] if reasons else BALANCED
+    _once(again, run, dealing)
+    return next((f"{name}: {reason}" for name, reason in again.reasons.items()), BALANCED)
 
 
 class Conflict(BaseException):
@@ -108,6 +111,7 @@ class Trial:
 
     Attributes:
         whole: Modules that stay whole, and why.
+        reasons: Why modules could not be cut along the first dimension that was tried.
         lengths: How many positions the sequences had.
     """
 
@@ -115,7 +119,7 @@ class Trial:
         self.model, self.whole = model, dict[str, str]()
         self._tried = dict.fromkeys(_layers(model, ""), 0)
         self._called: dict[str, int] = {}
-        self._reasons: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
         self._attended: set[str] = set()
         self.lengths: set[int] = set()
 
@@ -160,7 +164,7 @@ class Trial:
         found = {name: self._called[name] for name in self._tried if name in self._called}
         attended = {dim for name, dim in found.items() if name in self._attended} or {1}
         for name in [name for name, dim in found.items() if dim not in attended]:
-            self.whole[name] = self._reasons.get(name, "it can be cut, but not along positions")
+            self.whole[name] = self.reasons.get(name, "it can be cut, but not along positions")
             del found[name]
         return found
 
@@ -177,7 +181,7 @@ class Trial:
             Stop: Always.
         """
         for each in [other for other in self._tried if pattern(f"{other}.") == pattern(f"{name}.")]:
-            first = self._reasons.setdefault(each, reason)
+            first = self.reasons.setdefault(each, reason)
             if at + 1 < len(dims):
                 self._tried[each] = at + 1
             else:

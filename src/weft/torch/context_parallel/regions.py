@@ -22,12 +22,16 @@ class Sequences:
             a module gets.
         whole: Modules that were tried and stay whole, and why.
         order: ``BALANCED``, if ranks have positions from both ends of a sequence; else why each has one block.
+        kept: The modules whose results stay in parts until somebody needs the whole.
+        notes: What becomes of the modules' results.
     """
 
     size: int
     regions: Mapping[str, int] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
     order: str = BALANCED
+    kept: tuple[str, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def balanced(self) -> bool:
@@ -38,6 +42,7 @@ class Sequences:
         """The same as values that JSON knows."""
         return {
             "size": self.size, "regions": dict(self.regions), "whole": dict(self.whole), "order": self.order,
+            "kept": list(self.kept), "notes": dict(self.notes),
         }  # fmt: skip
 
     @classmethod
@@ -50,14 +55,19 @@ class Sequences:
         try:
             regions = {str(name): int(dim) for name, dim in record["regions"].items()}
             whole = {str(name): str(reason) for name, reason in record["whole"].items()}
-            return cls(int(record["size"]), regions, whole, str(record["order"]))
+            notes = {str(name): str(note) for name, note in record["notes"].items()}
+            kept = tuple(map(str, record["kept"]))
+            return cls(int(record["size"]), regions, whole, str(record["order"]), kept, notes)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"no record of what shares sequences over axis tp: {error!r}") from error
 
     def text(self) -> str:
         """A table: modules of layers that are alike in one line."""
         rows: dict[tuple[str, str], int] = {}
-        told = {name: f"cut along dim {dim}" for name, dim in self.regions.items()}
+        told = {
+            name: ", ".join(filter(None, (f"cut along dim {dim}", self.notes.get(name))))
+            for name, dim in self.regions.items()
+        }
         told.update((name, f"whole: {reason}") for name, reason in self.whole.items())
         for name, how in told.items():
             key = pattern(f"{name}.")[:-1], how

@@ -29,6 +29,7 @@ from weft.torch.tensor_parallel.rules import (
     statistics,
     stream_of_part,
 )
+from weft.torch.tensor_parallel.spread import plain
 from weft.torch.tensor_parallel.team import Team
 
 from .dealt import check_blocks
@@ -243,6 +244,7 @@ class Positions(Functions):
         return result
 
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = replaced((args, kwargs), plain)
         try:
             return self.in_parts(func, types, args, kwargs)
         except Unsplittable as reason:

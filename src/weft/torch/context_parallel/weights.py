@@ -34,6 +34,8 @@ class Sharers(Team):
         waits: Whether gradients of weights wait for :meth:`add_up_weights`.
     """
 
+    remedy = "ask for it in the first step, too: then it is put together behind the module that gives it"
+
     def __init__(self, mesh: DeviceMesh, group: Any, rank: int, size: int, balanced: bool = False) -> None:
         super().__init__(mesh, group, rank, size)
         self.balanced, self.waits = balanced, False

@@ -142,8 +142,8 @@ def _first_derivatives(
             wanted[number] = value, value.data(each)
             if wanted[number][1]._weft_spread:  # type: ignore[attr-defined]
                 raise UsageError(
-                    "torch.autograd.grad for a tensor that is split over axis tp: keep the module that gives it whole, "
-                    "weft.set_tensor_parallelism(module, False)"
+                    "torch.autograd.grad for a tensor that is split over axis tp: "
+                    f"{wanted[number][1].team.remedy}"  # type: ignore[attr-defined]
                 )
     found = dict(zip(wanted, program.tape.gradients(list(wanted.values())), strict=True))
     return [

@@ -63,5 +63,6 @@ def cut_over_sequences(
     )  # fmt: skip
     for order in () if team is None else team.orders():
         order.record = partial(record, session, "tensor")
+        order.agree = partial(_agree, session)
         order.waits = True
     return team

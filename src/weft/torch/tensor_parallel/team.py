@@ -43,6 +43,8 @@ class Team:
     """
 
     axis = "tp"
+    remedy = "keep the module that gives it whole, weft.set_tensor_parallelism(module, False)"
+    """What a script can do where a tensor of the team has to be whole."""
 
     def __init__(self, mesh: DeviceMesh, group: Any, rank: int, size: int) -> None:
         self.mesh, self.group, self.rank, self.size = mesh, group, rank, size

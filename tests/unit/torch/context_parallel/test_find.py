@@ -44,7 +44,8 @@ def found(*layers: nn.Module, size: int = 2, x: Tensor | None = None) -> Sequenc
 
 
 def test_layers_are_cut_along_their_positions():
-    assert found(Layer(), Layer()) == Sequences(2, {"0": 1, "1": 1})
+    notes = {"0": "kept in parts", "1": "kept in parts"}
+    assert found(Layer(), Layer()) == Sequences(2, {"0": 1, "1": 1}, kept=("0", "1"), notes=notes)
 
 
 def test_batch_may_come_second():

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from weft.torch.pytorch.torch_functions import named
 from weft.torch.tensor_parallel.team import Quiet, leave
 
-from .rules import soft
+from .rules import PARTS, soft
 from .tensor import RULES, Spread, spread_in
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -64,7 +64,8 @@ class _Targets:
 
     def __init__(self, target: Tensor, scores: Spread, ignore: int) -> None:
         self.ignored = target == ignore
-        ((first, count),), total = scores.places.spans[scores.team.rank], scores.places.total
+        ((first, count),) = scores.places.spans[scores.team.rank]
+        total = scores.places.total
         self.here = (target >= first) & (target < first + count) & ~self.ignored
         unknown = ((target < 0) | (target >= total)) & ~self.ignored
         self.at = (target - first).masked_fill(~self.here, 0).masked_fill(unknown, count)
@@ -102,7 +103,7 @@ def cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
     """``F.cross_entropy`` for classes in parts."""
     taken = _taken(args, kwargs)
     if taken is None:
-        return NotImplemented
+        return of_samples(func, args, kwargs)
     given, scores, part, found = taken
     each = Losses.apply(part, found, scores.team, float(given.get("label_smoothing", 0.0)))
     scores.team.noted(scores.names, "", LOSS)
@@ -113,10 +114,45 @@ def likelihood(func: Any, args: Any, kwargs: Any) -> Any:
     """``F.nll_loss`` for the logarithms of probabilities in parts."""
     taken = _taken(args, kwargs)
     if taken is None:
-        return NotImplemented
+        return of_samples(func, args, kwargs)
     given, scores, part, found = taken
     scores.team.noted(scores.names, "", LOSS)
     return _reduced(-leave(found.picked(part), scores.team), given, given["target"], found.ignored)
+
+
+def of_samples(func: Any, args: Any, kwargs: Any) -> Any:
+    """Such a loss where each rank has all scores of some samples, or of some of their positions."""
+    given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
+    scores, target, weight = given.pop("input", None), given.pop("target", None), given.pop("weight", None)
+    reduction, ignore = given.pop("reduction", "mean"), given.get("ignore_index", -100)
+    if (
+        len(spread_in((args, kwargs))) != 1
+        or not isinstance(scores, Spread)
+        or scores.ndim < 2
+        or scores.along == 1
+    ):
+        return NotImplemented
+    shape = [size for at, size in enumerate(scores.shape) if at != 1]
+    if not isinstance(target, Tensor) or target.is_floating_point() or list(target.shape) != shape:
+        return NotImplemented
+    if given.get("size_average") is not None or given.get("reduce") is not None:
+        return NotImplemented
+    if reduction not in ("none", "mean", "sum") or (weight is not None and weight.requires_grad):
+        return NotImplemented
+    at = max(0, scores.along - 1)
+    own = scores.places.own(target, at, scores.team.rank)
+    scores.team.noted(scores.names, "", PARTS)
+    if reduction == "none":
+        return scores.like(func(scores.part, own, weight=weight, **given, reduction="none"), at)
+    part = _part(scores)
+    weight = weight if weight is None else weight.to(_exact(part).dtype)
+    total = leave(func(_exact(part), own, weight=weight, **given, reduction="sum"), scores.team)
+    if reduction == "mean":
+        ignored = target == ignore
+        total = total / (
+            (~ignored).sum() if weight is None else weight[target.masked_fill(ignored, 0)][~ignored].sum()
+        )
+    return total.to(part.dtype)
 
 
 def logarithms(func: Any, args: Any, kwargs: Any) -> Any:

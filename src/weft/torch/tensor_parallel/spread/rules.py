@@ -18,9 +18,12 @@ from torch.distributed.tensor import DTensor
 
 from weft.torch.pytorch.torch_functions import named
 from weft.torch.tensor_parallel.rules import stream_of_part
+from weft.torch.tensor_parallel.team import leave
 
 from .sequence import narrowed
 from .tensor import RULES, Spread, spread_in
+
+PARTS = "parts"
 
 
 class _Whole(Exception):
@@ -63,7 +66,7 @@ def one_by_one(func: Any, args: Any, kwargs: Any) -> Any:
     result = func(*own, **more)
     if not isinstance(result, Tensor):
         return NotImplemented
-    like.team.noted(frozenset().union(*(each.names for each in given)), "", "parts")
+    like.team.noted(frozenset().union(*(each.names for each in given)), "", PARTS)
     for each in given:
         if result is each.part:
             return each
@@ -80,7 +83,7 @@ def along_others(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     own, more = changed((args, kwargs), lambda each: given.part if each is given else given.team.uses(each))
     result = func(*own, **more)
-    given.team.noted(given.names, "", "parts")
+    given.team.noted(given.names, "", PARTS)
     return given.like(result, result.ndim - given.back)
 
 
@@ -98,8 +101,13 @@ def linear(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def reduced(func: Any, args: Any, kwargs: Any) -> Any:
-    """A mean or a sum over another dimension, which stays with size 1."""
+    """A mean or a sum of all numbers, or over another dimension, which stays with size 1."""
     (given, *_) = spread_in((args, kwargs))
+    if len(args) == 1 and not kwargs and given.part.is_floating_point():
+        exact = torch.promote_types(given.dtype, torch.float32)
+        total = leave(given.part.sum(dtype=exact), given.team)
+        given.team.noted(given.names, "", PARTS)
+        return (total / given.numel() if func in _MEAN else total).to(given.dtype)
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     keep = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
     if isinstance(dim, (list, tuple)) and len(dim) == 1:
@@ -107,6 +115,17 @@ def reduced(func: Any, args: Any, kwargs: Any) -> Any:
     if type(dim) is not int or keep is not True or dim % given.ndim == given.along:
         return NotImplemented
     return along_others(func, args, kwargs)
+
+
+def compared(func: Any, args: Any, kwargs: Any) -> Any:
+    """A loss of each number by itself, and what becomes of all."""
+    if len(args) > 2 or kwargs.keys() & {"size_average", "reduce"}:
+        return NotImplemented
+    each = one_by_one(func, args, {**kwargs, "reduction": "none"})
+    how = kwargs.get("reduction", "mean")
+    if each is NotImplemented or how not in ("none", "mean", "sum"):
+        return NotImplemented
+    return each if how == "none" else getattr(each, how)()
 
 
 def soft(func: Any, args: Any, kwargs: Any) -> Any:
@@ -130,7 +149,7 @@ def dropout(func: Any, args: Any, kwargs: Any) -> Any:
     own, more = changed((args, kwargs), lambda each: given.part)
     with stream_of_part(given.team, draws):
         result = func(*own, **more)
-    given.team.noted(given.names, "", "parts")
+    given.team.noted(given.names, "", PARTS)
     return given.like(result, given.along)
 
 
@@ -143,7 +162,7 @@ def _again(func: Any, args: Any, kwargs: Any) -> Callable[[Tensor], Tensor]:
 
 
 def indexed(func: Any, args: Any, kwargs: Any) -> Any:
-    """Slices along other dimensions."""
+    """Slices along any dimensions."""
     given, index = args[0], args[1]
     items = list(index) if isinstance(index, tuple) else [index]
     if not isinstance(given, Spread) or not all(
@@ -158,17 +177,22 @@ def indexed(func: Any, args: Any, kwargs: Any) -> Any:
     for at, each in enumerate(items):
         if each is not None and old == given.along:
             total = given.shape[old]
-            if type(each) is not slice or each.indices(total) != (0, total, 1):
+            if type(each) is not slice or each.indices(total)[2] != 1:
                 return NotImplemented
-            items[at] = slice(None)
-            return given.like(given.part[tuple(items)], new, _again(func, args, kwargs))
+            first, stop, _ = each.indices(total)
+            places = given.places.taken(first, stop)
+            if 0 in places.sizes:
+                return NotImplemented
+            before, count = given.places.within(given.team.rank, first, stop)
+            items[at] = slice(before, before + count)
+            return given.like(given.part[tuple(items)], new, _again(func, args, kwargs), places)
         new += type(each) is not int
         old += each is not None
     return NotImplemented
 
 
 def seen(func: Any, args: Any, kwargs: Any) -> Any:
-    """Another shape, in which the dimension of the parts is one as before."""
+    """Another shape, in which the dimension of the parts is one as before, or one with those before it."""
     given = args[0] if args else None
     if not isinstance(given, Spread) or kwargs:
         return NotImplemented
@@ -185,16 +209,21 @@ def seen(func: Any, args: Any, kwargs: Any) -> Any:
     if shape.count(-1) == 1:
         others = -math.prod(shape)
         shape[shape.index(-1)] = math.prod(old) // others if others else 0
-    inner = math.prod(old[given.along + 1 :])
+    inner, total = math.prod(old[given.along + 1 :]), old[given.along]
     for at, size in enumerate(shape):
         if (
-            size == old[given.along]
-            and math.prod(shape[at + 1 :]) == inner
-            and math.prod(shape) == math.prod(old)
+            not total
+            or size % total
+            or math.prod(shape[at + 1 :]) != inner
+            or math.prod(shape) != math.prod(old)
         ):
-            shape[at] = given.part.shape[given.along]
-            view = Tensor.reshape if func in _RESHAPE else Tensor.view
-            return given.like(view(given.part, shape), at, _again(func, args, kwargs))
+            continue
+        times = size // total
+        if any(times == math.prod(old[first : given.along]) for first in range(given.along + 1)):
+            shape[at] = times * given.part.shape[given.along]
+            places = given.places.repeated(times) if times > 1 else given.places
+            part = given.part.reshape(shape)  # which may have other strides than the whole
+            return given.like(part, at, _again(func, args, kwargs), places)
     return NotImplemented
 
 
@@ -215,6 +244,7 @@ def swapped(func: Any, args: Any, kwargs: Any) -> Any:
     return given.like(given.part.permute(order), order.index(given.along), _again(func, args, kwargs))
 
 
+_MEAN = named((torch, Tensor), ("mean",))
 _FLATTEN = named((torch, Tensor), ("flatten",))
 _RESHAPE = named((torch, Tensor), ("reshape", "reshape_as")) | _FLATTEN
 _PERMUTE = named((torch, Tensor), ("permute",))
@@ -237,6 +267,10 @@ RULES.update(
         **dict.fromkeys(named((torch, F), ("layer_norm", "rms_norm")), norm),
         F.linear: linear,
         **dict.fromkeys(named((torch, Tensor), ("mean", "sum")), reduced),
+        **dict.fromkeys(
+            named((F,), ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits")),
+            compared,
+        ),
         **dict.fromkeys(named(_EVERYWHERE, ("dropout",)), dropout),
         **dict.fromkeys(named((torch, Tensor, F), ("softmax", "log_softmax")), soft),
         Tensor.__getitem__: indexed,

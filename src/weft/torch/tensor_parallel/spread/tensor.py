@@ -230,11 +230,9 @@ def _refuse_watching(func: Any, args: Any, kwargs: Any) -> None:
     if func is torch.autograd.grad:
         asked = bool(spread_in(args[1] if len(args) > 1 else kwargs.get("inputs")))
     if asked:
-        _note(spread_in((args, kwargs)), func, "writes")
-        raise UsageError(
-            f"{_name(func)} on a tensor that is split over axis tp: keep the module that gives it whole, "
-            "weft.set_tensor_parallelism(module, False)"
-        )
+        given = spread_in((args, kwargs))
+        _note(given, func, "writes")
+        raise UsageError(f"{_name(func)} on a tensor that is split over axis tp: {given[0].team.remedy}")
 
 
 class Shown(Quiet):

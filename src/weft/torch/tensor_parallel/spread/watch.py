@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.torch.tensors.nested import replace
 from weft.torch.tensors.places import Places
 
 from .losses import LOSS
-from .rules import changed
+from .rules import PARTS, changed
 from .tensor import Spread, spread
 
 SCORES, TOKENS = "scores", "tokens"
@@ -26,6 +27,7 @@ class Alone:
     """Stands for the ranks: one, which has all; see :class:`weft.torch.tensor_parallel.team.Team`."""
 
     rank, size = 0, 1
+    remedy = ""
 
     def __init__(self, device: torch.device, wanted: int) -> None:
         self.wanted = wanted
@@ -71,6 +73,28 @@ class _Leaves:
         return spread(result, self.team, along, Places.behind([result.shape[along]]), frozenset([self.name]))
 
 
+class _Computes:
+    """Stands for the ``forward`` of a module that computes on parts of sequences: it takes parts, and leaves some."""
+
+    def __init__(self, name: str, dim: int, team: Alone, then: Callable[..., Any]) -> None:
+        self.names, self.dim, self.team, self.then = frozenset([name]), dim, team, then
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = changed((args, kwargs), self._taken)
+        return replace(self.then(*args, **kwargs), self._left, attributes=False)
+
+    def _taken(self, tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, Spread):
+            return tensor
+        self.team.noted(tensor.names, "", PARTS)
+        return tensor.part
+
+    def _left(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, Spread) or tensor.ndim < 3 or not tensor.is_floating_point():
+            return tensor
+        return spread(tensor, self.team, self.dim, Places.behind([tensor.shape[self.dim]]), self.names)
+
+
 class _Takes:
     """Stands for the ``forward`` of a linear that gathers what it gets itself."""
 
@@ -86,7 +110,7 @@ def watch(
     model: nn.Module,
     run: Callable[[], Any],
     size: int,
-    kinds: Mapping[str, str],
+    kinds: Mapping[str, str | int],
     gathering: Sequence[str] = (),
 ) -> tuple[list[str], dict[str, str]]:
     """The modules that may leave their results in parts, and what becomes of the others' or of their wholes.
@@ -95,7 +119,8 @@ def watch(
         model: The model, whole.
         run: Runs it once, with the loss if there is one.
         size: How many ranks there will be.
-        kinds: The modules to be tried, by name: ``scores`` for linears to a vocabulary, ``tokens`` for others.
+        kinds: The modules to be tried, by name: ``scores`` for linears to a vocabulary, ``tokens`` for others, the
+            dimension of positions for modules that compute on parts of sequences.
         gathering: The linears that gather tokens in parts by themselves, by name.
 
     Returns:
@@ -125,8 +150,11 @@ def watch(
         if kind == SCORES and LOSS not in notes:
             texts[name] = "scores put together" + f" for {whole}" * bool(whole)
             continue
+        if type(kind) is int and PARTS not in notes:
+            texts[name] = "put together" + f" for {whole}" * bool(whole)
+            continue
         found.append(name)
-        texts[name] = "loss on the parts" if kind == SCORES else "results by tokens"
+        texts[name] = {SCORES: "loss on the parts", TOKENS: "results by tokens"}.get(kind, "kept in parts")
         if "uneven" in notes:
             texts[name] += f", whole where {size} ranks cannot divide them ({notes['uneven'][0]})"
         texts[name] += f", put together for {whole}" * bool(whole)
@@ -139,9 +167,13 @@ def _attached(
 ) -> Iterator[None]:
     """Inside, the modules' results are spread."""
     modules = [model.get_submodule(name) for name in {*kinds, *gathering}]
+    before = [module.__dict__.get("forward") for module in modules]
     for name, kind in kinds.items():
         module = model.get_submodule(name)
-        module.__dict__["forward"] = _Leaves(module, name, kind, team)
+        then = module.__dict__.get("forward") or MethodType(type(module).forward, module)
+        module.__dict__["forward"] = (
+            _Leaves(module, name, kind, team) if isinstance(kind, str) else _Computes(name, kind, team, then)
+        )
     for name in gathering:
         module = model.get_submodule(name)
         then = module.__dict__.get("forward") or MethodType(type(module).forward, module)
@@ -149,5 +181,7 @@ def _attached(
     try:
         yield
     finally:
-        for module in modules:
-            module.__dict__.pop("forward", None)
+        for module, own in zip(modules, before, strict=True):
+            del module.__dict__["forward"]
+            if own is not None:
+                module.__dict__["forward"] = own
