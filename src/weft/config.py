@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
@@ -267,13 +268,11 @@ def resolve(
     faults += _value_faults(values, origins)
     if not faults and world_size is not None:
         faults += _world_faults(values.get("partitions", 1), world_size)
-        for name in TP_DEGREES:
-            faults += _tensor_faults(values.get("partitions", 1), name, values.get(name, 1), world_size)
-        name = max(TP_DEGREES, key=lambda each: values.get(each, 1))
+        degrees = {name: values[name] for name in TP_DEGREES if values.get(name, 1) > 1}
+        faults += _tensor_faults(values.get("partitions", 1), degrees, world_size)
         faults += _sharers_faults(
-            values.get("partitions", 1), name, values.get(name, 1), values.get("sharded_data_parallel_degree", 1),
-            world_size,
-        )  # fmt: skip
+            values.get("partitions", 1), degrees, values.get("sharded_data_parallel_degree", 1), world_size
+        )
     _raise(faults)
     return Settings(**values)
 
@@ -418,6 +417,11 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
             'verify is "gradients", which compares whole ones, but sharded_parameters_gathered is "microbatch", with '
             'which no rank has any: write "verify": "losses", or "sharded_parameters_gathered": "step"'
         )
+    if all(complete[name] > 1 for name in (*TP_DEGREES, "sharded_data_parallel_degree")):
+        faults.append(
+            f"sharded_data_parallel_degree is {complete['sharded_data_parallel_degree']} beside both of "
+            f'{" and ".join(TP_DEGREES)}: write "sharded_data_parallel_degree": 1, or 1 for one of these two'
+        )
     for degree, others in _ONLY_WITH.items():
         if complete[degree] > 1:
             faults += [
@@ -433,7 +437,7 @@ _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
     "sharded_data_parallel_degree": {"shard_optimizer_state": [False], "compression": [""]},
     "tensor_parallel_degree": {"inputs": ["equal", "apart"]},
     "context_parallel_degree": {
-        "tensor_parallel_degree": [1], "sharded_parameters_gathered": ["step"], "inputs": ["equal", "apart"],
+        "sequence_parallel": [False], "sharded_parameters_gathered": ["step"], "inputs": ["equal", "apart"],
     },
 }  # fmt: skip
 """What other settings must be where a degree is above 1."""
@@ -482,33 +486,37 @@ def _world_faults(partitions: int, world_size: int) -> list[str]:
 
 
 TP_DEGREES = ("tensor_parallel_degree", "context_parallel_degree")
-"""The settings that give axis `tp` more than one rank; at most one of them does."""
+"""The settings that give axis `tp` more than one rank."""
 
 
-def _tensor_faults(partitions: int, name: str, degree: int, world_size: int) -> list[str]:
+def _tensor_faults(partitions: int, degrees: Mapping[str, int], world_size: int) -> list[str]:
     """Ranks that do not make whole copies of the model, where partitions alone would."""
-    ranks = partitions * degree
+    ranks = partitions * math.prod(degrees.values())
     if world_size % ranks == 0 or world_size % partitions:
         return []
     processes = "1 process" if world_size == 1 else f"{world_size} processes"
+    whole = " or ".join(f'"{name}": 1' for name in degrees)
     return [
-        f"{name} is {degree} with {partitions} partition{'s' * (partitions > 1)}, which takes {ranks} "
+        f"{_named(degrees)} with {partitions} partition{'s' * (partitions > 1)}, which takes {ranks} "
         f"processes for a copy of the model, but the job has {processes}: start a multiple of {ranks} processes (weft "
-        f'run -n {ranks}), or write "{name}": 1'
+        f"run -n {ranks}), or write {whole}"
     ]
 
 
-def _sharers_faults(partitions: int, name: str, tensor: int, degree: int, world_size: int) -> list[str]:
+def _named(degrees: Mapping[str, int]) -> str:
+    return " and ".join(f"{name} is {degree}" for name, degree in degrees.items())
+
+
+def _sharers_faults(partitions: int, degrees: Mapping[str, int], degree: int, world_size: int) -> list[str]:
     """Copies of the model that sharers do not divide."""
-    ranks = partitions * tensor
+    ranks = partitions * math.prod(degrees.values())
     if ranks == 1:
         return _divisor_faults("sharded_data_parallel_degree", degree, world_size)
     copies = world_size // ranks
     if world_size % ranks or copies % degree == 0:
         return []
     divided = f"{partitions} partition{'s' * (partitions > 1)}"
-    if tensor > 1:
-        divided += f" and {name} {tensor}"
+    divided += "".join(f" and {name} {each}" for name, each in degrees.items())
     return [
         f"sharded_data_parallel_degree is {degree}, but {world_size} processes with {divided} make "
         f"{copies} {'copy' if copies == 1 else 'copies'} of the model, which it does not divide: start a multiple of "

@@ -8,7 +8,7 @@ By hand, from the root of the repository:
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,21 +18,23 @@ from torch import nn
 
 from tests.parity.compare import TOLERANCE, Comparison, train_alone
 from tests.parity.context_parallel_models import ALL
-from tests.parity.run_tensor_parallel import MICROBATCHES, ROUGH, begin
+from tests.parity.run_tensor_parallel import MICROBATCHES, ROUGH, begin, gathered
+from tests.parity.run_tensor_parallel import found as found_splits
 from tests.parity.worker import BeforeSplit, arguments, work
 from tests.parity.zoo.case import STEPS, Case
 from weft.torch.context_parallel import Sequences, cut_sequences, find
 from weft.torch.execution import glue
+from weft.torch.tensor_parallel import split
 from weft.torch.tensors.cut_weights import ask
 
 
-def found(net: nn.Module, case: Case, size: int) -> Sequences:
+def found(net: nn.Module, case: Case, size: int, apart: Mapping[str, str]) -> Sequences:
     """What rank 0 finds, told to all."""
     told: list[Any] = [None]
     if dist.get_rank() == 0:
         batch = case.batch(0)
         before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
-        told = [find(net, lambda: case.loss(net(**batch, **case.options)), size).to_record()]
+        told = [find(net, lambda: case.loss(net(**batch, **case.options)), size, apart).to_record()]
         assert torch.equal(state, torch.get_rng_state()), "random numbers moved on"
         assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
         assert not any("forward" in vars(module) for module in net.modules())
@@ -64,11 +66,28 @@ def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
         expected = train_alone(alone, batches, loss_of, case.optimizer_for(alone.parameters()), MICROBATCHES)
     except Exception as broken:
         raise BeforeSplit(f"not trained in one process: {broken!r}") from broken
-    sequences = found(net, case, ranks)
+    ranks = dist.get_world_size()
+    splits = found_splits(net, case, 2) if ranks == 4 else None  # two for weights, two for sequences
+    apart = {} if splits is None else splits.apart()
+    sequences = found(net, case, 2 if ranks == 4 else ranks, apart)
     optimizer = case.optimizer_for(net.parameters())
-    cut_sequences(net, sequences, dist.group.WORLD, dist.get_rank(), torch.device("cpu"), lambda: True)
-    with in_a_step():  # where parts may stay between layers
-        actual = train_alone(net, batches, loss_of, optimizer, MICROBATCHES)
+    rank, device = dist.get_rank(), torch.device("cpu")
+    if splits is None:
+        cut_sequences(net, sequences, dist.group.WORLD, rank, device, lambda: True)
+    else:
+        grid = torch.arange(4).view(2, 2)
+        rows = [dist.new_group(row.tolist()) for row in grid]
+        columns = [dist.new_group(column.tolist()) for column in grid.T]
+        split(net, splits, rows[rank // 2], rank % 2, 2, device)
+        cut_sequences(net, sequences, columns[rank % 2], rank // 2, device, lambda: True, grid)
+
+    def loss_in_a_step(model: Any, batch: dict[str, Any]) -> Any:
+        with in_a_step():  # where parts may stay between layers
+            return loss_of(model, batch)
+
+    actual = train_alone(net, batches, loss_in_a_step, optimizer, MICROBATCHES)
+    if splits is not None:
+        actual, expected.state = gathered(actual, net), {}
     comparison = Comparison(ROUGH.get(name, TOLERANCE))
     comparison.record(actual, expected)
     worst = max(comparison.worst.items(), key=lambda item: item[1][0])

@@ -29,11 +29,12 @@ from weft.torch.context_parallel import Sequences
 from weft.torch.context_parallel.apply import Region
 from weft.torch.delayed_parameters import materialise
 from weft.torch.session import current
+from weft.torch.tensor_parallel import is_cut
 from weft.torch.tensor_parallel.team import Team
 
 CHECKS = Checks()
 CHECKS.given = given = in_parts.given
-WIDTH, WORDS, LENGTH, HEADS = 12, 31, 9, 3
+WIDTH, WORDS, LENGTH, HEADS = 12, 31, 9, 4
 
 
 class Layer(nn.Module):
@@ -89,8 +90,10 @@ class Job(in_parts.Job):
         self.lengths = lengths
         self.alone = copy.deepcopy(net)
         self.model = weft.DistributedModel(net)
-        self.optimizer = weft.DistributedOptimizer(torch.optim.AdamW(self.model.parameters(), lr=0.01))
-        self.plain = torch.optim.AdamW(self.alone.parameters(), lr=0.01)
+        self.optimizer = weft.DistributedOptimizer(
+            torch.optim.AdamW(self.model.parameters(), lr=0.01, eps=1e-4)
+        )
+        self.plain = torch.optim.AdamW(self.alone.parameters(), lr=0.01, eps=1e-4)
         self.steps = 0
 
         @weft.step
@@ -118,7 +121,11 @@ def steps_give_the_weights_and_states_of_one_process() -> None:
         job = Job(pipeline=pipeline)
         assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
         if given.partitions == 1:
-            assert job.regions() == [*(f"layers.{n}" for n in range(4)), "head"]
+            split = current.session().settings.tensor_parallel_degree > 1
+            assert job.regions() == [*(f"layers.{n}" for n in range(4)), *(["head"] if not split else [])]
+            assert len(job.cut()) == (
+                4 * 5 + 2 if split else 0
+            )  # qkv, out, inner and its bias, outer; words, places
         assert job.regions()
         job.compare()
 
@@ -314,14 +321,18 @@ def chance_is_the_same_where_tensors_are_whole() -> None:
     job = Job(rate=0.5)
     torch.manual_seed(weft.rank())  # ranks that do not agree at all
     job.train()
-    mine = {n: p.detach() for n, p in job.model.local_named_parameters()}
+    mine = dict(job.model.local_named_parameters())
     state = job.model.state_dict()
-    for name, parameter in mine.items():
-        torch.testing.assert_close(parameter, state[name.removeprefix("module.")], rtol=0, atol=0)
-    for name in sorted(mine):
-        others = [torch.empty_like(mine[name]) for _ in range(weft.tp_size())]
-        dist.all_gather(others, mine[name].contiguous(), group=weft.get_tp_process_group())
-        assert all(torch.equal(others[0], each) for each in others)
+    for name, parameter in sorted(mine.items()):
+        cut = is_cut(parameter)
+        if not cut:
+            torch.testing.assert_close(
+                parameter.detach(), state[name.removeprefix("module.")], rtol=0, atol=0
+            )
+        group = current.session().sequence_group if cut else weft.get_tp_process_group()
+        others = [torch.empty_like(parameter) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(others, parameter.detach().contiguous(), group=group)
+        assert all(torch.equal(others[0], each) for each in others), name
 
 
 @CHECKS.check

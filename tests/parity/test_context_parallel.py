@@ -44,6 +44,14 @@ CUT: dict[str, set[str]] = {
 }  # fmt: skip
 OVER_THREE = ["LlamaForCausalLM", "BertForMaskedLM", "causal, relative, written"]
 """The same over three ranks, which do not divide the lengths, but that of the last."""
+BESIDE_HEADS = {
+    "LlamaForCausalLM, 12": {"model.layers.*"},
+    "GPT2LMHeadModel, 12": {"transformer.h.*"},
+    "causal, rotary, places": {"net.layers.*", "head"},
+    "causal, relative, written": {"net.layers.*", "head"},
+    "causal, surprises": {"net.layers.*", "head"},
+}
+"""The same over two ranks, beside two that split weights."""
 ORDER = {
     "GPT2LMHeadModel, 12": "balanced",
     "causal, rotary, places": "balanced",
@@ -64,11 +72,14 @@ def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "case"), [(2, case) for case in CUT] + [(3, case) for case in OVER_THREE], ids=str
+    ("ranks", "case"),
+    [(2, case) for case in CUT] + [(3, case) for case in OVER_THREE] + [(4, case) for case in BESIDE_HEADS],
+    ids=str,
 )
 def test_trains_as_one_process_does(ranks: int, case: str, outcome_of: OutcomeOf) -> None:
     outcome = outcome_of(ranks, case)
     assert not outcome.faults(), outcome.faults()
     for line in outcome.lines:
-        assert {pattern(f"{name}.")[:-1] for name in line["cut"]} == CUT[case], line["whole"]
+        expected = BESIDE_HEADS[case] if ranks == 4 else CUT[case]
+        assert {pattern(f"{name}.")[:-1] for name in line["cut"]} == expected, line["whole"]
         assert line["order"] == ORDER.get(case, line["order"])

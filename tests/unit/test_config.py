@@ -175,9 +175,18 @@ def test_digest_tells_settings_apart():
             r"default_partition is 2, but 2 partitions are counted from 0",
         ),
         (
-            {"tensor_parallel_degree": 2, "context_parallel_degree": 2},
-            r"tensor_parallel_degree is 2, which does not fit context_parallel_degree 2: write "
-            r'"tensor_parallel_degree": 1, or "context_parallel_degree": 1',
+            {"tensor_parallel_degree": 2, "context_parallel_degree": 2, "sequence_parallel": True},
+            r"sequence_parallel is true, which does not fit context_parallel_degree 2: write "
+            r'"sequence_parallel": false, or "context_parallel_degree": 1',
+        ),
+        (
+            {
+                "tensor_parallel_degree": 2,
+                "context_parallel_degree": 2,
+                "sharded_data_parallel_degree": 2,
+            },
+            r"sharded_data_parallel_degree is 2 beside both of tensor_parallel_degree and context_parallel_degree: "
+            r'write "sharded_data_parallel_degree": 1, or 1 for one',
         ),
         (
             {"context_parallel_degree": 2, "sharded_parameters_gathered": "microbatch"},
@@ -255,6 +264,14 @@ def test_world_size_must_be_a_multiple_of_partitions_times_ranks_of_axis_tp(name
         ConfigError, match=r"takes 4 processes .* has 6 processes: start a multiple of 4 processes"
     ):
         resolve(settings, world_size=6)
+
+
+def test_both_degrees_together_make_axis_tp():
+    settings = {"tensor_parallel_degree": 2, "context_parallel_degree": 3}
+    assert resolve(settings, world_size=12).tp_size == 6
+    text = r"tensor_parallel_degree is 2 and context_parallel_degree is 3 with 1 partition, which takes 6 processes"
+    with pytest.raises(ConfigError, match=text):
+        resolve(settings, world_size=4)
 
 
 def test_sharers_must_divide_the_copies_beside_ranks_of_axis_tp():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import sys
 from typing import Any
@@ -48,5 +49,5 @@ def enable(**settings: Any) -> None:
 def _partitions(settings: dict[str, Any]) -> int:
     """All ranks make one copy of the model, if the settings say no more."""
     degrees = [settings.get(name, 1) for name in ("tensor_parallel_degree", "context_parallel_degree")]
-    shared = max((each for each in degrees if isinstance(each, int)), default=1)
-    return max(1, discover(os.environ).world_size // max(1, shared))
+    shared = math.prod(each for each in degrees if isinstance(each, int) and each > 0)
+    return max(1, discover(os.environ).world_size // shared)

@@ -66,7 +66,10 @@ def shares_parameters(session: Session) -> bool:
 
 def counted_once(session: Session, parameters: Sequence[Tensor]) -> list[Tensor]:
     """The parameters that count here, where other ranks that split tensors, or share them, have the same ones."""
-    others = {axis for axis in ("tp",) if session.position(axis)}
+    sequences, weights = session.place_in_weights
+    if sequences:
+        return []  # the first ranks that share sequences have all of them
+    others = {"tp"} if weights else set()
     if shares_parameters(session):
         if session.position("rdp") >= session.settings.sharded_data_parallel_degree:
             return []  # the first replicas that share parameters have all of them

@@ -234,20 +234,19 @@ class DistributedModel(nn.Module):
         """Keep only this rank's part of the weights that its plan cuts, and compute on parts of sequences; collective
         over all ranks."""
         session = current.session()
+        if self.plan is not None and self.plan.tensors is not None and not self.cut:
+            with session.doing("cutting the weights"):
+                cut_weights(self.module, self.plan, self.owners, session)
+                self.cut = True
+                if self.optimizer is not None:
+                    self.optimizer.follow_cuts()
+                self._begin_reducing()
         if self.plan is not None and self.plan.sequences is not None:
             with session.doing("cutting sequences"):
                 team = cut_over_sequences(self.module, self.plan, self.owners, session)
             if team is not None:
                 self.sharers = team
                 self.outline = Outline(self.module, not self.sharded)
-        if self.plan is None or self.plan.tensors is None or self.cut:
-            return
-        with session.doing("cutting the weights"):
-            cut_weights(self.module, self.plan, self.owners, session)
-            self.cut = True
-            if self.optimizer is not None:
-                self.optimizer.follow_cuts()
-            self._begin_reducing()
 
     def add_up_weights(self) -> None:
         """Add up the gradients of weights that ranks have used for their parts of sequences; collective over these."""

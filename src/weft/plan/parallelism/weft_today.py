@@ -14,8 +14,8 @@ def cannot(precision: str, division: Division) -> str:
     """Why weft cannot run a division today; empty if it can."""
     if division.experts > 1:
         return "expert parallelism is not in weft"
-    if division.context > 1 and division.tensor > 1:
-        return "context parallelism beside tensor parallelism is not in weft"
+    if division.context > 1 and division.tensor > 1 and division.along:
+        return "tokens in parts between layers that are split, beside context parallelism, are not in weft"
     if division.context > 1 and division.sharded != "none":
         return "sharing states or parameters among ranks that share sequences is not in weft"
     if division.schedule == "zb_2p":

@@ -20,6 +20,7 @@ from weft.torch.tensor_parallel.spread import Spread, may_spread, plain, spread
 from weft.torch.tensor_parallel.team import Team, team_of
 from weft.torch.tensors.nested import replace
 
+from .both import let_both
 from .dealt import deals
 from .exchange import can_cut, cut, in_parts, like
 from .multihead import attend
@@ -91,7 +92,7 @@ class Region:
         return in_parts(given.part, self.dim, total, team)
 
     def _left(self, result: Tensor, team: Team) -> Tensor:
-        if not self.keeps or shard_of(result) != self.dim or not may_spread():
+        if not self.keeps or shard_of(result) != self.dim or not may_spread() or len(_parts(result)) > 1:
             return whole(result, team)
         assert isinstance(result, DTensor)
         return spread(result.to_local(), team, self.dim, team.places(result.shape[self.dim]))
@@ -102,6 +103,10 @@ class Region:
         copied.module, copied.own = memo[id(self.module)], copy.deepcopy(self.own, memo)
         copied.dim, copied.keeps, copied.team, copied.active = self.dim, self.keeps, self.team, self.active
         return copied
+
+
+def _parts(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.placements if isinstance(tensor, DTensor) else ()
 
 
 def written(part: DTensor) -> tuple[int, int]:
@@ -159,7 +164,7 @@ def stand_in(root: nn.Module, team: Team) -> list[nn.Module]:
 
 def cut_sequences(
     model: nn.Module, sequences: Sequences, group: Any, rank: int, device: torch.device,
-    active: Callable[[], bool],
+    active: Callable[[], bool], ranks: Tensor | None = None,
 ) -> Sharers | None:  # fmt: skip
     """Let the modules in ``sequences`` compute on parts of sequences, in place.
 
@@ -170,6 +175,8 @@ def cut_sequences(
         rank: This rank's number in the group.
         device: Where the model runs.
         active: Whether all ranks of the group run the same step now.
+        ranks: Where other ranks have the other parts of weights, all of them, those that split weights in a row. The
+            weights are cut already.
 
     Returns:
         The ranks that share sequences; None where nothing is cut.
@@ -193,6 +200,8 @@ def cut_sequences(
         answer(Positions(order))
         if order.balanced:
             deals(order)
+    if ranks is not None:
+        team.further = let_both([modules[name] for name in regions], team.orders(), ranks)
     for name, dim in regions.items():
         stand_in(modules[name], team)
         modules[name].__dict__["forward"] = Region(modules[name], dim, name in sequences.kept, team, active)

@@ -70,6 +70,8 @@ def _redistributed(plain: Callable[..., Tensor], local: Tensor, before: Any, aft
     team = None if names is None else _teams.get(names[0])
     if team is None or before.placements == after.placements:
         return plain(local, before, after)
+    if len(before.placements) == 2:
+        return _own_of_both(local, before, after, team)
     (old,), (new,) = before.placements, after.placements
     for each in (old, new):
         if not (each.is_replicate() or each.is_partial()):
@@ -90,3 +92,24 @@ def _redistributed(plain: Callable[..., Tensor], local: Tensor, before: Any, aft
     places = _places(new, before.shape, team)
     assert places is not None
     return places.own(local, new.dim, team.rank).contiguous()
+
+
+def _own_of_both(local: Tensor, before: Any, after: Any, team: Any) -> Tensor:
+    """Of a tensor that is whole this rank's positions, and its heads, which are behind each other.
+
+    Raises:
+        Unsplittable: There is more to be done.
+    """
+    (old, old_heads), (new, new_heads) = before.placements, after.placements
+    if (old != new and not (old.is_replicate() and new.is_shard())) or (
+        old_heads != new_heads and not (old_heads.is_replicate() and new_heads.is_shard())
+    ):
+        raise Unsplittable("takes whole sequences, or all heads")
+    if old != new:
+        places = _places(new, before.shape, team)
+        assert places is not None
+        local = places.own(local, new.dim, team.rank)
+    if old_heads != new_heads:
+        count = local.shape[new_heads.dim] // team.heads.size
+        local = local.narrow(new_heads.dim, team.heads.rank * count, count)
+    return local.contiguous()

@@ -60,8 +60,11 @@ def in_parts(local: Tensor, dim: int, total: int, team: Team) -> DTensor:
 
 def like(local: Tensor, given: DTensor, team: Team) -> DTensor:
     """A tensor in the parts of ``given``, also where these are samples and positions seen as one dimension."""
-    dim = given.placements[0].dim  # type: ignore[attr-defined]
-    shape = torch.Size([*local.shape[:dim], given.shape[dim], *local.shape[dim + 1 :]])
+    sizes = list(local.shape)
+    for placement in given.placements:
+        dim = placement.dim  # type: ignore[attr-defined]
+        sizes[dim] = given.shape[dim]
+    shape = torch.Size(sizes)
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(local, team.mesh, given.placements, run_check=False, shape=shape, stride=stride)
 
@@ -109,7 +112,7 @@ class KeptInParts:
     def _pack(self, tensor: Tensor) -> Any:
         key = tensor.untyped_storage().data_ptr()
         if key not in self._parts:
-            return tensor
+            return tensor.detach()  # a result itself would keep its own graph alive
         self._uses[key] = self._uses.get(key, 0) + 1
         return key, tensor.shape, tensor.stride(), tensor.storage_offset()
 

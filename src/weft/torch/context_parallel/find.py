@@ -9,8 +9,8 @@ model is run again until nothing changes. Numbers are garbage meanwhile; shapes 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from types import MethodType
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType, MethodType
 from typing import Any
 
 import torch
@@ -46,7 +46,9 @@ from .weights import Sharers
 log = logging.getLogger("weft")
 
 
-def find(model: nn.Module, run: Callable[[], Any], size: int) -> Sequences:
+def find(
+    model: nn.Module, run: Callable[[], Any], size: int, apart: Mapping[str, str] = MappingProxyType({})
+) -> Sequences:
     """Which modules of ``model`` can compute on parts of sequences over ``size`` ranks.
 
     One process does this by itself; no other one takes part. The model is as before afterwards: parameters, buffers and
@@ -56,6 +58,7 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Sequences:
         model: The model, whole, on the CPU or a GPU, or without memory.
         run: Runs the model once on one microbatch, with or without the loss. It is run several times.
         size: How many ranks share a sequence.
+        apart: Modules that must get whole sequences, and why.
 
     Raises:
         UsageError: This PyTorch cannot imagine ranks.
@@ -65,7 +68,7 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Sequences:
     device = next(model.parameters()).device
     kind = "cpu" if device.type == "meta" else device.type
     with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
-        trial, watcher = Trial(model), Watcher(Team(mesh, None, 0, size))
+        trial, watcher = Trial(model, apart), Watcher(Team(mesh, None, 0, size))
         while _once(trial, run, watcher):
             pass  # each run keeps more modules whole, or tries another dimension
         order = _order(trial, run, watcher)
@@ -112,11 +115,12 @@ class Trial:
     Attributes:
         whole: Modules that stay whole, and why.
         reasons: Why modules could not be cut along the first dimension that was tried.
+        apart: Modules that must get whole sequences, and why.
         lengths: How many positions the sequences had.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.whole = model, dict[str, str]()
+    def __init__(self, model: nn.Module, apart: Mapping[str, str]) -> None:
+        self.model, self.whole, self.apart = model, dict[str, str](), apart
         self._tried = dict.fromkeys(_layers(model, ""), 0)
         self._called: dict[str, int] = {}
         self.reasons: dict[str, str] = {}
@@ -125,7 +129,7 @@ class Trial:
 
     def again(self) -> Trial:
         """Another trial of what has come out of this one."""
-        other = Trial(self.model)
+        other = Trial(self.model, self.apart)
         other.whole, other._tried = dict(self.whole), dict(self._tried)
         return other
 
@@ -248,6 +252,10 @@ class Attempt:
             reason = "it gets no tensor of samples, positions and features"
         elif any(map(is_compiled, self.module.modules())):
             reason = "it is compiled"
+        elif apart := [
+            why for name, why in self.trial.apart.items() if f"{name}.".startswith(f"{self.name}.")
+        ]:
+            reason = apart[0]
         elif not can_cut(given.shape[dims[self.at]], team.size):
             reason = f"it gets {given.shape[dims[self.at]]} positions, too few for {team.size} ranks"
         if reason or given is None:

@@ -30,7 +30,7 @@ from weft.torch.tensor_parallel.rules import (
     stream_of_part,
 )
 from weft.torch.tensor_parallel.spread import plain
-from weft.torch.tensor_parallel.team import Team
+from weft.torch.tensor_parallel.team import Team, team_of
 
 from .dealt import check_blocks
 from .exchange import KeptInParts, gather, in_parts, like, own, share
@@ -39,6 +39,9 @@ from .weights import Sharers, used, used_as_whole
 
 def whole(tensor: Tensor, team: Team) -> Tensor:
     """A plain tensor with what the ranks hold together, for what every one of them computes alike."""
+    owner = team_of(tensor) if isinstance(tensor, DTensor) else None
+    if isinstance(owner, Sharers) and isinstance(tensor, DTensor):
+        tensor = owner.along_positions(tensor)
     if isinstance(tensor, DTensor) and shard_of(tensor) is not None:
         return gather(tensor, team)
     return as_whole(tensor)
@@ -125,7 +128,7 @@ def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
             result = found[0] if len(found) == 1 else torch.cat(found, -2)
         else:
             result = func(local, key, value, attn_mask=mask, is_causal=causal, **given)
-    return in_parts(result, -2, total, team)
+    return like(result, query, team)
 
 
 def _causal(
@@ -160,7 +163,9 @@ def product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     if first.ndim < 2 or second.ndim < 2:
         raise Unsplittable("is no product of matrices")
     if a == 2 and b < 3:
-        return in_parts(func(first.to_local(), _for_all(second, team)), -2, first.shape[-2], team)
+        result = func(first.to_local(), _for_all(second, team))
+        same = result.ndim == first.ndim
+        return like(result, first, team) if same else in_parts(result, -2, first.shape[-2], team)
     if a == 0 and b == 1:
         return in_parts(func(used(first, team), second.to_local()), -1, second.shape[-1], team)
     if a > 2 and b in (0, a):  # matrices for each position
@@ -243,8 +248,15 @@ class Positions(Functions):
             check_blocks(result, self.team)
         return result
 
+    def taken(self, tensor: Tensor) -> Tensor:
+        """An argument without parts that are not along positions."""
+        owner = team_of(tensor) if isinstance(tensor, DTensor) else None
+        if isinstance(owner, Sharers) and owner is not self.team and isinstance(tensor, DTensor):
+            return owner.along_positions(tensor)
+        return plain(tensor)
+
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = replaced((args, kwargs), plain)
+        args, kwargs = replaced((args, kwargs), self.taken)
         try:
             return self.in_parts(func, types, args, kwargs)
         except Unsplittable as reason:

@@ -32,6 +32,7 @@ class Sharers(Team):
     Attributes:
         balanced: Whether positions are dealt from both ends, and not in one block for each rank.
         waits: Whether gradients of weights wait for :meth:`add_up_weights`.
+        further: The same ranks, for tensors that are in parts along heads as well.
     """
 
     remedy = "ask for it in the first step, too: then it is put together behind the module that gives it"
@@ -39,6 +40,7 @@ class Sharers(Team):
     def __init__(self, mesh: DeviceMesh, group: Any, rank: int, size: int, balanced: bool = False) -> None:
         super().__init__(mesh, group, rank, size)
         self.balanced, self.waits = balanced, False
+        self.further: list[Sharers] = []
         self._dealing: Sharers | None = None
         self._sums: dict[int, Tensor] = {}
 
@@ -60,7 +62,14 @@ class Sharers(Team):
         return dealt(total, self.size) if self.balanced else super().places(total)
 
     def uses(self, whole: Tensor) -> Tensor:
-        return used(whole, self)
+        if self.waits and whole.is_leaf and whole.requires_grad and torch.is_grad_enabled():
+            result: Tensor = _Used.apply(whole, self)
+            return result
+        return enter(whole, self)
+
+    def along_positions(self, tensor: DTensor) -> DTensor:
+        """A tensor in parts along its positions only."""
+        return tensor
 
     def keep(self, weight: Tensor, gradient: Tensor) -> None:
         """Add a gradient of this rank's positions to those that it has."""
@@ -110,11 +119,7 @@ class _Used(torch.autograd.Function):
 
 def used(tensor: Tensor, team: Team) -> Tensor:
     """A whole tensor, equal on all ranks, for positions of this one: the gradients of all are added up."""
-    waits = isinstance(team, Sharers) and team.waits
-    if waits and tensor.is_leaf and tensor.requires_grad and torch.is_grad_enabled():
-        result: Tensor = _Used.apply(tensor, team)
-        return result
-    return enter(tensor, team)
+    return team.uses(tensor)
 
 
 def used_as_whole(tensor: Tensor, team: Team) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import nn
 
 from weft.session.recording import record
@@ -31,7 +32,8 @@ def cut_weights(root: nn.Module, plan: Plan, owners: Mapping[str, int], session:
     here = {name for name, _ in parameters if owners.get(name, own) == own}
     mine = tuple(region for region in splits.regions if any(is_below(name, region.name) for name in here))
     splits = replace(splits, regions=mine)
-    team = split(root, splits, session.tensor_group, session.position("tp"), session.mesh.tp, session.device)
+    degree = session.settings.tensor_parallel_degree
+    team = split(root, splits, session.weights_group, session.place_in_weights[1], degree, session.device)
     if team is not None:
         team.record = partial(record, session, "tensor")
         team.agree = partial(_agree, session)
@@ -49,7 +51,8 @@ def cut_over_sequences(
 ) -> Sharers | None:
     """Let this rank's modules compute on its part of each sequence, as the plan says; the ranks that share them.
 
-    Collective over the ranks that split tensors. ``owners``: the partition of each parameter, by name.
+    Collective over the ranks that split tensors. ``owners``: the partition of each parameter, by name. Weights that are
+    cut are so already.
     """
     if plan.sequences is None:
         return None
@@ -57,11 +60,12 @@ def cut_over_sequences(
     own = session.position("pp")
     here = {name for name, _ in root.named_parameters(remove_duplicate=False) if owners.get(name, own) == own}
     mine = {n: dim for n, dim in sequences.regions.items() if any(is_below(name, n) for name in here)}
+    degree, ranks = session.settings.tensor_parallel_degree, torch.tensor(session.peers("tp"))
     team = cut_sequences(
-        root, replace(sequences, regions=mine), session.tensor_group, session.position("tp"), session.device,
-        lambda: session.drawing is not None,
+        root, replace(sequences, regions=mine), session.sequence_group, session.place_in_weights[0], session.device,
+        lambda: session.drawing is not None, None if degree == 1 else ranks.view(-1, degree),
     )  # fmt: skip
-    for order in () if team is None else team.orders():
+    for order in () if team is None else (*team.orders(), *team.further):
         order.record = partial(record, session, "tensor")
         order.agree = partial(_agree, session)
         order.waits = True

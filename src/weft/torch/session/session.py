@@ -41,7 +41,9 @@ class Session(base.Session):
         pipeline: What all microbatches share on this rank; None without a pipeline.
         replicas: The channel to the ranks with the same part of the model, once something needs it.
         tensor: The channel to the ranks with other parts of the same weights; None where weights are whole.
-        tensor_group: The group of these ranks, for what they add up in a step.
+        tensor_group: The group of the ranks of axis ``tp``, for what they add up in a step.
+        weights_group: The group of those of them that split weights.
+        sequence_group: The group of those of them that share sequences, and have the same parts of weights.
         tensor_turns: The turns of these ranks.
         sharers: The channel between ranks that gather each other's parameters in a step, for their turns.
         turn_takers: How many replicas take the same turns.
@@ -61,6 +63,8 @@ class Session(base.Session):
     replicas: TorchChannel | None = None
     tensor: TorchChannel | None = None
     tensor_group: Any = None
+    weights_group: Any = None
+    sequence_group: Any = None
     tensor_turns: Turns | None = None
     sharers: TorchChannel | None = None
     turn_takers: int = 1
@@ -147,12 +151,32 @@ class Session(base.Session):
                 group = dist.new_group(ranks, self.timeout, backend, device_id=device)
                 if ranks == self.peers("tp"):
                     mine, self.tensor_group = beside, group
+                    self.weights_group = self.sequence_group = group
+            if 1 < self.settings.tensor_parallel_degree < self.mesh.tp:
+                self._connect_both(backend, device)
             rings = rings_of(mine, self.device)
         replicas, here = self.mesh.rdp, self.position("tp")
         self.tensor = TorchChannel(mine, self.device, mailbox=mailbox, rings=rings, after=replicas)
         peers = [peer for peer in range(self.mesh.tp) if peer != here]
         self.tensor_turns = Turns(self.tensor, peers, here == 0, -1 - replicas)
         return self.tensor_turns
+
+    def _connect_both(self, backend: str, device: torch.device | None) -> None:
+        """Groups of the ranks that split weights, and of those that share sequences; every rank calls this."""
+        split = self.settings.tensor_parallel_degree
+        for ranks in self.mesh.groups("tp"):
+            rows = [ranks[first : first + split] for first in range(0, len(ranks), split)]
+            for number, each in enumerate([*rows, *(ranks[place::split] for place in range(split))]):
+                group = dist.new_group(each, self.timeout, backend, device_id=device)
+                if self.rank in each and number < len(rows):
+                    self.weights_group = group
+                elif self.rank in each:
+                    self.sequence_group = group
+
+    @property
+    def place_in_weights(self) -> tuple[int, int]:
+        """Which of the ranks that share sequences this is, and which of those that split weights."""
+        return divmod(self.position("tp"), self.settings.tensor_parallel_degree)
 
     def share_turns(self, degree: int) -> None:
         """From now on every ``degree`` replicas, and the ranks that split tensors with them, take the same turns.

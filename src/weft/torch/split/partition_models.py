@@ -181,7 +181,7 @@ def make_plan(
             "the step never called the model: call it inside the function that @weft.step decorates"
         )
     tree = Tree(model.module, traced)
-    sequences = find_sequences(session, model, function, batch, traced)
+    sequences = find_sequences(session, model, function, batch, traced, tensors)
     tree.closed = frozenset() if tensors is None else frozenset(region.name for region in tensors.regions)
     tree.closed |= frozenset() if sequences is None else sequences.regions.keys()
     for name, reason in traced.whole.items():

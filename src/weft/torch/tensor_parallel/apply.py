@@ -7,7 +7,8 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
 from weft.torch.pytorch.private import take_plain_for_whole
@@ -22,7 +23,7 @@ from .linears import Entered, column, cuts_of, features, row
 from .rules import as_whole
 from .splits import COLUMN, EXPERTS, HEADS, ROW, VOCABULARY, Linear, Splits
 from .spread import enters, plain
-from .team import Team
+from .team import Team, team_of
 from .vocabulary import LookedUp, scores
 from .vocabulary import why_whole as why_whole_vocabulary
 
@@ -91,7 +92,11 @@ class SplitRegion:
             result = forward(*args, **kwargs)
         finally:
             _inside.entered.pop()
-        return replace(result, as_whole, attributes=False)
+        return replace(result, self._whole, attributes=False)
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        other = isinstance(tensor, DTensor) and team_of(tensor) is not self.team  # in parts along positions
+        return tensor if other else as_whole(tensor)
 
 
 def split(

@@ -228,7 +228,7 @@ class stream_of_part:
             self._streams = Streams(device)
             seed = self._streams.draw()
             self._before = self._streams.capture(TORCH)
-            self._streams.seed(mix(seed, self._team.rank), TORCH)
+            self._streams.seed(mix(seed, self._team.seat), TORCH)
 
     def __exit__(self, *_: object) -> None:
         if self._draws:

@@ -102,6 +102,15 @@ class Splits:
         """All linears that are split, by name."""
         return {name: linear for region in self.regions for name, linear in region.linears.items()}
 
+    def apart(self) -> dict[str, str]:
+        """Modules that take no parts of sequences as they are split, and why."""
+        kinds = {HEADS: "attention of one module", EXPERTS: "experts", VOCABULARY: "a vocabulary"}
+        return {
+            name: f"it holds {kinds[linear.kind]} that is cut over other ranks"
+            for name, linear in self.linears().items()
+            if linear.kind in kinds
+        }
+
     def to_record(self) -> dict[str, Any]:
         """The same as values that JSON knows."""
         regions = [

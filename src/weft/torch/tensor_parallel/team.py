@@ -60,6 +60,11 @@ class Team:
         mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=(new_name(),))
         return cls(mesh, group, rank, size)
 
+    @property
+    def seat(self) -> int:
+        """A number of this rank's own among those with parts of a tensor, for random numbers."""
+        return self.rank
+
     def places(self, total: int) -> Places:
         """Which of so many positions each rank has."""
         return Places.behind(sizes_of(total, self.size))

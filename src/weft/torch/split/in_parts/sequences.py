@@ -15,6 +15,7 @@ from weft.torch.model import DistributedModel
 from weft.torch.placed.plan import is_below
 from weft.torch.session.session import Session
 from weft.torch.split.first_microbatch import forward_only
+from weft.torch.tensor_parallel import Splits
 from weft.torch.tensors.mini_batch import MiniBatch
 from weft.torch.trace.record import Trace
 
@@ -22,9 +23,12 @@ log = logging.getLogger("weft")
 
 
 def find_sequences(
-    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, traced: Trace
-) -> Sequences | None:
+    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, traced: Trace,
+    splits: Splits | None,
+) -> Sequences | None:  # fmt: skip
     """Which of the model's modules compute on parts of sequences; None if none is to. On the rank that decides.
+
+    ``splits``: how its weights are cut over other ranks.
 
     Raises:
         UsageError: None of them can, with the reasons.
@@ -33,7 +37,7 @@ def find_sequences(
     if size == 1:
         return None
     with forward_only(session, [model], function, batch) as run:
-        found = find(model.module, run, size)
+        found = find(model.module, run, size, {} if splits is None else splits.apart())
     if session.settings.partitions > 1:
         found = _sendable(found, traced, session.settings.partitions, model.module)
     if not found.regions:

@@ -26,7 +26,7 @@ SCORES, TOKENS = "scores", "tokens"
 class Alone:
     """Stands for the ranks: one, which has all; see :class:`weft.torch.tensor_parallel.team.Team`."""
 
-    rank, size = 0, 1
+    rank, size, seat = 0, 1, 0
     remedy = ""
 
     def __init__(self, device: torch.device, wanted: int) -> None:
@@ -154,7 +154,9 @@ def watch(
             texts[name] = "put together" + f" for {whole}" * bool(whole)
             continue
         found.append(name)
-        texts[name] = {SCORES: "loss on the parts", TOKENS: "results by tokens"}.get(kind, "kept in parts")
+        texts[name] = {SCORES: "loss on the parts", TOKENS: "results by tokens"}.get(
+            str(kind), "kept in parts"
+        )
         if "uneven" in notes:
             texts[name] += f", whole where {size} ranks cannot divide them ({notes['uneven'][0]})"
         texts[name] += f", put together for {whole}" * bool(whole)
@@ -163,7 +165,7 @@ def watch(
 
 @contextmanager
 def _attached(
-    model: nn.Module, kinds: Mapping[str, str], gathering: Sequence[str], team: Alone
+    model: nn.Module, kinds: Mapping[str, str | int], gathering: Sequence[str], team: Alone
 ) -> Iterator[None]:
     """Inside, the modules' results are spread."""
     modules = [model.get_submodule(name) for name in {*kinds, *gathering}]
