@@ -23,6 +23,7 @@ from tests.parity.run_tensor_parallel import found as found_splits
 from tests.parity.worker import BeforeSplit, arguments, work
 from tests.parity.zoo.case import STEPS, Case
 from weft.torch.context_parallel import Sequences, cut_sequences, find
+from weft.torch.context_parallel.both import HeadsAndPositions
 from weft.torch.execution import glue
 from weft.torch.tensor_parallel import split
 from weft.torch.tensors.cut_weights import ask
@@ -50,6 +51,22 @@ def in_a_step() -> Iterator[None]:
         yield
     finally:
         ask(glue._inside_unit)
+
+
+@contextmanager
+def counted(calls: list[str]) -> Iterator[None]:
+    """Inside, functions are noted that need the heads of other ranks."""
+    before = HeadsAndPositions.with_whole
+
+    def gather(answers: Any, func: Any, args: Any, kwargs: Any, reason: BaseException) -> Any:
+        calls.append(f"{func.__name__}: {reason}")
+        return before(answers, func, args, kwargs, reason)
+
+    HeadsAndPositions.with_whole = gather  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        HeadsAndPositions.with_whole = before  # type: ignore[method-assign]
 
 
 def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
@@ -85,7 +102,9 @@ def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
         with in_a_step():  # where parts may stay between layers
             return loss_of(model, batch)
 
-    actual = train_alone(net, batches, loss_in_a_step, optimizer, MICROBATCHES)
+    heads: list[str] = []
+    with counted(heads):
+        actual = train_alone(net, batches, loss_in_a_step, optimizer, MICROBATCHES)
     if splits is not None:
         actual, expected.state = gathered(actual, net), {}
     comparison = Comparison(ROUGH.get(name, TOLERANCE))
@@ -94,6 +113,7 @@ def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
     more = {
         "worst": worst[1][0], "where": f"{worst[0]}: {worst[1][1]}", "cut": dict(sequences.regions),
         "whole": dict(sequences.whole), "order": sequences.order, "notes": dict(sequences.notes),
+        "heads": heads,
     }  # fmt: skip
     return comparison.report(), more
 
