@@ -50,7 +50,10 @@ class Attention(nn.Module):
             x = x + F.conv1d(
                 x.transpose(1, 2), self.turn[:WIDTH, None, :3], padding=1, groups=WIDTH
             ).transpose(1, 2)
-        qkv = self.qkv(x).view(samples, length, 3, HEADS, -1)
+        fused = self.qkv(x)
+        if self.how == "surprises" and self.late:
+            fused = fused + fused.flip(1) * 0.1
+        qkv = fused.view(samples, length, 3, HEADS, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         if self.how == "rotary":
             cos, sin = self.turn[:length].cos(), self.turn[:length].sin()

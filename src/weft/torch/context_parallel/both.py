@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from weft.errors import UsageError
 from weft.torch.pytorch.torch_functions import named, targets
 from weft.torch.tensor_parallel.apply import SplitLinear
+from weft.torch.tensor_parallel.cuts import Cut, joined
 from weft.torch.tensor_parallel.functions import answer, name_of, replaced
 from weft.torch.tensor_parallel.linears import is_transposed
 from weft.torch.tensor_parallel.rules import RULES, VIEWS, Unsplittable, new_shape, wrap
@@ -32,9 +33,10 @@ from weft.torch.tensors.marks import BLOCKS
 from weft.torch.tensors.nested import replace
 from weft.torch.tensors.places import Places
 
+from . import rules
 from .dealt import deals
 from .exchange import in_parts
-from .rules import OWN, Positions, attention, dropout, joined, norm, product
+from .rules import OWN, Positions, attention, dropout, norm, product
 from .weights import Sharers
 
 
@@ -71,7 +73,8 @@ class Both(Sharers):
         local, heads = tensor.to_local(), tensor.placements[1]
         if blocks is not None:
             parts = Together.apply(local, self.heads, local.ndim - 1, _behind(local.shape[-1], self.heads))
-            local = rejoined(parts, blocks, self.heads.size)
+            how = Cut(local.ndim - 1, blocks, tuple(parts.shape))
+            local = joined(parts.chunk(self.heads.size, -1), how)
         elif heads.is_shard():
             local = Together.apply(
                 local, self.heads, _dim(heads), _behind(local.shape[_dim(heads)], self.heads)
@@ -92,13 +95,6 @@ class Both(Sharers):
 
 def _behind(size: int, team: Team) -> Places:
     return Places.behind([size] * team.size)
-
-
-def rejoined(parts: Tensor, blocks: tuple[int, ...], ranks: int) -> Tensor:
-    """The blocks of a fused projection, whole, from the ranks' parts behind each other."""
-    sizes = [block // ranks for block in blocks]
-    pieces = [part.split_with_sizes(sizes, -1) for part in parts.chunk(ranks, -1)]
-    return torch.cat([piece for block in zip(*pieces, strict=True) for piece in block], -1)
 
 
 def _dim(placement: Any) -> int:
@@ -269,7 +265,7 @@ class HeadsAndPositions(Positions):
     """Answers for tensors in parts along both."""
 
     rules = {
-        **{func: rule for func, rule in OWN.items() if rule in (dropout, joined)},
+        **{func: rule for func, rule in OWN.items() if rule in (dropout, rules.joined)},
         F.scaled_dot_product_attention: own_attention,
         **dict.fromkeys(named((torch, Tensor), ("matmul", "__matmul__")), own_product),
         **dict.fromkeys(named((torch, F), ("layer_norm", "rms_norm")), own_norm),

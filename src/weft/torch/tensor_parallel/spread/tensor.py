@@ -1,6 +1,6 @@
 """A spread tensor: each rank has a part of it, and it looks like the whole.
 
-It is between cut modules: the scores of a vocabulary, and with ``sequence_parallel`` what runs between two regions.
+It is between cut modules: the scores of a vocabulary, and, along tokens or positions, what runs between two regions.
 Functions that can work on the parts do (``rules``); everything else gets the whole, gathered from the ranks when it is
 first asked for. So the result is right, whatever is done with the tensor; what no rule covers costs a message.
 
