@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import SOURCE
+from tests.long import long
 from weft.cli.main import main
 from weft.cli.plan.tune import as_text, lines_to_write
 from weft.tune.search import Outcome, Trial, Tuning
@@ -38,6 +39,7 @@ while True:
 """
 
 
+@long
 @pytest.mark.timeout(300)
 def test_a_script_is_tried_with_other_settings_and_arguments(tmp_path: Path):
     path, out = tmp_path / "train.py", tmp_path / "out"
