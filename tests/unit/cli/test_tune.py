@@ -17,6 +17,7 @@ from tests.launching import SOURCE
 from tests.long import long
 from weft.cli.main import main
 from weft.cli.plan.tune import as_text, lines_to_write
+from weft.profiler.reading import read_run
 from weft.tune.search import Outcome, Trial, Tuning
 
 SCRIPT = """
@@ -28,7 +29,8 @@ if json.loads(os.environ["WEFT_SET"]).get("microbatches") == 1:
     raise MemoryError("too much")
 assert os.environ["WEFT_TRIAL"]
 torch.manual_seed(0)
-model = weft.DistributedModel(nn.Linear(4, 4))
+layers = [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)]
+model = weft.DistributedModel(nn.Sequential(*layers))
 @weft.step
 def train_step(model, x):
     loss = model(x).pow(2).mean()
@@ -56,13 +58,18 @@ def test_a_script_is_tried_with_other_settings_and_arguments(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["settings"]["microbatches"] == 2
-    own, one, three, four, larger, *_ = answer["trials"]
+    own, one, three, four, larger, cut, *_ = answer["trials"]
     assert own["changes"] == {} and own["samples_per_s"] > 0 and own["steps"] >= 2
     assert one["changes"] == {"microbatches": 1} and one["failure"] == "out of memory"
     assert three["changes"] == {"microbatches": 3} and "3" in three["failure"], "8 samples in 3 parts"
     assert four["changes"] == {"microbatches": 4} and four["samples_per_s"] > 0
     assert larger["changes"]["--batch"] == 16 and larger["samples_per_s"] > 0
-    assert len(list(out.iterdir())) >= 5 and (out / "trial0" / "rank1.steps.jsonl").exists()
+    assert cut["changes"] == {**cut["changes"], "tensor_parallel_degree": 2, "inputs": "apart"}
+    assert cut["samples_per_s"] > 0 and not cut["remark"]
+    run = read_run(out / "trial5")
+    assert {facts.settings["cut_layers"] for facts in run.facts.values()} == {2}
+    assert {step.samples for own in run.steps.values() for step in own} <= {16, 32}, "of both ranks"
+    assert len(list(out.iterdir())) >= 6 and (out / "trial0" / "rank1.steps.jsonl").exists()
     assert answer["best"] in [one["changes"] for one in answer["trials"]]
     assert "weft tune: the script's own: " in done.stderr
 

@@ -23,7 +23,7 @@ from weft.plan.chosen import Chosen, layout, most_in_flight
 from weft.plan.measured.planned import Planned
 from weft.runtime.allocator import give_back
 from weft.schedule.table import KINDS
-from weft.session.recording import tell_plan, tell_units
+from weft.session.recording import tell_facts, tell_plan, tell_units
 from weft.simulate import FREE
 from weft.torch.calls.attributes import own
 from weft.torch.context_parallel import Sequences
@@ -101,12 +101,15 @@ def partition_models(
             for warning in placement.warnings:
                 log.warning("%s", warning)
             if plan.tensors is not None:
-                found = Splits.from_record(plan.tensors)
-                beside = beside_own_plan(model.module, found)
-                log.info("Weights cut over ranks:\n%s", "\n".join(filter(None, [found.text(), beside])))
+                splits = Splits.from_record(plan.tensors)
+                beside = beside_own_plan(model.module, splits)
+                log.info("Weights cut over ranks:\n%s", "\n".join(filter(None, [splits.text(), beside])))
             if plan.sequences is not None:
                 log.info("Sequences cut over ranks:\n%s", Sequences.from_record(plan.sequences).text())
     tell_plan(session, _planned(plans))
+    if session.settings.tensor_parallel_degree > 1:
+        found = [Splits.from_record(plan.tensors) for plan in plans if plan.tensors is not None]
+        tell_facts(session, cut_layers=sum(len(each.linears()) for each in found))
     return batch
 
 
