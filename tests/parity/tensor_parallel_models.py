@@ -15,6 +15,7 @@ from weft.compat.modelparallel.tensor_parallel import (
     DistributedTransformerLayer,
     DistributedTransformerLMHead,
 )
+from weft.torch import set_tensor_parallelism
 
 WIDTH, LENGTH, SAMPLES, HEADS = 32, 6, 8, 4
 
@@ -113,6 +114,22 @@ class Lower(nn.Module):
         if self.in_place:
             middle = middle.clone().mul_(2.0)
         return self.down(middle)
+
+
+class ByHand(nn.Module):
+    """Two linears, and what the script says of each."""
+
+    def __init__(self, up: Any, down: Any) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+        set_tensor_parallelism(self.up, up)
+        set_tensor_parallelism(self.down, down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.dropout(F.gelu(self.up(x)), 0.0))
+
+
+BY_HAND = [("column", "row"), ("column", False), ("row", "column"), ("row", "row"), ("column", "column")]
 
 
 class Adapted(nn.Module):
@@ -325,6 +342,7 @@ OWN: dict[str, Case] = {
         _case("two heads of keys", lambda: [FewKeys(2), FewKeys(2, grouped=False), FewKeys(2, fused=True)]),
         _case("one fused head of keys", lambda: [FewKeys(1, fused=True)]),
         _case("checkpoints inside", lambda: [Lower(inside=True), Lower(in_place=True)]),
+        _case("by hand", lambda: [ByHand(*words) for words in BY_HAND]),
         _case("adapters", lambda: [Adapted()]),
         _case("layers of PyTorch", lambda: [Translator()]),
         _case("layers of PyTorch, batch second", lambda: [Translator(False)]),

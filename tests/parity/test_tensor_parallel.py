@@ -46,6 +46,7 @@ SPLIT: dict[str, tuple[int, str]] = {
     "two heads of keys": (10, "cannot be divided"),
     "one fused head of keys": (2, "has 1 heads of keys, which cannot be divided by 2"),
     "checkpoints inside": (4, "cannot be divided"),
+    "by hand": (10, "the script wants it whole"),
     "adapters": (7, ""),
     "layers of PyTorch": (11, "cannot be divided"),
     "layers of PyTorch, batch second": (11, "cannot be divided"),

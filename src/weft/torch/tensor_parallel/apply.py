@@ -135,7 +135,7 @@ def split(
     forget_shortcuts(model, {id(model.get_submodule(name)) for name in linears})
     for region in splits.regions:
         module = model.get_submodule(region.name)
-        if region.name in linears:
+        if region.name in linears and linears[region.name].kind != COLUMN:
             continue
         module.__dict__["forward"] = SplitRegion(module, team)
     return team
