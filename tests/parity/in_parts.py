@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -578,6 +578,76 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.routed(self.norm(x))
+
+
+def language_models() -> Iterator[Any]:
+    """Models of `transformers` that generate."""
+    import transformers
+
+    torch.manual_seed(0)
+    common = {"vocab_size": 211, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 0, "use_cache": False}
+    yield transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=32, n_head=4, n_layer=2, n_positions=32, **common)
+    )
+    yield transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, **common
+        )
+    )
+    yield transformers.T5ForConditionalGeneration(
+        transformers.T5Config(
+            d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0, **common
+        )
+    )
+
+
+@CHECKS.check
+def language_models_generate_in_and_outside_of_steps() -> None:
+    for net in language_models():
+        weft.init({"partitions": given.partitions, "microbatches": 1})
+        alone = copy.deepcopy(net).eval()
+        model = weft.DistributedModel(net)
+
+        @weft.step
+        def step(model: nn.Module, words: Tensor) -> Tensor:
+            loss = model(input_ids=words, labels=words).loss
+            model.backward(loss)
+            return loss
+
+        @weft.step
+        def generated(model: Any, words: Tensor) -> Tensor:
+            with torch.no_grad():
+                return model.module.generate(words, max_new_tokens=4, do_sample=False)
+
+        words = torch.randint(2, 211, (4, 5), generator=torch.Generator().manual_seed(0))
+        expected = alone.generate(words, max_new_tokens=4, do_sample=False)
+        step(model, words)
+        model.eval()
+        (found,) = generated(model, words).outputs
+        assert torch.equal(found, expected), type(net)
+        if given.partitions == 1:
+            for cached in (False, True):
+                found = net.generate(words, max_new_tokens=4, do_sample=False, use_cache=cached)
+                assert torch.equal(found, expected), (type(net), cached)
+            with torch.no_grad():
+                more = {"decoder_input_ids": words} if net.config.is_encoder_decoder else {}
+                torch.testing.assert_close(
+                    net(words, **more).logits, alone(words, **more).logits, rtol=1e-4, atol=1e-5
+                )
+        gc.collect()
+
+
+@CHECKS.check
+def a_cut_module_that_a_step_calls_by_itself_is_refused() -> None:
+    job = Job()
+    job.train(1)
+
+    @weft.step
+    def inner_alone(model: Any, x: Tensor) -> Tensor:
+        return model.module[0].inner(x)
+
+    with pytest.raises(UsageError, match="0.inner is cut over ranks, and the step's code calls it by itself"):
+        inner_alone(job.model, batch(0))
 
 
 @CHECKS.check

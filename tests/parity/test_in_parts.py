@@ -15,6 +15,7 @@ from .jobs import FOLDER, PATHS, pass_checks
 
 ENDS = [
     "other_batches_are_an_error",
+    "a_cut_module_that_a_step_calls_by_itself_is_refused",
     "weights_that_a_step_reads_itself_must_be_whole",
     "weights_that_another_module_reads_must_be_whole",
     "unknown_words_are_an_error",
