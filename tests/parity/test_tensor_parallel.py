@@ -52,6 +52,8 @@ SPLIT: dict[str, tuple[int, str]] = {
     "layers of PyTorch, batch second": (11, "cannot be divided"),
     "layers of smdistributed": (16, "cannot be divided"),
     "head of smdistributed": (14, ""),
+    "head as that of GPT-J": (14, ""),
+    "head as that of GPT-Neo": (14, ""),
     "MixtralForCausalLM": (22, ""),
     "DeepseekV3ForCausalLM": (29, "mean takes the whole"),
     "SwitchTransformersForConditionalGeneration": (48, "softmax takes the whole"),
