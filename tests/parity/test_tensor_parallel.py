@@ -67,6 +67,12 @@ OVER_FOUR = {
     "stacked experts": (2, "cannot be divided"),
     "GPT2LMHeadModel": (19, ""),
     "LlamaForCausalLM": (22, "has 4 heads of keys, which cannot be divided by 4"),
+    "BertForMaskedLM": (27, "layer_norm takes the whole"),
+    "T5ForConditionalGeneration": (52, ""),
+    "ViTForImageClassification": (24, "its 5 results cannot be divided by 4"),
+    "WhisperForConditionalGeneration": (34, "the model reads its weight by itself"),
+    "MixtralForCausalLM": (14, "has 2 heads of keys, which cannot be divided by 4"),
+    "by hand": (10, "the script wants it whole"),
 }
 """The same over four ranks."""
 
