@@ -11,7 +11,7 @@ from torch import nn
 import weft.torch as weft
 from tests.parity.tensor_parallel_models import WIDTH, FewKeys, Fused, Mixture
 from weft.errors import UsageError
-from weft.torch.tensor_parallel import Splits, find
+from weft.torch.tensor_parallel import Splits, find, refuse_whole
 
 X = torch.randn(4, 6, WIDTH, generator=torch.Generator().manual_seed(0))
 
@@ -170,6 +170,14 @@ def test_all_that_cannot_be_is_named() -> None:
         UsageError, match=r'0 is set to "column", and its 63 .*; 1 is set to "row", and its 63 inputs'
     ):
         find(net, lambda: net(torch.randn(2, 33)), 2)
+
+
+def test_what_another_reason_keeps_whole_is_refused_too() -> None:
+    net = pair()
+    weft.set_tensor_parallelism(net[0], "column")
+    refuse_whole(net, {"2": "too far apart"})
+    with pytest.raises(UsageError, match='0 is set to "column", and too far apart. Say True'):
+        refuse_whole(net, {"0": "too far apart", "2": "too far apart"})
 
 
 def test_shared_weights_are_cut_by_rows_only() -> None:
