@@ -45,7 +45,7 @@ from weft.torch.split.memory_room import decide_optimize, device_bytes, fits, li
 from weft.torch.split.microbatch_number import decide_number, need_cut
 from weft.torch.split.open_modules import Choice, graph_of, piece_costs
 from weft.torch.split.unit_tree import Piece, Tree
-from weft.torch.tensor_parallel import Splits
+from weft.torch.tensor_parallel import Splits, refuse_whole
 from weft.torch.tensor_parallel.plans import beside_own_plan
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.trace.record import Trace
@@ -231,7 +231,7 @@ def _sendable(splits: Splits | None, traced: Trace, session: Session, root: nn.M
         if any(other != name and is_below(other, name) for other in names)
         and sum(p.numel() for p in root.get_submodule(name).parameters()) > most
     }
-    splits = _without(splits, large, "what calls it would have to stay on one partition as a whole")
+    splits = _without(splits, large, "what calls it would have to stay on one partition as a whole", root)
     leaking = {
         region.name
         for region in splits.regions
@@ -244,12 +244,17 @@ def _sendable(splits: Splits | None, traced: Trace, session: Session, root: nn.M
         "other partitions would not see. So its weights are not cut over ranks: pass use_cache=False to the model, or "
         'set model.config.use_cache = False, or write "partitions": 1', ", ".join(sorted(leaking)[:3]),
     )  # fmt: skip
-    return _without(splits, leaking, "leaves tensors behind by another way than its result")
+    return _without(splits, leaking, "leaves tensors behind by another way than its result", root)
 
 
-def _without(splits: Splits, names: set[str], reason: str) -> Splits:
-    """The splits, but for those of these modules."""
+def _without(splits: Splits, names: set[str], reason: str, root: nn.Module) -> Splits:
+    """The splits, but for those of these modules.
+
+    Raises:
+        UsageError: The script wants some of them to be split.
+    """
     whole = {name: reason for region in splits.regions if region.name in names for name in region.linears}
+    refuse_whole(root, whole)
     kept = tuple(region for region in splits.regions if region.name not in names)
     return replace_fields(splits, regions=kept, whole={**splits.whole, **whole})
 

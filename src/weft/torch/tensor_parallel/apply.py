@@ -11,7 +11,7 @@ from torch import nn
 
 from weft.errors import UsageError
 from weft.torch.pytorch.private import take_plain_for_whole
-from weft.torch.tensors.cut_weights import guard
+from weft.torch.tensors.cut_weights import check_call, guard
 from weft.torch.tensors.nested import replace
 
 from .attention import attend, forget_shortcuts, why_whole
@@ -40,11 +40,15 @@ _inside = _Inside()
 class SplitLinear:
     """Stands for a linear's ``forward``; in the module's dict, so that a copied module has its own."""
 
-    def __init__(self, module: nn.Module, linear: Linear, team: Team, in_parts: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, linear: Linear, team: Team, in_parts: bool = False, name: str = ""
+    ) -> None:
         self.module, self.linear, self.team, self.in_parts = module, linear, team, in_parts
+        self.name = name
         self.cuts = cuts_of(module, linear)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        check_call(self.name)
         if self.linear.kind == HEADS:
             module: Any = self.module
             args, kwargs = replaced((args, kwargs), lambda each: as_whole(plain(each)))
@@ -69,7 +73,7 @@ class SplitLinear:
         memo[id(self)] = copied
         copied.module = memo[id(self.module)]
         copied.linear, copied.team, copied.cuts = self.linear, self.team, self.cuts
-        copied.in_parts = self.in_parts
+        copied.in_parts, copied.name = self.in_parts, self.name
         for name, how in self.cuts.items():  # parameters are copied without their marks
             parameter = memo.get(id(self.module.get_parameter(name)))
             if parameter is not None:
@@ -125,7 +129,7 @@ def split(
     answer(Functions(team))
     for name, linear in linears.items():
         module = model.get_submodule(name)
-        stands = SplitLinear(module, linear, team, name in splits.spread)
+        stands = SplitLinear(module, linear, team, name in splits.spread, name)
         for own, how in stands.cuts.items():
             if not is_cut(module.get_parameter(own)):  # modules share it
                 cut_in_place(module.get_parameter(own), how, team)
@@ -135,7 +139,7 @@ def split(
     forget_shortcuts(model, {id(model.get_submodule(name)) for name in linears})
     for region in splits.regions:
         module = model.get_submodule(region.name)
-        if region.name in linears:
+        if region.name in linears and linears[region.name].kind != COLUMN:
             continue
         module.__dict__["forward"] = SplitRegion(module, team)
     return team
