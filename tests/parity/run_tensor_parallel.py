@@ -87,6 +87,12 @@ def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
         f"{name}.{own}"
         for name, how in splits.linears().items()
         for own in [part.name for part in how.parts if part.dim >= 0]
+        or [
+            f"{each.name}.{own}"
+            for each in how.held
+            if each.rank is not None
+            for own, _ in net.get_submodule(f"{name}.{each.name}").named_parameters()
+        ]
         or ["in_proj_weight" if how.kind == "heads" else "weight"]
     ]
     before = sum(net.get_parameter(name).numel() for name in names)
