@@ -32,7 +32,7 @@ from .experts import find_experts, find_mixtures, shares_out
 from .experts.uncalled import adopt_uncalled
 from .functions import answer, forget
 from .linears import is_linear
-from .splits import COLUMN, HEADS, ROW, VOCABULARY, Linear, Region, Splits
+from .splits import COLUMN, HEADS, HOW, MIXTURE, ROW, VOCABULARY, Linear, Region, Splits
 from .spread import SCORES, TOKENS, watch
 from .team import Team, new_name
 from .trial import Stop, Trial, Watcher
@@ -74,7 +74,7 @@ def find(
     with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
         team = Team(mesh, None, 0, size)
         owners = _owners(model)
-        mixtures, others_by_part = ({}, {}) if experts == "parts" else find_mixtures(
+        mixtures, uneven = ({}, {}) if experts == "parts" else find_mixtures(
             model, run, size, owners, lambda name: _own_wish(model, name, False), leaking
         )  # fmt: skip
         inside = {name for name, _ in model.named_modules() if shares_out(mixtures, name)}
@@ -87,7 +87,7 @@ def find(
         words, others = find_vocabulary(
             model, run, size, owners, whole, lambda name: _own_wish(model, name, False)
         )
-        stacked, uncut = find_experts(
+        stacked, uncut, told = find_experts(
             model, run, size, owners, lambda name: _own_wish(model, name, False), experts, inside
         )
         kinds = {name: SCORES for name in words if not isinstance(model.get_submodule(name), nn.Embedding)}
@@ -119,7 +119,10 @@ def find(
         regions[name] = {name: Linear(VOCABULARY)}
     found = tuple(Region(name, regions[name]) for name, _ in model.named_modules() if name in regions)
     whole = {name: whole[name] for name, module in model.named_modules() if name in whole}
-    by_part = {name: f"a part of every expert on each rank: {why}" for name, why in others_by_part.items()}
+    for name, why in told.items():
+        other = "not inside of each expert" if stacked[name].by_rank() else f"not {HOW[MIXTURE]}"
+        notes[name] = f"{other}: {why}"
+    by_part = {name: f"not {HOW[MIXTURE]}: {why}" for name, why in uneven.items()}
     return Splits(size, found, whole, tuple(spread), notes, by_part)
 
 

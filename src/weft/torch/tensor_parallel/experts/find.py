@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from weft.torch.tensor_parallel.cuts import Cut, cut_by
-from weft.torch.tensor_parallel.splits import EXPERTS, ONCE, Linear, PartOf, pattern
+from weft.torch.tensor_parallel.splits import EXPERTS, OF_EXPERTS, ONCE, Linear, PartOf, pattern
 from weft.torch.tensors.nested import replace
 
 from .bench import PLAIN, Bench, Outcome, plus
+from .parts import Own, run_own
 from .parts import run as run_with
 
 MOST_TRIED = 128
@@ -50,8 +51,8 @@ def find_experts(
     why: Callable[[str], str],
     share: str = "auto",
     inside: Collection[str] = (),
-) -> tuple[dict[str, Linear], dict[str, str]]:
-    """The modules of experts that can be split, and how; and the others, and why.
+) -> tuple[dict[str, Linear], dict[str, str], dict[str, str]]:
+    """The modules of experts that can be split, and how; the others, and why; and of the former why not otherwise.
 
     Args:
         model: The model, whole.
@@ -64,11 +65,12 @@ def find_experts(
     """
     tried = {name: module for name, module in candidates(model).items() if name not in inside}
     if not tried:
-        return {}, {}
+        return {}, {}, {}
     calls = _calls(tried, run)
     found: dict[str, Linear] = {}
     whole: dict[str, str] = {}
-    known: dict[Any, Linear | str] = {}
+    told: dict[str, str] = {}
+    known: dict[Any, tuple[Linear | None, str]] = {}
     for name, module in tried.items():
         shapes = tuple((own, tuple(value.shape)) for own, value in module.named_parameters())
         kind = pattern(f"{name}.")[:-1], type(module), shapes
@@ -77,14 +79,15 @@ def find_experts(
             reason = "the run did not call it"
         if not reason:
             if kind not in known:
-                known[kind] = _fitting(module, *calls[name], size)
-            outcome = known[kind]
-            if isinstance(outcome, Linear):
+                known[kind] = _fitting(module, *calls[name], size, share)
+            outcome, reason = known[kind]
+            if outcome is not None:
                 found[name] = outcome
+                if reason:
+                    told[name] = reason
                 continue
-            reason = outcome
         whole[name] = reason
-    return found, whole
+    return found, whole, told
 
 
 def _why_not(module: nn.Module, size: int, owners: Mapping[int, Sequence[str]]) -> str:
@@ -102,9 +105,6 @@ def _why_not(module: nn.Module, size: int, owners: Mapping[int, Sequence[str]]) 
         return "it has modules with weights inside"
     if any(len(owners[id(value)]) > 1 for value in module.parameters(recurse=False)):
         return "it shares parameters with another module"
-    smallest = min(max(value.shape[1:]) for value in stacks.values())
-    if smallest < size:
-        return f"its experts' matrices have {smallest} rows and columns at most, fewer than the {size} ranks"
     return ""
 
 
@@ -138,21 +138,54 @@ def _kept(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 
-def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int) -> Linear | str:
-    """How the module can be split; or why it cannot."""
-    first = next(iter(_stacks(module).values()))
-    bench = Bench(module, args, kwargs, len(first))
+def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int, share: str) -> tuple[Linear | None, str]:
+    """How the module can be split, and why not otherwise; or why it cannot at all."""
+    experts = len(next(iter(_stacks(module).values())))
+    bench = Bench(module, args, kwargs, experts)
     expected = bench.run(bench.weights, partial(run_with, module))
     if expected is None:
-        return "it fails with weights and inputs that are made up, or writes into its inputs or weights"
+        return None, "it fails with weights and inputs that are made up, or writes into its inputs or weights"
+    by_part = partial(_by_part, module, bench, expected, size)
+    by_rank = partial(_by_rank, module, bench, expected, experts, size)
+    reasons = []
+    for way in {"parts": [by_part], "ranks": [by_rank, by_part], "auto": [by_part, by_rank]}[share]:
+        outcome = way()
+        if isinstance(outcome, Linear):
+            return outcome, reasons[0] if reasons else ""
+        reasons.append(outcome)
+    return None, reasons[-1] if share == "ranks" else reasons[0]
+
+
+def _by_part(module: nn.Module, bench: Bench, expected: Outcome, size: int) -> Linear | str:
+    """Each rank has a part of every expert."""
+    stacks = _stacks(module)
+    smallest = min(max(value.shape[1:]) for value in stacks.values())
+    if smallest < size:
+        return f"its experts' matrices have {smallest} rows and columns at most, fewer than the {size} ranks"
     for parts in itertools.islice(_ways(module, bench.width, size), MOST_TRIED):
         if _add_up(bench, expected, parts, size):
             return Linear(EXPERTS, parts=parts)
-    inner = {
-        n for value in _stacks(module).values() for n in value.shape[1:] if n != bench.width and n % size
-    }
+    inner = {n for value in stacks.values() for n in value.shape[1:] if n != bench.width and n % size}
     uneven = f", and {' and '.join(map(str, sorted(inner)))} cannot be divided by {size}" if inner else ""
     return f"its parts on {size} ranks do not add up to what it computes{uneven}"
+
+
+def _by_rank(module: nn.Module, bench: Bench, expected: Outcome, experts: int, size: int) -> Linear | str:
+    """Each rank has some of the experts."""
+    if experts < size:
+        return f"its {experts} experts are fewer than the {size} ranks"
+    options = []
+    for name, value in module.named_parameters(recurse=False):
+        with_all = value.dim() > 0 and len(value) == experts
+        options.append(
+            [PartOf(name, OF_EXPERTS, (experts,))] if value.dim() == 3
+            else [PartOf(name, OF_EXPERTS, (experts,))] * with_all + [PartOf(name, _WHOLE, ())]
+        )  # fmt: skip
+    for _, chosen in sorted(_products(options), key=lambda each: each[0])[:MOST_TRIED]:
+        parts = tuple(part for part in chosen if part.dim != _WHOLE)
+        if _add_up(bench, expected, parts, size):
+            return Linear(EXPERTS, parts=parts)
+    return f"its experts on {size} ranks do not add up to what it computes"
 
 
 def _ways(module: nn.Module, width: int, size: int) -> Iterator[tuple[PartOf, ...]]:
@@ -213,7 +246,11 @@ def _add_up(bench: Bench, expected: Outcome, parts: Sequence[PartOf], size: int)
             else value * 0 if name in places and rank > 0 else value
             for name, value in bench.weights.items()
         }  # fmt: skip
-        outcome = bench.run(weights, partial(run_with, bench.module))
+        call = partial(run_with, bench.module)
+        if Linear(EXPERTS, parts=tuple(parts)).by_rank():
+            total = len(next(iter(_stacks(bench.module).values())))
+            call = partial(run_own, bench.module, Own.of(total, rank, size))
+        outcome = bench.run(weights, call)
         if outcome is None or [each.shape for each in outcome.results] != [e.shape for e in expected.results]:
             return False
         results = plus(results, outcome.results)

@@ -11,7 +11,7 @@ goes in, and of the router's weights, are added up once as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -49,11 +49,7 @@ class Mixture:
         given = [each for each in tensors_in((args, kwargs)) if each.is_floating_point()]
         tables = [(owner._parameters, name) for owner, name in self.shared]
         weights = [table[name] for table, name in tables]
-        wanted = [each for each in {id(t): t for t in [*given, *weights]}.values() if each.requires_grad]
-        entered = dict[int, Tensor]()
-        if wanted and torch.is_grad_enabled():
-            views = EnterAll.apply(self.team, *wanted)
-            entered = {id(tensor): view for tensor, view in zip(wanted, views, strict=True)}
+        entered = entered_all([*given, *weights], self.team)
         args, kwargs = replace((args, kwargs), lambda each: entered.get(id(each), each), attributes=False)
         try:
             for (table, name), weight in zip(tables, weights, strict=True):
@@ -65,7 +61,7 @@ class Mixture:
         return self._together(result, next(iter(entered.values()), None))
 
     def _together(self, result: Any, anchor: Tensor | None) -> Any:
-        """What the ranks give together. ``anchor``: leads to what has entered, also where no expert of this rank ran."""
+        """What the ranks give together. ``anchor``: leads to what has entered, also where no own expert ran."""
         flags = iter(self.linear.blocks)
 
         def one(tensor: Tensor) -> Tensor:
@@ -180,6 +176,15 @@ def misfit_of_mixture(module: nn.Module, linear: Linear, size: int) -> str:
         if held.rank is not None and not 0 <= held.rank < size:
             return f"its {held.name} is on rank {held.rank}"
     return "" if linear.held else "it has no experts"
+
+
+def entered_all(tensors: Sequence[Any], team: Team) -> dict[int, Tensor]:
+    """By their ids, whole tensors of which each rank computes other things; those without gradients are left out."""
+    wanted = [*{id(each): each for each in tensors if each is not None and each.requires_grad}.values()]
+    if not wanted or not torch.is_grad_enabled():
+        return {}
+    views = EnterAll.apply(team, *wanted)
+    return {id(tensor): view for tensor, view in zip(wanted, views, strict=True)}
 
 
 # --- what autograd does ------------------------------------------------------------------------------------

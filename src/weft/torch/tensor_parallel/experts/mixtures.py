@@ -284,7 +284,7 @@ def _tried(
             if not all(flags):
                 linear = replace(linear, blocks=flags)
                 outcomes = _of_ranks(bench, linear, size)
-            if outcomes is not None and _add_up(bench, expected, outcomes):
+            if outcomes is not None and _add_up(bench, linear, expected, outcomes):
                 return linear
     return "the results of its experts are not just added up"
 
@@ -347,13 +347,16 @@ def _flags(bench: Bench, expected: Outcome, outcomes: Sequence[Outcome]) -> tupl
     return tuple(flags) if same and any(flags) else None
 
 
-def _add_up(bench: Bench, expected: Outcome, outcomes: Sequence[Outcome]) -> bool:
-    """Whether gradients of all inputs and weights add up over the ranks."""
+def _add_up(bench: Bench, linear: Linear, expected: Outcome, outcomes: Sequence[Outcome]) -> bool:
+    """Whether gradients of all inputs and weights add up over the ranks; those of modules beside are whole on each."""
+    beside = tuple(f"{each.name}." for each in linear.held if each.rank is None)
     inputs: list[Tensor] = []
     for outcome in outcomes:
         inputs = plus(inputs, outcome.gradients)
     sums = [*zip(inputs, expected.gradients, strict=True)]
-    sums += [
-        (sum(each.weights[name] for each in outcomes), whole) for name, whole in expected.weights.items()
-    ]
+    for name, whole in expected.weights.items():
+        found = [each.weights[name] for each in outcomes]
+        sums += [
+            (each, whole) for each in (found if name.startswith(beside) else [torch.stack(found).sum(0)])
+        ]
     return all(bench.near(actual, whole) for actual, whole in sums)
