@@ -61,8 +61,8 @@ SPLIT: dict[str, tuple[int, str]] = {
     "spoilt experts": (3, "cannot be divided"),
     "bf16": (10, "cannot be divided"),
     "MixtralForCausalLM by rank": (22, ""),
-    "Qwen2MoeForCausalLM by rank": (34, ""),
-    "OlmoeForCausalLM by rank": (22, ""),
+    "Qwen2MoeForCausalLM by rank": (34, "cannot be divided"),
+    "OlmoeForCausalLM by rank": (14, "takes the whole"),
     "DeepseekV3ForCausalLM by rank": (29, "mean takes the whole"),
     "stacked experts by rank": (2, "cannot be divided"),
 }

@@ -28,7 +28,7 @@ from weft.torch.tensors.marks import WHOLE
 
 from .attention import why_whole
 from .experts import candidates as experts_of
-from .experts import find_experts, find_mixtures, shares_out
+from .experts import find_experts, find_mixtures, lonely, shares_out
 from .experts.uncalled import adopt_uncalled
 from .functions import answer, forget
 from .linears import is_linear
@@ -99,6 +99,7 @@ def find(
         spread, notes = watch(model, run, size, kinds, gathering)
     regions = _regions(model, trial)
     regions.update({name: {name: linear} for name, linear in {**stacked, **mixtures}.items()})
+    whole.update({name: why for name, why in lonely(model).items() if name not in inside})
     whole.update(uncut)
     for name, attention in attentions.items():
         if name in inside:

@@ -38,6 +38,17 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
+def lonely(model: nn.Module) -> dict[str, str]:
+    """The modules that have nothing but one weight of several matrices, by name, and why they stay whole."""
+    found = {}
+    for name, module in model.named_modules():
+        values = [*module.parameters()]
+        if len(values) == 1 and len(_stacks(module)) == 1 and min(values[0].shape) > 1:
+            shape = " x ".join(map(str, values[0].shape))
+            found[name] = f"its weight, {shape}, is the only one, so nothing is added up in it"
+    return found
+
+
 def _stacks(module: nn.Module) -> dict[str, Tensor]:
     """The weights with one matrix for each expert."""
     return {name: value for name, value in module.named_parameters(recurse=False) if value.dim() == 3}

@@ -36,7 +36,7 @@ class _Group:
     """The modules of one list, by name, and what the run showed of their calls."""
 
     names: list[str]
-    rows: set[tuple[int, ...]] = field(default_factory=set)
+    rows: set[int] = field(default_factory=set)
     called: set[str] = field(default_factory=set)
     chained: bool = False
     fault: str = ""
@@ -55,7 +55,7 @@ class _Group:
             self.fault = "an expert's result is not one tensor with a row for each of its inputs"
             return
         self.called.add(name)
-        self.rows.add(tuple(given[0].shape[:-1]))
+        self.rows.add(given[0].shape[:-1].numel())
         width, rounded = made[0].shape[-1], made[0].dtype != given[0].dtype
         kind = made[0].device.type
         if rounded and not (
@@ -66,9 +66,9 @@ class _Group:
             self.fault = "experts give results of several widths or types"
         self.width, self.rounded = width, rounded
 
-    def is_routed(self) -> bool:
-        """Whether rows go to some of them only."""
-        return len(self.rows) > 1 or 0 < len(self.called) < len(self.names)
+    def is_routed(self, rows: int) -> bool:
+        """Whether of so many rows each goes to some of them only."""
+        return bool(self.called) and (self.rows != {rows} or len(self.called) < len(self.names))
 
 
 def find_mixtures(
@@ -96,7 +96,7 @@ def find_mixtures(
     around: dict[str, list[_Group]] = {}
     for group in groups:
         name = _around(group.names[0], calls)
-        if name is not None and group.is_routed() and not group.chained:
+        if name is not None and not group.chained and group.is_routed(_rows(calls[name])):
             around.setdefault(name, []).append(group)
     found: dict[str, Linear] = {}
     other: dict[str, str] = {}
@@ -117,6 +117,11 @@ def find_mixtures(
         else:
             other[name] = outcome
     return found, other
+
+
+def _rows(call: Any) -> int:
+    """How many rows a module is called with."""
+    return next((each.shape[:-1].numel() for each in tensors_in(call) if each.is_floating_point()), 0)
 
 
 def shares_out(found: Mapping[str, Linear], name: str) -> bool:

@@ -102,7 +102,7 @@ def run_own(module: nn.Module, own: Own, weights: Mapping[str, Any], args: Any, 
 
     given, named = replace((args, kwargs), of_rows, attributes=False)
     result = run(module, weights, given, named, numbers)
-    if not isinstance(result, Tensor) or len(result) != len(rows):
+    if not isinstance(result, Tensor) or result.shape[:1] != rows.shape:
         raise ValueError("a module of experts gives something else than a row for each row")
     exact = result.float() if result.dtype in (torch.bfloat16, torch.float16) else result
     sums = exact.new_zeros((len(choices), *result.shape[1:]))
