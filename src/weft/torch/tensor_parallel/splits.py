@@ -88,7 +88,8 @@ class Linear:
     @classmethod
     def from_record(cls, record: Any) -> Linear:
         """What :meth:`to_record` gave."""
-        kind, blocks, parts, held, *_ = [*record, (), ()]
+        kind, blocks, *more = record
+        parts, held = more[0] if more else (), more[1] if len(more) > 1 else ()
         return cls(
             {each: each for each in HOW}[kind],
             tuple(int(n) for n in blocks),

@@ -136,11 +136,11 @@ def plus(sums: list[Tensor], more: list[Tensor]) -> list[Tensor]:
 @contextmanager
 def having(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Inside, the module has other tensors in place of its parameters."""
-    before = {}
+    before: dict[str, tuple[dict[str, Any], str, Any]] = {}
     try:
         for name, value in weights.items():
             owner, _, own = name.rpartition(".")
-            table = module.get_submodule(owner)._parameters
+            table: dict[str, Any] = module.get_submodule(owner)._parameters
             before[name] = table, own, table[own]
             dict.__setitem__(table, own, value)
         yield

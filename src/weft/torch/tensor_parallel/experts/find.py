@@ -158,7 +158,7 @@ def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int, share: str) -
         return None, "it fails with weights and inputs that are made up, or writes into its inputs or weights"
     by_part = partial(_by_part, module, bench, expected, size)
     by_rank = partial(_by_rank, module, bench, expected, experts, size)
-    reasons = []
+    reasons: list[str] = []
     for way in {"parts": [by_part], "ranks": [by_rank, by_part], "auto": [by_part, by_rank]}[share]:
         outcome = way()
         if isinstance(outcome, Linear):

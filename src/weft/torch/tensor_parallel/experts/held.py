@@ -47,7 +47,7 @@ class Mixture:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = replace((args, kwargs), lambda each: as_whole(plain(each)), attributes=False)
         given = [each for each in tensors_in((args, kwargs)) if each.is_floating_point()]
-        tables = [(owner._parameters, name) for owner, name in self.shared]
+        tables: list[tuple[dict[str, Any], str]] = [(owner._parameters, name) for owner, name in self.shared]
         weights = [table[name] for table, name in tables]
         entered = entered_all([*given, *weights], self.team)
         args, kwargs = replace((args, kwargs), lambda each: entered.get(id(each), each), attributes=False)
