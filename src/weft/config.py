@@ -131,6 +131,12 @@ class Settings:
         Flag(),
         "between layers that are split, each rank has some of the tokens only, see docs/tensor-parallel.md",
     )
+    experts: Literal["auto", "ranks", "parts"] = _setting(
+        "auto",
+        Choice(("auto", "ranks", "parts")),
+        "how ranks that split layers share the experts of a mixture. ranks: each has some of them; parts: each has a "
+        "part of every one; auto: ranks for experts that are modules, parts for those that are one weight",
+    )
     heartbeat_timeout: float = _setting(
         30.0, Number(0, open_below=True), "seconds without a sign of life after which a rank counts as frozen"
     )

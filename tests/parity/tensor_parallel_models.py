@@ -201,6 +201,44 @@ class Mixture(nn.Module):
         return result
 
 
+class Shared(nn.Module):
+    """Three routed experts, whose gates are sigmoids, and one for all words, in one module; scores come out, too."""
+
+    def __init__(self, experts: int = 3, normed: bool = False) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.randn(experts, WIDTH) * 0.2)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.experts = nn.ModuleList(Lower() for _ in range(experts))
+        self.shared = Gated()
+        self.normed = normed
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        flat = self.norm(x).view(-1, WIDTH)
+        scores = F.linear(flat, self.gate)
+        weights, which = scores.sigmoid().topk(2, -1)
+        result = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            rows, nth = torch.where(which == number)
+            if len(rows):
+                result.index_add_(0, rows, expert(flat[rows]) * weights[rows, nth, None])
+        if self.normed:
+            result = F.layer_norm(result, result.shape[-1:])
+        return result.view_as(x) + self.shared(x), scores
+
+
+class Balanced(nn.Module):
+    """A mixture and what is added to a loss so that experts get equally many words."""
+
+    def __init__(self, mixture: Shared) -> None:
+        super().__init__()
+        self.mixture = mixture
+
+    def forward(self, x: Tensor) -> Tensor:
+        result, scores = self.mixture(x)
+        chances = scores.softmax(-1)
+        return result + 0.1 * (chances.mean(0) * chances.detach().mean(0)).sum()
+
+
 class Stacked(nn.Module):
     """Weights and biases of all experts in one tensor each, inputs first, gates and values one beside the other."""
 
@@ -375,6 +413,8 @@ OWN: dict[str, Case] = {
             scale_attention_scores=False,
         ),
         _case("mixture", lambda: [Mixture(), Mixture(named=True), Gated()]),
+        _case("shared expert", lambda: [Balanced(Shared()), Gated(), Balanced(Shared(4))]),
+        _case("normed mixture", lambda: [Balanced(Shared(normed=True))]),
         _case("stacked experts", lambda: [Routed(Stacked()), Routed(Stacked(inner=WIDTH // 2))], around=True),
         _case("spoilt experts", lambda: [Routed(Stacked(how="spoilt")), Gated()]),
         _case("bf16", lambda: [Fused(), Gated(), Lower(inside=True), FewKeys(2)], bf16=True),

@@ -56,14 +56,31 @@ SPLIT: dict[str, tuple[int, str]] = {
     "head as that of GPT-Neo": (14, ""),
     "MixtralForCausalLM": (22, ""),
     "DeepseekV3ForCausalLM": (29, "mean takes the whole"),
-    "SwitchTransformersForConditionalGeneration": (48, "softmax takes the whole"),
-    "mixture": (18, "cannot be divided"),
+    "SwitchTransformersForConditionalGeneration": (34, "softmax takes the whole"),
+    "mixture": (4, "cannot be divided"),
+    "shared expert": (8, "cannot be divided"),
+    "normed mixture": (8, "cannot be divided"),
     "stacked experts": (2, "cannot be divided"),
-    "spoilt experts": (2, "its parts on 2 ranks do not add up to what it computes"),
+    "spoilt experts": (3, "cannot be divided"),
     "bf16": (10, "cannot be divided"),
+    "MixtralForCausalLM by rank": (22, ""),
+    "Qwen2MoeForCausalLM by rank": (34, "cannot be divided"),
+    "OlmoeForCausalLM by rank": (14, "takes the whole"),
+    "DeepseekV3ForCausalLM by rank": (29, "mean takes the whole"),
+    "stacked experts by rank": (2, "cannot be divided"),
 }
 
+# How many of them have some of the experts on each rank.
+BY_RANK = {
+    "SwitchTransformersForConditionalGeneration": 2, "mixture": 2, "shared expert": 2, "spoilt experts": 1,
+    "MixtralForCausalLM by rank": 4, "Qwen2MoeForCausalLM by rank": 4, "OlmoeForCausalLM by rank": 4,
+    "DeepseekV3ForCausalLM by rank": 3, "stacked experts by rank": 2,
+}  # fmt: skip
+
 OVER_FOUR = {
+    "mixture": (4, "cannot be divided"),
+    "shared expert": (13, "cannot be divided"),
+    "DeepseekV3ForCausalLM by rank": (29, "mean takes the whole"),
     "stacked experts": (2, "cannot be divided"),
     "GPT2LMHeadModel": (19, ""),
     "LlamaForCausalLM": (22, "has 4 heads of keys, which cannot be divided by 4"),
@@ -95,6 +112,7 @@ def test_trains_as_one_process_does(ranks: int, case: str, outcome_of: OutcomeOf
         assert len(line["split"]) == count, line["split"]
         reasons = line["whole"].values()
         assert any(reason in each for each in reasons) if reason else not reasons, line["whole"]
+        assert len(line["by_rank"]) == BY_RANK.get(case, 0) - (ranks == 4 and case == "shared expert")
         assert line["parts"] == pytest.approx(1 / ranks, abs=0.05), "a rank holds its part of what is split"
 
 

@@ -36,6 +36,7 @@ def test_defaults():
         "tensor_parallel_degree": 1,
         "context_parallel_degree": 1,
         "sequence_parallel": False,
+        "experts": "auto",
         "heartbeat_timeout": 30.0,
         "wait_timeout": 600.0,
         "deterministic": False,

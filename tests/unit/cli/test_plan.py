@@ -323,7 +323,10 @@ def test_a_mixture_of_experts(tmp_path, capsys):
     experts = ("--experts", 8, "--experts-per-token", 2)
     assert planned(capsys, *training, *sizes, *experts) == by_file
     assert by_file["best"][0]["division"]["experts"] > 1
-    assert by_file["best"][0]["weft_cannot"] == "expert parallelism is not in weft"
+    assert (
+        by_file["best"][0]["weft_cannot"]
+        == "experts shared by replicas are not in weft, only by ranks that split layers"
+    )
     out = told(capsys, *training, "--config", path, "--explain")
     assert (
         "46.7 billion parameters, of which a token meets 12.9 billion (2 of 8 experts), 256 sequences" in out

@@ -178,7 +178,8 @@ def make_plan(
 ) -> Plan:
     """Trace the step and place the model's units; on the rank that decides. ``link``: measured, for `auto`."""
     traced = trace_step(session, model, function, batch, counted)
-    tensors = _sendable(find_splits(session, model, function, batch), traced, session, model.module)
+    tensors = find_splits(session, model, function, batch, traced.leaking)
+    tensors = _sendable(tensors, traced, session, model.module)
     if not any(record.calls for record in traced.records.values()):
         raise UsageError(
             "the step never called the model: call it inside the function that @weft.step decorates"

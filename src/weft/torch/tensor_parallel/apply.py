@@ -16,11 +16,11 @@ from weft.torch.tensors.nested import replace
 
 from .attention import attend, forget_shortcuts, why_whole
 from .cuts import cut_in_place, is_cut, mark
-from .experts import in_parts, misfit
+from .experts import Mixture, in_parts, members, misfit, misfit_of_mixture
 from .functions import Functions, answer, replaced
 from .linears import Entered, column, cuts_of, features, row
 from .rules import as_whole
-from .splits import COLUMN, EXPERTS, HEADS, ROW, VOCABULARY, Linear, Splits
+from .splits import COLUMN, EXPERTS, HEADS, MIXTURE, ROW, VOCABULARY, Linear, Splits
 from .spread import enters, plain
 from .team import Team
 from .vocabulary import LookedUp, scores
@@ -122,14 +122,18 @@ def split(
     """
     linears = splits.linears()
     _check(model, splits, size)
-    if not linears or any(is_cut(_weight(model.get_submodule(name))) for name in linears):
+    if not linears or any(is_cut(_weight(model.get_submodule(name), how)) for name, how in linears.items()):
         return None
     take_plain_for_whole()
     team = Team.of(group, rank, size, device)
     answer(Functions(team))
     for name, linear in linears.items():
         module = model.get_submodule(name)
-        stands = SplitLinear(module, linear, team, name in splits.spread, name)
+        stands: Any = (
+            Mixture(module, linear, team)
+            if linear.kind == MIXTURE
+            else SplitLinear(module, linear, team, name in splits.spread, name)
+        )
         for own, how in stands.cuts.items():
             if not is_cut(module.get_parameter(own)):  # modules share it
                 cut_in_place(module.get_parameter(own), how, team)
@@ -142,11 +146,18 @@ def split(
         if region.name in linears and linears[region.name].kind != COLUMN:
             continue
         module.__dict__["forward"] = SplitRegion(module, team)
+    for name, linear in linears.items():
+        for inner, stands_inside in members(model.get_submodule(name), linear, team).items():
+            inner.__dict__["forward"] = stands_inside
     return team
 
 
-def _weight(module: Any) -> Any:
+def _weight(module: Any, linear: Linear) -> Any:
     """The parameter that tells whether the module is split; None if it is nothing that weft splits."""
+    if linear.kind == MIXTURE:
+        held = next((each.name for each in linear.held if each.rank is not None), "")
+        inside = dict(module.named_parameters())
+        return next((value for name, value in inside.items() if held and name.startswith(f"{held}.")), None)
     if isinstance(module, nn.MultiheadAttention):
         return module.in_proj_weight
     own = dict(module.named_parameters(recurse=False))
@@ -160,9 +171,9 @@ def _check(model: nn.Module, splits: Splits, size: int) -> None:
     modules = dict(model.named_modules())
     for name, linear in splits.linears().items():
         module = modules.get(name)
-        if module is None or _weight(module) is None:
+        if module is None or _weight(module, linear) is None:
             faults.append(f"the model has no linear {name}")
-        elif not is_cut(_weight(module)) and (fault := _misfit(module, linear, size)):
+        elif not is_cut(_weight(module, linear)) and (fault := _misfit(module, linear, size)):
             faults.append(f"{name}: {fault}")
     faults.extend(f"the model has no {r.name}" for r in splits.regions if r.name not in modules)
     if faults:
@@ -177,6 +188,8 @@ def _misfit(module: nn.Module, linear: Linear, size: int) -> str:
         return why_whole_vocabulary(module, size)
     if linear.kind == EXPERTS:
         return misfit(module, linear)
+    if linear.kind == MIXTURE:
+        return misfit_of_mixture(module, linear, size)
     if isinstance(module, (nn.MultiheadAttention, nn.Embedding)) or linear.kind == HEADS:
         return "it is of another kind"
     inputs, results = features(module)

@@ -9,7 +9,7 @@ are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,11 +29,11 @@ from weft.torch.tensors.marks import WHOLE
 
 from .attention import why_whole
 from .experts import candidates as experts_of
-from .experts import find_experts
+from .experts import find_experts, find_mixtures, lonely, shares_out
 from .experts.uncalled import adopt_uncalled
 from .functions import answer, forget
 from .linears import features, is_linear
-from .splits import COLUMN, HEADS, ROW, VOCABULARY, Linear, Region, Splits
+from .splits import COLUMN, HEADS, HOW, MIXTURE, ROW, VOCABULARY, Linear, Region, Splits
 from .spread import SCORES, TOKENS, watch
 from .team import Team, new_name
 from .trial import Stop, Trial, Watcher
@@ -42,7 +42,10 @@ from .vocabulary import find_vocabulary
 _WANTED = "the script wants it whole"
 
 
-def find(model: nn.Module, run: Callable[[], Any], size: int, sequence: bool = False) -> Splits:
+def find(
+    model: nn.Module, run: Callable[[], Any], size: int, sequence: bool = False, experts: str = "auto",
+    leaking: Collection[str] = (),
+) -> Splits:  # fmt: skip
     """Which linears of ``model`` can be split over ``size`` ranks, and how.
 
     One process does this by itself; no other one takes part. The model is as before afterwards: parameters, buffers and
@@ -53,6 +56,8 @@ def find(model: nn.Module, run: Callable[[], Any], size: int, sequence: bool = F
         run: Runs the model once on one microbatch, with or without the loss. It is run several times.
         size: How many ranks axis ``tp`` has.
         sequence: Whether tokens are to be in parts between the linears that are split.
+        experts: How ranks share experts: as the settings say it.
+        leaking: Modules out of which tensors get by another way than their result.
 
     Raises:
         UsageError: This PyTorch cannot imagine ranks.
@@ -76,17 +81,28 @@ def find(model: nn.Module, run: Callable[[], Any], size: int, sequence: bool = F
     kind = "cpu" if device.type == "meta" else device.type
     with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
         team = Team(mesh, None, 0, size)
-        trial = Trial(candidates, size, {n: how for n, how in wanted.items() if n not in words_wanted})
+        owners = _owners(model)
+        mixtures, uneven = ({}, {}) if experts == "parts" else find_mixtures(
+            model, run, size, owners,
+            lambda name: "the script says how it is split" if name in wanted else _own_wish(model, name, False), leaking,
+        )  # fmt: skip
+        inside = {name for name, _ in model.named_modules() if shares_out(mixtures, name)}
+        whole = {name: reason for name, reason in whole.items() if name not in inside}
+        trial = Trial(
+            {name: each for name, each in candidates.items() if name not in inside}, size,
+            {name: how for name, how in wanted.items() if name not in words_wanted},
+        )  # fmt: skip
         while _once(run, team, trial):
             pass  # each run keeps more linears whole, or takes one more for a fused projection
         adopt_uncalled(model, trial)
         whole.update(trial.whole)
-        owners = _owners(model)
         words, others = find_vocabulary(
             model, run, size, owners, whole, lambda name: _own_wish(model, name, False), words_wanted
         )
         refuse_whole(model, others)
-        experts, uncut = find_experts(model, run, size, owners, lambda name: _own_wish(model, name, False))
+        stacked, uncut, told = find_experts(
+            model, run, size, owners, lambda name: _own_wish(model, name, False), experts, inside
+        )
         kinds = {name: SCORES for name in words if not isinstance(model.get_submodule(name), nn.Embedding)}
         if sequence:
             kinds.update({name: TOKENS for name in words if name not in kinds})
@@ -97,9 +113,12 @@ def find(model: nn.Module, run: Callable[[], Any], size: int, sequence: bool = F
         spread, notes = watch(model, run, size, kinds, gathering)
     regions = _regions(model, trial)
     regions.update({name: {name: Linear(wanted[name])} for name in trial.alone})
-    regions.update({name: {name: linear} for name, linear in experts.items()})
+    regions.update({name: {name: linear} for name, linear in {**stacked, **mixtures}.items()})
+    whole.update({name: why for name, why in lonely(model).items() if name not in inside})
     whole.update(uncut)
     for name, attention in attentions.items():
+        if name in inside:
+            continue
         whole.pop(f"{name}.out_proj", None)
         reason = why_whole(attention, size) or _own_wish(model, name)
         if any(len(owners[id(parameter)]) > 1 for parameter in attention.parameters()):
@@ -117,9 +136,13 @@ def find(model: nn.Module, run: Callable[[], Any], size: int, sequence: bool = F
     found = tuple(Region(name, regions[name]) for name, _ in model.named_modules() if name in regions)
     whole = {name: whole[name] for name, module in model.named_modules() if name in whole}
     for name in wanted:
-        told = "put together" if wanted[name] == COLUMN and name in trial.alone else notes.get(name, "")
-        notes[name] = "as the script says" + f", {told}" * bool(told)
-    return Splits(size, found, whole, tuple(spread), notes)
+        besides = "put together" if wanted[name] == COLUMN and name in trial.alone else notes.get(name, "")
+        notes[name] = "as the script says" + f", {besides}" * bool(besides)
+    for name, why in told.items():
+        other = "not inside of each expert" if stacked[name].by_rank() else f"not {HOW[MIXTURE]}"
+        notes[name] = f"{other}: {why}"
+    by_part = {name: f"not {HOW[MIXTURE]}: {why}" for name, why in uneven.items()}
+    return Splits(size, found, whole, tuple(spread), notes, by_part)
 
 
 def _once(run: Callable[[], Any], team: Team, trial: Trial) -> bool:

@@ -70,6 +70,7 @@ def test_one_expert_is_kept_whole() -> None:
     net = Mixture()
     weft.set_tensor_parallelism(net.get_submodule("experts.2"), False)
     splits = found(net)
+    assert splits.mixtures[""] == "not split by its experts: the script wants it whole"
     assert splits.whole["experts.2.0"] == splits.whole["experts.2.2"] == WANTED
     assert {name.split(".")[1] for name in splits.linears()} == {"0", "1", "3"}
 

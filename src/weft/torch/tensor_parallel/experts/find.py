@@ -10,26 +10,23 @@ parts meet something that is not linear, or a bias counts twice, they do not agr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weft.torch.pytorch.private import version
 from weft.torch.tensor_parallel.cuts import Cut, cut_by
-from weft.torch.tensor_parallel.functions import FATAL
-from weft.torch.tensor_parallel.splits import EXPERTS, ONCE, Linear, PartOf, pattern
-from weft.torch.tensors.nested import replace, tensors_in
+from weft.torch.tensor_parallel.splits import EXPERTS, OF_EXPERTS, ONCE, Linear, PartOf, pattern
+from weft.torch.tensors.nested import replace
 
+from .bench import PLAIN, Bench, Outcome, plus
+from .parts import Own, run_own
 from .parts import run as run_with
 
 MOST_TRIED = 128
-_SEED, _WHOLE = 20, -2
-_ROUGH = {torch.bfloat16: 0.05, torch.float16: 0.02}
-"""How far apart the sums may be, as a part of the whole; of other types a thousandth."""
-_PLAIN = {*_ROUGH, torch.float32, torch.float64}
+_WHOLE = -2
 
 
 def candidates(model: nn.Module) -> dict[str, nn.Module]:
@@ -39,6 +36,17 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if len(_stacks(module)) > 1 and not type(module).__module__.startswith("torch.")
     }
+
+
+def lonely(model: nn.Module) -> dict[str, str]:
+    """The modules that have nothing but one weight of several matrices, by name, and why they stay whole."""
+    found = {}
+    for name, module in model.named_modules():
+        values = [*module.parameters()]
+        if len(values) == 1 and len(_stacks(module)) == 1 and min(values[0].shape) > 1:
+            shape = " x ".join(map(str, values[0].shape))
+            found[name] = f"its weight, {shape}, is the only one, so nothing is added up in it"
+    return found
 
 
 def _stacks(module: nn.Module) -> dict[str, Tensor]:
@@ -52,8 +60,10 @@ def find_experts(
     size: int,
     owners: Mapping[int, Sequence[str]],
     why: Callable[[str], str],
-) -> tuple[dict[str, Linear], dict[str, str]]:
-    """The modules of experts that can be split, and how; and the others, and why.
+    share: str = "auto",
+    inside: Collection[str] = (),
+) -> tuple[dict[str, Linear], dict[str, str], dict[str, str]]:
+    """The modules of experts that can be split, and how; the others, and why; and of the former why not otherwise.
 
     Args:
         model: The model, whole.
@@ -61,14 +71,17 @@ def find_experts(
         size: How many ranks axis ``tp`` has.
         owners: For each parameter, by its id, the modules that have it.
         why: Says for a module why the script's own wishes or changes keep it whole; empty if nothing does.
+        share: How ranks share experts: ``parts`` of every one, ``ranks``: some each, ``auto``: parts if these add up.
+        inside: Modules that are split already, as parts of others.
     """
-    tried = candidates(model)
+    tried = {name: module for name, module in candidates(model).items() if name not in inside}
     if not tried:
-        return {}, {}
+        return {}, {}, {}
     calls = _calls(tried, run)
     found: dict[str, Linear] = {}
     whole: dict[str, str] = {}
-    known: dict[Any, Linear | str] = {}
+    told: dict[str, str] = {}
+    known: dict[Any, tuple[Linear | None, str]] = {}
     for name, module in tried.items():
         shapes = tuple((own, tuple(value.shape)) for own, value in module.named_parameters())
         kind = pattern(f"{name}.")[:-1], type(module), shapes
@@ -77,14 +90,15 @@ def find_experts(
             reason = "the run did not call it"
         if not reason:
             if kind not in known:
-                known[kind] = _fitting(module, *calls[name], size)
-            outcome = known[kind]
-            if isinstance(outcome, Linear):
+                known[kind] = _fitting(module, *calls[name], size, share)
+            outcome, reason = known[kind]
+            if outcome is not None:
                 found[name] = outcome
+                if reason:
+                    told[name] = reason
                 continue
-            reason = outcome
         whole[name] = reason
-    return found, whole
+    return found, whole, told
 
 
 def _why_not(module: nn.Module, size: int, owners: Mapping[int, Sequence[str]]) -> str:
@@ -94,7 +108,7 @@ def _why_not(module: nn.Module, size: int, owners: Mapping[int, Sequence[str]]) 
         shapes = " and ".join(f"{name} {list(value.shape)}" for name, value in stacks.items())
         return f"its weights are for other numbers of experts: {shapes}"
     if any(
-        type(value) is not nn.Parameter or value.dtype not in _PLAIN
+        type(value) is not nn.Parameter or value.dtype not in PLAIN
         for value in module.parameters(recurse=False)
     ):
         return "its weights are no plain floating-point numbers"
@@ -102,9 +116,6 @@ def _why_not(module: nn.Module, size: int, owners: Mapping[int, Sequence[str]]) 
         return "it has modules with weights inside"
     if any(len(owners[id(value)]) > 1 for value in module.parameters(recurse=False)):
         return "it shares parameters with another module"
-    smallest = min(max(value.shape[1:]) for value in stacks.values())
-    if smallest < size:
-        return f"its experts' matrices have {smallest} rows and columns at most, fewer than the {size} ranks"
     return ""
 
 
@@ -138,108 +149,54 @@ def _kept(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 
-# --- trying -------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Outcome:
-    """What a run gives.
-
-    Attributes:
-        results: Its tensors.
-        gradients: Those of its inputs, in their order.
-        weights: Those of its parameters, by name.
-    """
-
-    results: list[Tensor]
-    gradients: list[Tensor]
-    weights: dict[str, Tensor]
-
-
-class _Bench:
-    """A module with weights and inputs that are made up."""
-
-    def __init__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        first = next(iter(_stacks(module).values()))
-        self.module, self.dtype = module, first.dtype
-        self.device = torch.device("cpu") if first.device.type == "meta" else first.device
-        self.numbers = torch.Generator(self.device).manual_seed(_SEED)
-        self.experts = len(first)
-        self.weights = {
-            name: self._random(value).mul_(value.shape[-1] ** -0.5 if value.dim() == 3 else 1)
-            for name, value in module.named_parameters(recurse=False)
-        }
-        self.args, self.kwargs = replace((args, kwargs), self._input, attributes=False)
-        inputs = [each for each in tensors_in((self.args, self.kwargs)) if each.is_floating_point()]
-        self.width = inputs[0].shape[-1] if inputs else 0
-        self.given: list[Tensor] | None = None
-
-    def _random(self, like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=self.numbers, dtype=self.dtype, device=self.device)
-
-    def _input(self, tensor: Tensor) -> Tensor:
-        if tensor.is_floating_point():
-            return torch.rand(tensor.shape, generator=self.numbers, dtype=self.dtype, device=self.device)
-        if tensor.device.type == "meta":
-            most = 2 if tensor.dtype == torch.bool else self.experts
-            made = torch.randint(most, tensor.shape, generator=self.numbers, device=self.device)
-            return made.to(tensor.dtype)
-        return tensor.to(self.device)
-
-    def run(self, weights: Mapping[str, Tensor]) -> _Outcome | None:
-        """The results with these weights, and all gradients; None if it fails, or writes into what it is given."""
-        leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
-        inputs: list[Tensor] = []
-
-        def fresh(tensor: Tensor) -> Tensor:
-            tensor = tensor.detach().clone()
-            if tensor.is_floating_point():
-                inputs.append(tensor.requires_grad_())
-            return tensor.view_as(tensor)
-
-        args, kwargs = replace((self.args, self.kwargs), fresh, attributes=False)
-        given = [*tensors_in((args, kwargs)), *leaves.values()]
-        before = [version(each) for each in given]
-        try:
-            with torch.enable_grad():
-                result = run_with(self.module, leaves, args, kwargs)
-                results = [each for each in tensors_in(result) if each.is_floating_point()]
-            if [version(each) for each in given] != before or not any(each.requires_grad for each in results):
-                return None
-            if self.given is None:
-                self.given = [self._random(each).to(each.dtype) for each in results]
-            wanted = [
-                (each, grad) for each, grad in zip(results, self.given, strict=True) if each.requires_grad
-            ]
-            sources = [*inputs, *leaves.values()]
-            gradients = torch.autograd.grad(
-                [each for each, _ in wanted], sources, [grad for _, grad in wanted], allow_unused=True
-            )
-        except FATAL:
-            raise
-        except Exception:
-            return None
-        filled = [torch.zeros_like(s) if g is None else g for s, g in zip(sources, gradients, strict=True)]
-        return _Outcome(
-            [each.detach() for each in results], filled[: len(inputs)],
-            dict(zip(leaves, filled[len(inputs) :], strict=True)),
-        )  # fmt: skip
-
-
-def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int) -> Linear | str:
-    """How the module can be split; or why it cannot."""
-    bench = _Bench(module, args, kwargs)
-    expected = bench.run(bench.weights)
+def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int, share: str) -> tuple[Linear | None, str]:
+    """How the module can be split, and why not otherwise; or why it cannot at all."""
+    experts = len(next(iter(_stacks(module).values())))
+    bench = Bench(module, args, kwargs, experts)
+    expected = bench.run(bench.weights, partial(run_with, module))
     if expected is None:
-        return "it fails with weights and inputs that are made up, or writes into its inputs or weights"
+        return None, "it fails with weights and inputs that are made up, or writes into its inputs or weights"
+    by_part = partial(_by_part, module, bench, expected, size)
+    by_rank = partial(_by_rank, module, bench, expected, experts, size)
+    reasons: list[str] = []
+    for way in {"parts": [by_part], "ranks": [by_rank, by_part], "auto": [by_part, by_rank]}[share]:
+        outcome = way()
+        if isinstance(outcome, Linear):
+            return outcome, reasons[0] if reasons else ""
+        reasons.append(outcome)
+    return None, reasons[-1] if share == "ranks" else reasons[0]
+
+
+def _by_part(module: nn.Module, bench: Bench, expected: Outcome, size: int) -> Linear | str:
+    """Each rank has a part of every expert."""
+    stacks = _stacks(module)
+    smallest = min(max(value.shape[1:]) for value in stacks.values())
+    if smallest < size:
+        return f"its experts' matrices have {smallest} rows and columns at most, fewer than the {size} ranks"
     for parts in itertools.islice(_ways(module, bench.width, size), MOST_TRIED):
         if _add_up(bench, expected, parts, size):
             return Linear(EXPERTS, parts=parts)
-    inner = {
-        n for value in _stacks(module).values() for n in value.shape[1:] if n != bench.width and n % size
-    }
+    inner = {n for value in stacks.values() for n in value.shape[1:] if n != bench.width and n % size}
     uneven = f", and {' and '.join(map(str, sorted(inner)))} cannot be divided by {size}" if inner else ""
     return f"its parts on {size} ranks do not add up to what it computes{uneven}"
+
+
+def _by_rank(module: nn.Module, bench: Bench, expected: Outcome, experts: int, size: int) -> Linear | str:
+    """Each rank has some of the experts."""
+    if experts < size:
+        return f"its {experts} experts are fewer than the {size} ranks"
+    options = []
+    for name, value in module.named_parameters(recurse=False):
+        with_all = value.dim() > 0 and len(value) == experts
+        options.append(
+            [PartOf(name, OF_EXPERTS, (experts,))] if value.dim() == 3
+            else [PartOf(name, OF_EXPERTS, (experts,))] * with_all + [PartOf(name, _WHOLE, ())]
+        )  # fmt: skip
+    for _, chosen in sorted(_products(options), key=lambda each: each[0])[:MOST_TRIED]:
+        parts = tuple(part for part in chosen if part.dim != _WHOLE)
+        if _add_up(bench, expected, parts, size):
+            return Linear(EXPERTS, parts=parts)
+    return f"its experts on {size} ranks do not add up to what it computes"
 
 
 def _ways(module: nn.Module, width: int, size: int) -> Iterator[tuple[PartOf, ...]]:
@@ -283,7 +240,7 @@ def _of_other(module: nn.Module, name: str, known: Mapping[tuple[int, int], tupl
     return [*ways, PartOf(name, ONCE, ()), PartOf(name, _WHOLE, ())]
 
 
-def _add_up(bench: _Bench, expected: _Outcome, parts: Sequence[PartOf], size: int) -> bool:
+def _add_up(bench: Bench, expected: Outcome, parts: Sequence[PartOf], size: int) -> bool:
     """Whether the ranks' results and gradients add up to what is expected."""
     places = {part.name: part for part in parts}
     cuts = {
@@ -291,7 +248,6 @@ def _add_up(bench: _Bench, expected: _Outcome, parts: Sequence[PartOf], size: in
         for part in parts
         if part.dim != ONCE
     }
-    limit = _ROUGH.get(bench.dtype, 1e-3)
     results: list[Tensor] = []
     gradients: list[Tensor] = []
     shared: dict[str, Tensor] = {}
@@ -301,29 +257,21 @@ def _add_up(bench: _Bench, expected: _Outcome, parts: Sequence[PartOf], size: in
             else value * 0 if name in places and rank > 0 else value
             for name, value in bench.weights.items()
         }  # fmt: skip
-        outcome = bench.run(weights)
+        call = partial(run_with, bench.module)
+        if Linear(EXPERTS, parts=tuple(parts)).by_rank():
+            total = len(next(iter(_stacks(bench.module).values())))
+            call = partial(run_own, bench.module, Own.of(total, rank, size))
+        outcome = bench.run(weights, call)
         if outcome is None or [each.shape for each in outcome.results] != [e.shape for e in expected.results]:
             return False
-        results = _plus(results, outcome.results)
-        gradients = _plus(gradients, outcome.gradients)
+        results = plus(results, outcome.results)
+        gradients = plus(gradients, outcome.gradients)
         for name, gradient in outcome.weights.items():
             if name in cuts:
-                if not _near(gradient, cut_by(expected.weights[name], cuts[name], rank, size), limit):
+                if not bench.near(gradient, cut_by(expected.weights[name], cuts[name], rank, size)):
                     return False
             elif name not in places or rank == 0:
                 shared[name] = shared[name] + gradient if name in shared else gradient
     sums = [*zip(results, expected.results, strict=True), *zip(gradients, expected.gradients, strict=True)]
     sums += [(value, expected.weights[name]) for name, value in shared.items()]
-    return all(_near(actual, wanted, limit) for actual, wanted in sums)
-
-
-def _plus(sums: list[Tensor], more: list[Tensor]) -> list[Tensor]:
-    return [a + b for a, b in zip(sums, more, strict=True)] if sums else more
-
-
-def _near(actual: Tensor, expected: Tensor, limit: float) -> bool:
-    """Whether two tensors differ by little of what they hold; not where either has no numbers."""
-    if actual.shape != expected.shape:
-        return False
-    difference, size = (actual - expected).float().norm(), expected.float().norm()
-    return bool(difference <= limit * size)
+    return all(bench.near(actual, wanted) for actual, wanted in sums)
