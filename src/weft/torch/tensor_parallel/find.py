@@ -84,7 +84,8 @@ def find(
         owners = _owners(model)
         mixtures, uneven = ({}, {}) if experts == "parts" else find_mixtures(
             model, run, size, owners,
-            lambda name: "the script says how it is split" if name in wanted else _own_wish(model, name, False), leaking,
+            lambda name: "the script says how to split it" if name in wanted else _own_wish(model, name, False),
+            leaking,
         )  # fmt: skip
         inside = {name for name, _ in model.named_modules() if shares_out(mixtures, name)}
         whole = {name: reason for name, reason in whole.items() if name not in inside}
