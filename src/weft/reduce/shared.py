@@ -211,6 +211,17 @@ class HostMemory:
         """Replace the other ranks' shards of ``flat`` by those ranks' values."""
         self._run([flat], scatter=False, gather=True)
 
+    def scatter_pieces(self, tensors: Sequence[torch.Tensor]) -> None:
+        """:meth:`reduce_scatter` of 1-D tensors of one dtype taken as one; those of other ranks' shards are read only.
+
+        Every member has tensors of the same sizes in the same order, or cut at other places inside of a shard.
+        """
+        self._run(tensors, scatter=True, gather=False)
+
+    def gather_pieces(self, tensors: Sequence[torch.Tensor]) -> None:
+        """:meth:`all_gather` of 1-D tensors of one dtype taken as one."""
+        self._run(tensors, scatter=False, gather=True)
+
     def _run(self, tensors: Sequence[torch.Tensor], scatter: bool, gather: bool, scale: float = 1.0) -> None:
         values = Pieces(tensors)
         if self.size == 1:
@@ -343,9 +354,14 @@ class HostMemory:
         self._segments.clear()
 
 
+def carries(tensor: torch.Tensor) -> bool:
+    """Whether shared memory takes such numbers, in whatever shape."""
+    return tensor.device.type == "cpu" and tensor.dtype in _DTYPES and tensor.layout == torch.strided
+
+
 def check(flat: torch.Tensor) -> None:
     """Raise UsageError unless shared memory can add up tensors like ``flat``."""
-    if flat.device.type != "cpu" or flat.dim() != 1 or not flat.is_contiguous() or flat.dtype not in _DTYPES:
+    if not carries(flat) or flat.dim() != 1 or not flat.is_contiguous():
         raise UsageError(
             f"shared memory adds up flat, contiguous CPU tensors of a number type, not {flat.dtype} of shape "
             f'{tuple(flat.shape)} on {flat.device}: choose the algorithm "direct"'

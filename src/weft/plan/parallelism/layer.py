@@ -132,7 +132,7 @@ def layer_times(job: Job, division: Division, machines: Machines) -> LayerTimes:
     moved = device.move_s(between_bytes(job, division, tokens))
     scores = device.move_s(score_bytes(job, division, tokens))
     between = Times(moved + scores, 2 * moved + 2 * scores)
-    ring = machines.ring(division.tensor, 1)
+    ring = machines.tensor_ring(division.tensor, division.along)
     wide = tokens * job.sizes.hidden * job.parameter_bytes
     networks = job.sizes.experts.per_token if job.sizes.experts else 1
     sums = (1 + networks) * all_reduce_s(wide, division.tensor, ring) * (1 - host.conduct.tensor)

@@ -61,7 +61,7 @@ class Scattered(Quiet):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         sizes = [gradient.shape[ctx.along]] * ctx.team.size
-        return torch.cat(ctx.team.gather(gradient, ctx.along, sizes), ctx.along), None, None
+        return ctx.team.together(gradient, ctx.along, sizes), None, None
 
 
 class Gathered(Quiet):
@@ -70,7 +70,7 @@ class Gathered(Quiet):
     @staticmethod
     def forward(ctx: Any, part: Tensor, team: Team, along: int, sizes: list[int]) -> Tensor:
         ctx.team, ctx.along = team, along
-        return torch.cat(team.gather(part, along, sizes), along)
+        return team.together(part, along, sizes)
 
     @staticmethod
     @once_differentiable
@@ -89,4 +89,4 @@ class Narrowed(Quiet):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return torch.cat(ctx.team.gather(gradient, ctx.along, ctx.sizes), ctx.along), None, None, None
+        return ctx.team.together(gradient, ctx.along, ctx.sizes), None, None, None

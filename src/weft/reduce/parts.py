@@ -1,0 +1,133 @@
+"""Tensors of which each rank of a group has a part along a dimension: added up, handed out, put together.
+
+CPU ranks of one host do it through memory that they share, straight from the tensors and into them: parts along an
+inner dimension are runs of values with gaps between them, which go one after the other as if they were one. Other ranks
+use the group's own collectives, for which parts are put in the order of the ranks first.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import TransportError
+from weft.reduce.choice import hosts_of
+from weft.reduce.shared import TIMEOUT, HostMemory, carries
+from weft.transport import segment
+
+# PyTorch 2.13 renamed them, and warns of the old names.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+RUN_BYTES = 16 << 10
+"""Shorter runs are copied behind each other first: that costs less than handling each."""
+
+
+class Parts:
+    """What the ranks of a group do with tensors in parts; all make the same calls in the same order.
+
+    Args:
+        group: The ranks.
+        memory: What they share; None where they use the group's collectives.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, memory: HostMemory | None = None) -> None:
+        self.group, self.memory = group, memory
+        self.rank, self.size = group.rank(), group.size()
+
+    @classmethod
+    def connect(
+        cls, group: dist.ProcessGroup, device: torch.device, timeout: timedelta | None = None
+    ) -> Parts:
+        """Through shared memory, if all ranks have it. Every rank of the group calls it.
+
+        Args:
+            group: The ranks, with a CPU backend if the tensors are there.
+            device: Where the tensors are.
+            timeout: After which time another rank's silence is an error; 30 minutes if None.
+        """
+        if device.type != "cpu" or not segment.available() or len(set(hosts_of(group))) > 1:
+            return cls(group)
+        try:
+            memory = HostMemory.connect(group, timeout=timeout or TIMEOUT)
+        except TransportError:  # raised by all ranks together
+            return cls(group)
+        memory.members = tuple(dist.get_process_group_ranks(group))  # errors name these
+        return cls(group, memory)
+
+    @torch.no_grad()
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """Replace a contiguous tensor, as large on each rank, by its sum over the ranks."""
+        if self.memory is not None and carries(tensor):
+            self.memory.all_reduce(tensor.view(-1))
+        else:
+            dist.all_reduce(tensor, group=self.group)
+
+    @torch.no_grad()
+    def together(self, part: torch.Tensor, dim: int) -> torch.Tensor:
+        """The ranks' parts, all as large, behind each other along a dimension."""
+        if self.memory is None or not carries(part):
+            flat = part.new_empty((self.size, *part.shape))
+            _gather(_bytes(flat), _bytes(part.contiguous()), group=self.group)
+            return flat.movedim(0, dim).flatten(dim, dim + 1).contiguous()
+        shape = list(part.shape)
+        shape[dim] *= self.size
+        whole = part.new_empty(shape)
+        rows = self._rows(whole, dim)
+        if _long(rows):
+            rows[:, self.rank].copy_(part.reshape(rows[:, self.rank].shape))
+            self.memory.gather_pieces(_runs(rows))
+            return whole
+        flat = part.new_empty((self.size, rows.shape[0], rows.shape[2]))
+        flat[self.rank].copy_(part.reshape(flat.shape[1:]))
+        self.memory.all_gather(flat.view(-1))
+        rows.copy_(flat.transpose(0, 1))
+        return whole
+
+    @torch.no_grad()
+    def add_up_parts(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """This rank's part along a dimension, which the ranks divide, of the sum of the ranks' tensors."""
+        tensor = tensor.contiguous()
+        shape = list(tensor.shape)
+        shape[dim] //= self.size
+        rows = self._rows(tensor, dim)
+        if self.memory is None or not carries(tensor):
+            part = tensor.new_empty(shape)
+            _scatter(part.view(-1), rows.transpose(0, 1).contiguous().view(-1), group=self.group)
+            return part
+        part = rows[:, self.rank].clone(memory_format=torch.contiguous_format)
+        if _long(rows):
+            others = [list(each.unbind(0)) for each in rows.unbind(1)]
+            others[self.rank] = [part.view(-1)]
+            self.memory.scatter_pieces([piece for each in others for piece in each])
+        else:
+            flat = rows.transpose(0, 1).contiguous()
+            self.memory.reduce_scatter(flat.view(-1))
+            part = flat[self.rank].clone()
+        return part.view(shape)
+
+    def _rows(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """A contiguous tensor as (what is before the dimension, ranks, a rank's run of values)."""
+        inner = math.prod(tensor.shape[dim + 1 :])
+        return tensor.view(math.prod(tensor.shape[:dim]), self.size, tensor.shape[dim] // self.size * inner)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None
+
+
+def _long(rows: torch.Tensor) -> bool:
+    return rows.shape[0] == 1 or rows.shape[2] * rows.itemsize >= RUN_BYTES
+
+
+def _runs(rows: torch.Tensor) -> list[torch.Tensor]:
+    """All runs, those of the first rank first."""
+    return [run for each in rows.unbind(1) for run in each.unbind(0)]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
