@@ -94,9 +94,7 @@ class Parts:
         shape[dim] //= self.size
         rows = self._rows(tensor, dim)
         if self.memory is None or not carries(tensor):
-            part = tensor.new_empty(shape)
-            _scatter(part.view(-1), rows.transpose(0, 1).contiguous().view(-1), group=self.group)
-            return part
+            return self._sum_of_own(rows.transpose(0, 1).contiguous()).view(shape)
         part = rows[:, self.rank].clone(memory_format=torch.contiguous_format)
         if _long(rows):
             others = [list(each.unbind(0)) for each in rows.unbind(1)]
@@ -107,6 +105,19 @@ class Parts:
             self.memory.reduce_scatter(flat.view(-1))
             part = flat[self.rank].clone()
         return part.view(shape)
+
+    def _sum_of_own(self, flat: torch.Tensor) -> torch.Tensor:
+        """The sum of the ranks' rows that stand at this rank's place."""
+        if flat.is_cuda:
+            found = torch.empty_like(flat[0])
+            _scatter(found.view(-1), flat.view(-1), group=self.group)
+            return found
+        came = torch.empty_like(flat)  # gloo would add up all rows on each rank
+        dist.all_to_all_single(_bytes(came), _bytes(flat), group=self.group)
+        total = came[0].clone()
+        for row in came[1:]:
+            total += row
+        return total
 
     def _rows(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """A contiguous tensor as (what is before the dimension, ranks, a rank's run of values)."""
