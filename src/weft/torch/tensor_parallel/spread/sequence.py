@@ -19,10 +19,12 @@ from weft.torch.tensor_parallel.team import Quiet, Team, enter
 from .tensor import Spread, may_spread, plain, spread
 
 
-def scattered(sums: Tensor, team: Team) -> Tensor:
-    """The sum of the ranks' tensors ``[..., tokens, features]``; each rank has some of the tokens of it."""
+def scattered(sums: Tensor, team: Team, bias: Tensor | None = None) -> Tensor:
+    """The sum of the ranks' tensors ``[..., tokens, features]``, and a bias; each rank has some of the tokens of it."""
     along = sums.ndim - 2
     part: Tensor = Scattered.apply(sums, team, along)
+    if bias is not None:
+        part.add_(enter(bias.to(part.dtype), team))
     return spread(part, team, along, [part.shape[along]] * team.size)
 
 
