@@ -117,8 +117,8 @@ def head_times(job: Job, division: Division, machines: Machines) -> Times:
     """The head and the loss: 2 T h V FLOPs over t; logits of 32 bits are written, read and written by the loss in the
     forward pass, and once more in the backward pass: 12 T V bytes over t and 8 more.
 
-    Tensor-parallel ranks add up T h numbers of the embedding in the forward pass, and as many of the head in the backward
-    pass. That counts where it was measured what a sum takes: fitted shares have it in them."""
+    Tensor-parallel ranks add up T h numbers of the embedding in the forward pass, and as many before the head in the
+    backward pass. That counts where it was measured what a sum takes: fitted shares have it in them."""
     device, tokens = machines.host.accelerator, rank_tokens(job, division)
     dtype = job.precision if job.precision != "fp8" else "bf16"
     ahead = device.product_s(job.sizes.head_flops(tokens) / division.tensor, dtype)

@@ -20,7 +20,7 @@ from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.layer import Times, all_reduce_s
 from weft.plan.parallelism.shares import shares
 from weft.plan.parallelism.stage_costs import stage_costs
-from weft.plan.parallelism.step import bubble_s, step_of
+from weft.plan.parallelism.step import bubble_s, head_times, step_of
 from weft.schedule import make
 from weft.simulate import StageCost, simulate
 from weft.topology.cluster import Link
@@ -191,7 +191,10 @@ def test_cut_layers_exchange_at_the_rate_that_was_measured_for_them():
         )
     wide = Division(tensor=8, microbatch=4)
     two = replace(usual, hosts=2)
-    assert step_of(job, wide, replace(slow, hosts=2)) == step_of(job, wide, two)
+    assert step_of(job, wide, replace(slow, hosts=2)).layer == step_of(job, wide, two).layer
+    head = [head_times(job, Division(tensor=4, microbatch=4), each) for each in (usual, slow)]
+    more = shown * all_reduce_s(size, 4, tokens)
+    assert [head[1].forward, head[1].inputs] == pytest.approx([head[0].forward + more, head[0].inputs + more])
 
 
 def test_shared_parameters_are_exchanged_at_the_rate_that_was_measured_for_them():
