@@ -131,7 +131,8 @@ def tensors_in_parts() -> None:
             mine = total.chunk(size, dim)[dist.get_rank()]
             for way in ways:
                 given = every[dist.get_rank()].clone()
-                assert torch.equal(way.add_up_parts(given, dim), mine), (shape, dtype)
+                found = way.add_up_parts(given, dim)
+                assert torch.equal(found, mine) and not found._is_view(), (shape, dtype)
                 assert torch.equal(given, every[dist.get_rank()]), "what was given has changed"
                 turned = given.transpose(0, -1).contiguous().transpose(0, -1)
                 assert torch.equal(way.add_up_parts(turned, dim), mine), (shape, dtype)

@@ -93,31 +93,31 @@ class Parts:
         shape = list(tensor.shape)
         shape[dim] //= self.size
         rows = self._rows(tensor, dim)
+        part = tensor.new_empty(shape)  # no view: callers may write into it
         if self.memory is None or not carries(tensor):
-            return self._sum_of_own(rows.transpose(0, 1).contiguous()).view(shape)
-        part = rows[:, self.rank].clone(memory_format=torch.contiguous_format)
-        if _long(rows):
+            self._sum_of_own(rows.transpose(0, 1).contiguous(), part.view(-1))
+        elif _long(rows):
+            part.view(rows[:, self.rank].shape).copy_(rows[:, self.rank])
             others = [list(each.unbind(0)) for each in rows.unbind(1)]
             others[self.rank] = [part.view(-1)]
             self.memory.scatter_pieces([piece for each in others for piece in each])
         else:
             flat = rows.transpose(0, 1).contiguous()
             self.memory.reduce_scatter(flat.view(-1))
-            part = flat[self.rank].clone()
-        return part.view(shape)
+            part.view(flat[self.rank].shape).copy_(flat[self.rank])
+        return part
 
-    def _sum_of_own(self, flat: torch.Tensor) -> torch.Tensor:
-        """The sum of the ranks' rows that stand at this rank's place."""
+    def _sum_of_own(self, flat: torch.Tensor, found: torch.Tensor) -> None:
+        """Write the sum of the ranks' rows that stand at this rank's place."""
         if flat.is_cuda:
-            found = torch.empty_like(flat[0])
-            _scatter(found.view(-1), flat.view(-1), group=self.group)
-            return found
+            _scatter(found, flat.view(-1), group=self.group)
+            return
         came = torch.empty_like(flat)  # gloo would add up all rows on each rank
         dist.all_to_all_single(_bytes(came), _bytes(flat), group=self.group)
-        total = came[0].clone()
-        for row in came[1:]:
-            total += row
-        return total
+        first, *rest = came.view(self.size, -1)
+        found.copy_(first)
+        for row in rest:
+            found += row
 
     def _rows(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """A contiguous tensor as (what is before the dimension, ranks, a rank's run of values)."""

@@ -85,7 +85,7 @@ class Team:
     def add_up_parts(self, tensor: Tensor, along: int) -> Tensor:
         """This rank's part along a dimension, which the ranks divide, of the sum over the ranks."""
         if self.parts is None:
-            return tensor.narrow(along, 0, tensor.shape[along] // self.size)
+            return tensor.narrow(along, 0, tensor.shape[along] // self.size).clone()
         self._outside("adds up parts of a tensor")
         with self.record():
             return self.parts.add_up_parts(tensor, along % tensor.ndim)
