@@ -1,8 +1,8 @@
 """Tensors of which each rank of a group has a part along a dimension: added up, handed out, put together.
 
 CPU ranks of one host do it through memory that they share, straight from the tensors and into them: parts along an
-inner dimension are runs of values with gaps between them, which go one after the other as if they were one. Other ranks
-use the group's own collectives, for which parts are put in the order of the ranks first.
+inner dimension are rows with gaps between them. Other ranks use the group's own collectives, for which parts are put in
+the order of the ranks first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from weft.transport import segment
 # PyTorch 2.13 renamed them, and warns of the old names.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-RUN_BYTES = 16 << 10
-"""Shorter runs are copied behind each other first: that costs less than handling each."""
 
 
 class Parts:
@@ -76,14 +74,8 @@ class Parts:
         shape[dim] *= self.size
         whole = part.new_empty(shape)
         rows = self._rows(whole, dim)
-        if _long(rows):
-            rows[:, self.rank].copy_(part.reshape(rows[:, self.rank].shape))
-            self.memory.gather_pieces(_runs(rows))
-            return whole
-        flat = part.new_empty((self.size, rows.shape[0], rows.shape[2]))
-        flat[self.rank].copy_(part.reshape(flat.shape[1:]))
-        self.memory.all_gather(flat.view(-1))
-        rows.copy_(flat.transpose(0, 1))
+        rows[:, self.rank].copy_(part.reshape(rows[:, self.rank].shape))
+        self.memory.gather_pieces(rows.unbind(1))
         return whole
 
     @torch.no_grad()
@@ -96,15 +88,11 @@ class Parts:
         part = tensor.new_empty(shape)  # no view: callers may write into it
         if self.memory is None or not carries(tensor):
             self._sum_of_own(rows.transpose(0, 1).contiguous(), part.view(-1))
-        elif _long(rows):
-            part.view(rows[:, self.rank].shape).copy_(rows[:, self.rank])
-            others = [list(each.unbind(0)) for each in rows.unbind(1)]
-            others[self.rank] = [part.view(-1)]
-            self.memory.scatter_pieces([piece for each in others for piece in each])
-        else:
-            flat = rows.transpose(0, 1).contiguous()
-            self.memory.reduce_scatter(flat.view(-1))
-            part.view(flat[self.rank].shape).copy_(flat[self.rank])
+            return part
+        pieces = list(rows.unbind(1))
+        pieces[self.rank] = part.view(pieces[self.rank].shape)
+        pieces[self.rank].copy_(rows[:, self.rank])
+        self.memory.scatter_pieces(pieces)
         return part
 
     def _sum_of_own(self, flat: torch.Tensor, found: torch.Tensor) -> None:
@@ -129,15 +117,6 @@ class Parts:
         if self.memory is not None:
             self.memory.close()
             self.memory = None
-
-
-def _long(rows: torch.Tensor) -> bool:
-    return rows.shape[0] == 1 or rows.shape[2] * rows.itemsize >= RUN_BYTES
-
-
-def _runs(rows: torch.Tensor) -> list[torch.Tensor]:
-    """All runs, those of the first rank first."""
-    return [run for each in rows.unbind(1) for run in each.unbind(0)]
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
