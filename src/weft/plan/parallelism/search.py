@@ -6,7 +6,8 @@
 
 What is left out is never better: schedules with one microbatch a rank at most, chunks that layers do not fill,
 context parallelism of short sequences, sharded parameters in a pipeline (they would be gathered for every microbatch
-of every stage), tensor parallelism without sequence parallelism. A division whose parameters, gradients and states
+of every stage), tensor parallelism without sequence parallelism, unless it was measured that gathers and scatters take
+longer than sums (`Host.tokens`). A division whose parameters, gradients and states
 alone do not fit is not looked at further: that is the bound.
 """
 
@@ -169,13 +170,21 @@ def divisions(job: Job, machines: Machines, found: Found) -> Iterator[Division]:
                     continue
                 for experts in _expert_ranks(job, data):
                     base = Division(data, tensor, pipeline, context=context, experts=experts)
-                    yield from _variants(job, base)
+                    for along in _along(job, tensor, machines):
+                        yield from _variants(job, replace(base, along=along))
 
 
 def _expert_ranks(job: Job, data: int) -> list[int]:
     """How many replicas may share the experts."""
     experts = job.sizes.experts
     return [1] if experts is None else divisors(math.gcd(experts.count, data))
+
+
+def _along(job: Job, tensor: int, machines: Machines) -> tuple[bool, ...]:
+    """Whether tensor-parallel ranks split the sequence, too; both ways where either may be faster."""
+    if tensor == 1 or machines.host.tokens is None:
+        return (True,)
+    return (True, False) if job.sizes.seq % tensor == 0 else (False,)
 
 
 def _variants(job: Job, base: Division) -> Iterator[Division]:

@@ -91,7 +91,7 @@ def traced_search(graph: Graph, machines: Machines, microbatches: int, limit_byt
     """
     found = Found()
     for tensor in degrees(graph, machines.host.accelerators):
-        parts = in_parts(graph, tensor, machines.ring(tensor, 1))
+        parts = in_parts(graph, tensor, machines.tensor_ring(tensor, along=False))
         for pipeline in divisors(machines.size // tensor) if machines.size % tensor == 0 else ():
             data = machines.size // (pipeline * tensor)
             if pipeline > len(graph):
@@ -112,7 +112,7 @@ def traced_search(graph: Graph, machines: Machines, microbatches: int, limit_byt
 
 def traced_plan(graph: Graph, division: Division, machines: Machines, microbatches: int) -> Plan:
     """What one division of a traced model takes, with so many microbatches a replica."""
-    parts = in_parts(graph, division.tensor, machines.ring(division.tensor, 1))
+    parts = in_parts(graph, division.tensor, machines.tensor_ring(division.tensor, along=False))
     return _plan(division, _row(parts, division.pipeline), machines, microbatches)
 
 

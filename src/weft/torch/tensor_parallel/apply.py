@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from types import MethodType
 from typing import Any
 
@@ -99,8 +100,9 @@ class SplitRegion:
 
 
 def split(
-    model: nn.Module, splits: Splits, group: Any, rank: int, size: int, device: torch.device
-) -> Team | None:
+    model: nn.Module, splits: Splits, group: Any, rank: int, size: int, device: torch.device,
+    timeout: timedelta | None = None,
+) -> Team | None:  # fmt: skip
     """Cut the parameters of the linears in ``splits``, in place, and let the model run in parts.
 
     Parameters stay the same objects, with this rank's part in them; gradients that they have are dropped. Every rank of
@@ -113,6 +115,7 @@ def split(
         rank: This rank's number in the group.
         size: How many ranks the group has.
         device: Where the model runs.
+        timeout: After which time another rank's silence in a sum is an error.
 
     Returns:
         The ranks that hold the parts; None where nothing was to be split.
@@ -125,7 +128,7 @@ def split(
     if not linears or any(is_cut(_weight(model.get_submodule(name), how)) for name, how in linears.items()):
         return None
     take_plain_for_whole()
-    team = Team.of(group, rank, size, device)
+    team = Team.of(group, rank, size, device, timeout)
     answer(Functions(team))
     for name, linear in linears.items():
         module = model.get_submodule(name)

@@ -75,6 +75,24 @@ def test_tensor_parallelism_is_tried_as_weft_runs_it():
     assert today is not None and today.division.tensor == 8, "three layers and one sample leave nothing else"
 
 
+@pytest.mark.parametrize("slow", ["sums", "tokens"])
+def test_sequences_are_split_where_that_was_measured_to_be_faster(slow: str):
+    """And where only what is split fits."""
+    links = dict.fromkeys(("sums", "tokens"), Link(1e-6, 1e11)) | {slow: Link(1e-3, 1e9)}
+    usual = parse_cluster("1x8xA100-80")
+    machines = replace(usual, host=replace(usual.host, **links))
+    job = Job(replace(SIZES, layers=3), 1)
+    best = search(job, machines).best[0].division
+    assert (best.tensor, best.along) == (8, slow == "sums")
+    assert settings_of(best, 1)["sequence_parallel"] is (slow == "sums")
+    odd = Job(replace(SIZES, layers=3, seq=1023), 1)
+    assert not any(one.along for one in divisions(odd, machines, Found()) if one.tensor > 1)
+    if slow == "tokens":
+        memory = [memory_of(job, replace(best, along=one, recompute="full")).total for one in (True, False)]
+        small = search(job, machines, memory_bytes=sum(memory) / 2)
+        assert small.best[0].division.along
+
+
 def test_the_guide_begins_with_replicas_and_stops_where_they_fit():
     small = guide(JOB, parse_cluster("8xA100-80"))
     assert small[0].what == "8 replicas, 8 sequences each at once"
