@@ -39,6 +39,7 @@ from weft.launch.boxes import AgentBox, Box, FileBox, PageBox, ScriptBox, closed
 from weft.launch.discovery import Place
 from weft.launch.store import KEPT, Address, JobStore, Server, listen
 from weft.transport.private_c10d import default_store
+from weft.watch.beside.start import Beside
 from weft.watch.heartbeat import Page
 from weft.watch.monitor import Limits, Monitor
 from weft.watch.process import die_with_parent, is_alive
@@ -117,11 +118,18 @@ def enter(place: Place, limits: Limits, timeout: timedelta) -> tuple[Place, Stor
     if monitor is not None:
         monitor.note("wait", module="weft.init")
         atexit.register(shutdown, monitor)
+    beside = Beside(place.source == "openmpi") if monitor is None and not place.one_host else None
     store = connect(place, timeout)
     if not place.local_size:
         place = _with_hosts(place, store)
+    if beside is not None:
+        if place.one_host:
+            beside.dismiss()
+        elif isinstance(store, JobStore) and not isinstance(store.address, str):
+            beside.tell_port(store.address[1])
     if monitor is None:
         monitor = Monitor.start(place, limits, store)
+        monitor.beside = beside
         monitor.note("wait", module="weft.init")
         atexit.register(shutdown, monitor)
     else:
