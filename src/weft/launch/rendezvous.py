@@ -126,7 +126,7 @@ def enter(place: Place, limits: Limits, timeout: timedelta) -> tuple[Place, Stor
         if place.one_host:
             beside.dismiss()
         elif isinstance(store, JobStore) and not isinstance(store.address, str):
-            beside.tell_port(store.address[1])
+            beside.tell(store.address[1], limits.heartbeat)
     if monitor is None:
         monitor = Monitor.start(place, limits, store)
         monitor.beside = beside

@@ -17,9 +17,10 @@ from weft.watch.beside import program
 from weft.watch.beside.program import (
     Connection,
     Process,
+    children,
     clear,
     connections,
-    has_ranks,
+    is_rank,
     parsed,
     sockets,
     someone_there,
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tell
 
 STORE = 0x7534
 HERE, THERE = "01014D0A", "02014D0A"
-LOST = Connection(f"{HERE}:9C4C", f"{THERE}:B2E6", "01", "01", 4, "77")
+LOST = Connection(f"{HERE}:9C4C", f"{THERE}:B2E6", "01", 74, 4, "77")
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 
 
@@ -58,7 +59,7 @@ def held(process: subprocess.Popen[bytes]) -> Process:
 def sees(monkeypatch: pytest.MonkeyPatch, *looks: list[Connection]) -> None:
     """What the process sees, one look after the other, and then always the last."""
     left = list(looks)
-    monkeypatch.setattr(program, "connections", lambda pid: left.pop(0) if len(left) > 1 else left[0])
+    monkeypatch.setattr(program, "connections", lambda: left.pop(0) if len(left) > 1 else left[0])
 
 
 @pytest.fixture
@@ -79,8 +80,8 @@ def test_a_real_connection_is_found_with_its_owner():
         with socket.create_connection(("127.0.0.1", port)) as client:
             inode = str(os.fstat(client.fileno()).st_ino)
             assert inode in sockets(os.getpid())
-            (mine,) = [each for each in connections(os.getpid()) if each.inode == inode]
-            assert mine.has_port(port) and mine.state == "01" and mine.sent_again == 0
+            (mine,) = [each for each in connections() if each.inode == inode]
+            assert mine.has_port(port) and mine.state == "01" and mine.tried == 0
             assert not mine.to_other_host
 
 
@@ -96,7 +97,7 @@ def test_a_real_connection_is_found_with_its_owner():
     ],
 )
 def test_who_keeps_a_connection_to_the_store(local: str, remote: str, state: str, there: bool):
-    assert someone_there([Connection(local, remote, state, "00", 0, "1")], STORE) is there
+    assert someone_there([Connection(local, remote, state, 0, 0, "1")], STORE) is there
 
 
 @pytest.mark.parametrize(
@@ -104,8 +105,9 @@ def test_who_keeps_a_connection_to_the_store(local: str, remote: str, state: str
     [
         ({}, True),
         ({"inode": "78"}, False),
-        ({"sent_again": 1}, False),
-        ({"timer": "04"}, False),  # the other end hears, but does not read
+        ({"tried": 1}, False),
+        ({"tried": 0}, False),  # the other end says that it has no room
+        ({"waiting": 0}, False),
     ],
 )
 def test_words_that_nobody_confirms(change: dict[str, object], waits: bool):
@@ -121,30 +123,50 @@ def test_a_line_of_ipv6():
 def test_a_rank_that_stands_still_is_killed_when_all_others_have_gone(
     monkeypatch: pytest.MonkeyPatch, other: subprocess.Popen[bytes], told: int
 ):
-    mine = Connection(f"{HERE}:9C4C", f"{THERE}:{STORE:04X}", "01", "00", 0, "1")
+    mine = Connection(f"{HERE}:9C4C", f"{THERE}:{STORE:04X}", "01", 0, 0, "1")
     sees(monkeypatch, [], [mine], [mine], [mine._replace(state="08")])
     os.kill(other.pid, signal.SIGSTOP)
-    os.write(told, b"%d\n" % STORE)
+    os.write(told, b"%d 0\n" % STORE)
     assert watch(held(other)) is False
     assert other.wait(10) == -signal.SIGKILL
+
+
+def test_a_rank_has_the_heartbeat_timeout_to_notice_that_others_have_gone(
+    monkeypatch: pytest.MonkeyPatch, other: subprocess.Popen[bytes], told: int
+):
+    """Rank 0 learns of a rank of another host by its silence only, and says then who it was."""
+    mine = Connection(f"{HERE}:9C4C", f"{THERE}:{STORE:04X}", "01", 0, 0, "1")
+    looks = 0
+
+    def look() -> list[Connection]:
+        nonlocal looks
+        looks += 1
+        if looks == program.LOOKS + 40:
+            os.write(told, b".")
+        return [mine] if looks == 1 else []
+
+    monkeypatch.setattr(program, "connections", look)
+    os.write(told, b"%d 1\n" % STORE)
+    assert watch(held(other)) is True
+    assert other.poll() is None
 
 
 @pytest.mark.parametrize("last", ["01", None])
 def test_a_rank_stays_while_somebody_is_there_or_nobody_ever_was(
     monkeypatch: pytest.MonkeyPatch, other: subprocess.Popen[bytes], told: int, last: str | None
 ):
-    mine = Connection(f"{HERE}:9C4C", f"{THERE}:{STORE:04X}", "01", "00", 0, "1")
+    mine = Connection(f"{HERE}:9C4C", f"{THERE}:{STORE:04X}", "01", 0, 0, "1")
     away = [mine._replace(state="08")] if last else []
     left = [*[away] * (program.LOOKS - 1), [mine]] * 3 if last else [[]] * 12
 
-    def look(pid: int) -> list[Connection]:
+    def look() -> list[Connection]:
         if not left:
             os.write(told, b".")
             return []
         return left.pop(0)
 
     monkeypatch.setattr(program, "connections", look)
-    os.write(told, b"%d\n" % STORE)
+    os.write(told, b"%d 0\n" % STORE)
     assert watch(held(other)) is True
     assert other.poll() is None
 
@@ -158,25 +180,43 @@ def test_a_launcher_that_nobody_hears_is_ended(
     assert other.wait(10) == -signal.SIGTERM
 
 
+def test_what_a_launcher_has_to_reach_other_hosts_goes_after_it(
+    monkeypatch: pytest.MonkeyPatch, other: subprocess.Popen[bytes]
+):
+    """One that does not listen is killed."""
+    script = "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True); signal.pause()"
+    monkeypatch.setattr(program, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(program, "children", lambda pid: [(other.pid, began(other.pid)), (1, 1)])
+    with subprocess.Popen([sys.executable, "-S", "-c", script], stdout=subprocess.PIPE) as deaf:
+        assert deaf.stdout is not None
+        deaf.stdout.readline()
+        program.end(held(deaf))
+        assert deaf.wait(10) == -signal.SIGKILL
+    assert other.wait(10) == -signal.SIGTERM
+
+
 def test_a_launcher_that_is_heard_or_has_ranks_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, other: subprocess.Popen[bytes]
 ):
     monkeypatch.setattr(program, "sockets", lambda pid: {"77"})
-    sees(monkeypatch, [LOST._replace(sent_again=0)])
+    sees(monkeypatch, [LOST._replace(tried=0)])
     clear(held(other))
     assert other.poll() is None
     sees(monkeypatch, [LOST])
-    monkeypatch.setattr(program, "has_ranks", lambda pid: True)
+    monkeypatch.setattr(program, "children", lambda pid: [(1, 0), (2, 0)])
+    monkeypatch.setattr(program, "is_rank", lambda pid: pid == 2)
     clear(held(other))
     assert other.poll() is None
 
 
 def test_ranks_of_a_launcher_are_its_children_with_a_rank(other: subprocess.Popen[bytes]):
-    assert not has_ranks(os.getpid()), "a child that is no rank"
+    assert (other.pid, began(other.pid)) in children(os.getpid())
+    assert not is_rank(other.pid)
     with subprocess.Popen(SLEEPS, env={"OMPI_COMM_WORLD_RANK": "0"}) as rank:
-        assert waited_for(lambda: has_ranks(os.getpid())), "its variables show a moment after its start"
+        assert waited_for(lambda: is_rank(rank.pid)), "its variables show a moment after its start"
         rank.kill()
-        assert waited_for(lambda: not has_ranks(os.getpid())), "it has not been waited for, but has ended"
+        gone = (rank.pid, began(rank.pid))
+        assert waited_for(lambda: gone not in children(os.getpid())), "not waited for, but it has ended"
 
 
 def waited_for(look: Callable[[], bool]) -> bool:
@@ -212,7 +252,7 @@ def test_it_ends_when_it_is_dismissed():
     beside = Beside(of_mpirun=False)
     process = beside._process
     assert process is not None
-    beside.tell_port(STORE)
+    beside.tell(STORE, 30.0)
     assert process.poll() is None
     beside.dismiss()
     assert process.wait(10) == 0

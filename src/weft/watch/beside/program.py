@@ -2,13 +2,14 @@
 
     program.py RANK BEGAN LAUNCHER BEGAN        two processes and when they began; 0 0: there is no such launcher
 
-Its standard input says the port of the job's store once that is known, and a full stop when all ranks have come to
-their end: then there is nothing left to do.
+Its standard input says the port of the job's store and the `heartbeat_timeout` in whole seconds, once they are known,
+and a full stop when all ranks have come to their end: then there is nothing left to do.
 
-A rank that still runs LOOKS after the last connection with another host has gone stands still: a thread of its own
-would have noticed. It is killed. When the rank has ended before the full stop, the launcher is given as many looks to
-end by itself. It is ended if in all that time it had no rank on this host any more, and sent words to another host that
-nobody confirmed.
+All connections with other hosts have gone, but the rank still runs: it has `heartbeat_timeout` to notice, and LOOKS to
+end, as it would by itself. One that does not stands still, and is killed.
+
+The rank has ended before the full stop: the launcher has LOOKS to end by itself. It is ended if in all that time it had
+no rank on this host any more, and sent words to another host that nobody confirmed.
 
 What is counted is looks and not seconds: time in which this process did not run counts for nobody. A process is held by
 a descriptor of it: its number may be another one's later, the descriptor never is.
@@ -29,10 +30,8 @@ LOOKS = 4
 MOST_LOOKS = 60
 """A launcher that has not ended by then is none that waits for a lost host: a person decides."""
 PATIENCE_S = 2.0
-"""Open MPI takes a second request within 5 s for an order to end at once."""
 _ESTABLISHED = "01"
-_SENDS_AGAIN = "01"
-_LOST = 3
+_TRIED = 3
 """So often has something been sent again that one packet which was lost is no explanation."""
 _RANK = b"OMPI_COMM_WORLD_RANK="
 
@@ -51,7 +50,7 @@ def main() -> int:
 
 def watch(rank: Process) -> bool:
     """Returns when the rank has ended, or does not need this any more: whether all came to their end."""
-    told, port, seen, missed = b"", 0, False, 0
+    told, port, looks, seen, missed = b"", 0, 0, False, 0
     while True:
         ready = select.select([0, rank.descriptor], [], [], LOOK_S)[0]
         if 0 in ready:
@@ -61,13 +60,15 @@ def watch(rank: Process) -> bool:
             told += part
             if b"." in told:
                 return True
-            port = int(told) if told.endswith(b"\n") else 0
+            if told.endswith(b"\n"):
+                port, heartbeat = map(int, told.split())
+                looks = LOOKS + int(heartbeat / LOOK_S)
         elif ready:
             return False
         elif port:
-            there = someone_there(connections(rank.pid), port)
+            there = someone_there(connections(), port)
             seen, missed = seen or there, 0 if there else missed + seen
-            if missed >= LOOKS:
+            if missed >= looks:
                 rank.send(signal.SIGKILL)
 
 
@@ -77,16 +78,26 @@ def clear(launcher: Process) -> None:
     for _ in range(MOST_LOOKS):
         if launcher.ends_within(LOOK_S):
             return
-        waits = unheard(connections(launcher.pid), sockets(launcher.pid)) and not has_ranks(launcher.pid)
+        waits = unheard(connections(), sockets(launcher.pid))
+        waits = waits and not any(is_rank(pid) for pid, _ in children(launcher.pid))
         lost = lost + 1 if waits else 0
         if lost >= LOOKS:
-            break
-    else:
-        return
-    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+            end(launcher)
+            return
+
+
+def end(launcher: Process) -> None:
+    """First it is asked to; what it has to reach other hosts, such as ssh, goes after it."""
+    ways = []
+    for child in children(launcher.pid):
+        with suppress(OSError):
+            ways.append(Process(*child))
+    for number in (signal.SIGTERM, signal.SIGKILL):
         launcher.send(number)
         if launcher.ends_within(PATIENCE_S):
-            return
+            break
+    for way in ways:
+        way.send(signal.SIGTERM)
 
 
 class Process:
@@ -117,13 +128,18 @@ def stat(pid: int) -> list[bytes]:
 
 
 class Connection(NamedTuple):
-    """One line of Linux's table of TCP connections."""
+    """One line of Linux's table of TCP connections.
+
+    Attributes:
+        waiting: How many bytes the other end has not confirmed.
+        tried: How often they were sent again, or it was asked for room for them, without an answer since.
+    """
 
     local: str
     remote: str
     state: str
-    timer: str
-    sent_again: int
+    waiting: int
+    tried: int
     inode: str
 
     def has_port(self, port: int) -> bool:
@@ -134,12 +150,13 @@ class Connection(NamedTuple):
         return self.local.rpartition(":")[0] != self.remote.rpartition(":")[0]
 
 
-def connections(pid: int) -> list[Connection]:
-    """Those of the network that a process sees, its own and others'."""
+def connections() -> list[Connection]:
+    """All of this host, as far as this process sees its network."""
     found = []
-    for name in ("tcp", "tcp6"):
-        with suppress(OSError), open(f"/proc/{pid}/net/{name}", encoding="ascii") as file:
-            found += [parsed(line) for line in file.readlines()[1:]]
+    for path in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        if os.path.exists(path):
+            with open(path, encoding="ascii") as file:
+                found += [parsed(line) for line in file.readlines()[1:]]
     return found
 
 
@@ -147,11 +164,11 @@ def parsed(line: str) -> Connection:
     """A line of the table, without what is not needed.
 
     >>> parsed("1: 01014D0A:9C4C 02014D0A:B2E6 01 0000004A:00000000 01:00000A2C 00000004 0 0 3921 2 0 0")
-    Connection(local='01014D0A:9C4C', remote='02014D0A:B2E6', state='01', timer='01', sent_again=4, inode='3921')
+    Connection(local='01014D0A:9C4C', remote='02014D0A:B2E6', state='01', waiting=74, tried=4, inode='3921')
     """
-    words = line.split()
-    local, remote, state, _, timer, sent_again = words[1:7]
-    return Connection(local, remote, state, timer.partition(":")[0], int(sent_again, 16), words[9])
+    _, local, remote, state, queues, _, again, _, asked, inode = line.split()[:10]
+    waiting = int(queues.partition(":")[0], 16)
+    return Connection(local, remote, state, waiting, int(again, 16) + int(asked), inode)
 
 
 def someone_there(found: Iterable[Connection], port: int) -> bool:
@@ -160,10 +177,8 @@ def someone_there(found: Iterable[Connection], port: int) -> bool:
 
 
 def unheard(found: Iterable[Connection], inodes: set[str]) -> bool:
-    """Whether what went out through one of these sockets is sent again and again, and nobody confirms it."""
-    return any(
-        each.inode in inodes and each.timer == _SENDS_AGAIN and each.sent_again >= _LOST for each in found
-    )
+    """Whether what was written to one of these sockets is sent again and again, and nobody confirms it."""
+    return any(each.inode in inodes and each.waiting and each.tried >= _TRIED for each in found)
 
 
 def sockets(pid: int) -> set[str]:
@@ -178,22 +193,27 @@ def sockets(pid: int) -> set[str]:
     return found
 
 
-def has_ranks(launcher: int) -> bool:
-    """Whether a process that this launcher has started as a rank still runs, or one of which nobody can say."""
+def children(launcher: int) -> list[tuple[int, int]]:
+    """The processes that this one has started and that still run, each with when it began."""
+    found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
-            try:
-                state, parent = stat(int(name))[:2]
-                if int(parent) != launcher or state in b"ZX":
-                    continue
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    if any(entry.startswith(_RANK) for entry in file.read().split(b"\0")):
-                        return True
-            except PermissionError:
-                return True
-            except OSError:
-                continue
-    return False
+            with suppress(OSError):
+                state, parent, *rest = stat(int(name))
+                if int(parent) == launcher and state not in b"ZX":
+                    found.append((int(name), int(rest[17])))
+    return found
+
+
+def is_rank(pid: int) -> bool:
+    """Whether Open MPI has started this process as a rank; True where nobody may look."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return any(entry.startswith(_RANK) for entry in file.read().split(b"\0"))
+    except PermissionError:
+        return True
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ LAUNCHERS = {"mpirun", "mpiexec", "orterun", "orted", "prterun", "prte", "prted"
 _OF_RANKS = ("OMPI_", "PMIX_", "PRTE_")
 _GENERATIONS = 8
 _LAST_SECONDS = 2.0
+_LONGEST_S = 1e9
 
 
 class Beside:
@@ -38,9 +40,9 @@ class Beside:
                 bufsize=0,
             )  # fmt: skip
 
-    def tell_port(self, port: int) -> None:
-        """Where the job's store is."""
-        self._say(b"%d\n" % port)
+    def tell(self, port: int, heartbeat_s: float) -> None:
+        """Where the job's store is, and after how many seconds a rank counts as frozen."""
+        self._say(b"%d %d\n" % (port, math.ceil(min(heartbeat_s, _LONGEST_S))))
 
     def dismiss(self) -> None:
         """All ranks have come to their end."""
