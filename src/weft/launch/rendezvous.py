@@ -118,23 +118,23 @@ def enter(place: Place, limits: Limits, timeout: timedelta) -> tuple[Place, Stor
     if monitor is not None:
         monitor.note("wait", module="weft.init")
         atexit.register(shutdown, monitor)
-    beside = Beside(place.source == "openmpi") if monitor is None and not place.one_host else None
     store = connect(place, timeout)
     if not place.local_size:
         place = _with_hosts(place, store)
-    if beside is not None:
-        if place.one_host:
-            beside.dismiss()
-        elif isinstance(store, JobStore) and not isinstance(store.address, str):
-            beside.tell(store.address[1], limits.heartbeat)
     if monitor is None:
         monitor = Monitor.start(place, limits, store)
-        monitor.beside = beside
+        monitor.beside = None if place.one_host else _beside(place, store, limits)
         monitor.note("wait", module="weft.init")
         atexit.register(shutdown, monitor)
     else:
         monitor.hold(store)
     return place, store, monitor
+
+
+def _beside(place: Place, store: Store, limits: Limits) -> Beside:
+    """The process beside this one, where there is more than one host."""
+    port = store.address[1] if isinstance(store, JobStore) and not isinstance(store.address, str) else 0
+    return Beside(place.source == "openmpi", port, limits.heartbeat)
 
 
 def _through(box: Box, place: Place, timeout: timedelta, deadline: float) -> Store:

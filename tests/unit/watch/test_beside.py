@@ -126,12 +126,11 @@ def test_a_rank_that_stands_still_is_killed_when_all_others_have_gone(
     mine = Connection(f"{HERE}:9C4C", f"{THERE}:{STORE:04X}", "01", 0, 0, "1")
     sees(monkeypatch, [], [mine], [mine], [mine._replace(state="08")])
     os.kill(other.pid, signal.SIGSTOP)
-    os.write(told, b"%d 0\n" % STORE)
-    assert watch(held(other)) is False
+    assert watch(held(other), STORE, program.LOOKS) is False
     assert other.wait(10) == -signal.SIGKILL
 
 
-def test_a_rank_has_the_heartbeat_timeout_to_notice_that_others_have_gone(
+def test_a_rank_has_its_time_to_notice_that_others_have_gone(
     monkeypatch: pytest.MonkeyPatch, other: subprocess.Popen[bytes], told: int
 ):
     """Rank 0 learns of a rank of another host by its silence only, and says then who it was."""
@@ -141,13 +140,12 @@ def test_a_rank_has_the_heartbeat_timeout_to_notice_that_others_have_gone(
     def look() -> list[Connection]:
         nonlocal looks
         looks += 1
-        if looks == program.LOOKS + 40:
+        if looks == 15:
             os.write(told, b".")
         return [mine] if looks == 1 else []
 
     monkeypatch.setattr(program, "connections", look)
-    os.write(told, b"%d 1\n" % STORE)
-    assert watch(held(other)) is True
+    assert watch(held(other), STORE, 20) is True
     assert other.poll() is None
 
 
@@ -166,8 +164,7 @@ def test_a_rank_stays_while_somebody_is_there_or_nobody_ever_was(
         return left.pop(0)
 
     monkeypatch.setattr(program, "connections", look)
-    os.write(told, b"%d 0\n" % STORE)
-    assert watch(held(other)) is True
+    assert watch(held(other), STORE, program.LOOKS) is True
     assert other.poll() is None
 
 
@@ -249,10 +246,9 @@ def test_the_launcher_is_found_above_a_script_in_between(tmp_path: Path):
 
 
 def test_it_ends_when_it_is_dismissed():
-    beside = Beside(of_mpirun=False)
+    beside = Beside(of_mpirun=False, port=STORE, heartbeat_s=30.0)
     process = beside._process
     assert process is not None
-    beside.tell(STORE, 30.0)
     assert process.poll() is None
     beside.dismiss()
     assert process.wait(10) == 0
@@ -260,6 +256,8 @@ def test_it_ends_when_it_is_dismissed():
 
 
 def test_it_ends_when_the_rank_has_ended_without_a_word():
-    script = "from weft.watch.beside.start import Beside; print(Beside(True)._process.pid, flush=True)"
+    script = (
+        "from weft.watch.beside.start import Beside; print(Beside(True, 1, 1.0)._process.pid, flush=True)"
+    )
     pid = int(subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True).stdout)
     assert waited_for(lambda: not is_alive(pid))

@@ -1,14 +1,15 @@
 """The process beside a rank. It is started by its path and uses Python's own library only, so it is small.
 
-    program.py RANK BEGAN LAUNCHER BEGAN        two processes and when they began; 0 0: there is no such launcher
+    program.py RANK BEGAN PORT HEARTBEAT LAUNCHER BEGAN
 
-Its standard input says the port of the job's store and the `heartbeat_timeout` in whole seconds, once they are known,
-and a full stop when all ranks have come to their end: then there is nothing left to do.
+RANK and LAUNCHER are processes, each with when it began; 0 stands for no such launcher. PORT is that of the job's
+store, HEARTBEAT the `heartbeat_timeout` in seconds. A word on the standard input says that all ranks have come to their
+end: then there is nothing left to do.
 
 All connections with other hosts have gone, but the rank still runs: it has `heartbeat_timeout` to notice, and LOOKS to
 end, as it would by itself. One that does not stands still, and is killed.
 
-The rank has ended before the full stop: the launcher has LOOKS to end by itself. It is ended if in all that time it had
+The rank has ended without that word: the launcher has LOOKS to end by itself. It is ended if in all that time it had
 no rank on this host any more, and sent words to another host that nobody confirmed.
 
 What is counted is looks and not seconds: time in which this process did not run counts for nobody. A process is held by
@@ -37,39 +38,30 @@ _RANK = b"OMPI_COMM_WORLD_RANK="
 
 
 def main() -> int:
-    rank, rank_began, launcher, launcher_began = map(int, sys.argv[1:])
+    rank, rank_began, port, heartbeat, launcher, launcher_began = map(int, sys.argv[1:])
     with suppress(OSError):
         held = Process(launcher, launcher_began) if launcher else None
         all_came = False
         with suppress(ProcessLookupError):
-            all_came = watch(Process(rank, rank_began))
+            all_came = watch(Process(rank, rank_began), port, LOOKS + int(heartbeat / LOOK_S))
         if held is not None and not all_came:
             clear(held)
     return 0
 
 
-def watch(rank: Process) -> bool:
+def watch(rank: Process, port: int, looks: int) -> bool:
     """Returns when the rank has ended, or does not need this any more: whether all came to their end."""
-    told, port, looks, seen, missed = b"", 0, 0, False, 0
+    seen, missed = False, 0
     while True:
         ready = select.select([0, rank.descriptor], [], [], LOOK_S)[0]
-        if 0 in ready:
-            part = os.read(0, 100)
-            if not part:
-                return not rank.ends_within(LOOK_S)  # it has closed what it does not know
-            told += part
-            if b"." in told:
-                return True
-            if told.endswith(b"\n"):
-                port, heartbeat = map(int, told.split())
-                looks = LOOKS + int(heartbeat / LOOK_S)
-        elif ready:
+        if 0 in ready:  # a rank that has closed what it does not know is left alone
+            return bool(os.read(0, 1)) or not rank.ends_within(LOOK_S)
+        if ready:
             return False
-        elif port:
-            there = someone_there(connections(), port)
-            seen, missed = seen or there, 0 if there else missed + seen
-            if missed >= looks:
-                rank.send(signal.SIGKILL)
+        there = someone_there(connections(), port)
+        seen, missed = seen or there, 0 if there else missed + seen
+        if missed >= looks:
+            rank.send(signal.SIGKILL)
 
 
 def clear(launcher: Process) -> None:

@@ -13,7 +13,7 @@ from weft.watch.beside.program import stat
 from weft.watch.process import began
 
 PROGRAM = Path(__file__).with_name("program.py")
-LAUNCHERS = {"mpirun", "mpiexec", "orterun", "orted", "prterun", "prte", "prted"}
+LAUNCHERS = {"mpirun", "mpiexec", "orterun", "orted", "prterun", "prted"}
 """What Open MPI 4 and 5 call what they start ranks with, on the host of `mpirun` and on the others."""
 _OF_RANKS = ("OMPI_", "PMIX_", "PRTE_")
 _GENERATIONS = 8
@@ -22,15 +22,24 @@ _LONGEST_S = 1e9
 
 
 class Beside:
-    """The process beside this one, if the system can have one; see the package."""
+    """The process beside this one, if the system can have one; see the package.
 
-    def __init__(self, of_mpirun: bool) -> None:
+    Args:
+        of_mpirun: Open MPI has started this rank.
+        port: Where the job's store is; 0 if it is not weft's.
+        heartbeat_s: After how many seconds a rank counts as frozen.
+    """
+
+    def __init__(self, of_mpirun: bool, port: int, heartbeat_s: float) -> None:
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         if sys.platform != "linux" or not hasattr(os, "pidfd_open") or not sys.executable:
             return
         launcher = launcher_of(os.getpid()) if of_mpirun else 0
-        numbers = [os.getpid(), began(os.getpid()) or 0, launcher, began(launcher) or 0 if launcher else 0]
+        numbers = [
+            os.getpid(), began(os.getpid()) or 0, port, math.ceil(min(heartbeat_s, _LONGEST_S)),
+            launcher, began(launcher) or 0,
+        ]  # fmt: skip
         nothing = subprocess.DEVNULL
         with suppress(OSError):  # without it a job is what it is elsewhere
             self._process = subprocess.Popen(
@@ -40,23 +49,16 @@ class Beside:
                 bufsize=0,
             )  # fmt: skip
 
-    def tell(self, port: int, heartbeat_s: float) -> None:
-        """Where the job's store is, and after how many seconds a rank counts as frozen."""
-        self._say(b"%d %d\n" % (port, math.ceil(min(heartbeat_s, _LONGEST_S))))
-
     def dismiss(self) -> None:
         """All ranks have come to their end."""
-        self._say(b".")
-        process, self._process = self._process, None
-        if process is not None and process.stdin is not None:
-            process.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_LAST_SECONDS)
-
-    def _say(self, words: bytes) -> None:
-        if self._process is not None and self._process.stdin is not None and os.getpid() == self._owner:
-            with suppress(OSError, ValueError):
-                self._process.stdin.write(words)
+        if self._process is None or self._process.stdin is None or os.getpid() != self._owner:
+            return
+        with suppress(OSError):
+            self._process.stdin.write(b".")
+        self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_SECONDS)
+        self._process = None
 
 
 def launcher_of(pid: int) -> int:
