@@ -125,7 +125,6 @@ SPANNING = (
     Row("local", 3, "exception", "restart", 2),
     Row("torchrun", 2, "SIGKILL", "step", 1),
     Row("mpirun", 2, "SIGSTOP", "step"),
-    Row("torchrun, 2 hosts", 2, "link cut", "step"),
     Row("torchrun, 2 hosts", 2, "SIGSTOP", "step"),
     Row("mpirun, 2 hosts", 2, "link cut", "step"),
 )
