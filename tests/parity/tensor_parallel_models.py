@@ -226,6 +226,18 @@ class Shared(nn.Module):
         return result.view_as(x) + self.shared(x), scores
 
 
+class Residual(Shared):
+    """What goes in is added in the same module; ``noise``: the router sees it with other numbers each time."""
+
+    def __init__(self, noise: float = 0.0) -> None:
+        super().__init__(4)
+        self.noise = noise
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        noisy = x * (1 + self.noise * torch.rand(len(x), 1, 1)) if self.noise else x
+        return x + super().forward(noisy)[0]
+
+
 class Balanced(nn.Module):
     """A mixture and what is added to a loss so that experts get equally many words."""
 
@@ -414,6 +426,7 @@ OWN: dict[str, Case] = {
         ),
         _case("mixture", lambda: [Mixture(), Mixture(named=True), Gated()]),
         _case("shared expert", lambda: [Balanced(Shared()), Gated(), Balanced(Shared(4))]),
+        _case("residual mixture", lambda: [Residual()]),
         _case("normed mixture", lambda: [Balanced(Shared(normed=True))]),
         _case("stacked experts", lambda: [Routed(Stacked()), Routed(Stacked(inner=WIDTH // 2))], around=True),
         _case("spoilt experts", lambda: [Routed(Stacked(how="spoilt")), Gated()]),

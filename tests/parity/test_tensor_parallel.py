@@ -60,6 +60,7 @@ SPLIT: dict[str, tuple[int, str]] = {
     "mixture": (4, "cannot be divided"),
     "shared expert": (8, "cannot be divided"),
     "normed mixture": (8, "cannot be divided"),
+    "residual mixture": (3, "cannot be divided"),
     "stacked experts": (2, "cannot be divided"),
     "spoilt experts": (3, "cannot be divided"),
     "bf16": (10, "cannot be divided"),
@@ -72,7 +73,8 @@ SPLIT: dict[str, tuple[int, str]] = {
 
 # How many of them have some of the experts on each rank.
 BY_RANK = {
-    "SwitchTransformersForConditionalGeneration": 2, "mixture": 2, "shared expert": 2, "spoilt experts": 1,
+    "SwitchTransformersForConditionalGeneration": 2, "mixture": 2, "shared expert": 2,
+    "residual mixture": 1, "spoilt experts": 1,
     "MixtralForCausalLM by rank": 4, "Qwen2MoeForCausalLM by rank": 4, "OlmoeForCausalLM by rank": 4,
     "DeepseekV3ForCausalLM by rank": 3, "stacked experts by rank": 2,
 }  # fmt: skip

@@ -130,13 +130,13 @@ def split(
     take_plain_for_whole()
     team = Team.of(group, rank, size, device, timeout)
     answer(Functions(team))
+    mixtures: list[Mixture] = []
     for name, linear in linears.items():
         module = model.get_submodule(name)
-        stands: Any = (
-            Mixture(module, linear, team)
-            if linear.kind == MIXTURE
-            else SplitLinear(module, linear, team, name in splits.spread, name)
-        )
+        stands: Any = SplitLinear(module, linear, team, name in splits.spread, name)
+        if linear.kind == MIXTURE:
+            stands = Mixture(module, linear, team)
+            mixtures.append(stands)
         for own, how in stands.cuts.items():
             if not is_cut(module.get_parameter(own)):  # modules share it
                 cut_in_place(module.get_parameter(own), how, team)
@@ -149,8 +149,8 @@ def split(
         if region.name in linears and linears[region.name].kind != COLUMN:
             continue
         module.__dict__["forward"] = SplitRegion(module, team)
-    for name, linear in linears.items():
-        for inner, stands_inside in members(model.get_submodule(name), linear, team).items():
+    for mixture in mixtures:
+        for inner, stands_inside in members(mixture).items():
             inner.__dict__["forward"] = stands_inside
     return team
 

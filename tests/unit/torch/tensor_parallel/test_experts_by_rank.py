@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.parity.tensor_parallel_models import WIDTH, Gated, Mixture, Routed, Shared, Stacked
+from tests.parity.tensor_parallel_models import WIDTH, Gated, Mixture, Residual, Routed, Shared, Stacked
 from weft.torch.tensor_parallel import Splits, find
 from weft.torch.tensor_parallel.experts.parts import Own, run_own
 from weft.torch.tensor_parallel.splits import Held, Linear
@@ -72,6 +72,11 @@ def test_both_ways_for_one_weight() -> None:
     assert found(net, share="ranks").linears()["experts"].by_rank()
     few = found(Routed(Stacked(experts=3), 3), 4, "ranks")
     assert few.notes["experts"] == "not split by its experts: its 3 experts are fewer than the 4 ranks"
+
+
+def test_a_residual_path_counts_once() -> None:
+    (linear, *_) = found(Residual(0.1)).linears().values()
+    assert linear.blocks == (2,) and linear.held[-1].name == "shared"
 
 
 class Several(nn.Module):

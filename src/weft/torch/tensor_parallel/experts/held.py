@@ -7,10 +7,14 @@ goes in, and of the router's weights, are added up once as well.
     inputs, router's weights -- EnterAll --> own code: experts --> (zeros from others) -- leave --> result
                                     |        modules beside --> one part of it in each rank --^
                                     '-----> what all compute alike (scores of a router) -- Alike --> result
+
+A residual path, or another thing that is added to the experts' sum, counts once: the module's own code runs a second
+time, without experts, and what it gives is taken from each rank's share and added to the sum.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
@@ -21,6 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from weft.errors import UsageError
+from weft.torch.session.random_streams import TORCH, Streams
 from weft.torch.tensor_parallel.cuts import Cut, mark
 from weft.torch.tensor_parallel.rules import as_whole, stream_of_part
 from weft.torch.tensor_parallel.splits import Held, Linear
@@ -29,12 +34,28 @@ from weft.torch.tensor_parallel.team import Quiet, Team, leave
 from weft.torch.tensors.cut_weights import Guarded
 from weft.torch.tensors.nested import replace, tensors_in
 
+ALIKE, SUM, ABOVE = 0, 1, 2
+"""What ranks do with a result: it is the same on all; they add it up; or what is above that without any experts."""
+
+
+class Turn:
+    """What the members of a mixture do at present.
+
+    Attributes:
+        twice: Whether each call is followed by another one without experts.
+        without: Whether it is that one: all give zeros.
+    """
+
+    def __init__(self, twice: bool) -> None:
+        self.twice, self.without = twice, False
+
 
 class Mixture:
     """Stands for the ``forward`` of a module around experts: whole tensors go in and come out."""
 
     def __init__(self, module: nn.Module, linear: Linear, team: Team) -> None:
         self.module, self.linear, self.team = module, linear, team
+        self.turn = Turn(ABOVE in linear.blocks)
         self.cuts = cuts_of_mixture(module, linear)
         apart = {id(value) for each in linear.held for value in module.get_submodule(each.name).parameters()}
         self.shared = [
@@ -54,36 +75,61 @@ class Mixture:
         try:
             for (table, name), weight in zip(tables, weights, strict=True):
                 dict.__setitem__(table, name, entered.get(id(weight), weight))
-            result = type(self.module).forward(self.module, *args, **kwargs)
+            if self.turn.twice:
+                result, rest = self.with_and_without(*args, **kwargs)
+            else:
+                result, rest = type(self.module).forward(self.module, *args, **kwargs), None
         finally:
             for (table, name), weight in zip(tables, weights, strict=True):
                 dict.__setitem__(table, name, weight)
-        return self._together(result, next(iter(entered.values()), None))
+        return self._together(result, rest, next(iter(entered.values()), None))
 
-    def _together(self, result: Any, anchor: Tensor | None) -> Any:
-        """What the ranks give together. ``anchor``: leads to what has entered, also where no own expert ran."""
+    def with_and_without(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """What the module gives, and what it would without experts; both draw the same random numbers."""
+        streams = Streams(torch.device(self.team.mesh.device_type))
+        before = streams.capture(TORCH)
+        result = type(self.module).forward(self.module, *args, **kwargs)
+        after = streams.capture(TORCH)
+        streams.restore(before)
+        try:
+            self.turn.without = True
+            rest = type(self.module).forward(self.module, *args, **kwargs)
+        finally:
+            self.turn.without = False
+            streams.restore(after)
+        return result, rest
+
+    def _together(self, result: Any, rest: Any, anchor: Tensor | None) -> Any:
+        """What the ranks give together.
+
+        ``rest``: what the module gives without experts. ``anchor``: leads to what has entered, also where no own
+        expert ran.
+        """
         flags = iter(self.linear.blocks)
+        others = iter([each for each in tensors_in(rest) if each.is_floating_point()])
 
         def one(tensor: Tensor) -> Tensor:
             if not tensor.is_floating_point():
                 return tensor
-            flag = next(flags, None)
+            flag, other = next(flags, None), next(others, None)
             if flag is None:
                 raise UsageError(
                     f"{type(self.module).__name__}, whose experts ranks share, gives more tensors than it did in the "
                     'first microbatch: write "experts": "parts"'
                 )
-            if not flag:
-                return Alike.apply(tensor, self.team.size) if tensor.requires_grad else tensor
+            if flag == ALIKE:
+                return alike(tensor, self.team.size)
+            above = tensor - other if flag == ABOVE and other is not None else tensor
             if anchor is not None:
-                tensor = Anchored.apply(tensor, anchor)
-            return leave(tensor.clone(memory_format=torch.contiguous_format), self.team)
+                above = Anchored.apply(above, anchor)
+            sums = leave(above.clone(memory_format=torch.contiguous_format), self.team)
+            return sums + alike(other, self.team.size) if flag == ABOVE and other is not None else sums
 
         return replace(result, one, attributes=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mixture:
         copied = memo[id(self)] = Mixture(memo[id(self.module)], self.linear, self.team)
-        copied.cuts = self.cuts
+        copied.cuts, copied.turn = self.cuts, copy.deepcopy(self.turn, memo)
         for name, how in self.cuts.items():  # parameters are copied without their marks
             parameter = memo.get(id(self.module.get_parameter(name)))
             if parameter is not None:
@@ -94,12 +140,12 @@ class Mixture:
 class Expert:
     """Stands for the ``forward`` of an expert: on the ranks that have it not it gives zeros."""
 
-    def __init__(self, module: nn.Module, held: Held, team: Team) -> None:
-        self.module, self.held, self.team = module, held, team
+    def __init__(self, module: nn.Module, held: Held, team: Team, turn: Turn) -> None:
+        self.module, self.held, self.team, self.turn = module, held, team, turn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with stream_of_part(self.team, self.held.draws and self.module.training):
-            if self.held.rank == self.team.rank:
+            if self.held.rank == self.team.rank and not self.turn.without:
                 with readable(self.module):
                     return type(self.module).forward(self.module, *args, **kwargs)
         like = tensors_in((args, kwargs))[0]
@@ -107,6 +153,8 @@ class Expert:
         if self.held.rounded and torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
         zeros = torch.zeros((*like.shape[:-1], self.held.width), dtype=dtype, device=like.device)
+        if self.turn.without:
+            return zeros
         with readable(self.module):
             own = [each for each in self.module.parameters() if each.requires_grad]
         return Nothing.apply(zeros, *own) if own and torch.is_grad_enabled() else zeros
@@ -115,23 +163,30 @@ class Expert:
 class Beside:
     """Stands for the ``forward`` of a module whose result is added to those of experts: it counts once."""
 
-    def __init__(self, module: nn.Module, team: Team) -> None:
-        self.module, self.team = module, team
+    def __init__(self, module: nn.Module, team: Team, turn: Turn) -> None:
+        self.module, self.team, self.turn = module, team, turn
         self.own = module.__dict__.get("forward")
+        self.zeros: list[Any] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.turn.without:
+            return self.zeros.pop(0)
         size = self.team.size
         forward = self.own or MethodType(type(self.module).forward, self.module)
-
-        def alike(tensor: Tensor) -> Tensor:
-            return Alike.apply(tensor, size) if tensor.requires_grad and torch.is_grad_enabled() else tensor
-
-        args, kwargs = replace((args, kwargs), alike, attributes=False)
+        args, kwargs = replace((args, kwargs), lambda tensor: alike(tensor, size), attributes=False)
+        result = forward(*args, **kwargs)
+        if self.turn.twice:
+            self.zeros.append(replace(result, torch.zeros_like, attributes=False))
         return replace(
-            forward(*args, **kwargs),
+            result,
             lambda tensor: Share.apply(tensor, size) if tensor.is_floating_point() else tensor,
             attributes=False,
         )
+
+
+def alike(tensor: Tensor, size: int) -> Tensor:
+    """A tensor that all ranks compute alike, on its way out of the mixture, or to what is beside the experts."""
+    return Alike.apply(tensor, size) if tensor.requires_grad and torch.is_grad_enabled() else tensor
 
 
 @contextmanager
@@ -147,12 +202,13 @@ def readable(module: nn.Module) -> Iterator[None]:
             each.__dict__["_parameters"] = table
 
 
-def members(module: nn.Module, linear: Linear, team: Team) -> dict[nn.Module, Expert | Beside]:
-    """What stands for the ``forward`` of a mixture's experts, and of what is beside them; nothing for other modules."""
+def members(mixture: Mixture) -> dict[nn.Module, Expert | Beside]:
+    """What stands for the ``forward`` of a mixture's experts, and of what is beside them."""
+    team, turn = mixture.team, mixture.turn
     return {
-        inner: Beside(inner, team) if held.rank is None else Expert(inner, held, team)
-        for held in linear.held
-        for inner in [module.get_submodule(held.name)]
+        inner: Beside(inner, team, turn) if held.rank is None else Expert(inner, held, team, turn)
+        for held in mixture.linear.held
+        for inner in [mixture.module.get_submodule(held.name)]
     }
 
 

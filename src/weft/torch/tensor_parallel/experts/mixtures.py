@@ -25,7 +25,7 @@ from weft.torch.tensors.nested import replace as replaced
 from weft.torch.tensors.nested import tensors_in
 
 from .bench import PLAIN, Bench, Outcome, having, plus
-from .held import Mixture, members
+from .held import ABOVE, ALIKE, SUM, Mixture, members
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 FAILS = "it fails with weights and inputs that are made up, or writes into its inputs"
@@ -261,7 +261,7 @@ def _tried(
         for own, rank in zip(group.names, numbers, strict=True)
     )
     lists = {each.name.partition(".")[0] for each in held}
-    beside = [
+    others = [
         own
         for own, child in module.named_children()
         if own not in lists and next(child.parameters(), None) is not None
@@ -280,13 +280,19 @@ def _tried(
         unused = [each for each in expected.unused if not each.startswith(experts)]
         if unused:
             return f"its {sorted(unused)[0]} gets no gradient"
-        for extra in ((), *((Held(each, None),) for each in beside)):
-            linear = Linear(MIXTURE, (1,) * len(expected.results), held=(*held, *extra))
-            outcomes = _of_ranks(bench, linear, size)
-            flags = None if outcomes is None else _flags(bench, expected, outcomes)
+        beside = ((), *((Held(each, None),) for each in others))
+        for flag, extra in [*((SUM, one) for one in beside), *((ABOVE, one) for one in reversed(beside))]:
+            linear = Linear(MIXTURE, (flag,) * len(expected.results), held=(*held, *extra))
+            outcomes, rest = _of_ranks(bench, linear, size), None
+            if flag == ABOVE and outcomes is not None:
+                without = _of_ranks(bench, linear, 1, rest=True)
+                if without is None:
+                    continue
+                rest = without[0].results
+            flags = None if outcomes is None else _flags(bench, expected, outcomes, rest)
             if flags is None:
                 continue
-            if not all(flags):
+            if ALIKE in flags:
                 linear = replace(linear, blocks=flags)
                 outcomes = _of_ranks(bench, linear, size)
             if outcomes is not None and _add_up(bench, linear, expected, outcomes):
@@ -308,17 +314,20 @@ def _without_dropout(module: nn.Module) -> Iterator[None]:
             each.training = training
 
 
-def _of_ranks(bench: Bench, linear: Linear, size: int) -> list[Outcome] | None:
-    """What each rank has by itself; None if one of them fails."""
+def _of_ranks(bench: Bench, linear: Linear, size: int, rest: bool = False) -> list[Outcome] | None:
+    """What each rank has by itself; None if one of them fails. ``rest``: what is there without experts."""
     module, outcomes = bench.module, []
     with imagined_mesh(size, bench.device.type, new_name()) as mesh:
         for rank in range(size):
             team = Team(mesh, None, rank, size)
-            run, standing = Mixture(module, linear, team), members(module, linear, team)
+            mixture = Mixture(module, linear, team)
+            standing = members(mixture)
 
-            def call(weights: Mapping[str, Tensor], args: Any, kwargs: Any, run: Mixture = run) -> Any:
+            def call(
+                weights: Mapping[str, Tensor], args: Any, kwargs: Any, mixture: Mixture = mixture
+            ) -> Any:
                 with having(module, weights):
-                    return run(*args, **kwargs)
+                    return mixture.with_and_without(*args, **kwargs)[1] if rest else mixture(*args, **kwargs)
 
             for inner, stands in standing.items():
                 inner.__dict__["forward"] = stands
@@ -333,17 +342,25 @@ def _of_ranks(bench: Bench, linear: Linear, size: int) -> list[Outcome] | None:
     return outcomes
 
 
-def _flags(bench: Bench, expected: Outcome, outcomes: Sequence[Outcome]) -> tuple[int, ...] | None:
-    """For each result whether the ranks' add up (1), or are all the whole (0); None if neither."""
+def _flags(
+    bench: Bench, expected: Outcome, outcomes: Sequence[Outcome], rest: Sequence[Tensor] | None
+) -> tuple[int, ...] | None:
+    """For each result what ranks do with it; None if what they have is not the whole.
+
+    ``rest``: what is there without experts; None if nothing is taken to be.
+    """
     flags = []
     for number, whole in enumerate(expected.results):
         parts = [outcome.results[number] for outcome in outcomes if len(outcome.results) > number]
         if len(parts) < len(outcomes) or any(part.shape != whole.shape for part in parts):
             return None
+        if rest is not None and rest[number].shape != whole.shape:
+            return None
+        base = torch.zeros_like(whole) if rest is None else rest[number]
         if all(bench.near(part, whole) for part in parts):
-            flags.append(0)
-        elif bench.near(torch.stack(parts).sum(0), whole):
-            flags.append(1)
+            flags.append(ALIKE)
+        elif bench.near(torch.stack([part - base for part in parts]).sum(0), whole - base):
+            flags.append(SUM if rest is None else ABOVE)
         else:
             return None
     same = all(len(each.others) == len(expected.others) for each in outcomes) and all(
