@@ -24,7 +24,13 @@ from weft.errors import UsageError
 from weft.torch.pytorch.private import TorchDispatchMode
 from weft.torch.pytorch.torch_functions import READS, SHAPED_BY_TENSORS
 from weft.torch.tensors.description import Describer
-from weft.torch.tensors.nested import ATTRIBUTE_DEPTH, CONSTANTS, attributes_of, is_walkable
+from weft.torch.tensors.nested import (
+    ATTRIBUTE_DEPTH,
+    CONSTANTS,
+    attributes_of,
+    is_walkable,
+    opaque_objects,
+)
 
 
 class Spec(NamedTuple):
@@ -152,6 +158,15 @@ def find_hidden(tree: Any, hidden: list[Tensor], depth: int = 0) -> None:
     elif depth < ATTRIBUTE_DEPTH and not isinstance(tree, CONSTANTS) and is_walkable(tree):
         for item in list(attributes_of(tree).values()):
             find_hidden(item, hidden, depth + 1)
+
+
+def hidden_in(tree: Any) -> list[Tensor]:
+    """The tensors in the attributes of the opaque objects in ``tree``."""
+    hidden: list[Tensor] = []
+    for thing in opaque_objects(tree):
+        if is_walkable(thing) and not dataclasses.is_dataclass(thing):
+            find_hidden(thing, hidden)
+    return hidden
 
 
 def digest(name: str, parts: tuple[Any, ...]) -> int:

@@ -324,13 +324,13 @@ def _plan(
             round(cost, 5),
             _count_writes(traced, unit.name),
             stage,
-            traced.records[unit.name].calls > 0,
+            *_known(traced, unit.name),
         )
         for unit, stage, at, cost in zip(graph_of(pieces).units, stages, partitions, costs, strict=True)
     ]
     floating = [piece for piece in tree.pieces(opened) if piece.floating]
     units += [
-        PlannedUnit(Unit(piece.name, 0, 0, 0, 0), FLOATING, traced=traced.records[piece.name].calls > 0)
+        PlannedUnit(Unit(piece.name, 0, 0, 0, 0), FLOATING, 0.0, 0, None, *_known(traced, piece.name))
         for piece in floating
     ]
     where = {piece.name: at for piece, at in zip(pieces, partitions, strict=True)}
@@ -351,6 +351,12 @@ def _plan(
         toggled=tuple(sorted(traced.toggled)), read=tuple(read),
         serial=_must_follow(traced, [unit.name for unit in units]),
     )  # fmt: skip
+
+
+def _known(traced: Trace, name: str) -> tuple[bool, bool]:
+    """Whether the trace has called the unit, and whether the unit may use what others leave in what it is given."""
+    called = traced.records[name].calls > 0
+    return called, not called or name in traced.readers
 
 
 def _must_follow(traced: Trace, units: Sequence[str]) -> bool:

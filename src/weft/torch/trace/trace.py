@@ -102,7 +102,7 @@ def trace(
     return Trace(
         {r.name: r for r in records}, leaking, tracer.whole, tracer.together, written, replaced, attributes,
         tracer.operations, tracer.top, numpy, time.perf_counter() - started, tracer.written_parameters(),
-        tracer.toggled, tracer.users,
+        tracer.toggled, tracer.users, tracer.readers,
     )  # fmt: skip
 
 
