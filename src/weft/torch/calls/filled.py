@@ -315,7 +315,8 @@ def _fill(thing: Any, items: dict[Any, Any]) -> None:
         thing.extend(items.values())
     elif kind == _SET:
         thing.clear()
-        thing |= items.keys()
+        for item in items:
+            thing.add(item)
     elif kind == _MAPPING:
         for key in [key for key in now if key not in items]:
             del thing[key]

@@ -69,8 +69,9 @@ class Program:
         self.aliases = Aliases(self.places, self.tape)
         self.module = ""
         self.checkpointing = False
-        self.left: set[int] = set()
-        """The numbers of the values that units have put into lists, dicts and objects; see ``calls.filled``."""
+        self.left: dict[int, int] = {}
+        """The numbers of the values that units have put into lists, dicts and objects, and the serials of the units;
+        see ``calls.filled``."""
         self.drawn: dict[str, int] = {}
         """How many calls of each name have drawn random numbers, on whichever rank."""
         self.log: list[Signature] = pipeline.logs.setdefault(microbatch.index, [])
@@ -97,14 +98,14 @@ class Program:
             if value.owner == self.rank:
                 self.tape.send(value, tensor, owner, self.module)
 
-    def note_left(self, changes: Any, module: str) -> None:
+    def note_left(self, changes: Any, unit: str, serial: int) -> None:
         """Note what a unit has put into containers and objects; ``changes`` as in `Filled`."""
         for tensor in tensors_in(changes):
             value = self.value_of(tensor)
             if value is not None:
-                self.left.add(value.number)
+                self.left[value.number] = serial
                 if value.owner != self.rank:
-                    mark_left(tensor, module, value.owner, self.pipeline.device)
+                    mark_left(tensor, unit, value.owner, self.pipeline.device)
 
     # --- calls ----------------------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from weft.torch.execution.value import Segment, Value
 from weft.torch.pytorch.private import base_of
 from weft.torch.replicas.sharding.by_unit import run_later
 from weft.torch.session.pipeline import Pipeline
+from weft.torch.tensor_parallel.functions import together
 from weft.transport.channel import GRADIENT, PASS_BIT, VALUE, VERSION_BIT, Key, Message
 
 
@@ -100,7 +101,7 @@ class Tape:
             return
         check_stale(value, name)
         value.sent[peer] = version
-        tensor = value.data(tensor)
+        tensor = whole(value, tensor)
         needs_grad = goes_back(tensor)
         key = self.key(VALUE, value.number, version)
         self.channel.send(peer, Message(key, tensor.detach(), flag=needs_grad))
@@ -149,7 +150,7 @@ class Tape:
 
     def local(self, value: Value, tensor: Tensor) -> Tensor:
         """A value of this rank as a tensor that the current segment may use."""
-        tensor = value.data(tensor)
+        tensor = whole(value, tensor)
         if value.segment is self.current or isinstance(tensor, nn.Parameter) or not goes_back(tensor):
             return tensor
         self.remember(value, tensor)
@@ -279,6 +280,14 @@ class Tape:
                 run_autograd(edges, grads, inputs, keep)
         else:
             run_autograd(edges, grads, inputs, keep)
+
+
+def whole(value: Value, tensor: Tensor) -> Tensor:
+    """The data of a value of this rank. What a unit has left in parts, in a cache say, is put together for that."""
+    tensor = value.data(tensor)
+    if type(tensor) is not Tensor and (put := together(tensor)) is not tensor:
+        value.actual = tensor = put
+    return tensor
 
 
 def goes_back(tensor: Tensor) -> bool:

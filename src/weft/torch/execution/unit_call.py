@@ -226,8 +226,8 @@ class PlainCall:
         self.tensors: list[Tensor] = []
         self.hidden: list[Tensor] = []
         """Tensors in objects; they have no numbers in the signature."""
-        self.away: set[int] = set()
-        """The ids of what units of other partitions have left and this one does not use: it is not sent."""
+        self.away: dict[int, Tensor] = {}
+        """By id what other units have left and this one does not use: it stays where it is, and is not sent."""
         self.contents = Contents((*args, *kwargs.values()))
         self.held: list[Tensor] = []
         """The hidden tensors as this rank has them."""
@@ -279,28 +279,27 @@ class PlainCall:
             for tensor in tensors:
                 if tensor.device.type == "meta" and program.value_of(tensor) is None:
                     self.glue.refuse_meta(tensor)
-        spare: set[int] = set()
-        if program.left and not unit.reads and self.contents.things:
-            inside = {id(tensor) for tensor in self.contents.tensors}
-            inside -= {id(each) for each in (*self.inputs[0], *self.inputs[1].values())}
-            spare = {
-                value.number
-                for tensor, value in placed
-                if value.number in program.left and id(tensor) in inside
-            }
-        needed = [pair for pair in placed if pair[1].number not in spare]
-        owner = unit.owner
-        if owner == FLOATING and placed:
-            owner = program.places.newest_owner(needed or placed)
-        if spare:
-            kept = [pair for pair in placed if pair[1].number not in spare or pair[1].owner == owner]
-            here = {id(tensor) for tensor, _ in kept}
-            self.away = {id(tensor) for tensor, _ in placed if id(tensor) not in here}
+        self._leave_out(placed)
+        if self.away:
             parts.append(tuple(number for number, tensor in enumerate(tensors) if id(tensor) in self.away))
+            placed = [(tensor, value) for tensor, value in placed if id(tensor) not in self.away]
             self.tensors = [tensor for tensor in self.tensors if id(tensor) not in self.away]
             self.hidden = [tensor for tensor in self.hidden if id(tensor) not in self.away]
-            placed = kept
+        owner = unit.owner
+        if owner == FLOATING and placed:
+            owner = program.places.newest_owner(placed)
         return placed, owner
+
+    def _leave_out(self, placed: list[tuple[Tensor, Value]]) -> None:
+        """Note what other units have left in the things that the call gets, if the unit does not use such."""
+        unit, left = self.unit, self.program.left
+        if not left or unit.reads or not self.contents.things:
+            return
+        inside = {id(tensor) for tensor in self.contents.tensors}
+        inside -= {id(each) for each in (*self.inputs[0], *self.inputs[1].values())}
+        for tensor, value in placed:
+            if id(tensor) in inside and left.get(value.number, unit.serial) != unit.serial:
+                self.away[id(tensor)] = tensor
 
     def _share(self, owner: int) -> None:
         """Note the replicated tensors, which the unit uses on ``owner``."""
@@ -338,7 +337,7 @@ class PlainCall:
     def _filled(self, filled: Filled) -> Any:
         """The unit's own result, after what it has left is in the things that it was given."""
         if filled.changes:
-            self.program.note_left(filled.changes, self.unit.name)
+            self.program.note_left(filled.changes, self.unit.name, self.unit.serial)
             self.contents.apply(filled.changes)
         return filled.result
 
@@ -357,7 +356,7 @@ class PlainCall:
                 [*map(known, given)],
             )
             self.contents.localise(known)
-            self.held = [*map(known, self.hidden)]
+            self.held = [*map(known, self.hidden), *self.away.values()]
         else:
             local = replace(inputs, known)
         if unit.stateful:  # its buffers are to see the microbatches in order

@@ -237,9 +237,10 @@ def _sendable(splits: Splits | None, traced: Trace, session: Session, root: nn.M
     if not leaking:
         return splits
     log.warning(
-        "%s leaves tensors behind by another way than its result (a cache of keys and values, say), which ranks of "
-        "other partitions would not see. So its weights are not cut over ranks: pass use_cache=False to the model, or "
-        'set model.config.use_cache = False, or write "partitions": 1', ", ".join(sorted(leaking)[:3]),
+        "%s leaves tensors behind by another way than its result or what it is given (an attribute, a closure), "
+        "which ranks of other partitions would not see. So its weights are not cut over ranks: let it return them, or "
+        'put them into a list, dict or object that it is given, or write "partitions": 1',
+        ", ".join(sorted(leaking)[:3]),
     )  # fmt: skip
     return _without(splits, leaking, "leaves tensors behind by another way than its result")
 
