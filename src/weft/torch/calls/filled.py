@@ -79,14 +79,16 @@ class Filled(NamedTuple):
 
     @property
     def uncertain(self) -> bool:
-        """Whether numbers with a fraction were put somewhere, which may be others at each call."""
-        return _has_floats(self.changes)
+        """Whether numbers or texts were put somewhere, which may be others at each call."""
+        return any(_is_uncertain(item) for _, items in self.changes for _, item in items)
 
 
-def _has_floats(tree: Any) -> bool:
-    if isinstance(tree, New):
-        return _has_floats(tree.items)
-    return isinstance(tree, float) or (isinstance(tree, (list, tuple)) and any(map(_has_floats, tree)))
+def _is_uncertain(item: Any) -> bool:
+    if isinstance(item, New):
+        return any(_is_uncertain(each) for _, each in item.items)
+    if isinstance(item, tuple):
+        return any(map(_is_uncertain, item))
+    return isinstance(item, (int, float, str)) and not isinstance(item, bool)
 
 
 def fills(description: list[Any]) -> bool:
@@ -115,9 +117,11 @@ class Contents:
     Attributes:
         things: These, in the same order on every rank.
         tensors: The tensors in them.
+        arguments: The call's arguments.
     """
 
     def __init__(self, arguments: Sequence[Any]) -> None:
+        self.arguments = arguments
         self.things: list[Any] = []
         self.tensors: list[Tensor] = []
         self._before: list[dict[Any, Any]] = []
@@ -276,14 +280,14 @@ def _signature(thing: Any, held: dict[Any, Any]) -> tuple[Any, ...]:
 
 
 def _seen(item: Any) -> Any:
-    """What a signature has of an item. Numbers with a fraction count by their type, as those among arguments do."""
+    """What a signature has of an item. Numbers and texts in objects may be each rank's own, so they do not count."""
     kind = _kind_of(item)
     if kind == _TENSOR:
         item = after_writes(item)
         return item.shape, item.dtype
     if kind == _TUPLE:
         return tuple(map(_seen, item))
-    return item if item is None or isinstance(item, (int, str)) else type(item)
+    return item if item is None or isinstance(item, bool) else type(item)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from weft.communication.messages import decode, encode
-from weft.errors import DivergenceError
+from weft.errors import DivergenceError, UsageError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.backward.autograd import check_outside
 from weft.torch.calls.call_signature import Spec, Watch, describe_result, digest, meta_from, shapes_in
-from weft.torch.calls.filled import Filled, mark_left, puts_the_same
+from weft.torch.calls.filled import Change, Filled, mark_left, puts_the_same
 from weft.torch.execution.in_place import Aliases
 from weft.torch.execution.replicated import EVERYWHERE
 from weft.torch.execution.tape import Tape, check_stale
@@ -98,8 +98,19 @@ class Program:
             if value.owner == self.rank:
                 self.tape.send(value, tensor, owner, self.module)
 
-    def note_left(self, changes: Any, unit: str, serial: int) -> None:
-        """Note what a unit has put into containers and objects; ``changes`` as in `Filled`."""
+    def note_left(self, changes: Sequence[Change], things: Sequence[Any], unit: str, serial: int) -> None:
+        """Note what a unit has put into the ``things`` that it was given.
+
+        Raises:
+            UsageError: Another microbatch that runs has put something there, so that the two see each other's half-way.
+        """
+        for number, _ in changes:
+            thing, filled = things[number], self.pipeline.filled
+            if filled.setdefault(id(thing), (thing, self.places.batch))[1] is not self.places.batch:
+                raise UsageError(
+                    f"{unit} puts something into a {type(thing).__qualname__} into which another microbatch that still "
+                    "runs has put something, too: let each microbatch make one for itself"
+                )
         for tensor in tensors_in(changes):
             value = self.value_of(tensor)
             if value is not None:
@@ -373,6 +384,9 @@ class Program:
         """Let go of everything: values that outlive the microbatch must not keep what it has recorded."""
         self.tape.clear()
         self.places.close()
+        filled = self.pipeline.filled
+        for key in [key for key, (_, batch) in filled.items() if batch is self.places.batch]:
+            del filled[key]
         self.aliases.renewed.clear()
 
     # --- reading ------------------------------------------------------------------------------------

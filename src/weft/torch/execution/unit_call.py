@@ -23,24 +23,20 @@ from weft.torch.backward.weight_gradients import large
 from weft.torch.calls.attributes import Given
 from weft.torch.calls.call_signature import ONE, scan
 from weft.torch.calls.filled import Contents, Filled, fills, outside
-from weft.torch.calls.interception import intercept, interceptor_of
+from weft.torch.calls.interception import intercept, interceptor_of, with_hooks
 from weft.torch.execution.glue import Glue, running, running_here, settings
 from weft.torch.execution.gradients import check_hidden
 from weft.torch.execution.program import Signature
 from weft.torch.execution.value import Value
 from weft.torch.pytorch.private import (
-    HOOKS,
     call_of,
     count_modes,
-    forward_hooks,
-    forward_pre_hooks,
     has_backward_hooks,
     has_forward_hooks,
     is_compiled,
     no_torch_function,
     pop_mode,
     push_mode,
-    refuse,
 )
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.tensors.nested import has_objects, opaque_objects, replace
@@ -337,7 +333,7 @@ class PlainCall:
     def _filled(self, filled: Filled) -> Any:
         """The unit's own result, after what it has left is in the things that it was given."""
         if filled.changes:
-            self.program.note_left(filled.changes, self.unit.name, self.unit.serial)
+            self.program.note_left(filled.changes, self.contents.things, self.unit.name, self.unit.serial)
             self.contents.apply(filled.changes)
         return filled.result
 
@@ -417,31 +413,6 @@ class PlainCall:
         """Run the unit while its attributes that others set are ``given``."""
         with self.given.replaced(given):
             return self.inner(*args, **kwargs)
-
-
-def with_hooks(
-    module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """``nn.Module.__call__``'s protocol for a module's own forward hooks, around another ``forward``."""
-    refuse(HOOKS)
-    for hook, takes_kwargs in forward_pre_hooks(module):
-        if takes_kwargs:
-            changed = hook(module, args, kwargs)
-            if changed is not None:
-                args, kwargs = changed
-        else:
-            changed = hook(module, args)
-            if changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
-    result = forward(*args, **kwargs)
-    for after, takes_kwargs in forward_hooks(module):
-        if takes_kwargs:
-            changed = after(module, args, kwargs, result)
-        else:
-            changed = after(module, args, result)
-        if changed is not None:
-            result = changed
-    return result
 
 
 def received_data(tensor: Tensor) -> Tensor:

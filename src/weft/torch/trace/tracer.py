@@ -32,6 +32,7 @@ from weft.torch.tensors.nested import captured_in, modules_in, tensors_in
 from weft.torch.tensors.writes import unwritten
 from weft.torch.trace.compiled import compiles, inside_compiled, without_modes
 from weft.torch.trace.estimated_times import Clock
+from weft.torch.trace.kept_state import Kept
 from weft.torch.trace.operations import Operations
 from weft.torch.trace.record import (
     Made,
@@ -57,10 +58,13 @@ BY_SWAPPING = (
 class Tracer:
     """Measures ``root`` while the step runs. Backward passes report to the tracer that ``rehearsal()`` gives."""
 
-    def __init__(self, root: nn.Module, device: torch.device, clock: Clock | None = None) -> None:
+    def __init__(
+        self, root: nn.Module, device: torch.device, clock: Clock | None = None, kept: Kept | None = None
+    ) -> None:
         self.root = root
         self.device = device
         self.clock = clock
+        self.kept = kept or Kept()
         self.records = {name: Record(name, module) for name, module in root.named_modules()}
         self.top = Record("", root)
         self.everything = (*self.records.values(), self.top)
@@ -232,13 +236,19 @@ class Tracer:
                 tensor._weft_made.returned.add(record.name)  # type: ignore[attr-defined]
 
     def _look_into(self, record: Record, contents: Contents) -> None:
-        """Note what a call has put into containers and objects. It leaks only what other ranks cannot be told."""
+        """Note what a call has put into containers and objects. It leaks what other ranks cannot be told, and what it
+        puts where other microbatches find it."""
         try:
             changes = contents.changes()
             Describer(()).describe(changes)
         except UsageError:
             self.leaking.add(record.name)
             return
+        changed = [contents.things[number] for number, _ in changes]
+        for argument in contents.arguments if changed else ():
+            things = Contents([argument]).things
+            if any(map(self.kept.knows, things)) and any(one is other for one in things for other in changed):
+                self.leaking.add(record.name)
         for tensor in tensors_in(changes):
             made = tensor._weft_made  # type: ignore[attr-defined]
             if made is not None:

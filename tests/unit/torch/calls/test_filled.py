@@ -170,7 +170,7 @@ def test_calls_that_put_something_else_are_noticed() -> None:
     assert not puts_the_same(one, description(lambda store: store.update(a=torch.ones(3))))
     assert not puts_the_same(one, description(lambda store: store.update(b=torch.ones(2))))
     assert fills(one) and not fills(description(lambda store: None))
-    assert Filled(None, [(0, [("a", 0.5)])]).uncertain and not Filled(None, [(0, [("a", 1)])]).uncertain
+    assert Filled(None, [(0, [("a", 0.5)])]).uncertain and not Filled(None, [(0, [("a", True)])]).uncertain
 
 
 def test_tensors_are_local_during_the_call_only() -> None:
