@@ -23,7 +23,9 @@ from tests.parity import in_parts
 from tests.parity.registry import Checks
 from tests.parity.zoo import CASES
 from weft.torch.context_parallel.apply import Region
+from weft.torch.session import current
 from weft.torch.tensor_parallel import is_cut
+from weft.transport.channel import Message
 
 CHECKS = Checks()
 CHECKS.given = given = in_parts.given
@@ -116,6 +118,47 @@ def models_with_a_cache_train_as_in_one_process() -> None:
         net, batches, optimizer_for = case_of(name)
         model = trained(net, batches, [plain_loss] * 3, optimizer_for)
         assert in_parts_of(model), name
+
+
+def llama(**more: Any) -> Any:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=48, intermediate_size=128, num_hidden_layers=8, num_attention_heads=4,
+        num_key_value_heads=2, **more,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+@CHECKS.check
+def nothing_is_sent_for_a_cache_that_nobody_reads() -> None:
+    """As many bytes as without one; and a rank holds its part of the weights."""
+    ids = torch.randint(0, 64, (4, 8), generator=torch.Generator().manual_seed(0))
+    sent: list[int] = []
+    for more in ({}, {"use_cache": False}):
+        gc.collect()
+        weft.init({"partitions": given.partitions, "microbatches": 2})
+        net = llama(**more)
+        total = sum(parameter.nbytes for parameter in net.parameters())
+        model = weft.DistributedModel(net)
+        step = step_of(plain_loss)
+        step(model, input_ids=ids, labels=ids)
+        held = sum(parameter.nbytes for parameter in model.local_parameters())
+        assert given.sequences or held <= 0.55 * total / 2, held / total
+        pipeline = current.session().pipeline
+        assert pipeline is not None
+        send, bytes_sent = pipeline.channel.send, []
+
+        def count(peer: int, message: Message, send: Any = send, count: list[int] = bytes_sent) -> None:
+            count.append(message.payload.nbytes if isinstance(message.payload, Tensor) else 0)
+            send(peer, message)
+
+        pipeline.channel.send = count  # type: ignore[method-assign]
+        step(model, input_ids=ids, labels=ids)
+        pipeline.channel.send = send  # type: ignore[method-assign]
+        sent.append(sum(bytes_sent))
+    assert sent[0] == sent[1] > 0, sent
 
 
 def reading_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

@@ -182,6 +182,25 @@ class Contents:
             found.append((number, items))
         return found
 
+    def refer(self, result: Any) -> Any:
+        """A result of the call, with a reference where it is one of the things."""
+        number = self._numbers.get(id(result))
+        if number is not None and self.things[number] is result:
+            return Known(number)
+        if _kind_of(result) != _TUPLE:
+            return result
+        items = [self.refer(item) for item in result]
+        return result if same_objects(items, result) else rebuild_sequence(type(result), items)
+
+    def find(self, result: Any) -> Any:
+        """The result that `refer` has given a reference for."""
+        if isinstance(result, Known):
+            return self.things[result.number]
+        if _kind_of(result) != _TUPLE:
+            return result
+        items = [self.find(item) for item in result]
+        return result if same_objects(items, result) else rebuild_sequence(type(result), items)
+
     def _told(self, item: Any, places: dict[int, int]) -> Any:
         """An item as other ranks can be told it. ``places``: where the thing held items before, by their ids."""
         if not isinstance(item, CONSTANTS) and id(item) in places:
@@ -276,7 +295,8 @@ def _held(thing: Any, kind: int) -> dict[Any, Any]:
 def _signature(thing: Any, held: dict[Any, Any]) -> tuple[Any, ...]:
     if _kind_of(thing) == _SET:
         return type(thing), len(held)
-    return type(thing), tuple(held), tuple(map(_seen, held.values()))
+    keys = tuple(key if isinstance(key, CONSTANTS) else type(key) for key in held)
+    return type(thing), keys, tuple(map(_seen, held.values()))
 
 
 def _seen(item: Any) -> Any:

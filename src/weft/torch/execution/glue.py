@@ -218,7 +218,7 @@ class Glue(TorchFunctionMode):
         owner = owner if home is None else home
         parts: list[Any] = [func, *settings()]
         tensors: list[Tensor] = []
-        scan((args, kwargs), parts, tensors, [], func not in torch_functions.VALUE_FREE)
+        scan((args, kwargs), parts, tensors, func not in torch_functions.VALUE_FREE)
         if len(tensors) != len(placed):
             program.share(tensors, owner)
         if func in torch_functions.SHAPED_BY_FLOATS:

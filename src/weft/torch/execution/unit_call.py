@@ -256,11 +256,11 @@ class PlainCall:
         parts: list[Any] = [unit, unit.serial, unit.module.training, *settings()]
         if unit.toggled:
             parts.append(tuple(parameter.requires_grad for parameter in unit.toggled))
-        scan(args, parts, self.tensors, self.hidden)
+        scan(args, parts, self.tensors)
         if kwargs:
-            scan(kwargs, parts, self.tensors, self.hidden)
+            scan(kwargs, parts, self.tensors)
         if unit.spots:
-            scan(given, parts, self.tensors, self.hidden)
+            scan(given, parts, self.tensors)
         if self.contents.things:
             parts.append(self.contents.signature())
             known = {id(tensor) for tensor in self.tensors}
@@ -335,7 +335,7 @@ class PlainCall:
         if filled.changes:
             self.program.note_left(filled.changes, self.contents.things, self.unit.name, self.unit.serial)
             self.contents.apply(filled.changes)
-        return filled.result
+        return self.contents.find(filled.result)
 
     def _localise(self, inputs: Any, transform: Callable[[Tensor], Tensor]) -> Any:
         """The inputs as this rank has them."""
@@ -377,7 +377,7 @@ class PlainCall:
         untouched = [unwritten(tensor) for tensor in self.held]
         try:
             result = self._forward(local)
-            filled = Filled(result, self._changes(contents))
+            filled = Filled(contents.refer(result), self._changes(contents))
         finally:
             contents.restore()
         if not all(as_before() for as_before in untouched):

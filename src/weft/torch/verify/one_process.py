@@ -264,7 +264,8 @@ class AloneCall:
         assert isinstance(glue, AloneGlue)
         with no_torch_function():
             tensors: list[Tensor] = []
-            scan((args, kwargs), [], tensors, tensors)
+            scan((args, kwargs), [], tensors)
+            tensors += Contents((*args, *kwargs.values())).tensors
             placed = any(glue.program.value_of(tensor) is not None for tensor in tensors)
         if self.call.owner == FLOATING and not placed:
             return inner(*args, **kwargs)
