@@ -125,7 +125,7 @@ def llama(**more: Any) -> Any:
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=48, intermediate_size=128, num_hidden_layers=8, num_attention_heads=4,
+        vocab_size=64, hidden_size=64, intermediate_size=192, num_hidden_layers=8, num_attention_heads=4,
         num_key_value_heads=2, **more,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)
@@ -138,8 +138,11 @@ def nothing_is_sent_for_a_cache_that_nobody_reads() -> None:
     sent: list[int] = []
     for more in ({}, {"use_cache": False}):
         gc.collect()
-        weft.init({"partitions": given.partitions, "microbatches": 2})
+        by_hand = {"auto_partition": False, "default_partition": 0}
+        weft.init({"partitions": given.partitions, "microbatches": 2, **by_hand})
         net = llama(**more)
+        for module in (*net.model.layers[4:], net.model.norm, net.lm_head):
+            weft.set_partition(module, given.partitions - 1)
         total = sum(parameter.nbytes for parameter in net.parameters())
         model = weft.DistributedModel(net)
         step = step_of(plain_loss)

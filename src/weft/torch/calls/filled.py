@@ -389,7 +389,7 @@ def mark_left(tensor: Tensor, module: str, owner: int, device: torch.device) -> 
     """Let a stand-in on this rank be a `Left`."""
     if type(tensor) is Tensor:
         tensor.__class__ = Left  # type: ignore[assignment]
-        tensor._weft_left, tensor._weft_at = (module, owner), device  # type: ignore[attr-defined]
+        tensor._weft_left, tensor._weft_at = (module, owner), device
 
 
 __all__ = ["Change", "Contents", "Filled", "Left", "fills", "mark_left", "outside", "puts_the_same"]

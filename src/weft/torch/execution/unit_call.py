@@ -22,7 +22,7 @@ from weft.torch.backward.offload import offloading
 from weft.torch.backward.weight_gradients import large
 from weft.torch.calls.attributes import Given
 from weft.torch.calls.call_signature import ONE, scan
-from weft.torch.calls.filled import Contents, Filled, fills, outside
+from weft.torch.calls.filled import Contents, Filled, Left, fills, outside
 from weft.torch.calls.interception import intercept, interceptor_of, with_hooks
 from weft.torch.execution.glue import Glue, running, running_here, settings
 from weft.torch.execution.gradients import check_hidden
@@ -262,7 +262,7 @@ class PlainCall:
         if unit.spots:
             scan(given, parts, self.tensors)
         if self.contents.things:
-            parts.append(self.contents.signature())
+            parts.append((Contents, self.contents.signature()))
             known = {id(tensor) for tensor in self.tensors}
             self.hidden = [tensor for tensor in self.contents.tensors if id(tensor) not in known]
         return parts
@@ -277,7 +277,8 @@ class PlainCall:
                     self.glue.refuse_meta(tensor)
         self._leave_out(placed)
         if self.away:
-            parts.append(tuple(number for number, tensor in enumerate(tensors) if id(tensor) in self.away))
+            places = tuple(number for number, tensor in enumerate(tensors) if id(tensor) in self.away)
+            parts.append((Left, places))
             placed = [(tensor, value) for tensor, value in placed if id(tensor) not in self.away]
             self.tensors = [tensor for tensor in self.tensors if id(tensor) not in self.away]
             self.hidden = [tensor for tensor in self.hidden if id(tensor) not in self.away]
