@@ -198,10 +198,8 @@ def caches_go_on_in_evaluation_steps() -> None:
     with torch.no_grad():
         mine = weft.step(go_on)(model, ids)
         expected = go_on(alone, ids)
-    for number, each in enumerate(expected):
-        torch.testing.assert_close(
-            torch.cat([part[number] for part in mine.outputs]), each, rtol=1e-4, atol=1e-5
-        )
+    for one, other in zip(mine, expected, strict=True):
+        torch.testing.assert_close(one.concat(), other, rtol=1e-4, atol=1e-5)
 
 
 class Sharing(nn.Module):

@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.errors import DivergenceError, UsageError
 from weft.torch.calls.call_signature import after_writes
 from weft.torch.execution.program import Program
-from weft.torch.execution.tape import check_stale, whole
+from weft.torch.execution.tape import check_stale
 from weft.torch.execution.value import Value
 from weft.torch.session.differing_calls import END, CallCheck
 from weft.torch.tensor_parallel.spread import plain
@@ -110,7 +110,7 @@ class Returned:
     def _data(program: Program, tensor: Tensor, value: Value | None) -> Tensor:
         if value is None:
             return tensor
-        return whole(value, tensor) if value.owner == program.rank else value.data(tensor)
+        return program.tape.whole(value, tensor) if value.owner == program.rank else value.data(tensor)
 
     def _exchange(self, program: Program) -> None:
         """Send this rank's small tensors and receive those of the others, in the order of the microbatches."""
