@@ -148,7 +148,7 @@ def nothing_is_sent_for_a_cache_that_nobody_reads() -> None:
         step = step_of(plain_loss)
         step(model, input_ids=ids, labels=ids)
         held = sum(parameter.nbytes for parameter in model.local_parameters())
-        assert given.sequences or held <= 0.55 * total / 2, held / total
+        assert given.sequences or weft.tp_size() == 1 or held <= 0.55 * total / 2, held / total
         pipeline = current.session().pipeline
         assert pipeline is not None
         send, bytes_sent = pipeline.channel.send, []
