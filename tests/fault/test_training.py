@@ -184,14 +184,6 @@ def test_a_tensor_of_another_microbatch_that_still_runs_is_refused():
     assert ended.code == 1 and re.search(text, ended.first), ended.stderr
 
 
-def test_a_list_that_nobody_has_seen_a_module_fill_is_refused_on_all_ranks():
-    ended = run("--late-list")
-    text = (
-        "fills was not called in the first microbatch of the first step, where weft sees what a module does"
-    )
-    assert ended.code == 1 and f"UsageError: {text}" in ended.first, ended.stderr
-
-
 def test_a_fault_in_one_replica_ends_all_and_is_named_by_its_rank():
     ended = fault("exception", 3, 2, "forward", "--replicas", 2, ranks=4)
     assert_blames(ended, 3, r"failed in step 2, microbatch 0, forward of blocks\.1: InjectedError: injected$")

@@ -241,9 +241,10 @@ def _sendable(splits: Splits | None, traced: Trace, session: Session, root: nn.M
     if not leaking:
         return splits
     log.warning(
-        "%s leaves tensors behind by another way than its result (a cache of keys and values, say), which ranks of "
-        "other partitions would not see. So its weights are not cut over ranks: pass use_cache=False to the model, or "
-        'set model.config.use_cache = False, or write "partitions": 1', ", ".join(sorted(leaking)[:3]),
+        "%s leaves tensors behind by another way than its result or what it is given (an attribute, a closure), "
+        "which ranks of other partitions would not see. So its weights are not cut over ranks: let it return them, or "
+        'put them into a list, dict or object that it is given, or write "partitions": 1',
+        ", ".join(sorted(leaking)[:3]),
     )  # fmt: skip
     return _without(splits, leaking, "leaves tensors behind by another way than its result", root)
 
@@ -333,13 +334,13 @@ def _plan(
             round(cost, 5),
             _count_writes(traced, unit.name),
             stage,
-            traced.records[unit.name].calls > 0,
+            *_known(traced, unit.name),
         )
         for unit, stage, at, cost in zip(graph_of(pieces).units, stages, partitions, costs, strict=True)
     ]
     floating = [piece for piece in tree.pieces(opened) if piece.floating]
     units += [
-        PlannedUnit(Unit(piece.name, 0, 0, 0, 0), FLOATING, traced=traced.records[piece.name].calls > 0)
+        PlannedUnit(Unit(piece.name, 0, 0, 0, 0), FLOATING, 0.0, 0, None, *_known(traced, piece.name))
         for piece in floating
     ]
     where = {piece.name: at for piece, at in zip(pieces, partitions, strict=True)}
@@ -360,6 +361,12 @@ def _plan(
         toggled=tuple(sorted(traced.toggled)), read=tuple(read),
         serial=_must_follow(traced, [unit.name for unit in units]),
     )  # fmt: skip
+
+
+def _known(traced: Trace, name: str) -> tuple[bool, bool]:
+    """Whether the trace has called the unit, and whether the unit may use what others leave in what it is given."""
+    called = traced.records[name].calls > 0
+    return called, not called or name in traced.readers
 
 
 def _must_follow(traced: Trace, units: Sequence[str]) -> bool:
