@@ -385,10 +385,10 @@ class Left(Tensor):
         )
 
 
-def mark_left(tensor: Tensor, module: str, owner: int, device: torch.device) -> None:
+def mark_left(tensor: Any, module: str, owner: int, device: torch.device) -> None:
     """Let a stand-in on this rank be a `Left`."""
     if type(tensor) is Tensor:
-        tensor.__class__ = Left  # type: ignore[assignment]
+        tensor.__class__ = Left
         tensor._weft_left, tensor._weft_at = (module, owner), device
 
 
