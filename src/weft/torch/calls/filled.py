@@ -389,7 +389,7 @@ def mark_left(tensor: Any, module: str, owner: int, device: torch.device) -> Non
     """Let a stand-in on this rank be a `Left`."""
     if type(tensor) is Tensor:
         tensor.__class__ = Left
-        tensor._weft_left, tensor._weft_at = (module, owner), device
+        vars(tensor).update(_weft_left=(module, owner), _weft_at=device)
 
 
 __all__ = ["Change", "Contents", "Filled", "Left", "fills", "mark_left", "outside", "puts_the_same"]
