@@ -27,8 +27,8 @@ from weft.torch.session.random_streams import Streams
 from weft.torch.tensors.marks import WHOLE
 
 from .attention import why_whole
+from .experts import around_lonely, find_experts, find_mixtures, lonely, shares_out
 from .experts import candidates as experts_of
-from .experts import find_experts, find_mixtures, lonely, shares_out
 from .experts.uncalled import adopt_uncalled
 from .functions import answer, forget
 from .linears import is_linear
@@ -66,7 +66,7 @@ def find(
     candidates = {n: m for n, m in model.named_modules() if is_linear(m) and n not in whole}
     attentions = {n: m for n, m in model.named_modules() if type(m) is nn.MultiheadAttention}
     embedded = any(isinstance(module, nn.Embedding) for module in model.modules())
-    if size == 1 or not (candidates or attentions or embedded or experts_of(model)):
+    if size == 1 or not (candidates or attentions or embedded or experts_of(model) or around_lonely(model)):
         return Splits(size, (), whole)
     take_plain_for_whole()
     device = next(model.parameters()).device
@@ -88,8 +88,9 @@ def find(
             model, run, size, owners, whole, lambda name: _own_wish(model, name, False)
         )
         stacked, uncut, told = find_experts(
-            model, run, size, owners, lambda name: _own_wish(model, name, False), experts, inside
-        )
+            model, run, size, owners, lambda name: _own_wish(model, name, False), experts, inside,
+            {*trial.kinds, *words}, leaking,
+        )  # fmt: skip
         kinds = {name: SCORES for name in words if not isinstance(model.get_submodule(name), nn.Embedding)}
         if sequence:
             kinds.update({name: TOKENS for name in words if name not in kinds})
@@ -99,8 +100,13 @@ def find(
         spread, notes = watch(model, run, size, kinds, gathering)
     regions = _regions(model, trial)
     regions.update({name: {name: linear} for name, linear in {**stacked, **mixtures}.items()})
-    whole.update({name: why for name, why in lonely(model).items() if name not in inside})
-    whole.update(uncut)
+    alone = {
+        n: why for n, why in lonely(model).items() if n not in inside and n.rpartition(".")[0] not in stacked
+    }
+    whole.update({name: uncut.get(name.rpartition(".")[0], why) for name, why in alone.items()})
+    whole.update(
+        {name: why for name, why in uncut.items() if name not in {n.rpartition(".")[0] for n in alone}}
+    )
     for name, attention in attentions.items():
         if name in inside:
             continue
