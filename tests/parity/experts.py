@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import weft.torch as weft
 from tests.parity import in_parts
 from tests.parity.registry import Checks
-from tests.parity.tensor_parallel_models import WIDTH, Mixture, Routed, Shared, Stacked
+from tests.parity.tensor_parallel_models import WIDTH, Mixture, Residual, Routed, Shared, Sorted, Stacked
 from weft.torch.delayed_parameters import materialise
 from weft.torch.session import current
 from weft.torch.tensor_parallel import Splits, axes_of, is_cut
@@ -45,9 +45,9 @@ class Layer(nn.Module):
 
 
 def network() -> nn.Sequential:
-    """Three kinds of mixtures: a module with a shared expert, one without, and weights that are one tensor."""
+    """Mixtures of modules, with a shared expert and without; weights that are one tensor, and that are each alone."""
     torch.manual_seed(0)
-    mixtures = [Shared(), Mixture(), Routed(Stacked(experts=3), 3), Shared(4)]
+    mixtures = [Shared(), Mixture(), Routed(Stacked(experts=3), 3), Sorted(), Residual()]
     return nn.Sequential(*map(Layer, mixtures))
 
 
@@ -92,7 +92,8 @@ def steps_give_the_weights_and_states_of_one_process() -> None:
     for pipeline in ("interleaved", "zb_h1")[: given.partitions]:
         job = Job(pipeline=pipeline, verify="gradients")
         assert job.train(max_norm=0.5) == pytest.approx(job.train_alone(max_norm=0.5), rel=1e-5)
-        assert job.by_rank() == ["0.mixture", "1.mixture", "2.mixture.experts", "3.mixture"]
+        assert job.by_rank() == ["0.mixture", "1.mixture", "2.mixture.experts", "4.mixture"]
+        assert "3.mixture" in job.splits().linears()
         assert float(job.norm) == pytest.approx(float(job.norm_alone), rel=1e-5)
         job.compare()
 

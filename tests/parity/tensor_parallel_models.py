@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.parity.zoo.case import Batch, Case, generator
+from tests.parity.zoo.case import VOCABULARY, Batch, Case, generator, network
+from tests.parity.zoo.inputs import causal
 from weft.compat.modelparallel.tensor_parallel import (
     DistributedTransformerLayer,
     DistributedTransformerLMHead,
@@ -280,6 +281,34 @@ class Stacked(nn.Module):
         return result
 
 
+class Apart(nn.Module):
+    """One weight for all experts and nothing else: rows are in the order of experts, so many for each."""
+
+    def __init__(self, results: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, results, inputs) * 0.2)
+
+    def forward(self, x: Tensor, sizes: list[int]) -> Tensor:
+        return torch.cat([F.linear(rows, w) for rows, w in zip(x.split(sizes), self.weight, strict=True)])
+
+
+class Sorted(nn.Module):
+    """A mixture that puts rows in the order of experts, and calls two such modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.bias = nn.Linear(WIDTH, 4), nn.Parameter(torch.randn(WIDTH))
+        self.up, self.down = Apart(48, WIDTH), Apart(WIDTH, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, -2)
+        best, which = self.router(flat).softmax(-1).max(-1)
+        order, sizes = which.argsort(stable=True), which.bincount(minlength=4).tolist()
+        gate, values = self.up(flat[order], sizes).chunk(2, -1)
+        found = self.down(F.silu(gate) * values, sizes) * best[order, None]
+        return (torch.zeros_like(flat).index_add(0, order, found) + self.bias).view(x.shape)
+
+
 class Routed(nn.Module):
     """A router in front of such experts."""
 
@@ -383,6 +412,16 @@ def _case(name: str, layers: Callable[[], list[nn.Module]], **more: Any) -> Case
     return Case(name, build, _batch, loss=lambda loss: loss, optimizer="adamw")
 
 
+def _jetmoe(name: str, balanced: bool) -> Case:
+    """Weights of experts that are each alone in a module: a mixture calls two of these; attention has methods."""
+    build = network(
+        "JetMoeForCausalLM", "JetMoeConfig", vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=48,
+        num_hidden_layers=2, num_key_value_heads=HEADS, kv_channels=8, num_local_experts=4, num_experts_per_tok=2,
+        use_cache=False, output_router_logits=balanced, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return Case(name, build, causal())
+
+
 OWN: dict[str, Case] = {
     case.name: case
     for case in (
@@ -430,6 +469,8 @@ OWN: dict[str, Case] = {
         _case("normed mixture", lambda: [Balanced(Shared(normed=True))]),
         _case("stacked experts", lambda: [Routed(Stacked()), Routed(Stacked(inner=WIDTH // 2))], around=True),
         _case("spoilt experts", lambda: [Routed(Stacked(how="spoilt")), Gated()]),
+        _jetmoe("JetMoe", False),
+        _jetmoe("JetMoe, balanced", True),
         _case("bf16", lambda: [Fused(), Gated(), Lower(inside=True), FewKeys(2)], bf16=True),
     )
 }

@@ -63,6 +63,8 @@ SPLIT: dict[str, tuple[int, str]] = {
     "residual mixture": (3, "cannot be divided"),
     "stacked experts": (2, "cannot be divided"),
     "spoilt experts": (3, "cannot be divided"),
+    "JetMoe": (4, "is the only one, so nothing is added up in it"),
+    "JetMoe, balanced": (2, "router has hooks"),
     "bf16": (10, "cannot be divided"),
     "MixtralForCausalLM by rank": (22, ""),
     "Qwen2MoeForCausalLM by rank": (34, "cannot be divided"),

@@ -21,7 +21,7 @@ from .experts import Mixture, in_parts, members, misfit, misfit_of_mixture
 from .functions import Functions, answer, replaced
 from .linears import Entered, column, cuts_of, features, row
 from .rules import as_whole
-from .splits import COLUMN, EXPERTS, HEADS, MIXTURE, ROW, VOCABULARY, Linear, Splits
+from .splits import COLUMN, EXPERTS, HEADS, MIXTURE, ONCE, ROW, VOCABULARY, Linear, Splits
 from .spread import enters, plain
 from .team import Team
 from .vocabulary import LookedUp, scores
@@ -161,10 +161,12 @@ def _weight(module: Any, linear: Linear) -> Any:
         held = next((each.name for each in linear.held if each.rank is not None), "")
         inside = dict(module.named_parameters())
         return next((value for name, value in inside.items() if held and name.startswith(f"{held}.")), None)
+    if linear.kind == EXPERTS:
+        cut = next((part.name for part in linear.parts if part.dim != ONCE), "")
+        return dict(module.named_parameters()).get(cut)
     if isinstance(module, nn.MultiheadAttention):
         return module.in_proj_weight
-    own = dict(module.named_parameters(recurse=False))
-    return own.get("weight", next((each for each in own.values() if each.dim() == 3), None))
+    return dict(module.named_parameters(recurse=False)).get("weight")
 
 
 def _check(model: nn.Module, splits: Splits, size: int) -> None:

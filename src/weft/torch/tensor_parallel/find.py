@@ -28,8 +28,8 @@ from weft.torch.session.random_streams import Streams
 from weft.torch.tensors.marks import WHOLE
 
 from .attention import why_whole
+from .experts import around_lonely, find_experts, find_mixtures, lonely, shares_out
 from .experts import candidates as experts_of
-from .experts import find_experts, find_mixtures, lonely, shares_out
 from .experts.uncalled import adopt_uncalled
 from .functions import answer, forget
 from .linears import features, is_linear
@@ -74,7 +74,8 @@ def find(
     }
     attentions = {n: m for n, m in model.named_modules() if type(m) is nn.MultiheadAttention}
     embedded = any(isinstance(module, nn.Embedding) for module in model.modules())
-    if size == 1 or not (candidates or attentions or embedded or wanted or experts_of(model)):
+    mixed = experts_of(model) or around_lonely(model)
+    if size == 1 or not (candidates or attentions or embedded or wanted or mixed):
         return Splits(size, (), whole)
     take_plain_for_whole()
     device = next(model.parameters()).device
@@ -102,8 +103,9 @@ def find(
         )
         refuse_whole(model, others)
         stacked, uncut, told = find_experts(
-            model, run, size, owners, lambda name: _own_wish(model, name, False), experts, inside
-        )
+            model, run, size, owners, lambda name: _own_wish(model, name, False), experts, inside,
+            {*trial.kinds, *trial.alone, *words}, leaking,
+        )  # fmt: skip
         kinds = {name: SCORES for name in words if not isinstance(model.get_submodule(name), nn.Embedding)}
         if sequence:
             kinds.update({name: TOKENS for name in words if name not in kinds})
@@ -115,8 +117,13 @@ def find(
     regions = _regions(model, trial)
     regions.update({name: {name: Linear(wanted[name])} for name in trial.alone})
     regions.update({name: {name: linear} for name, linear in {**stacked, **mixtures}.items()})
-    whole.update({name: why for name, why in lonely(model).items() if name not in inside})
-    whole.update(uncut)
+    alone = {
+        n: why for n, why in lonely(model).items() if n not in inside and n.rpartition(".")[0] not in stacked
+    }
+    whole.update({name: uncut.get(name.rpartition(".")[0], why) for name, why in alone.items()})
+    whole.update(
+        {name: why for name, why in uncut.items() if name not in {n.rpartition(".")[0] for n in alone}}
+    )
     for name, attention in attentions.items():
         if name in inside:
             continue

@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.parity.tensor_parallel_models import WIDTH, Gated, Mixture, Residual, Routed, Shared, Stacked
+from tests.parity.tensor_parallel_models import (
+    WIDTH,
+    Gated,
+    Mixture,
+    Residual,
+    Routed,
+    Shared,
+    Sorted,
+    Stacked,
+)
 from weft.torch.tensor_parallel import Splits, find
 from weft.torch.tensor_parallel.experts.parts import Own, run_own
 from weft.torch.tensor_parallel.splits import Held, Linear
@@ -162,6 +171,20 @@ def test_a_weight_that_is_alone_has_a_line() -> None:
 
     told = f"its weight, 4 x {WIDTH} x {WIDTH}, is the only one, so nothing is added up in it"
     assert found(nn.Sequential(Alone(), Gated())).whole["0"] == told
+
+
+def test_weights_that_are_each_alone_are_cut_where_a_module_adds_up() -> None:
+    for share in ("auto", "ranks"):
+        (linear,) = found(Sorted(), share=share).linears().values()
+        assert {part.name: part.dim for part in linear.parts} == {
+            "up.weight": 1,
+            "down.weight": 2,
+            "bias": -1,
+        }
+        assert linear.parts[0].blocks == (24, 24)
+    splits = found(Sorted(), leaking={"router"})
+    told = "tensors get out of it by another way than its result"
+    assert splits.whole["up"] == splits.whole["down"] == told
 
 
 def test_the_model_stays_as_it_is() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,19 +131,3 @@ class Bench:
 def plus(sums: list[Tensor], more: list[Tensor]) -> list[Tensor]:
     """Tensors added to sums, which are empty at first."""
     return [a + b for a, b in zip(sums, more, strict=True)] if sums else more
-
-
-@contextmanager
-def having(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, the module has other tensors in place of its parameters."""
-    before: dict[str, tuple[dict[str, Any], str, Any]] = {}
-    try:
-        for name, value in weights.items():
-            owner, _, own = name.rpartition(".")
-            table: dict[str, Any] = module.get_submodule(owner)._parameters
-            before[name] = table, own, table[own]
-            dict.__setitem__(table, own, value)
-        yield
-    finally:
-        for table, own, value in before.values():
-            dict.__setitem__(table, own, value)

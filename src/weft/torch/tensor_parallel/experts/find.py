@@ -22,6 +22,7 @@ from weft.torch.tensor_parallel.splits import EXPERTS, OF_EXPERTS, ONCE, Linear,
 from weft.torch.tensors.nested import replace
 
 from .bench import PLAIN, Bench, Outcome, plus
+from .mixtures import hooked_in, is_in
 from .parts import Own, run_own
 from .parts import run as run_with
 
@@ -34,8 +35,17 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if len(_stacks(module)) > 1 and not type(module).__module__.startswith("torch.")
+        if len(_stacks(module, False)) > 1 and not type(module).__module__.startswith("torch.")
     }
+
+
+def around_lonely(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules right around several that have one such weight each, by name."""
+    around: dict[str, int] = {}
+    for name in lonely(model):
+        above = name.rpartition(".")[0]
+        around[above] = around.get(above, 0) + (name != "")
+    return {name: model.get_submodule(name) for name, count in around.items() if count > 1}
 
 
 def lonely(model: nn.Module) -> dict[str, str]:
@@ -43,15 +53,25 @@ def lonely(model: nn.Module) -> dict[str, str]:
     found = {}
     for name, module in model.named_modules():
         values = [*module.parameters()]
-        if len(values) == 1 and len(_stacks(module)) == 1 and min(values[0].shape) > 1:
+        if len(values) == 1 and len(_stacks(module, False)) == 1 and min(values[0].shape) > 1:
             shape = " x ".join(map(str, values[0].shape))
             found[name] = f"its weight, {shape}, is the only one, so nothing is added up in it"
     return found
 
 
-def _stacks(module: nn.Module) -> dict[str, Tensor]:
-    """The weights with one matrix for each expert."""
-    return {name: value for name, value in module.named_parameters(recurse=False) if value.dim() == 3}
+def _stacks(module: nn.Module, inside: bool = True) -> dict[str, Tensor]:
+    """The weights with one matrix for each expert; where the module has none itself, those of modules ``inside``."""
+    own: dict[str, Tensor] = {n: v for n, v in module.named_parameters(recurse=False) if v.dim() == 3}
+    if own or not inside:
+        return own
+    return {name: value for name, value in module.named_parameters() if value.dim() == 3}
+
+
+def _others(module: nn.Module) -> list[str]:
+    """Its other parameters."""
+    stacks = _stacks(module)
+    nested = any("." in name for name in stacks)
+    return [name for name, _ in module.named_parameters(recurse=nested) if name not in stacks]
 
 
 def find_experts(
@@ -62,6 +82,8 @@ def find_experts(
     why: Callable[[str], str],
     share: str = "auto",
     inside: Collection[str] = (),
+    cut: Collection[str] = (),
+    leaking: Collection[str] = (),
 ) -> tuple[dict[str, Linear], dict[str, str], dict[str, str]]:
     """The modules of experts that can be split, and how; the others, and why; and of the former why not otherwise.
 
@@ -73,8 +95,11 @@ def find_experts(
         why: Says for a module why the script's own wishes or changes keep it whole; empty if nothing does.
         share: How ranks share experts: ``parts`` of every one, ``ranks``: some each, ``auto``: parts if these add up.
         inside: Modules that are split already, as parts of others.
+        cut: Linears that are split in pairs.
+        leaking: Modules out of which tensors get by another way than their result.
     """
-    tried = {name: module for name, module in candidates(model).items() if name not in inside}
+    around = around_lonely(model)
+    tried = {name: each for name, each in {**candidates(model), **around}.items() if name not in inside}
     if not tried:
         return {}, {}, {}
     calls = _calls(tried, run)
@@ -83,9 +108,11 @@ def find_experts(
     told: dict[str, str] = {}
     known: dict[Any, tuple[Linear | None, str]] = {}
     for name, module in tried.items():
+        if name in around and name not in calls:
+            continue  # it is no function of what it is called with
         shapes = tuple((own, tuple(value.shape)) for own, value in module.named_parameters())
         kind = pattern(f"{name}.")[:-1], type(module), shapes
-        reason = why(name) or _why_not(module, size, owners)
+        reason = why(name) or _why_not(module, owners) or _why_not_around(model, name, cut, leaking)
         if not reason and kind not in known and name not in calls:
             reason = "the run did not call it"
         if not reason:
@@ -101,22 +128,33 @@ def find_experts(
     return found, whole, told
 
 
-def _why_not(module: nn.Module, size: int, owners: Mapping[int, Sequence[str]]) -> str:
+def _why_not(module: nn.Module, owners: Mapping[int, Sequence[str]]) -> str:
     """Why it need not be tried."""
     stacks = _stacks(module)
+    nested = any("." in name for name in stacks)
     if len({len(value) for value in stacks.values()}) > 1:
         shapes = " and ".join(f"{name} {list(value.shape)}" for name, value in stacks.items())
         return f"its weights are for other numbers of experts: {shapes}"
-    if any(
-        type(value) is not nn.Parameter or value.dtype not in PLAIN
-        for value in module.parameters(recurse=False)
-    ):
+    values = [*module.parameters(recurse=nested)]
+    if any(type(value) is not nn.Parameter or value.dtype not in PLAIN for value in values):
         return "its weights are no plain floating-point numbers"
-    if any(True for child in module.children() for _ in child.parameters()):
+    if not nested and any(True for child in module.children() for _ in child.parameters()):
         return "it has modules with weights inside"
-    if any(len(owners[id(value)]) > 1 for value in module.parameters(recurse=False)):
+    if any(len(owners[id(value)]) > 1 for value in values):
         return "it shares parameters with another module"
     return ""
+
+
+def _why_not_around(model: nn.Module, name: str, cut: Collection[str], leaking: Collection[str]) -> str:
+    """Why a module cannot be split together with those inside of it."""
+    if _stacks(model.get_submodule(name), False):
+        return ""
+    if any(is_in(each, name) for each in cut):
+        return "linears in it are split by themselves"
+    if any(is_in(each, name) for each in leaking):
+        return "tensors get out of it by another way than its result"
+    hooked = hooked_in(model, name)
+    return f"{hooked} has hooks" if hooked else ""
 
 
 def _calls(tried: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[str, tuple[Any, Any]]:
@@ -186,7 +224,8 @@ def _by_rank(module: nn.Module, bench: Bench, expected: Outcome, experts: int, s
     if experts < size:
         return f"its {experts} experts are fewer than the {size} ranks"
     options = []
-    for name, value in module.named_parameters(recurse=False):
+    for name in [*_stacks(module), *_others(module)]:
+        value = module.get_parameter(name)
         with_all = value.dim() > 0 and len(value) == experts
         options.append(
             [PartOf(name, OF_EXPERTS, (experts,))] if value.dim() == 3
@@ -202,7 +241,7 @@ def _by_rank(module: nn.Module, bench: Bench, expected: Outcome, experts: int, s
 def _ways(module: nn.Module, width: int, size: int) -> Iterator[tuple[PartOf, ...]]:
     """Ways of cutting the parameters, the likely ones first: the inner size of an expert is that of no input."""
     stacks = _stacks(module)
-    others = [name for name, _ in module.named_parameters(recurse=False) if name not in stacks]
+    others = _others(module)
     inner = {name: [n for n in value.shape[1:] if n != width] or [width] for name, value in stacks.items()}
     sizes = [max(each) for each in inner.values()]
     options: list[list[PartOf]] = []

@@ -272,13 +272,16 @@ class Anchored(Quiet):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, anchor: Tensor) -> Tensor:
-        ctx.zero = torch.zeros((), dtype=anchor.dtype, device=anchor.device).expand(anchor.shape)
+        ctx.shape = anchor.shape
+        # kept, so that a checkpoint around the mixture runs it again up to here on all ranks, or on none
+        ctx.save_for_backward(torch.zeros((), dtype=anchor.dtype, device=anchor.device))
         return tensor.view_as(tensor)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return gradient, ctx.zero
+        (zero,) = ctx.saved_tensors
+        return gradient, zero.expand(ctx.shape)
 
 
 class Alike(Quiet):

@@ -24,8 +24,9 @@ from weft.torch.tensors.marks import TAGS
 from weft.torch.tensors.nested import replace as replaced
 from weft.torch.tensors.nested import tensors_in
 
-from .bench import PLAIN, Bench, Outcome, having, plus
+from .bench import PLAIN, Bench, Outcome, plus
 from .held import ABOVE, ALIKE, SUM, Mixture, members
+from .parts import having
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 FAILS = "it fails with weights and inputs that are made up, or writes into its inputs"
@@ -102,7 +103,7 @@ def find_mixtures(
     other: dict[str, str] = {}
     known: dict[Any, Linear | str] = {}
     for name in sorted(around, key=len, reverse=True):  # inner ones first
-        if any(_is_in(each, name) for each in (*found, *other)):
+        if any(is_in(each, name) for each in (*found, *other)):
             continue
         module, inside = model.get_submodule(name), around[name]
         shapes = tuple((own, tuple(value.shape)) for own, value in module.named_parameters())
@@ -128,16 +129,17 @@ def shares_out(found: Mapping[str, Linear], name: str) -> bool:
     """Whether a module is a part of one of these mixtures, so that nothing of it is split otherwise."""
     return any(
         name != mixture
-        and _is_in(name, mixture)
+        and is_in(name, mixture)
         and not any(
-            each.rank is None and _is_in(name, f"{mixture}.{each.name}" if mixture else each.name)
+            each.rank is None and is_in(name, f"{mixture}.{each.name}" if mixture else each.name)
             for each in linear.held
         )
         for mixture, linear in found.items()
     )
 
 
-def _is_in(name: str, module: str) -> bool:
+def is_in(name: str, module: str) -> bool:
+    """Whether a module is another one, or inside of it."""
     return not module or name == module or name.startswith(f"{module}.")
 
 
@@ -219,7 +221,7 @@ def _why_not(
     """Why it need not be tried."""
     module = model.get_submodule(name)
     count = len(groups[0].names)
-    inside = [each for each, _ in model.named_modules() if _is_in(each, name)]
+    inside = [each for each, _ in model.named_modules() if is_in(each, name)]
     reason = next(filter(None, (why(each) for each in inside)), "")
     fault = next((group.fault for group in groups if group.fault), "")
     if reason or fault:
@@ -230,9 +232,8 @@ def _why_not(
         return "its lists of experts have several lengths"
     if any(each in leaking for each in inside):
         return "tensors get out of it by another way than its result"
-    hooked = [each for each in inside if each != name and _is_hooked(model.get_submodule(each))]
-    if hooked:
-        return f"{hooked[0]} has hooks"
+    if hooked := hooked_in(model, name):
+        return f"{hooked} has hooks"
     values = list(module.parameters())
     if any(
         type(value) is not nn.Parameter or value.dtype not in PLAIN or not value.dim() for value in values
@@ -243,8 +244,12 @@ def _why_not(
     return ""
 
 
-def _is_hooked(module: nn.Module) -> bool:
-    return has_forward_hooks(module) or has_backward_hooks(module)
+def hooked_in(model: nn.Module, name: str) -> str:
+    """A module inside of another one that has hooks; empty if none has."""
+    for each, module in model.named_modules():
+        if each != name and is_in(each, name) and (has_forward_hooks(module) or has_backward_hooks(module)):
+            return each.removeprefix(f"{name}.")
+    return ""
 
 
 def _tried(

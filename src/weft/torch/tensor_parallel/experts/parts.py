@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,14 +28,34 @@ def run(
 ) -> Any:
     """What the module's class computes with other tensors in place of its parameters, and other ``numbers``.
 
-    The module itself stays as it is, for another thread may run it.
+    Names with dots are those of modules inside of it. If there are none, the module itself stays as it is, for another
+    thread may run it.
     """
+    if any("." in name for name in weights):
+        with having(module, weights):
+            return type(module).forward(module, *args, **kwargs)
     twin = object.__new__(type(module))
     twin.__dict__.update(module.__dict__)
     twin.__dict__.pop("forward", None)
     twin.__dict__.update(numbers or {})
     twin.__dict__["_parameters"] = dict(weights)
     return type(module).forward(twin, *args, **kwargs)
+
+
+@contextmanager
+def having(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside, the module has other tensors in place of its parameters."""
+    before: dict[str, tuple[dict[str, Any], str, Any]] = {}
+    try:
+        for name, value in weights.items():
+            owner, _, own = name.rpartition(".")
+            table: dict[str, Any] = module.get_submodule(owner)._parameters
+            before[name] = table, own, dict.__getitem__(table, own)
+            dict.__setitem__(table, own, value)
+        yield
+    finally:
+        for table, own, value in before.values():
+            dict.__setitem__(table, own, value)
 
 
 @dataclass(frozen=True)
@@ -120,7 +141,7 @@ def cuts_of_experts(module: nn.Module, linear: Linear) -> dict[str, Cut]:
 
 def misfit(module: nn.Module, linear: Linear) -> str:
     """Why the module cannot be split in this way; empty if it can."""
-    shapes = {name: tuple(value.shape) for name, value in module.named_parameters(recurse=False)}
+    shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
     for part in linear.parts:
         shape = shapes.get(part.name)
         if shape is None or (
@@ -134,6 +155,8 @@ def in_parts(module: nn.Module, linear: Linear, team: Team, args: Any, kwargs: A
     """Stands for the module's ``forward``: whole tensors go in and come out."""
     if linear.by_rank():
         return _by_rank(module, linear, team, args, kwargs)
+    if any("." in part.name for part in linear.parts):
+        return _around(module, linear, team, args, kwargs)
     places = {part.name: part.dim for part in linear.parts}
     weights = {}
     for name in module._parameters:
@@ -143,6 +166,27 @@ def in_parts(module: nn.Module, linear: Linear, team: Team, args: Any, kwargs: A
             value = value * 0 if name in places and team.rank > 0 else value
         weights[name] = value
     args, kwargs = replace((args, kwargs), lambda tensor: enter(tensor, team), attributes=False)
+    result = run(module, weights, args, kwargs)
+    return replace(result, lambda tensor: _added_up(tensor, team), attributes=False)
+
+
+def _around(module: nn.Module, linear: Linear, team: Team, args: Any, kwargs: Any) -> Any:
+    """As ``in_parts``, for weights that modules inside of it have."""
+    places = {part.name: part.dim for part in linear.parts}
+    weights: dict[str, Any] = {}
+    for name, _ in module.named_parameters():
+        owner, _, last = name.rpartition(".")
+        weights[name] = own(module.get_submodule(owner), last)
+    given = [each for each in tensors_in((args, kwargs)) if each.is_floating_point()]
+    given += [value for name, value in weights.items() if places.get(name, ONCE) == ONCE]
+    entered = entered_all(given, team)
+    for name, value in weights.items():
+        if places.get(name, ONCE) != ONCE:
+            weights[name] = value.view_as(value)  # without the mark of a part
+            continue
+        value = entered.get(id(value), value)
+        weights[name] = value * 0 if name in places and team.rank > 0 else value
+    args, kwargs = replace((args, kwargs), lambda each: entered.get(id(each), each), attributes=False)
     result = run(module, weights, args, kwargs)
     return replace(result, lambda tensor: _added_up(tensor, team), attributes=False)
 
