@@ -387,9 +387,10 @@ class Left(Tensor):
 
 def mark_left(tensor: Tensor, module: str, owner: int, device: torch.device) -> None:
     """Let a stand-in on this rank be a `Left`."""
+    marked: Any = tensor
     if type(tensor) is Tensor:
-        tensor.__class__ = Left  # type: ignore[assignment]
-        tensor._weft_of, tensor._weft_device = (owner, module), device
+        marked.__class__ = Left
+        marked._weft_of, marked._weft_device = (owner, module), device
 
 
 __all__ = ["Change", "Contents", "Filled", "Left", "fills", "mark_left", "outside", "puts_the_same"]
