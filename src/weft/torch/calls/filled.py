@@ -359,11 +359,11 @@ def _fill(thing: Any, items: dict[Any, Any]) -> None:
 class Left(Tensor):
     """What a call on another partition has put somewhere, as modules see it that it is not sent to; see the module.
 
-    ``_weft_left``: the module that has left it, and its partition.
+    ``_weft_of``: its partition, and the module that has left it.
     """
 
-    _weft_left: tuple[str, int]
-    _weft_at: torch.device
+    _weft_of: tuple[int, str]
+    _weft_device: torch.device
 
     @classmethod
     def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -371,11 +371,11 @@ class Left(Tensor):
         with no_torch_function():
             found = next(each for each in tensors_in((args, kwargs)) if isinstance(each, Left))
             if func in torch_functions.PLACE_GETTERS:
-                return torch_functions.PLACE_GETTERS[func](found._weft_at)
+                return torch_functions.PLACE_GETTERS[func](found._weft_device)
             if func in torch_functions.METADATA:
                 return func(*args, **(kwargs or {}))
             shape = list(found.shape)
-        module, owner = found._weft_left
+        owner, module = found._weft_of
         raise UsageError(
             f"a tensor of shape {shape} that {module} has put into a list, dict or object (a cache of keys "
             f"and values, say) lies on partition {owner}, and a module on another partition uses it that did not do "
@@ -385,11 +385,12 @@ class Left(Tensor):
         )
 
 
-def mark_left(tensor: Any, module: str, owner: int, device: torch.device) -> None:
+def mark_left(tensor: Tensor, module: str, owner: int, device: torch.device) -> None:
     """Let a stand-in on this rank be a `Left`."""
+    marked: Any = tensor
     if type(tensor) is Tensor:
-        tensor.__class__ = Left
-        vars(tensor).update(_weft_left=(module, owner), _weft_at=device)
+        marked.__class__ = Left
+        marked._weft_of, marked._weft_device = (owner, module), device
 
 
 __all__ = ["Change", "Contents", "Filled", "Left", "fills", "mark_left", "outside", "puts_the_same"]

@@ -21,7 +21,8 @@ OF_TENSORS = {
     "_weft_spread": False,  # whether each rank of axis tp has a part of it, see ``tensor_parallel.spread``
     "_weft_placed": False,  # in a reference run: whether the tensor would have a place in a split step
 }
-"""Names and defaults. A stand-in for another rank's parameter has ``_weft_of`` and ``_weft_device`` besides."""
+"""Names and defaults. What stands for a parameter or a filled cache of another rank has ``_weft_of`` and
+``_weft_device`` besides."""
 
 for _name, _default in OF_TENSORS.items():
     setattr(Tensor, _name, _default)
