@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import MethodType
 from typing import Any
 
@@ -18,6 +18,7 @@ from weft.torch.tensor_parallel.linears import is_transposed
 from weft.torch.tensor_parallel.rules import shard_of
 from weft.torch.tensor_parallel.spread import Spread, may_spread, plain, spread
 from weft.torch.tensor_parallel.team import Team, team_of
+from weft.torch.tensors.cut_weights import inside_unit
 from weft.torch.tensors.nested import replace
 
 from .both import let_both
@@ -56,12 +57,16 @@ class Region:
 
     ``keeps``: whether what comes out stays in parts until somebody needs the whole; the next region takes the parts.
     ``active``: whether the ranks run the same step now, so that they may meet; elsewhere the module computes whole.
+    ``unit``: whether the module is called between units, so that what it leaves in objects (keys and values in a cache)
+    is put together where somebody uses it; else this is done at once.
     """
 
     def __init__(
-        self, module: nn.Module, dim: int, keeps: bool, team: Sharers, active: Callable[[], bool]
-    ) -> None:
+        self, module: nn.Module, dim: int, keeps: bool, team: Sharers, active: Callable[[], bool],
+        unit: bool = False,
+    ) -> None:  # fmt: skip
         self.module, self.dim, self.keeps, self.team, self.active = module, dim, keeps, team, active
+        self.unit = unit
         self.own = module.__dict__.get("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -79,7 +84,8 @@ class Region:
                 f"{type(self.module).__name__} has written into a part of what it got, which its caller does not see: "
                 "let it write into a copy, x.clone()"
             )
-        make_whole(args, kwargs, team)
+        if not (self.unit and inside_unit()):
+            make_whole(args, kwargs, team)
         return replace(result, lambda each: self._left(each, team), attributes=False)
 
     def _part(self, given: Tensor, team: Team) -> DTensor | None:
@@ -102,6 +108,7 @@ class Region:
         memo[id(self)] = copied
         copied.module, copied.own = memo[id(self.module)], copy.deepcopy(self.own, memo)
         copied.dim, copied.keeps, copied.team, copied.active = self.dim, self.keeps, self.team, self.active
+        copied.unit = self.unit
         return copied
 
 
@@ -114,19 +121,11 @@ def written(part: DTensor) -> tuple[int, int]:
     return version(part), version(part.to_local())
 
 
-def make_whole(args: Any, kwargs: Any, team: Team) -> int:
-    """Gather what objects among a module's arguments hold in parts after its call, keys and values say; how many."""
-    count = 0
-
-    def change(tensor: Tensor) -> Tensor:
-        nonlocal count
-        count += isinstance(tensor, DTensor)
-        return whole(tensor, team)
-
+def make_whole(args: Any, kwargs: Any, team: Team) -> None:
+    """Gather what objects among a module's arguments hold in parts after its call, keys and values say."""
     for thing in (*args, *kwargs.values()):
         if not isinstance(thing, (Tensor, int, float, str, type(None))) and type(thing) not in (tuple, list):
-            replace(thing, change)
-    return count
+            replace(thing, lambda tensor: whole(tensor, team))
 
 
 class OnPositions:
@@ -164,7 +163,7 @@ def stand_in(root: nn.Module, team: Team) -> list[nn.Module]:
 
 def cut_sequences(
     model: nn.Module, sequences: Sequences, group: Any, rank: int, device: torch.device,
-    active: Callable[[], bool], ranks: Tensor | None = None,
+    active: Callable[[], bool], ranks: Tensor | None = None, units: Collection[str] = (),
 ) -> Sharers | None:  # fmt: skip
     """Let the modules in ``sequences`` compute on parts of sequences, in place.
 
@@ -177,6 +176,7 @@ def cut_sequences(
         active: Whether all ranks of the group run the same step now.
         ranks: Where other ranks have the other parts of weights, all of them, those that split weights in a row. The
             weights are cut already.
+        units: The names of the modules that are called between units.
 
     Returns:
         The ranks that share sequences; None where nothing is cut.
@@ -204,7 +204,9 @@ def cut_sequences(
         team.further = let_both([modules[name] for name in regions], team.orders(), ranks)
     for name, dim in regions.items():
         stand_in(modules[name], team)
-        modules[name].__dict__["forward"] = Region(modules[name], dim, name in sequences.kept, team, active)
+        modules[name].__dict__["forward"] = Region(
+            modules[name], dim, name in sequences.kept, team, active, name in units
+        )
     return team
 
 

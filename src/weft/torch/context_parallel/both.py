@@ -56,7 +56,7 @@ class Both(Sharers):
             ranks,
             mesh_dim_names=(new_name(), new_name()),
         )
-        super().__init__(mesh, sharers.group, sharers.rank, sharers.size, sharers.balanced)
+        super().__init__(mesh, sharers.group, sharers.rank, sharers.size, sharers.parts, sharers.balanced)
         self.sharers, self.heads = sharers, heads
         self.record, self.agree, self.waits = sharers.record, sharers.agree, sharers.waits
 

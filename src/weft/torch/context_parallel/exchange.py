@@ -46,8 +46,7 @@ class _Share(Quiet):
 
 
 def _gathered(part: Tensor, dim: int, total: int, team: Team) -> Tensor:
-    places = team.places(total)
-    return places.joined(team.gather(part, dim, places.sizes), dim)
+    return team.whole_of(part, dim, team.places(total))
 
 
 def in_parts(local: Tensor, dim: int, total: int, team: Team) -> DTensor:

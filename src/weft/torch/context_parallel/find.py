@@ -8,7 +8,6 @@ model is run again until nothing changes. Numbers are garbage meanwhile; shapes 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType, MethodType
 from typing import Any
@@ -43,8 +42,6 @@ from .regions import BALANCED, Sequences
 from .rules import PRODUCTS, Positions, is_causal, whole
 from .weights import Sharers
 
-log = logging.getLogger("weft")
-
 
 def find(
     model: nn.Module, run: Callable[[], Any], size: int, apart: Mapping[str, str] = MappingProxyType({})
@@ -73,11 +70,6 @@ def find(
             pass  # each run keeps more modules whole, or tries another dimension
         order = _order(trial, run, watcher)
         kept, notes = watch(model, run, size, trial.regions())
-    if watcher.caches & {pattern(f"{name}.")[:-1] for name in trial.regions()}:
-        log.warning(
-            "%s keeps keys and values in a cache, which the ranks gather in every layer: pass use_cache=False to the "
-            "model, or set model.config.use_cache = False", ", ".join(sorted(watcher.caches)),
-        )  # fmt: skip
     return Sequences(size, trial.regions(), dict(trial.whole), order, tuple(kept), notes)
 
 
@@ -301,8 +293,7 @@ class Attempt:
             isinstance(each, DTensor) for module in self.module.modules() for each in vars(module).values()
         ):
             raise Conflict("it keeps a tensor in an attribute")
-        if make_whole(args, kwargs, watcher.team):
-            watcher.caches.add(pattern(f"{self.name}.")[:-1])
+        make_whole(args, kwargs, watcher.team)
         watcher.check_backward(self.module, parts, leaf)
         return replace(result, lambda each: whole(each, watcher.team), attributes=False)
 
@@ -314,13 +305,12 @@ class Watcher(Positions):
         products: How many products of matrices there were.
         attends: Whether one of them was attention.
         causal: Whether there was causal attention.
-        caches: Modules that keep tensors in arguments.
     """
 
     def __init__(self, team: Team) -> None:
         super().__init__(team)
         self.collectives, self.products = Collectives(), 0
-        self.attends, self.causal, self.caches = False, False, set[str]()
+        self.attends = self.causal = False
         self._backwards = False
 
     def __call__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

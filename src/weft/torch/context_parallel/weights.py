@@ -37,8 +37,10 @@ class Sharers(Team):
 
     remedy = "ask for it in the first step, too: then it is put together behind the module that gives it"
 
-    def __init__(self, mesh: DeviceMesh, group: Any, rank: int, size: int, balanced: bool = False) -> None:
-        super().__init__(mesh, group, rank, size)
+    def __init__(
+        self, mesh: DeviceMesh, group: Any, rank: int, size: int, parts: Any = None, balanced: bool = False
+    ) -> None:
+        super().__init__(mesh, group, rank, size, parts)
         self.balanced, self.waits = balanced, False
         self.further: list[Sharers] = []
         self._dealing: Sharers | None = None
@@ -47,7 +49,7 @@ class Sharers(Team):
     def deal(self) -> None:
         """From now on lengths that make blocks enough are dealt from both ends."""
         mesh = DeviceMesh.from_group(self.group, self.mesh.device_type, mesh_dim_names=(new_name(),))
-        self._dealing = Sharers(mesh, self.group, self.rank, self.size, True)
+        self._dealing = Sharers(mesh, self.group, self.rank, self.size, self.parts, True)
         self._dealing._sums = self._sums
 
     def orders(self) -> list[Sharers]:

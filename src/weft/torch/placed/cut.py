@@ -33,7 +33,15 @@ def cut_weights(root: nn.Module, plan: Plan, owners: Mapping[str, int], session:
     mine = tuple(region for region in splits.regions if any(is_below(name, region.name) for name in here))
     splits = replace(splits, regions=mine)
     degree = session.settings.tensor_parallel_degree
-    team = split(root, splits, session.weights_group, session.place_in_weights[1], degree, session.device)
+    team = split(
+        root,
+        splits,
+        session.weights_group,
+        session.place_in_weights[1],
+        degree,
+        session.device,
+        session.timeout,
+    )
     if team is not None:
         team.record = partial(record, session, "tensor")
         team.agree = partial(_agree, session)
@@ -64,6 +72,7 @@ def cut_over_sequences(
     team = cut_sequences(
         root, replace(sequences, regions=mine), session.sequence_group, session.place_in_weights[0], session.device,
         lambda: session.drawing is not None, None if degree == 1 else ranks.view(-1, degree),
+        {unit.name for unit in plan.units},
     )  # fmt: skip
     for order in () if team is None else (*team.orders(), *team.further):
         order.record = partial(record, session, "tensor")

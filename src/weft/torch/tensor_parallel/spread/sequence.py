@@ -19,10 +19,12 @@ from weft.torch.tensors.places import Places
 from .tensor import Spread, may_spread, plain, spread
 
 
-def scattered(sums: Tensor, team: Team) -> Tensor:
-    """The sum of the ranks' tensors ``[..., tokens, features]``; each rank has some of the tokens of it."""
+def scattered(sums: Tensor, team: Team, bias: Tensor | None = None) -> Tensor:
+    """The sum of the ranks' tensors ``[..., tokens, features]``, and a bias; each rank has some of the tokens of it."""
     along = sums.ndim - 2
     part: Tensor = Scattered.apply(sums, team, along)
+    if bias is not None:
+        part.add_(enter(bias.to(part.dtype), team))
     return spread(part, team, along, Places.behind([part.shape[along]] * team.size))
 
 
@@ -66,7 +68,7 @@ class Scattered(Quiet):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         sizes = [gradient.shape[ctx.along]] * ctx.team.size
-        return torch.cat(ctx.team.gather(gradient, ctx.along, sizes), ctx.along), None, None
+        return ctx.team.together(gradient, ctx.along, sizes), None, None
 
 
 class Gathered(Quiet):
@@ -75,7 +77,7 @@ class Gathered(Quiet):
     @staticmethod
     def forward(ctx: Any, part: Tensor, team: Team, along: int, places: Places) -> Tensor:
         ctx.team, ctx.along = team, along
-        return places.joined(team.gather(part, along, places.sizes), along)
+        return team.whole_of(part, along, places)
 
     @staticmethod
     @once_differentiable
@@ -94,5 +96,4 @@ class Narrowed(Quiet):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        parts = ctx.team.gather(gradient, ctx.along, ctx.places.sizes)
-        return ctx.places.joined(parts, ctx.along), None, None, None
+        return ctx.team.whole_of(gradient, ctx.along, ctx.places), None, None, None

@@ -46,8 +46,8 @@ class Ranks(Protocol):
     rank: int
     size: int
 
-    def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
-        """The tensors of all ranks."""
+    def together(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+        """The tensors of all ranks behind each other."""
         ...
 
     def agree(self, what: str) -> None:
@@ -272,7 +272,7 @@ class Together(Quiet):
     @staticmethod
     def forward(ctx: Any, part: Tensor, team: Any, along: int, places: Places) -> Tensor:
         ctx.along, ctx.places, ctx.rank = along, places, team.rank
-        return places.joined(team.gather(part, along, places.sizes), along)
+        return team.whole_of(part, along, places)
 
     @staticmethod
     @once_differentiable
