@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fuzz.run import Outcome, Ranks, ranks
+from tests.long import one_in
 
 FRAME = '''
 import collections, sys, types
@@ -84,7 +85,7 @@ OTHER_CODE = {
 }
 
 
-@pytest.mark.parametrize("kind", OTHER_CODE)
+@pytest.mark.parametrize("kind", one_in(4, OTHER_CODE))
 def test_ranks_that_run_different_code_are_told_where(job: Ranks, kind: str):
     outcome = run(job, "def forward(self, x):\n" + textwrap.indent(OTHER_CODE[kind], "    "))
     assert outcome.word == "refused" and outcome.text.startswith("DivergenceError"), outcome

@@ -52,7 +52,12 @@ def _inside_unit() -> bool:
     return getattr(running_here, "steps", 0) > 0 and running_here.glue is None
 
 
-ask(_inside_unit)
+def _between_units() -> bool:
+    """Whether a microbatch's program runs on this thread, outside of units."""
+    return running() is not None
+
+
+ask(_inside_unit, _between_units)
 
 
 class Glue(TorchFunctionMode):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from weft.errors import UsageError
+from weft.errors import DivergenceError, PeerError, StallError, UsageError
 from weft.torch.pytorch.private import ENDS_A_CHECKPOINT
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, targets
 from weft.torch.tensors.marks import BLOCKS
@@ -26,7 +26,9 @@ from .spread import plain
 from .team import TOGETHER, Team
 
 log = logging.getLogger("weft")
-FATAL: tuple[type[BaseException], ...] = (torch.OutOfMemoryError, dist.DistError, *ENDS_A_CHECKPOINT)
+FATAL: tuple[type[BaseException], ...] = (
+    torch.OutOfMemoryError, dist.DistError, DivergenceError, PeerError, StallError, *ENDS_A_CHECKPOINT,
+)  # fmt: skip
 """What whole tensors would not help against, or what may come on one rank only."""
 _functions: dict[str, Functions] = {}
 _plain: Callable[..., Any] = DTensor.__torch_function__

@@ -13,9 +13,9 @@ from weft.torch.tensors.cut_weights import own
 
 from .attention import cuts_of_attention
 from .cuts import Cut
-from .experts import cuts_of_experts
+from .experts import cuts_of_experts, cuts_of_mixture
 from .rules import as_parts, as_whole, wrap
-from .splits import COLUMN, EXPERTS, VOCABULARY, Linear
+from .splits import COLUMN, EXPERTS, MIXTURE, VOCABULARY, Linear
 from .spread import Spread, can_scatter, enters, plain, scattered
 from .team import Team, leave
 from .vocabulary import cuts_of_vocabulary
@@ -46,6 +46,8 @@ def cuts_of(module: nn.Module, linear: Linear) -> dict[str, Cut]:
         return cuts_of_attention(module)
     if linear.kind == EXPERTS:
         return cuts_of_experts(module, linear)
+    if linear.kind == MIXTURE:
+        return cuts_of_mixture(module, linear)
     if linear.kind == VOCABULARY:
         return cuts_of_vocabulary(module)
     inputs, results = features(module)
@@ -95,6 +97,8 @@ def row(module: nn.Module, input: Any, team: Team, in_parts: bool = False) -> Te
             placements=[Shard(input.ndim - 1)]
         )
     sums = product(module, as_parts(input, input.ndim - 1, team), None)
-    result = scattered(sums, team) if in_parts and can_scatter(sums, team) else leave(sums, team)
     bias = own(module, "bias")
-    return result if bias is None else result + bias.to(result.dtype)
+    if in_parts and can_scatter(sums, team):
+        return scattered(sums, team, bias)
+    result = leave(sums, team)
+    return result if bias is None else result.add_(bias.to(result.dtype))

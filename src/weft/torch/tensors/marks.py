@@ -31,7 +31,8 @@ CUT, AWAY, BLOCKS, TAGS = "_weft_cut", "_weft_away", "_weft_blocks", "_weft_tags
 MARK = "_weft_partition"
 """On a module: the partition where the script wants it, and whether by ``set_partition``."""
 WHOLE = "_weft_whole"
-"""On a module: whether the script wants its weights whole on every rank, and whether by ``set_tensor_parallelism``."""
+"""On a module: whether the script wants its weights whole on every rank, or as a text how it wants them cut; and
+whether by ``set_tensor_parallelism``."""
 CHECKPOINTED = "_weft_checkpoint"
 """On a module whose calls are checkpointed: how."""
 PLAIN_FORWARD = "_weft_plain_forward"

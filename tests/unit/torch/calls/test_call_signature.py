@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from tests.launching import SOURCE
+from tests.long import long
 from weft.torch.calls.call_signature import Spec, Watch, digest, function_name, hidden_in, scan
 
 
@@ -127,6 +128,7 @@ print(digest("layers.1", tuple(parts)), [function_name(name) for name in names])
 """
 
 
+@long
 def test_every_process_computes_the_same_number():
     outputs = set()
     for seed in ("0", "1", "4242"):
