@@ -1,4 +1,4 @@
-"""Two ways to cut the GPT's layers over two processes: PyTorch's `parallelize_module`, and weft."""
+"""Ways to cut the GPT's layers over processes: PyTorch's `parallelize_module`, and weft, alone and in hybrids."""
 
 from __future__ import annotations
 
@@ -84,17 +84,31 @@ class Parallelized(OneProcess):
 
 
 class WeftInParts(Weft):
-    """weft, with the GPT as it is."""
+    """weft, with the GPT as it is: layers cut over `tensor` processes, in `partitions` and `replicas` of that."""
+
+    def __init__(
+        self, task: Task, tensor: int = 2, partitions: int = 1, replicas: int = 1, **settings: object
+    ) -> None:
+        super().__init__(task, **settings)
+        self.tensor, self.partitions, self.replicas = tensor, partitions, replicas
+        self.ranks = tensor * partitions * replicas
 
     def connect(self) -> None:
         import weft.torch as weft
 
         counts = {
-            "partitions": 1,
-            "tensor_parallel_degree": self.ranks,
-            "microbatches": self.task.microbatches,
+            "partitions": self.partitions,
+            "tensor_parallel_degree": self.tensor,
+            "microbatches": self.task.microbatches // self.replicas,
         }
         weft.init(counts | self.settings)
+
+    def step(self, ids: Tensor, targets: Tensor) -> None:
+        """This replica's part of the batch."""
+        import weft.torch as weft
+
+        own = weft.dp_rank()
+        super().step(ids.chunk(self.replicas)[own], targets.chunk(self.replicas)[own])
 
     def held_parameters(self) -> dict[str, nn.Parameter]:
         from weft.torch.tensor_parallel import whole
@@ -117,5 +131,9 @@ def _as_parameters(grads: dict[str, Tensor]) -> dict[str, nn.Parameter]:
 CONTENDERS: dict[str, Callable[[Any], Contender]] = {
     "one-process": OneProcess,
     "parallelize-module": Parallelized,
-    "weft": lambda task: WeftInParts(task),
+    "weft": WeftInParts,
+    "weft-sequence": lambda task: WeftInParts(task, sequence_parallel=True),
+    "partitions-4": lambda task: WeftInParts(task, tensor=1, partitions=4),
+    "tensor-2-partitions-2": lambda task: WeftInParts(task, partitions=2),
+    "tensor-2-replicas-2": lambda task: WeftInParts(task, replicas=2),
 }

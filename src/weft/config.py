@@ -447,6 +447,11 @@ _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
 def _advice(setting: Field[Any], value: object) -> str:
     """What to type instead: what the text meant, if that can be told, or else the default."""
     check: Check = setting.metadata["check"]
+    if setting.name == "tensor_parallel_degree" and value == "auto":
+        return (
+            "how many copies of the model read data depends on it, so it must be known before a script asks for its "
+            f'share of them. weft tune finds it by trying, weft plan by formulas; then write "{setting.name}": 2, say'
+        )
     meant = _meant(value.lower(), check) if isinstance(value, str) else None
     if not check.accepts(meant):
         meant = setting.default

@@ -8,6 +8,7 @@ By hand, from the root of the repository:
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from weft.reduce.compression import make
 from weft.reduce.exchange import Exchange, GroupExchange
 from weft.reduce.hierarchical import Hierarchical
 from weft.reduce.lane import Lane
+from weft.reduce.parts import Parts
 from weft.reduce.shared import HostMemory, SharedMemory
 from weft.reduce.tracks import Tracks
 
@@ -101,6 +103,45 @@ def collectives() -> dict[str, Collective]:
         assert isinstance(choose(everyone, hosts=["a", "b", "b", "b"], device=where), Direct)
     assert isinstance(choose(everyone, compressed=True, device=where), SharedMemory if on_cpu else Direct)
     return found
+
+
+@CHECKS.check
+def tensors_in_parts() -> None:
+    """Sums, parts of sums, and parts put together: in memory that ranks share, and by the group's own collectives."""
+    everyone, size = world(), ranks()
+    ways = [Parts(everyone), Parts.connect(everyone, device())]
+    assert (ways[1].memory is not None) == (device().type == "cpu")
+    if device().type == "cpu":  # several rounds
+        ways.append(Parts(everyone, HostMemory.connect(everyone, slot_bytes=4096)))
+    shapes = [
+        ((3, 4, 5), 1),
+        ((4,), 0),
+        ((2, 64, 100), 1),
+        ((2, 3, 1), 2),
+        ((1, 2, 7), 1),
+        ((0, 2, 3), 1),
+        ((2, 0), 1),
+    ]
+    for shape, dim in shapes:
+        whole_shape = [each * size if at == dim else each for at, each in enumerate(shape)]
+        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            every = torch.stack(values(math.prod(whole_shape), torch.float32)).view(size, *whole_shape)
+            every = every.round().to(dtype)
+            total = sum(every.unbind(0), torch.zeros_like(every[0]))
+            mine = total.chunk(size, dim)[dist.get_rank()]
+            for way in ways:
+                given = every[dist.get_rank()].clone()
+                found = way.add_up_parts(given, dim)
+                assert torch.equal(found, mine) and not found._is_view(), (shape, dtype)
+                assert torch.equal(given, every[dist.get_rank()]), "what was given has changed"
+                turned = given.transpose(0, -1).contiguous().transpose(0, -1)
+                assert torch.equal(way.add_up_parts(turned, dim), mine), (shape, dtype)
+                whole = way.together(mine, dim)
+                assert torch.equal(whole, total) and whole.is_contiguous(), (shape, dtype)
+                way.add_up(given)
+                assert torch.equal(given, total), (shape, dtype)
+    for way in ways:
+        way.close()
 
 
 @CHECKS.check

@@ -16,6 +16,7 @@ from weft.compat.modelparallel.tensor_parallel import (
     DistributedTransformerLayer,
     DistributedTransformerLMHead,
 )
+from weft.torch import set_tensor_parallelism
 
 WIDTH, LENGTH, SAMPLES, HEADS = 32, 6, 8, 4
 
@@ -114,6 +115,22 @@ class Lower(nn.Module):
         if self.in_place:
             middle = middle.clone().mul_(2.0)
         return self.down(middle)
+
+
+class ByHand(nn.Module):
+    """Two linears, and what the script says of each."""
+
+    def __init__(self, up: Any, down: Any) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+        set_tensor_parallelism(self.up, up)
+        set_tensor_parallelism(self.down, down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.dropout(F.gelu(self.up(x)), 0.0))
+
+
+BY_HAND = [("column", "row"), ("column", False), ("row", "column"), ("row", "row"), ("column", "column")]
 
 
 class Adapted(nn.Module):
@@ -329,11 +346,11 @@ class Original(nn.Module):
 class OriginalHead(nn.Module):
     """Its transformer with embeddings and head."""
 
-    def __init__(self) -> None:
+    def __init__(self, **more: Any) -> None:
         super().__init__()
         self.model = DistributedTransformerLMHead(
             2, **SHAPE, vocab_size=40, num_positions=LENGTH, causal_mask_size=LENGTH, pre_layernorm=True,
-            post_layernorm=False,
+            post_layernorm=False, **more,
         )  # fmt: skip
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
@@ -379,9 +396,12 @@ def _batch(step: int) -> Batch:
     }
 
 
-def _original_head() -> nn.Module:
-    torch.manual_seed(0)
-    return OriginalHead()
+def _original_head(name: str, **more: Any) -> Case:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return OriginalHead(**more)
+
+    return Case(name, build, _batch, loss=lambda loss: loss, optimizer="adamw")
 
 
 def _case(name: str, layers: Callable[[], list[nn.Module]], **more: Any) -> Case:
@@ -414,6 +434,7 @@ OWN: dict[str, Case] = {
         _case("two heads of keys", lambda: [FewKeys(2), FewKeys(2, grouped=False), FewKeys(2, fused=True)]),
         _case("one fused head of keys", lambda: [FewKeys(1, fused=True)]),
         _case("checkpoints inside", lambda: [Lower(inside=True), Lower(in_place=True)]),
+        _case("by hand", lambda: [ByHand(*words) for words in BY_HAND]),
         _case("adapters", lambda: [Adapted()]),
         _case("layers of PyTorch", lambda: [Translator()]),
         _case("layers of PyTorch, batch second", lambda: [Translator(False)]),
@@ -424,7 +445,24 @@ OWN: dict[str, Case] = {
                 Original(add_cross_attention=True),
             ],
         ),
-        Case("head of smdistributed", _original_head, _batch, loss=lambda loss: loss, optimizer="adamw"),
+        _original_head("head of smdistributed"),
+        _original_head(
+            "head as that of GPT-J",
+            rotary_dim=4,
+            use_parallel_residual=True,
+            qkv_bias=False,
+            dense_bias=False,
+            tie_word_embeddings=False,
+            lm_head_bias=True,
+            attention_in_fp32=True,
+        ),
+        _original_head(
+            "head as that of GPT-Neo",
+            window_size=3,
+            attention_layers=("global", "local"),
+            qkv_bias=False,
+            scale_attention_scores=False,
+        ),
         _case("mixture", lambda: [Mixture(), Mixture(named=True), Gated()]),
         _case("shared expert", lambda: [Balanced(Shared()), Gated(), Balanced(Shared(4))]),
         _case("residual mixture", lambda: [Residual()]),

@@ -64,3 +64,49 @@ def test_a_rank_that_looks_alone_ends_the_job(rank: int) -> None:
         "ranks that hold parts of the same weights run different programs: in the same place" in done.stderr
     )
     assert "puts a tensor in parts together" in done.stderr
+
+
+FAILS = """
+import os
+import sys
+import torch
+from torch import nn
+import weft.torch as weft
+
+weft.init({"tensor_parallel_degree": 2, "sequence_parallel": True, "microbatches": 2})
+torch.manual_seed(0)
+
+
+class Fails(nn.Module):
+    count = 0
+
+    def forward(self, x):
+        Fails.count += not weft.is_tracing()
+        if weft.rank() == 1 and Fails.count > 12:
+            if sys.argv[1] == "ends":
+                os._exit(7)
+            raise ValueError("a block of this rank fails")
+        return torch.relu(x)
+
+
+model = weft.DistributedModel(
+    nn.Sequential(*(nn.Sequential(nn.Linear(16, 64), Fails(), nn.Linear(64, 16)) for _ in range(3)))
+)
+
+@weft.step
+def train_step(model, x):
+    loss = model(x).square().mean()
+    model.backward(loss)
+    return loss
+
+for _ in range(100):
+    train_step(model, torch.ones(4, 6, 16))
+"""
+
+
+@pytest.mark.parametrize("how", ["ends", "raises"])
+def test_a_rank_that_fails_between_sums_ends_the_job(how: str) -> None:
+    """The other one waits for it in memory that they share."""
+    done = run_ranks(2, FAILS, [how], timeout=60, warm=True)
+    assert done.returncode
+    assert ("ended" if how == "ends" else "a block of this rank fails") in done.stderr

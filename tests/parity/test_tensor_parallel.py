@@ -46,11 +46,14 @@ SPLIT: dict[str, tuple[int, str]] = {
     "two heads of keys": (10, "cannot be divided"),
     "one fused head of keys": (2, "has 1 heads of keys, which cannot be divided by 2"),
     "checkpoints inside": (4, "cannot be divided"),
+    "by hand": (10, "the script wants it whole"),
     "adapters": (7, ""),
     "layers of PyTorch": (11, "cannot be divided"),
     "layers of PyTorch, batch second": (11, "cannot be divided"),
     "layers of smdistributed": (16, "cannot be divided"),
     "head of smdistributed": (14, ""),
+    "head as that of GPT-J": (14, ""),
+    "head as that of GPT-Neo": (14, ""),
     "MixtralForCausalLM": (22, ""),
     "DeepseekV3ForCausalLM": (29, "mean takes the whole"),
     "SwitchTransformersForConditionalGeneration": (34, "softmax takes the whole"),
@@ -85,6 +88,12 @@ OVER_FOUR = {
     "stacked experts": (2, "cannot be divided"),
     "GPT2LMHeadModel": (19, ""),
     "LlamaForCausalLM": (22, "has 4 heads of keys, which cannot be divided by 4"),
+    "BertForMaskedLM": (27, "layer_norm takes the whole"),
+    "T5ForConditionalGeneration": (52, ""),
+    "ViTForImageClassification": (24, "its 5 results cannot be divided by 4"),
+    "WhisperForConditionalGeneration": (34, "the model reads its weight by itself"),
+    "MixtralForCausalLM": (14, "has 2 heads of keys, which cannot be divided by 4"),
+    "by hand": (10, "the script wants it whole"),
 }
 """The same over four ranks."""
 

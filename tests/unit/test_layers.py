@@ -66,7 +66,7 @@ MAY_USE = {
             "checkpoint", "config", "errors", "launch", "reduce", "runtime", "session", "topology", "transport",
         },
         "backward": {"errors"},
-        "tensor_parallel": {"errors", "topology"},
+        "tensor_parallel": {"errors", "reduce", "topology"},
         "context_parallel": {"errors"},
         "replicas": {"errors", "imported", "reduce", "runtime", "session", "transport"},
         "execution": {"communication", "errors", "runtime", "session", "transport"},

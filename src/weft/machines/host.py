@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from weft.errors import ConfigError
 from weft.machines.accelerator import Accelerator
+from weft.machines.storage_prices import Prices, check_prices
 from weft.machines.storage_services import SERVICES, Service
 from weft.topology.cluster import Link
 
@@ -75,6 +76,9 @@ class Host:
         storage_assumed: What of these two no document states, in words.
         sharing: What its ranks take to exchange parameters that they share; as other tensors if None.
         services: What it can read from over the network, by name.
+        storage_prices: What of that costs how much, and file systems; empty if no price is known.
+        sums: What its ranks take to add up tensors of layers that are cut over them; as other tensors if None.
+        tokens: What they take to gather such tensors by tokens and to hand out their sum; as sums if None.
     """
 
     name: str
@@ -90,6 +94,9 @@ class Host:
     storage_assumed: str = ""
     sharing: Link | None = None
     services: Mapping[str, Service] = field(default_factory=lambda: SERVICES)
+    storage_prices: Prices = field(default_factory=dict)
+    sums: Link | None = None
+    tokens: Link | None = None
 
     def __post_init__(self) -> None:
         if self.accelerators < 1:
@@ -100,6 +107,7 @@ class Host:
             raise ConfigError(
                 f'host "{self.name}" costs {self.price_per_hour} an hour, it must be a number that is not negative'
             )
+        check_prices(self.storage_prices)
 
 
 @dataclass(frozen=True)
@@ -144,6 +152,12 @@ class Machines:
         inside = self.host.sharing
         here = ranks <= max(1, self.host.accelerators // max(1, stride))
         return inside if here and inside is not None else self.ring(ranks, stride)
+
+    def tensor_ring(self, ranks: int, along: bool) -> Link:
+        """The same for tensors of layers that are cut over these ranks: as `tokens` (`along`: each rank has some of
+        them only) or `sums` says inside of a host, if that is known."""
+        inside = self.host.tokens if along and self.host.tokens is not None else self.host.sums
+        return inside if inside is not None and ranks <= self.host.accelerators else self.ring(ranks, 1)
 
     def all_to_all_s(self, size: float, ranks: int, stride: int) -> float:
         """How long each of `ranks`, `stride` apart, takes to send an equal part of its `size` bytes to each other one.

@@ -3,6 +3,7 @@
 a product of n FLOPs       (n + half_flops) / rate                             least squares of relative errors
 a sum over r ranks         2 (r - 1) / r size / bandwidth + 2 (r - 1) latency   the same
 a layer that r share       3 (r - 1) / r size / bandwidth + 3 (r - 1) latency   the same: gathered twice, scattered once
+a sum of a cut layer            as a sum over r ranks; twice that are two gathers and two sums that are handed out
 between products           bytes / rate                                         the mean of times for a byte
 attention                  FLOPs / rate                                         the mean of times for a FLOP
 """
@@ -37,6 +38,8 @@ class Measured:
         attention: FLOPs that a plan counts for fused attention, and times; of the dtype that comes last in `products`.
         sums: Bytes that all ranks added up, and times; nothing for one rank.
         shared: Bytes of a layer whose parameters all ranks share, and what exchanging it takes in a step.
+        cut: Bytes that layers add up which are cut over all ranks, and times of a sum.
+        tokens: The same where each rank has some of the tokens: of a gather and a sum that is handed out.
     """
 
     device: str
@@ -47,6 +50,8 @@ class Measured:
     attention: Times
     sums: Times = ()
     shared: Times = ()
+    cut: Times = ()
+    tokens: Times = ()
 
 
 def measured_from_json(text: str) -> Measured:
@@ -65,7 +70,7 @@ def measured_from_json(text: str) -> Measured:
         _times(given["copies"]),
         _times(given["attention"]),
         _times(given["sums"]),
-        _times(given["shared"]) if "shared" in given else (),
+        *(_times(given[name]) if name in given else () for name in ("shared", "cut", "tokens")),
     )
 
 
@@ -127,20 +132,21 @@ def host_of(name: str, ranks: Sequence[Measured], memory_bytes: int) -> Host:
         f"{first.device} (measured)", first.memory_bytes, most, peak, share, half_flops, moved / most,
         min(1.0, attention / peak[wide]),
     )  # fmt: skip
-    inside = usual.inside
-    if first.sums:
-        rate, start = fit_line(_slowest([rank.sums for rank in ranks]))
-        count = len(ranks)
-        inside = Link(start / (2 * (count - 1)), rate * 2 * (count - 1) / count)
-    sharing = None
-    if first.shared:
-        rate, start = fit_line(_slowest([rank.shared for rank in ranks]))
-        count = len(ranks)
-        sharing = Link(start / (3 * (count - 1)), rate * 3 * (count - 1) / count)
     return Host(
-        name, device, len(ranks), inside, usual.network, memory_bytes,
-        conduct=Conduct(data=0.0, parameters=0.0), sharing=sharing,
+        name, device, len(ranks), _ring([rank.sums for rank in ranks], 2) or usual.inside, usual.network,
+        memory_bytes, conduct=Conduct(data=0.0, parameters=0.0),
+        sharing=_ring([rank.shared for rank in ranks], 3),
+        sums=_ring([rank.cut for rank in ranks], 2), tokens=_ring([rank.tokens for rank in ranks], 2),
     )  # fmt: skip
+
+
+def _ring(ranks: Sequence[Times], exchanges: int) -> Link | None:
+    """The link of a ring in which so many gathers take these times; None if nothing was measured."""
+    if not ranks[0]:
+        return None
+    rate, start = fit_line(_slowest(ranks))
+    steps = exchanges * (len(ranks) - 1)
+    return Link(start / steps, rate * steps / len(ranks))
 
 
 def _slowest(ranks: Sequence[Times]) -> Times:

@@ -61,7 +61,10 @@ _DTYPES += (torch.int16, torch.int8, torch.uint8, torch.complex64, torch.complex
 
 
 class Pieces:
-    """1-D tensors of one dtype, taken as one: ``cut(start, stop)`` are the parts of them that lie there."""
+    """Tensors of one dtype, taken as one: ``cut(start, stop)`` are the parts of them that lie there.
+
+    They are 1-D and contiguous, or 2-D with contiguous rows of one width, which are never cut inside of a row.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = [tensor for tensor in tensors if tensor.numel()]
@@ -78,7 +81,8 @@ class Pieces:
             begin = end - tensor.numel()
             upto = min(stop, end)
             whole = start == begin and upto == end
-            found.append(tensor if whole else tensor[start - begin : upto - begin])
+            width = tensor.shape[1] if tensor.dim() == 2 else 1
+            found.append(tensor if whole else tensor[(start - begin) // width : (upto - begin) // width])
             start = upto
             number += 1
         return found
@@ -112,7 +116,8 @@ class _Pass:
 
     def shared(self, round: int, owner: int, place: int, like: torch.Tensor) -> torch.Tensor:
         """What stands in the owner's slot at that place."""
-        return self.slots[(self.first + round) % SLOTS][owner][place : place + like.numel()]
+        found = self.slots[(self.first + round) % SLOTS][owner][place : place + like.numel()]
+        return found if like.dim() == 1 else found.view(like.shape)
 
 
 class HostMemory:
@@ -211,6 +216,17 @@ class HostMemory:
         """Replace the other ranks' shards of ``flat`` by those ranks' values."""
         self._run([flat], scatter=False, gather=True)
 
+    def scatter_pieces(self, tensors: Sequence[torch.Tensor]) -> None:
+        """:meth:`reduce_scatter` of tensors taken as one, see :class:`Pieces`; other ranks' shards are only read.
+
+        Every member has as many of the same sizes in the same order, and a shard ends where a tensor does.
+        """
+        self._run(tensors, scatter=True, gather=False)
+
+    def gather_pieces(self, tensors: Sequence[torch.Tensor]) -> None:
+        """:meth:`all_gather` of tensors taken as one; see :meth:`scatter_pieces`."""
+        self._run(tensors, scatter=False, gather=True)
+
     def _run(self, tensors: Sequence[torch.Tensor], scatter: bool, gather: bool, scale: float = 1.0) -> None:
         values = Pieces(tensors)
         if self.size == 1:
@@ -218,6 +234,11 @@ class HostMemory:
                 tensor.mul_(scale)
             return
         part = self._slot_bytes // self.size // 64 * 64 // values.dtype.itemsize
+        width = max((each.shape[1] for each in values.tensors if each.dim() == 2), default=1)
+        if width > part:  # a row takes several rounds
+            rows = [row for each in tensors for row in (each.unbind(0) if each.dim() == 2 else [each])]
+            values, width = Pieces(rows), 1
+        part = part // width * width
         shards = bounds(values.numel, self.size)
         run = _Pass(values, scale, shards, part, self._slots(values.dtype), self._rounds, scatter, gather)
         rounds = run.rounds()
@@ -343,9 +364,14 @@ class HostMemory:
         self._segments.clear()
 
 
+def carries(tensor: torch.Tensor) -> bool:
+    """Whether shared memory takes such numbers, in whatever shape."""
+    return tensor.device.type == "cpu" and tensor.dtype in _DTYPES and tensor.layout == torch.strided
+
+
 def check(flat: torch.Tensor) -> None:
     """Raise UsageError unless shared memory can add up tensors like ``flat``."""
-    if flat.device.type != "cpu" or flat.dim() != 1 or not flat.is_contiguous() or flat.dtype not in _DTYPES:
+    if not carries(flat) or flat.dim() != 1 or not flat.is_contiguous():
         raise UsageError(
             f"shared memory adds up flat, contiguous CPU tensors of a number type, not {flat.dtype} of shape "
             f'{tuple(flat.shape)} on {flat.device}: choose the algorithm "direct"'

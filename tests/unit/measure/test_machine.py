@@ -39,7 +39,7 @@ def rank(factor: float = 1.0, sums: bool = True) -> Measured:
 
     return Measured(
         "made", 16 << 30, {"fp32": line(1e12, 1e-6), "bf16": H100}, line(1e11), line(2e11), line(3e14),
-        line(1e9, 2e-5) if sums else (), line(5e8, 3e-4) if sums else (),
+        *((line(1e9, 2e-5), line(5e8, 3e-4), line(1e9, 4e-5), line(4e8, 5e-5)) if sums else ()),
     )  # fmt: skip
 
 
@@ -56,13 +56,17 @@ def test_the_slowest_rank_counts_and_the_file_says_what_was_measured():
     # three exchanges of a layer: 3 (n - 1) / n = 1.5, 3 (n - 1) = 3 latencies
     assert host.sharing is not None and host.sharing.bytes_per_s == pytest.approx(1.5 * 0.25e9, rel=1e-3)
     assert host.sharing.latency_s == pytest.approx(2 * 3e-4 / 3, rel=1e-3)
+    # a sum of a cut layer is an all-reduce, whether it is handed out and gathered or not
+    assert host.sums is not None and host.sums.bytes_per_s == pytest.approx(0.5e9, rel=1e-3)
+    assert host.tokens is not None and host.tokens.bytes_per_s == pytest.approx(0.2e9, rel=1e-3)
+    assert host.tokens.latency_s == pytest.approx(5e-5, rel=1e-3)
     assert (host.memory_bytes, host.price_per_hour) == (64 << 30, None)
     assert host_from_json(host_to_json(host)) == host
 
 
 def test_one_rank_has_no_sums_and_a_rank_may_have_left_out_the_largest():
     alone = host_of("here", [rank(sums=False)], 1 << 30)
-    assert alone.accelerators == 1 and alone.sharing is None
+    assert alone.accelerators == 1 and (alone.sharing, alone.sums, alone.tokens) == (None, None, None)
     short = rank()
     short = Measured(**{**vars(short), "products": {"fp32": short.products["fp32"][:3], "bf16": H100}})
     assert host_of("here", [rank(), short], 1 << 30).accelerator.rate("fp32") == pytest.approx(1e12, rel=1e-2)

@@ -101,6 +101,13 @@ def gather_s(size: float, ranks: int, link: Link) -> float:
     return (ranks - 1) / ranks * size / link.bytes_per_s + (ranks - 1) * link.latency_s if ranks > 1 else 0.0
 
 
+def exchanged_by_tensor_s(division: Division, machines: Machines, size: float) -> float:
+    """How long tensor-parallel ranks take to add up `size` bytes of each, in seconds, less what is hidden; along the
+    sequence to gather them and to add up and scatter them."""
+    ring = machines.tensor_ring(division.tensor, division.along)
+    return all_reduce_s(size, division.tensor, ring) * (1 - machines.host.conduct.tensor)
+
+
 def mean_layer_times(job: Job, division: Division, machines: Machines) -> LayerTimes:
     """The mean of all layers' times on one rank: where the first ones have no experts, they count as what they are."""
     sizes = job.sizes
@@ -132,10 +139,9 @@ def layer_times(job: Job, division: Division, machines: Machines) -> LayerTimes:
     moved = device.move_s(between_bytes(job, division, tokens))
     scores = device.move_s(score_bytes(job, division, tokens))
     between = Times(moved + scores, 2 * moved + 2 * scores)
-    ring = machines.ring(division.tensor, 1)
     wide = tokens * job.sizes.hidden * job.parameter_bytes
     networks = job.sizes.experts.per_token if job.sizes.experts else 1
-    sums = (1 + networks) * all_reduce_s(wide, division.tensor, ring) * (1 - host.conduct.tensor)
+    sums = (1 + networks) * exchanged_by_tensor_s(division, machines, wide)
     exchange, dispatch = Times(sums, sums), dispatch_s(job, division, machines, tokens)
     again = {
         "none": 0.0,

@@ -6,7 +6,8 @@
 
 What is left out is never better: schedules with one microbatch a rank at most, chunks that layers do not fill,
 context parallelism of short sequences, sharded parameters in a pipeline (they would be gathered for every microbatch
-of every stage), tensor parallelism without sequence parallelism. A division whose parameters, gradients and states
+of every stage), tensor parallelism without sequence parallelism, unless it was measured that gathers and scatters take
+longer than sums (`Host.tokens`). A division whose parameters, gradients and states
 alone do not fit is not looked at further: that is the bound.
 """
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from weft.machines.host import Machines
 from weft.plan.parallelism.job import Division, Job
-from weft.plan.parallelism.memory import Memory, memory_of, usable_bytes
+from weft.plan.parallelism.memory import Memory, copies, memory_of, usable_bytes
 from weft.plan.parallelism.step import Step, StepTimes, step_of
 from weft.plan.parallelism.weft_today import cannot
 
@@ -117,9 +118,9 @@ def search(job: Job, machines: Machines, *, memory_bytes: float | None = None) -
     """
     limit = usable_bytes(machines.host.accelerator.memory_bytes) if memory_bytes is None else memory_bytes
     found = Found()
-    times = StepTimes(job, machines)
+    times, copied = StepTimes(job, machines), copies(machines)
     for division in divisions(job, machines, found):
-        memory = memory_of(job, division, times.shares(division))
+        memory = memory_of(job, division, times.shares(division), copied)
         if memory.total > limit:
             found.lack(division, memory)
         else:
@@ -169,13 +170,21 @@ def divisions(job: Job, machines: Machines, found: Found) -> Iterator[Division]:
                     continue
                 for experts in _expert_ranks(job, data):
                     base = Division(data, tensor, pipeline, context=context, experts=experts)
-                    yield from _variants(job, base)
+                    for along in _along(job, tensor, machines):
+                        yield from _variants(job, replace(base, along=along))
 
 
 def _expert_ranks(job: Job, data: int) -> list[int]:
     """How many replicas may share the experts."""
     experts = job.sizes.experts
     return [1] if experts is None else divisors(math.gcd(experts.count, data))
+
+
+def _along(job: Job, tensor: int, machines: Machines) -> tuple[bool, ...]:
+    """Whether tensor-parallel ranks split the sequence, too; both ways where either may be faster."""
+    if tensor == 1 or machines.host.tokens is None:
+        return (True,)
+    return (True, False) if job.sizes.seq % tensor == 0 else (False,)
 
 
 def _variants(job: Job, base: Division) -> Iterator[Division]:

@@ -17,6 +17,7 @@ from weft.plan.parallelism.layer import (
     LayerTimes,
     Times,
     all_reduce_s,
+    exchanged_by_tensor_s,
     gather_s,
     mean_layer_times,
     rank_tokens,
@@ -114,12 +115,18 @@ def step_of(job: Job, division: Division, machines: Machines, times: StepTimes |
 
 def head_times(job: Job, division: Division, machines: Machines) -> Times:
     """The head and the loss: 2 T h V FLOPs over t; logits of 32 bits are written, read and written by the loss in the
-    forward pass, and once more in the backward pass: 12 T V bytes over t and 8 more."""
+    forward pass, and once more in the backward pass: 12 T V bytes over t and 8 more.
+
+    Tensor-parallel ranks add up T h numbers of the embedding in the forward pass, and as many before the head in the
+    backward pass. That counts where it was measured what a sum takes: fitted shares have it in them."""
     device, tokens = machines.host.accelerator, rank_tokens(job, division)
     dtype = job.precision if job.precision != "fp8" else "bf16"
     ahead = device.product_s(job.sizes.head_flops(tokens) / division.tensor, dtype)
     moved = device.move_s(tokens * job.sizes.vocab / division.tensor)
-    return Times(ahead + 12 * moved, ahead + 8 * moved, ahead)
+    summed = 0.0
+    if machines.host.sums is not None:
+        summed = exchanged_by_tensor_s(division, machines, tokens * job.sizes.hidden * job.parameter_bytes)
+    return Times(ahead + 12 * moved + summed, ahead + 8 * moved + summed, ahead)
 
 
 def _ranks(found: Shares, layer: Times, head: Times) -> tuple[Times, Times, float]:

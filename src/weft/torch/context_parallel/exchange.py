@@ -82,7 +82,7 @@ def _gathered(part: Tensor, dim: int, total: int, team: Team) -> Tensor:
     sizes = sizes_of(total, team.size)
     if team.group is None:  # ranks that are not there
         return torch.cat([part.narrow(dim, 0, size) for size in sizes], dim)
-    return torch.cat(team.gather(part, dim, sizes), dim)
+    return team.together(part, dim, sizes)
 
 
 def in_parts(local: Tensor, dim: int, total: int, team: Team) -> DTensor:

@@ -20,6 +20,7 @@ from torch.nn import functional
 import weft.torch.data_parallel  # noqa: F401 - registers the backend that adds up gradients
 from weft.runtime.allocator import keep_memory
 from weft.torch.data_parallel import ranks as here
+from weft.torch.data_parallel.cut_layers import exchanged
 
 LEAST_S, ROUNDS, LONGEST_S = 0.02, 5, 0.5
 WIDTHS = {"cpu": (64, 128, 256, 512, 1024, 2048), "cuda": (512, 1024, 2048, 4096, 8192)}
@@ -65,6 +66,8 @@ def measure(device: torch.device, ranks: int) -> dict[str, object]:
         "products": products, "moves": moves, "copies": copies, "attention": attention,
         "sums": _sums(device) if ranks > 1 else [],
         "shared": shared(device) if ranks > 1 else [],
+        "cut": exchanged(device, _together, along=False) if ranks > 1 else [],
+        "tokens": exchanged(device, _together, along=True) if ranks > 1 else [],
     }  # fmt: skip
 
 

@@ -31,7 +31,10 @@ def cut_weights(root: nn.Module, plan: Plan, owners: Mapping[str, int], session:
     here = {name for name, _ in parameters if owners.get(name, own) == own}
     mine = tuple(region for region in splits.regions if any(is_below(name, region.name) for name in here))
     splits = replace(splits, regions=mine)
-    team = split(root, splits, session.tensor_group, session.position("tp"), session.mesh.tp, session.device)
+    team = split(
+        root, splits, session.tensor_group, session.position("tp"), session.mesh.tp, session.device,
+        session.timeout,
+    )  # fmt: skip
     if team is not None:
         team.record = partial(record, session, "tensor")
         team.agree = partial(_agree, session)
@@ -59,7 +62,7 @@ def cut_over_sequences(
     mine = {n: dim for n, dim in sequences.regions.items() if any(is_below(name, n) for name in here)}
     team = cut_sequences(
         root, replace(sequences, regions=mine), session.tensor_group, session.position("tp"), session.device,
-        lambda: session.drawing is not None,
+        lambda: session.drawing is not None, {unit.name for unit in plan.units},
     )  # fmt: skip
     if team is not None:
         team.record = partial(record, session, "tensor")

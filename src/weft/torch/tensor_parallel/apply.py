@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from types import MethodType
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from weft.errors import UsageError
 from weft.torch.pytorch.private import take_plain_for_whole
-from weft.torch.tensors.cut_weights import guard
+from weft.torch.tensors.cut_weights import check_call, guard
 from weft.torch.tensors.nested import replace
 
 from .attention import attend, forget_shortcuts, why_whole
@@ -40,11 +41,15 @@ _inside = _Inside()
 class SplitLinear:
     """Stands for a linear's ``forward``; in the module's dict, so that a copied module has its own."""
 
-    def __init__(self, module: nn.Module, linear: Linear, team: Team, in_parts: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, linear: Linear, team: Team, in_parts: bool = False, name: str = ""
+    ) -> None:
         self.module, self.linear, self.team, self.in_parts = module, linear, team, in_parts
+        self.name = name
         self.cuts = cuts_of(module, linear)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        check_call(self.name)
         if self.linear.kind == HEADS:
             module: Any = self.module
             args, kwargs = replaced((args, kwargs), lambda each: as_whole(plain(each)))
@@ -69,7 +74,7 @@ class SplitLinear:
         memo[id(self)] = copied
         copied.module = memo[id(self.module)]
         copied.linear, copied.team, copied.cuts = self.linear, self.team, self.cuts
-        copied.in_parts = self.in_parts
+        copied.in_parts, copied.name = self.in_parts, self.name
         for name, how in self.cuts.items():  # parameters are copied without their marks
             parameter = memo.get(id(self.module.get_parameter(name)))
             if parameter is not None:
@@ -95,8 +100,9 @@ class SplitRegion:
 
 
 def split(
-    model: nn.Module, splits: Splits, group: Any, rank: int, size: int, device: torch.device
-) -> Team | None:
+    model: nn.Module, splits: Splits, group: Any, rank: int, size: int, device: torch.device,
+    timeout: timedelta | None = None,
+) -> Team | None:  # fmt: skip
     """Cut the parameters of the linears in ``splits``, in place, and let the model run in parts.
 
     Parameters stay the same objects, with this rank's part in them; gradients that they have are dropped. Every rank of
@@ -109,6 +115,7 @@ def split(
         rank: This rank's number in the group.
         size: How many ranks the group has.
         device: Where the model runs.
+        timeout: After which time another rank's silence in a sum is an error.
 
     Returns:
         The ranks that hold the parts; None where nothing was to be split.
@@ -121,12 +128,12 @@ def split(
     if not linears or any(is_cut(_weight(model.get_submodule(name), how)) for name, how in linears.items()):
         return None
     take_plain_for_whole()
-    team = Team.of(group, rank, size, device)
+    team = Team.of(group, rank, size, device, timeout)
     answer(Functions(team))
     mixtures: list[Mixture] = []
     for name, linear in linears.items():
         module = model.get_submodule(name)
-        stands: Any = SplitLinear(module, linear, team, name in splits.spread)
+        stands: Any = SplitLinear(module, linear, team, name in splits.spread, name)
         if linear.kind == MIXTURE:
             stands = Mixture(module, linear, team)
             mixtures.append(stands)
@@ -139,7 +146,7 @@ def split(
     forget_shortcuts(model, {id(model.get_submodule(name)) for name in linears})
     for region in splits.regions:
         module = model.get_submodule(region.name)
-        if region.name in linears:
+        if region.name in linears and linears[region.name].kind != COLUMN:
             continue
         module.__dict__["forward"] = SplitRegion(module, team)
     for mixture in mixtures:

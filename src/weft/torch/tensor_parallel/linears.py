@@ -97,6 +97,8 @@ def row(module: nn.Module, input: Any, team: Team, in_parts: bool = False) -> Te
             placements=[Shard(input.ndim - 1)]
         )
     sums = product(module, as_parts(input, input.ndim - 1, team), None)
-    result = scattered(sums, team) if in_parts and can_scatter(sums, team) else leave(sums, team)
     bias = own(module, "bias")
-    return result if bias is None else result + bias.to(result.dtype)
+    if in_parts and can_scatter(sums, team):
+        return scattered(sums, team, bias)
+    result = leave(sums, team)
+    return result if bias is None else result.add_(bias.to(result.dtype))

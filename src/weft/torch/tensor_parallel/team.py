@@ -6,8 +6,9 @@ import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 import torch
 import torch.distributed as dist
@@ -17,9 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
+from weft.reduce.parts import Parts
 from weft.torch.tensors.cut_weights import inside_unit
 
-_add_up_parts = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _numbers = itertools.count()
 TOGETHER = "puts a tensor in parts together"
 _teams: WeakValueDictionary[str, Team] = WeakValueDictionary()
@@ -36,6 +37,7 @@ class Team:
         mesh: The group as PyTorch's tensors in parts know it. Its name is no other mesh's: PyTorch takes meshes of
             equal names and ranks for one, also after the group of the first is gone.
         group: The group; None where the ranks are imagined, and sums are what this rank has.
+        parts: How the ranks exchange tensors; None where they are imagined.
         record: The context in which the ranks exchange something: a recording has a span of it.
         agree: Called with what the rank is about to do with the others where the script decides whether; an error
             where another rank does something else.
@@ -43,8 +45,10 @@ class Team:
 
     axis = "tp"
 
-    def __init__(self, mesh: DeviceMesh, group: Any, rank: int, size: int) -> None:
-        self.mesh, self.group, self.rank, self.size = mesh, group, rank, size
+    def __init__(
+        self, mesh: DeviceMesh, group: Any, rank: int, size: int, parts: Parts | None = None
+    ) -> None:
+        self.mesh, self.group, self.rank, self.size, self.parts = mesh, group, rank, size, parts
         assert mesh.mesh_dim_names is not None
         self.name = mesh.mesh_dim_names[0]
         self.record: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -52,17 +56,22 @@ class Team:
         _teams[self.name] = self
 
     @classmethod
-    def of(cls, group: Any, rank: int, size: int, device: torch.device) -> Team:
-        """The team of a group of ``torch.distributed``."""
+    def of(
+        cls, group: Any, rank: int, size: int, device: torch.device, timeout: timedelta | None = None
+    ) -> Team:
+        """The team of a group of ``torch.distributed``, all of whose ranks call this."""
         mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=(new_name(),))
-        return cls(mesh, group, rank, size)
+        parts = Parts.connect(group, device, timeout)
+        team = cls(mesh, group, rank, size, parts)
+        finalize(team, parts.close).atexit = False
+        return team
 
     def add_up(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, written into the tensor, which is contiguous."""
-        if self.group is not None:
+        if self.parts is not None:
             self._outside("adds up a tensor in parts")
             with self.record():
-                dist.all_reduce(tensor, group=self.group)
+                self.parts.add_up(tensor)
         return tensor
 
     def largest(self, tensor: Tensor) -> Tensor:
@@ -75,33 +84,38 @@ class Team:
 
     def add_up_parts(self, tensor: Tensor, along: int) -> Tensor:
         """This rank's part along a dimension, which the ranks divide, of the sum over the ranks."""
-        if self.group is None:
-            return tensor.narrow(along, 0, tensor.shape[along] // self.size)
-        given = tensor.movedim(along, 0).contiguous()
-        part = given.new_empty((given.shape[0] // self.size, *given.shape[1:]))
+        if self.parts is None:
+            return tensor.narrow(along, 0, tensor.shape[along] // self.size).clone()
         self._outside("adds up parts of a tensor")
         with self.record():
-            _add_up_parts(part, given, group=self.group)
-        return part.movedim(0, along).contiguous()
+            return self.parts.add_up_parts(tensor, along % tensor.ndim)
 
     def noted(self, names: frozenset[str], what: str, how: str) -> None:
         """Nothing: only who finds out what may be spread takes notes, see ``spread.watch``."""
 
     def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
         """The tensors of all ranks, in their order; ``sizes``: how large each is along ``dim``."""
-        if self.group is None:
+        if self.parts is None:
             return [tensor] * self.size
-        own, most = tensor, max(sizes)
-        if tensor.shape[dim] < most:  # all send as much
+        whole, most = self._padded(tensor, dim, max(sizes)), max(sizes)
+        return [whole.narrow(dim, rank * most, size) for rank, size in enumerate(sizes)]
+
+    def together(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+        """The tensors of all ranks behind each other along ``dim``; ``sizes``: how large each is there."""
+        if self.parts is None or min(sizes) < max(sizes):
+            return torch.cat(self.gather(tensor, dim, sizes), dim)
+        return self._padded(tensor, dim, max(sizes))
+
+    def _padded(self, tensor: Tensor, dim: int, size: int) -> Tensor:
+        """The tensors of all ranks behind each other, each with as many zeros behind it as it lacks."""
+        assert self.parts is not None
+        if tensor.shape[dim] < size:  # all send as much
             shape = list(tensor.shape)
-            shape[dim] = most - tensor.shape[dim]
-            own = torch.cat([tensor, tensor.new_zeros(shape)], dim)
-        own = own.contiguous()
-        parts = [torch.empty_like(own) for _ in range(self.size)]
+            shape[dim] = size - tensor.shape[dim]
+            tensor = torch.cat([tensor, tensor.new_zeros(shape)], dim)
         self._outside(TOGETHER)
         with self.record():
-            dist.all_gather(parts, own, group=self.group)
-        return [part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)]
+            return self.parts.together(tensor, dim % tensor.ndim)
 
     def _outside(self, what: str) -> None:
         """Between units the script's own code decides what is done; inside of them all ranks run the same."""

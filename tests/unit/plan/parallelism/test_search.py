@@ -29,7 +29,7 @@ def test_the_best_is_the_fastest_of_all_that_fit():
     limit = usable_bytes(MACHINES.host.accelerator.memory_bytes)
     every = list(divisions(JOB, MACHINES, Found()))
     times = StepTimes(JOB, MACHINES)
-    fit = [one for one in every if memory_of(JOB, one, times.shares(one)).total <= limit]
+    fit = [one for one in every if memory_of(JOB, one, times.shares(one), True).total <= limit]
     found = search(JOB, MACHINES)
     assert (found.tried, found.fits) == (len(every), len(fit))
     assert found.best[0].seconds == pytest.approx(
@@ -73,6 +73,24 @@ def test_tensor_parallelism_is_tried_as_weft_runs_it():
     assert all(one.along for one in split) and any(not cannot("bf16", one) for one in split)
     today = search(Job(replace(SIZES, layers=3), 1), parse_cluster("1x8xA100-80")).runs_today
     assert today is not None and today.division.tensor == 8, "three layers and one sample leave nothing else"
+
+
+@pytest.mark.parametrize("slow", ["sums", "tokens"])
+def test_sequences_are_split_where_that_was_measured_to_be_faster(slow: str):
+    """And where only what is split fits."""
+    links = dict.fromkeys(("sums", "tokens"), Link(1e-6, 1e11)) | {slow: Link(1e-3, 1e9)}
+    usual = parse_cluster("1x8xA100-80")
+    machines = replace(usual, host=replace(usual.host, **links))
+    job = Job(replace(SIZES, layers=3), 1)
+    best = search(job, machines).best[0].division
+    assert (best.tensor, best.along) == (8, slow == "sums")
+    assert settings_of(best, 1)["sequence_parallel"] is (slow == "sums")
+    odd = Job(replace(SIZES, layers=3, seq=1023), 1)
+    assert not any(one.along for one in divisions(odd, machines, Found()) if one.tensor > 1)
+    if slow == "tokens":
+        memory = [memory_of(job, replace(best, along=one, recompute="full")).total for one in (True, False)]
+        small = search(job, machines, memory_bytes=sum(memory) / 2)
+        assert small.best[0].division.along
 
 
 def test_the_guide_begins_with_replicas_and_stops_where_they_fit():
@@ -171,7 +189,7 @@ def test_a_rank_with_more_layers_needs_their_memory():
         "weft cuts inside of layers: 8 2/3 of them on the first rank"
     )
     plan = search(job, machines, memory_bytes=2**40).of_kind["pipeline"]
-    assert plan.memory == memory_of(job, plan.division, times.shares(plan.division))
+    assert plan.memory == memory_of(job, plan.division, times.shares(plan.division), True)
 
 
 def test_shared_parameters_are_gathered_as_the_plan_reckons():

@@ -17,10 +17,10 @@ from weft.graph.sizes import Sizes
 from weft.machines.cluster import parse_cluster
 from weft.machines.host import Machines
 from weft.plan.parallelism.job import Division, Job
-from weft.plan.parallelism.layer import Times
+from weft.plan.parallelism.layer import Times, all_reduce_s
 from weft.plan.parallelism.shares import shares
 from weft.plan.parallelism.stage_costs import stage_costs
-from weft.plan.parallelism.step import bubble_s, step_of
+from weft.plan.parallelism.step import bubble_s, head_times, step_of
 from weft.schedule import make
 from weft.simulate import StageCost, simulate
 from weft.topology.cluster import Link
@@ -171,6 +171,30 @@ def test_what_cannot_be_is_told():
         Job(SIZES, 0, "int8", "lion")
     with pytest.raises(ConfigError, match='data is 0, it must be at least 1; sharded is "half"'):
         Division(data=0, sharded="half")
+
+
+def test_cut_layers_exchange_at_the_rate_that_was_measured_for_them():
+    """Whole sequences as sums do, sequences in parts as gathers and scatters do; between hosts nothing changes."""
+    usual = parse_cluster("1x4xA100-80")
+    sums, tokens = Link(1e-3, 2e9), Link(2e-3, 1e9)
+    slow = replace(usual, host=replace(usual.host, sums=sums, tokens=tokens))
+    job = Job(SIZES, 16)
+    size = 4 * SIZES.seq * SIZES.hidden * job.parameter_bytes
+    shown = 1 - usual.host.conduct.tensor
+    for along, link in ((True, tokens), (False, sums)):
+        division = Division(tensor=4, microbatch=4, along=along)
+        found = step_of(job, division, slow).layer.exchange
+        assert found.forward == found.inputs == pytest.approx(2 * shown * all_reduce_s(size, 4, link))
+        only_sums = replace(usual, host=replace(usual.host, sums=sums))
+        assert step_of(job, division, only_sums).layer.exchange.forward == pytest.approx(
+            2 * shown * all_reduce_s(size, 4, sums)
+        )
+    wide = Division(tensor=8, microbatch=4)
+    two = replace(usual, hosts=2)
+    assert step_of(job, wide, replace(slow, hosts=2)).layer == step_of(job, wide, two).layer
+    head = [head_times(job, Division(tensor=4, microbatch=4), each) for each in (usual, slow)]
+    more = shown * all_reduce_s(size, 4, tokens)
+    assert [head[1].forward, head[1].inputs] == pytest.approx([head[0].forward + more, head[0].inputs + more])
 
 
 def test_shared_parameters_are_exchanged_at_the_rate_that_was_measured_for_them():

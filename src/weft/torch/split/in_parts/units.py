@@ -56,8 +56,9 @@ def _splits(model: nn.Module, run: Callable[[], Any]) -> Iterator[Splits]:
 
 
 def _sizes(model: nn.Module, run: Callable[[], Any], splits: Splits) -> dict[str, int]:
-    """What ranks add up or gather after each module that is not cut by its results, in bytes."""
+    """What ranks add up or gather after each module that is not cut by its results, or is so alone, in bytes."""
     sizes: dict[str, int] = {}
+    alone = {region.name for region in splits.regions}
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, result: Any) -> None:
@@ -69,7 +70,7 @@ def _sizes(model: nn.Module, run: Callable[[], Any], splits: Splits) -> dict[str
 
     with ExitStack() as stack, torch.no_grad():
         for name, linear in splits.linears().items():
-            if linear.kind != COLUMN:
+            if linear.kind != COLUMN or name in alone:
                 handle = model.get_submodule(name).register_forward_hook(note(name))
                 stack.callback(handle.remove)
         run()

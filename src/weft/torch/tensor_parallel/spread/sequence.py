@@ -19,10 +19,12 @@ from weft.torch.tensor_parallel.team import Quiet, Team, enter
 from .tensor import Spread, may_spread, plain, spread
 
 
-def scattered(sums: Tensor, team: Team) -> Tensor:
-    """The sum of the ranks' tensors ``[..., tokens, features]``; each rank has some of the tokens of it."""
+def scattered(sums: Tensor, team: Team, bias: Tensor | None = None) -> Tensor:
+    """The sum of the ranks' tensors ``[..., tokens, features]``, and a bias; each rank has some of the tokens of it."""
     along = sums.ndim - 2
     part: Tensor = Scattered.apply(sums, team, along)
+    if bias is not None:
+        part.add_(enter(bias.to(part.dtype), team))
     return spread(part, team, along, [part.shape[along]] * team.size)
 
 
@@ -61,7 +63,7 @@ class Scattered(Quiet):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         sizes = [gradient.shape[ctx.along]] * ctx.team.size
-        return torch.cat(ctx.team.gather(gradient, ctx.along, sizes), ctx.along), None, None
+        return ctx.team.together(gradient, ctx.along, sizes), None, None
 
 
 class Gathered(Quiet):
@@ -70,7 +72,7 @@ class Gathered(Quiet):
     @staticmethod
     def forward(ctx: Any, part: Tensor, team: Team, along: int, sizes: list[int]) -> Tensor:
         ctx.team, ctx.along = team, along
-        return torch.cat(team.gather(part, along, sizes), along)
+        return team.together(part, along, sizes)
 
     @staticmethod
     @once_differentiable
@@ -89,4 +91,4 @@ class Narrowed(Quiet):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return torch.cat(ctx.team.gather(gradient, ctx.along, ctx.sizes), ctx.along), None, None, None
+        return ctx.team.together(gradient, ctx.along, ctx.sizes), None, None, None

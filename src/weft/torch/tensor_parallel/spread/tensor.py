@@ -45,8 +45,8 @@ class Ranks(Protocol):
     rank: int
     size: int
 
-    def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
-        """The tensors of all ranks."""
+    def together(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+        """The tensors of all ranks behind each other."""
         ...
 
     def agree(self, what: str) -> None:
@@ -274,7 +274,7 @@ class Together(Quiet):
     @staticmethod
     def forward(ctx: Any, part: Tensor, team: Any, along: int, sizes: list[int]) -> Tensor:
         ctx.along, ctx.sizes, ctx.rank = along, sizes, team.rank
-        return torch.cat(team.gather(part, along, sizes), along)
+        return team.together(part, along, sizes)
 
     @staticmethod
     @once_differentiable

@@ -39,8 +39,8 @@ class Alone:
     def add_up_parts(self, tensor: Tensor, along: int) -> Tensor:
         return tensor
 
-    def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
-        return [tensor]
+    def together(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+        return tensor
 
     def agree(self, what: str) -> None:
         """There is one rank."""
