@@ -10,7 +10,7 @@ ARGS ?=
 # weft starts processes by the command `python`; let it be the one of .venv.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-tensorflow test-integrations test-versions fuzz fuzz-files faults random-faults restarts check bench
+.PHONY: help demo test test-long test-tensorflow test-integrations test-versions fuzz fuzz-files faults random-faults restarts check bench
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -25,11 +25,18 @@ OTHERS := tests/integrations tests/scripts
 KERAS := tests/unit/tensorflow tests/parity/tensorflow tests/fault/test_tensorflow.py src/weft/tensorflow \
 	src/weft/compat/tensorflow src/weft/compat/stand_ins tests/unit/compat/test_tensorflow_names.py
 
-test: $(TENSORFLOW)  ## run the tests; ARGS="tests/unit -k mesh" for some
-	$(PYTEST) $(OTHERS:%=--ignore=%) $(KERAS:%=--ignore=%) $(ARGS)
-	test -n "$(ARGS)" || $(MAKE) test-tensorflow
+GENERAL = $(OTHERS:%=--ignore=%) $(KERAS:%=--ignore=%)
+NOT_LONG = $(if $(ARGS),,-m "not long")
 
-test-tensorflow: $(TENSORFLOW)  ## those of TensorFlow; a part of `make test`
+test: $(TENSORFLOW)  ## run most of the tests; ARGS="tests/unit -k mesh" for some, with the long ones
+	$(PYTEST) $(NOT_LONG) $(GENERAL) $(ARGS)
+	test -n "$(ARGS)" || $(PYTEST) $(NOT_LONG) $(KERAS)
+
+test-long: $(TENSORFLOW)  ## run what `make test` leaves out: long tests, and most of each long list of alike cases
+	$(PYTEST) -m long $(GENERAL)
+	$(PYTEST) -m long $(KERAS)
+
+test-tensorflow: $(TENSORFLOW)  ## all tests of TensorFlow
 	$(PYTEST) $(KERAS) $(ARGS)
 
 test-integrations: $(TENSORFLOW)  ## run those with trainers of other libraries, and whole scripts written for smdistributed

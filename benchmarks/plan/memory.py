@@ -5,7 +5,7 @@
 The GPT is planned by its sizes, the others as they were traced. Measured is the peak of resident memory of the fullest
 rank in usual steps, above what was resident before the model was built (`trainee.py`), less what a rank takes besides
 any model (`besides`). What a plan reserves for that is left out. Ranks keep to their schedule
-(`optimize` is "memory", with no weight of memory in the split).
+(`optimize` is "memory", with no weight of memory in the split). With --deterministic splits repeat.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weft.graph.model import Graph
 from weft.machines.catalogue import host_of
 from weft.machines.host import Machines
 from weft.plan.parallelism.job import Division, Job
-from weft.plan.parallelism.memory import Memory, memory_of
+from weft.plan.parallelism.memory import Memory, memory_of, with_copies
 from weft.plan.parallelism.step import StepTimes
 from weft.plan.parallelism.traced import traced_plan
 
@@ -55,28 +55,31 @@ def divisions(ranks: int) -> Iterator[Division]:
 
 
 @cache
-def besides(division: Division) -> float:
+def besides(division: Division, deterministic: bool) -> float:
     """What a rank takes besides the model, whatever its depth: code of libraries, what they pack operands in, rings to
     other ranks. Of a GPT with a block a rank it is what the plan's formulas do not say."""
     shallow = replace(division, recompute="none", sharded="none")
     if shallow != division:
-        return besides(shallow)
+        return besides(shallow, deterministic)
     blocks = division.pipeline
     task = task_of("gpt", division, BATCH // SAMPLES // division.data, False, 2, lean=True)
-    found = run(replace(task, blocks=blocks), division, **KEEPING)
+    found = run(replace(task, blocks=blocks), division, **KEEPING, deterministic=deterministic)
     if isinstance(found, str):
         raise SystemExit(f"a shallow model could not be trained: {found}")
-    own = predicted("gpt", None, division, False, blocks)
+    own = predicted("gpt", None, division, False, deterministic, blocks)
     return max(found.memory_bytes) - (own.total - own.reserved)
 
 
-def predicted(model: str, graph: Graph | None, division: Division, small: bool, blocks: int = 0) -> Memory:
-    """What a plan says: by the sizes of the GPT, or of a traced model."""
+def predicted(
+    model: str, graph: Graph | None, division: Division, small: bool, deterministic: bool, blocks: int = 0
+) -> Memory:
+    """What a plan says: by the sizes of the GPT, or of a traced model. Deterministic replicas copy their gradients."""
     machines = Machines(host_of("cpu:1", division.ranks), 1)
     if graph is not None:
-        return traced_plan(graph, division, machines, BATCH // SAMPLES // division.data).memory
+        plan = traced_plan(graph, division, machines, BATCH // SAMPLES // division.data)
+        return with_copies(plan.memory, division, deterministic)
     job = Job(gpt_sizes(small, blocks), BATCH, "fp32", eager=True)
-    return memory_of(job, division, StepTimes(job, machines).shares(division))
+    return memory_of(job, division, StepTimes(job, machines).shares(division), deterministic)
 
 
 def row(
@@ -106,6 +109,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], choices=[2, 4])
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--small", action="store_true", help="tiny models: only to see that everything runs")
+    parser.add_argument(
+        "--deterministic", action="store_true", help="by counts in place of times, so that splits repeat"
+    )
     given = parser.parse_args(arguments)
     errors, failed = [], False
     print(f"{machine.machine_name()}\n\n{HEADER}", flush=True)
@@ -115,14 +121,16 @@ def main(arguments: list[str]) -> int:
             task = task_of(
                 model, division, BATCH // SAMPLES // division.data, given.small, given.steps, lean=True
             )
-            measured = run(task, division, **KEEPING)
+            measured = run(task, division, **KEEPING, deterministic=given.deterministic)
             if isinstance(measured, str):
                 failed = True
                 print(f"| {model} | {division} | {measured} |", flush=True)
                 continue
-            found = predicted(model, graph, division, given.small)
+            found = predicted(model, graph, division, given.small, given.deterministic)
             fullest = max(zip(measured.memory_bytes, measured.parameter_bytes, strict=True))
-            line, error = row(model, division, found, fullest[0] - besides(division), fullest[1])
+            line, error = row(
+                model, division, found, fullest[0] - besides(division, given.deterministic), fullest[1]
+            )
             errors.append(error)
             print(line, flush=True)
     if errors:

@@ -131,6 +131,12 @@ class Settings:
         Flag(),
         "between layers that are split, each rank has some of the tokens only, see docs/tensor-parallel.md",
     )
+    experts: Literal["auto", "ranks", "parts"] = _setting(
+        "auto",
+        Choice(("auto", "ranks", "parts")),
+        "how ranks that split layers share the experts of a mixture. ranks: each has some of them; parts: each has a "
+        "part of every one; auto: ranks for experts that are modules, parts for those that are one weight",
+    )
     heartbeat_timeout: float = _setting(
         30.0, Number(0, open_below=True), "seconds without a sign of life after which a rank counts as frozen"
     )
@@ -441,6 +447,11 @@ _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
 def _advice(setting: Field[Any], value: object) -> str:
     """What to type instead: what the text meant, if that can be told, or else the default."""
     check: Check = setting.metadata["check"]
+    if setting.name == "tensor_parallel_degree" and value == "auto":
+        return (
+            "how many copies of the model read data depends on it, so it must be known before a script asks for its "
+            f'share of them. weft tune finds it by trying, weft plan by formulas; then write "{setting.name}": 2, say'
+        )
     meant = _meant(value.lower(), check) if isinstance(value, str) else None
     if not check.accepts(meant):
         meant = setting.default

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import SOURCE, Completed, processes_left, run_ranks, started
+from tests.long import long, one_in
 
 JOB = Path(__file__).parent / "workers" / "job.py"
 PLACE = r"step 3, microbatch 1, forward of layers\.1"
@@ -31,7 +32,7 @@ def test_a_job_without_fault_ends_well():
     assert "rank 0 done" in done.stdout and "[rank 1] rank 1 done" in done.stdout
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", one_in(2, [0, 1]))
 def test_an_exception_is_told_first_with_its_place_and_traceback(rank: int):
     done = run("exception", rank)
     assert done.returncode == 1
@@ -45,29 +46,32 @@ def test_an_exception_is_told_first_with_its_place_and_traceback(rank: int):
 
 @pytest.mark.parametrize(
     ("fault", "rank", "code", "text"),
-    [
-        ("sigkill", 0, 137, rf"rank 0 on \S+ \(pid \d+\) was killed by SIGKILL in {PLACE}"),
-        ("sigkill", 1, 137, rf"rank 1 on \S+ \(pid \d+\) was killed by SIGKILL in {PLACE}"),
-        ("sigsegv", 1, 139, rf"rank 1 on \S+ \(pid \d+\) was killed by SIGSEGV in {PLACE}"),
-        ("exit3", 1, 3, rf"rank 1 on \S+ \(pid \d+\) ended with exit code 3 in {PLACE}"),
-        ("vanish", 1, 1, r"rank 1 on \S+ \(pid \d+\) left at step 3 while rank 0 still needs it"),
-        ("leave", 1, 1, r"rank 1 on \S+ \(pid \d+\) left at step 3 while rank 0 still needs it: step 4"),
-        ("leave", 0, 1, r"rank 0 on \S+ \(pid \d+\) left at step 3 while rank 1 still needs it: step \d"),
-        ("sys.exit3", 1, 3, r"rank 1 on \S+ \(pid \d+\) left at step 3 while rank 0 still needs it"),
-        (
-            "stop",
-            1,
-            1,
-            rf"rank 1 on \S+ \(pid \d+\) is frozen: no heartbeat for \d+\.\d s; last seen in {PLACE}",
-        ),
-        (
-            "gil",
-            0,
-            1,
-            rf"rank 0 on \S+ \(pid \d+\) is frozen: no heartbeat for \d+\.\d s; last seen in {PLACE}",
-        ),
-        ("sleep", 1, 1, rf"no rank gets on: rank 1 on \S+ \(pid \d+\) in {PLACE} for \d+\.\d s"),
-    ],
+    one_in(
+        3,
+        [
+            ("sigkill", 0, 137, rf"rank 0 on \S+ \(pid \d+\) was killed by SIGKILL in {PLACE}"),
+            ("sigkill", 1, 137, rf"rank 1 on \S+ \(pid \d+\) was killed by SIGKILL in {PLACE}"),
+            ("sigsegv", 1, 139, rf"rank 1 on \S+ \(pid \d+\) was killed by SIGSEGV in {PLACE}"),
+            ("exit3", 1, 3, rf"rank 1 on \S+ \(pid \d+\) ended with exit code 3 in {PLACE}"),
+            ("vanish", 1, 1, r"rank 1 on \S+ \(pid \d+\) left at step 3 while rank 0 still needs it"),
+            ("leave", 1, 1, r"rank 1 on \S+ \(pid \d+\) left at step 3 while rank 0 still needs it: step 4"),
+            ("leave", 0, 1, r"rank 0 on \S+ \(pid \d+\) left at step 3 while rank 1 still needs it: step \d"),
+            ("sys.exit3", 1, 3, r"rank 1 on \S+ \(pid \d+\) left at step 3 while rank 0 still needs it"),
+            (
+                "stop",
+                1,
+                1,
+                rf"rank 1 on \S+ \(pid \d+\) is frozen: no heartbeat for \d+\.\d s; last seen in {PLACE}",
+            ),
+            (
+                "gil",
+                0,
+                1,
+                rf"rank 0 on \S+ \(pid \d+\) is frozen: no heartbeat for \d+\.\d s; last seen in {PLACE}",
+            ),
+            ("sleep", 1, 1, rf"no rank gets on: rank 1 on \S+ \(pid \d+\) in {PLACE} for \d+\.\d s"),
+        ],
+    ),
 )
 def test_the_culprit_is_named_first(fault: str, rank: int, code: int, text: str):
     done = run(fault, rank, "--stall", "6" if fault == "sleep" else "60")
@@ -87,6 +91,7 @@ def test_a_frozen_rank_shows_where_its_peers_are():
     assert "in exchange" in done.stderr, "the stack of the rank that waits for it"
 
 
+@long
 def test_a_rank_that_is_stopped_for_less_than_the_timeout_survives():
     assert run("pause").check().stderr == ""
 
@@ -123,7 +128,7 @@ CHILDREN = {
 }
 
 
-@pytest.mark.parametrize("child", CHILDREN)
+@pytest.mark.parametrize("child", one_in(3, CHILDREN))
 def test_children_of_ranks_end_with_a_killed_launcher(child: str, tmp_path: Path):
     seen = tmp_path / "seen"
     script = f"""
@@ -171,7 +176,7 @@ UNWATCHED = {
 }
 
 
-@pytest.mark.parametrize("when", UNWATCHED)
+@pytest.mark.parametrize("when", one_in(4, UNWATCHED))
 def test_a_rank_that_stands_still_while_weft_does_not_watch_it_is_frozen(when: str):
     text, where = UNWATCHED[when]
     stop = "exec(\"if os.environ['RANK'] == '1':\\n os.kill(os.getpid(), signal.SIGSTOP)\")"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import FOREIGN, SOURCE, Completed, Running, processes_left, run_ranks, started
+from tests.long import long, one_in
 
 JOB = Path(__file__).parent / "workers" / "job.py"
 LAUNCHERS = [
@@ -44,6 +45,7 @@ def test_a_job_ends_well_and_leaves_nothing(launcher: str, tmp_path: Path):
     assert [path for path in tmp_path.iterdir() if "weft" in path.name] == []
 
 
+@long
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here")
 def test_weft_run_by_mpirun(tmp_path: Path):
     """Settings, variables and options reach every rank, and the exit code comes back."""
@@ -72,6 +74,7 @@ def test_weft_run_by_mpirun(tmp_path: Path):
         assert f"{rank} [['a', 2, '0', 'b'], ['a', 2, '1', 'b']] ['-x']" in done.stdout
 
 
+@long
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here")
 def test_weft_python_by_mpirun(tmp_path: Path):
     """A script for smdistributed trains under mpirun; its settings come from the environment."""
@@ -106,7 +109,7 @@ def test_weft_python_by_mpirun(tmp_path: Path):
         assert f"[{rank}, {rank}, 2, 2, True, [2, 2], ['--its-own', '2']]" in done.stdout
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", one_in(2, LAUNCHERS))
 def test_an_exception_blames_its_rank_and_not_the_peer(launcher: str):
     done = run(launcher, "--fault", "exception")
     assert done.returncode == 1
@@ -116,7 +119,7 @@ def test_an_exception_blames_its_rank_and_not_the_peer(launcher: str):
     assert not any("rank 0" in line and "failed" in line.partition("another rank")[0] for line in told(done))
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS[1:])
+@pytest.mark.parametrize("launcher", one_in(2, LAUNCHERS[1:]))
 def test_a_frozen_rank_is_found_by_its_heartbeat(launcher: str):
     rank = "1" if launcher == "torchrun" else "0"
     done = run(launcher, "--fault", "stop", "--rank", rank)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import MARK, _environ, end_all, processes_left
+from tests.long import long
 from weft.errors import LaunchError, UsageError
 from weft.launch.running import notebook
 from weft.launch.running.notebook import notebook_run
@@ -51,6 +52,7 @@ print("goes on")
 """
 
 
+@long
 def test_functions_that_were_typed_in_run_on_ranks(tmp_path: Path):
     """As in a notebook: what was typed has no file, and the process goes on after a failure and an interrupt."""
     mark = os.urandom(8).hex()

@@ -13,6 +13,7 @@ import pytest
 
 from tests.fault.restarts_battery import Battery, losses, undisturbed
 from tests.launching import Completed, processes_left, run_ranks, started
+from tests.long import long, one_in
 from weft.checkpoint.find import in_order
 
 JOB = Path(__file__).parent / "workers" / "restarting.py"
@@ -41,7 +42,7 @@ def check_like(folder: Path, whole: Path) -> None:
     assert (folder / "end").read_text() == (whole / "end").read_text()
 
 
-@pytest.mark.parametrize(("kills", "more"), [(3, []), (2, ["--asynchronous"])])
+@pytest.mark.parametrize(("kills", "more"), one_in(2, [(3, []), (2, ["--asynchronous"])]))
 def test_kills_change_nothing(tmp_path: Path, whole: Path, kills: int, more: list[str]):
     draw = random.Random(SEED + kills)
     faults = [[draw.randrange(2), step] for step in sorted(draw.sample(range(1, STEPS + 1), kills))]
@@ -105,6 +106,7 @@ def test_a_job_that_is_told_to_end_saves_and_goes_on(tmp_path: Path, whole: Path
         check_like(tmp_path, whole)
 
 
+@long
 def test_failures_at_random_moments_change_nothing(tmp_path: Path):
     """A short form of `make restarts`."""
     steps = 120

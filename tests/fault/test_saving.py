@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import FOREIGN, SOURCE, processes_left, run_ranks, run_script, started
+from tests.long import long, one_in
 from weft.checkpoint.find import faults, in_order
 
 JOB = Path(__file__).parent / "workers" / "saving.py"
@@ -27,7 +28,7 @@ def test_a_save_that_one_rank_calls_is_named(tmp_path):
     assert (tmp_path / "newest").read_text() == "good\n"
 
 
-@pytest.mark.parametrize("launcher", ["weft", "torchrun"])
+@pytest.mark.parametrize("launcher", one_in(2, ["weft", "torchrun"]))
 @pytest.mark.parametrize("end", ["last", "leave"])
 def test_a_last_save_that_fails_is_an_error_of_the_job(tmp_path, end, launcher):
     done = run_ranks(2, JOB, [end, str(tmp_path)], timeout=120, launcher=launcher, warm=launcher == "weft")
@@ -60,12 +61,14 @@ def test_a_rank_killed_as_it_saves_leaves_the_earlier_save(tmp_path):
     assert json.loads((save.folder / "index.json").read_text())["content"]["user"] == 1
 
 
+@long
 @pytest.mark.timeout(900)
 def test_ranks_killed_anywhere_in_a_save(tmp_path):
     told = run_script(JOB.parent / "killed_saves.py", str(tmp_path))
     assert told.count("rank ") == 2 * (13 + 5) + 50
 
 
+@long
 @pytest.mark.timeout(900)
 def test_saves_that_not_all_ranks_call_alike(tmp_path):
     run_script(JOB.parent / "wrong_gates.py", str(tmp_path))

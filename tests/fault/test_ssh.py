@@ -15,6 +15,7 @@ import pytest
 
 from tests import sshd
 from tests.launching import MARK, SOURCE, Running, processes_left, started
+from tests.long import long, one_in
 from weft.errors import JobError
 from weft.launch import Job
 from weft.launch.journal.stopping import stop
@@ -126,7 +127,7 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-@pytest.mark.parametrize("what", ["agent", "frozen", "cut", "launcher"])
+@pytest.mark.parametrize("what", one_in(4, ["cut", "agent", "frozen", "launcher"]))
 def test_who_is_gone(config: Path, tmp_path: Path, what: str):
     """An agent with its host, a rank that stands still, a connection that is silent, or the launcher: nothing is left,
     and the culprit is named."""
@@ -155,6 +156,7 @@ def test_who_is_gone(config: Path, tmp_path: Path, what: str):
         assert json.loads((tmp_path / "failure.json").read_text())["stacks"].keys() == {"0"}
 
 
+@long
 def test_a_job_goes_on_without_a_host(config: Path, tmp_path: Path):
     """Two copies of a pipeline become one, which reads the save of both."""
     folder = tmp_path / "runs"

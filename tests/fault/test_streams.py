@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import FOREIGN, SOURCE, Running, processes_left, started
+from tests.long import long, one_in
 
 WEFT = f"{sys.executable} -m weft"
 PAIR = """
@@ -57,6 +58,7 @@ def script(tmp_path: Path):
     return write
 
 
+@long
 def test_without_standard_input_every_rank_finds_its_job(script):
     done = shell(f"weft run -n 2 {script(PAIR)} <&-")
     assert done.returncode == 0, done.stderr
@@ -107,7 +109,7 @@ def test_ranks_that_wait_for_a_reader_are_not_to_blame(script):
         assert job.process.wait(20) == 143
 
 
-@pytest.mark.parametrize("name", ["HUP", "INT", "TERM"])
+@pytest.mark.parametrize("name", one_in(3, ["HUP", "INT", "TERM"]))
 def test_a_signal_that_is_ignored_stays_ignored(script, name: str):
     """As under nohup, or for what a script's shell starts with `&`."""
     start = f"trap '' {name}; {WEFT} run -n 1 {script(TICK)} &"
@@ -115,6 +117,7 @@ def test_a_signal_that_is_ignored_stays_ignored(script, name: str):
     assert "lives" in done.stdout and f"SIG{name}" not in done.stderr
 
 
+@long
 def test_unusual_surroundings(script):
     """All of them at once: a job costs seconds."""
     path = script(PAIR)

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 from tests.launching import run_ranks  # noqa: E402
+from tests.long import long, one_in  # noqa: E402
 
 WORKER = Path(__file__).parent / "workers" / "keras_step.py"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
@@ -22,7 +23,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("what", CASES)
+@pytest.mark.parametrize("what", one_in(3, CASES))
 def test_the_culprit_comes_first(what: str) -> None:
     done = run_ranks(2, WORKER, [what], env=QUIET, timeout=120)
     assert done.returncode != 0
@@ -34,6 +35,7 @@ def test_the_culprit_comes_first(what: str) -> None:
         assert first.startswith("weft: rank 1"), first
 
 
+@long
 def test_a_slow_rank_is_waited_for() -> None:
     done = run_ranks(2, WORKER, ["slow"], env=QUIET, timeout=120).check()
     assert done.stdout.count("trained") == 2

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.launching import Completed, run_ranks
+from tests.long import long, one_in
 
 WHO = r"rank {} on \S+ \(pid \d+\) "
 START = """
@@ -46,7 +47,7 @@ LEFT = {
 }
 
 
-@pytest.mark.parametrize("what", LEFT)
+@pytest.mark.parametrize("what", one_in(4, LEFT))
 def test_a_replica_that_has_left_is_named_by_one_that_waits(what: str):
     code, where = LEFT[what]
     done = run(f"for number in range(2 + me):\n    {code}\n")
@@ -72,6 +73,7 @@ def test_a_rank_that_waits_in_a_backward_pass_is_judged_after_wait_timeout():
     assert re.match(told, first_line(done)), done.stderr
 
 
+@long
 def test_a_collective_of_the_script_ends_after_wait_timeout():
     """Nobody announced it; so the collective's own time-out has to come."""
     done = run(
@@ -83,6 +85,7 @@ def test_a_collective_of_the_script_ends_after_wait_timeout():
     )
 
 
+@long
 def test_ranks_that_use_no_pipeline_for_long_lose_nothing():
     """What waits for messages between steps waits for nobody, however long that is."""
     body = "step(model, torch.ones(2, 4))\ntime.sleep(15)\nstep(model, torch.ones(2, 4))\nprint('both')\n"

@@ -1,4 +1,4 @@
-"""Programs that weft cannot split: each is refused, and the error says what to write instead.
+"""Programs that weft cannot split: each is refused, and the error says what to write instead; and some that it can.
 
 They run as drawn programs do: plain PyTorch runs them, and then two ranks.
 """
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fuzz.run import Outcome, Ranks, ranks
+from tests.long import one_in
 
 FRAME = '''
 import collections, sys, types
@@ -84,7 +85,7 @@ OTHER_CODE = {
 }
 
 
-@pytest.mark.parametrize("kind", OTHER_CODE)
+@pytest.mark.parametrize("kind", one_in(4, OTHER_CODE))
 def test_ranks_that_run_different_code_are_told_where(job: Ranks, kind: str):
     outcome = run(job, "def forward(self, x):\n" + textwrap.indent(OTHER_CODE[kind], "    "))
     assert outcome.word == "refused" and outcome.text.startswith("DivergenceError"), outcome
@@ -132,7 +133,7 @@ FILLED = {
 
 
 @pytest.mark.parametrize("kind", FILLED)
-def test_what_a_module_fills_that_the_first_step_did_not_call_is_refused(job: Ranks, kind: str):
+def test_what_a_module_fills_that_the_first_step_did_not_call_reaches_all_ranks(job: Ranks, kind: str):
     new, fill, read = FILLED[kind]
     part = f"""
     def forward(self, x, there=None):
@@ -151,8 +152,7 @@ def test_what_a_module_fills_that_the_first_step_did_not_call_is_refused(job: Ra
         return self.c(x)
     """
     outcome = run(job, textwrap.dedent(body), textwrap.dedent(part))
-    assert outcome.word == "refused", outcome
-    assert "was not called in the first microbatch of the first step" in outcome.text, outcome
+    assert outcome.word == "equal", outcome
 
 
 OPTIMIZER = "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -71,14 +71,23 @@ def batch(number: int) -> Tensor:
     return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(number))
 
 
+BY_HAND: list[tuple[Any, Any]] = [("column", "row"), ("column", False), ("row", "column"), ("row", "row")]
+"""What the script says of the linears of each block."""
+
+
 class Job:
     """A model and what trains it; and the same in one process, on all samples."""
 
-    def __init__(self, rate: float = 0.0, places: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, rate: float = 0.0, places: bool = True, by_hand: bool = False, **settings: Any
+    ) -> None:
         gc.collect()
-        by_hand = {"auto_partition": False, "default_partition": 0} if places else {}
-        weft.init({"partitions": given.partitions, "microbatches": 2, **by_hand, **settings})
+        placed = {"auto_partition": False, "default_partition": 0} if places else {}
+        weft.init({"partitions": given.partitions, "microbatches": 2, **placed, **settings})
         net = network(rate)
+        for block, words in zip(net, BY_HAND if by_hand else (), strict=False):
+            weft.set_tensor_parallelism(block.get_submodule("inner"), words[0])
+            weft.set_tensor_parallelism(block.get_submodule("outer"), words[1])
         self.alone = copy.deepcopy(net)
         for number in range(4) if places else ():
             weft.set_partition(net[number], number * given.partitions // 4)
@@ -148,6 +157,47 @@ def steps_give_the_weights_and_states_of_one_process() -> None:
         assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
         assert len(job.cut()) == 3 * 4 // given.partitions  # inner weight and bias, outer weight
         job.compare()
+
+
+@CHECKS.check
+def linears_are_cut_as_the_script_says() -> None:
+    expected = {
+        "0.inner.weight", "0.inner.bias", "0.outer.weight", "1.inner.weight", "1.inner.bias", "2.inner.weight",
+        "2.outer.weight", "2.outer.bias", "3.inner.weight", "3.outer.weight",
+    }  # fmt: skip
+    for sequence in (False, True):
+        job = Job(by_hand=True, verify="gradients", sequence_parallel=sequence)
+        assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
+        mine = {name.removeprefix("module.") for name in job.cut()}
+        assert mine == {name for name in expected if job.model.is_local(name)}
+        assert 3 <= len(mine) <= 10
+        job.compare()
+        notes = job.model.plan.tensors["notes"]
+        assert notes["1.inner"] == "as the script says, put together"
+        assert notes["3.outer"].startswith("as the script says" + ", results by tokens" * sequence)
+    folder = given.folder / "by_hand"
+    weft.save_checkpoint(folder, "three", model=job.model, optimizer=job.optimizer)
+    state = copy.deepcopy(job.model.state_dict())
+    losses = job.train(1)
+    again = Job(by_hand=True)
+    weft.resume_from_checkpoint(folder, "three", model=again.model, optimizer=again.optimizer)
+    torch.testing.assert_close(again.model.state_dict(), state, rtol=0, atol=0)
+    again.steps = STEPS
+    assert again.train(1) == pytest.approx(losses, rel=1e-5)
+
+
+@CHECKS.check
+def what_cannot_be_cut_as_the_script_says_is_an_error() -> None:
+    weft.init({"microbatches": 1})
+    net = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH + 1), nn.Linear(2 * WIDTH + 1, WIDTH))
+    weft.set_tensor_parallelism(net[0], "column")
+    model = weft.DistributedModel(net)
+
+    @weft.step
+    def step(model: nn.Module, x: Tensor) -> None:
+        model.backward(model(x).square().mean())
+
+    step(model, batch(0))
 
 
 @CHECKS.check
@@ -517,6 +567,7 @@ def unknown_words_are_an_error() -> None:
     job.train(1)
     with pytest.raises(IndexError, match="out of range"):
         job.step(job.model, torch.full((ROWS, 5), WORDS))
+    torch.distributed.barrier()  # who ends first would end the other's step
 
 
 class Experts(nn.Module):
@@ -528,6 +579,77 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.routed(self.norm(x))
+
+
+def language_models() -> Iterator[Any]:
+    """Models of `transformers` that generate."""
+    import transformers
+
+    torch.manual_seed(0)
+    common = {"vocab_size": 211, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 0, "use_cache": False}
+    yield transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=32, n_head=4, n_layer=2, n_positions=32, **common)
+    )
+    yield transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, **common
+        )
+    )
+    yield transformers.T5ForConditionalGeneration(
+        transformers.T5Config(
+            d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0, **common
+        )
+    )
+
+
+@CHECKS.check
+def language_models_generate_in_and_outside_of_steps() -> None:
+    for net in language_models():
+        weft.init({"partitions": given.partitions, "microbatches": 1})
+        alone = copy.deepcopy(net).eval()
+        model = weft.DistributedModel(net)
+
+        @weft.step
+        def step(model: nn.Module, words: Tensor) -> Tensor:
+            loss = model(input_ids=words, labels=words).loss
+            model.backward(loss)
+            return loss
+
+        @weft.step
+        def generated(model: Any, words: Tensor) -> Tensor:
+            with torch.no_grad():
+                return model.module.generate(words, max_new_tokens=4, do_sample=False)
+
+        words = torch.randint(2, 211, (4, 5), generator=torch.Generator().manual_seed(0))
+        expected = alone.generate(words, max_new_tokens=4, do_sample=False)
+        step(model, words)
+        model.eval()
+        (found,) = generated(model, words).outputs
+        assert torch.equal(found, expected), type(net)
+        if given.partitions == 1:
+            for cached in (False, True):
+                found = net.generate(words, max_new_tokens=4, do_sample=False, use_cache=cached)
+                assert torch.equal(found, expected), (type(net), cached)
+            with torch.no_grad():
+                more = {"decoder_input_ids": words} if net.config.is_encoder_decoder else {}
+                torch.testing.assert_close(
+                    net(words, **more).logits, alone(words, **more).logits, rtol=1e-4, atol=1e-5
+                )
+        gc.collect()
+
+
+@CHECKS.check
+def a_cut_module_that_a_step_calls_by_itself_is_refused() -> None:
+    job = Job()
+    job.train(1)
+
+    @weft.step
+    def inner_alone(model: Any, x: Tensor) -> Tensor:
+        return model.module[0].inner(x)
+
+    with pytest.raises(UsageError, match="0.inner is cut over ranks, and the step's code calls it by itself"):
+        inner_alone(job.model, batch(0))
+    torch.distributed.barrier()  # who ends first would end the other's step
 
 
 @CHECKS.check

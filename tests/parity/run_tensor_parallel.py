@@ -8,22 +8,30 @@ By hand, from the root of the repository:
 from __future__ import annotations
 
 import copy
-import dataclasses
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.parity.compare import TOLERANCE, Comparison, Record, train_alone
+from tests.parity.compare import TOLERANCE, Comparison, train_alone
 from tests.parity.tensor_parallel_models import OWN
 from tests.parity.worker import BeforeSplit, arguments, work
 from tests.parity.zoo import CASES
 from tests.parity.zoo.case import STEPS, Case
-from weft.torch.tensor_parallel import Splits, find, is_cut, split, whole
+from weft.torch.tensor_parallel import Splits, find, is_cut, split
 
 MICROBATCHES = 2
 ALL = {**CASES, **OWN}
+BY_RANK = " by rank"
+ALL |= {
+    f"{name}{BY_RANK}": ALL[name]
+    for name in (
+        "MixtralForCausalLM", "Qwen2MoeForCausalLM", "OlmoeForCausalLM", "DeepseekV3ForCausalLM", "stacked experts",
+
+    )
+}  # fmt: skip
+"""Others are split as is found best; these with some of the experts on each rank."""
 ROUGH = {"bf16": 0.05}
 """How far apart numbers of 16 bits may be."""
 
@@ -35,32 +43,14 @@ def begin(ranks: int) -> int:
     return dist.get_rank()
 
 
-def gathered(record: Record, net: nn.Module) -> Record:
-    """The record with whole gradients and parameters."""
-    parameters = dict(net.named_parameters())
-
-    def joined(named: Any) -> Any:
-        return {
-            name: value if value is None or name not in parameters else whole(parameters[name], value)
-            for name, value in named.items()
-        }
-
-    return dataclasses.replace(
-        record,
-        gradients=[joined(each) for each in record.gradients],
-        parameters=joined(record.parameters),
-        state={},
-    )
-
-
-def found(net: nn.Module, case: Case, size: int) -> Splits:
+def found(net: nn.Module, case: Case, size: int, experts: str) -> Splits:
     """What rank 0 finds, told to all."""
     told: list[Any] = [None]
     if dist.get_rank() == 0:
         batch = case.batch(0)
         before = copy.deepcopy(net.state_dict())
         state = torch.get_rng_state()
-        told = [find(net, lambda: case.loss(net(**batch, **case.options)), size).to_record()]
+        told = [find(net, lambda: case.loss(net(**batch, **case.options)), size, experts=experts).to_record()]
         assert torch.equal(state, torch.get_rng_state()), "random numbers moved on"
         assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
     dist.broadcast_object_list(told)
@@ -81,26 +71,33 @@ def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
         expected = train_alone(alone, batches, loss_of, case.optimizer_for(alone.parameters()), MICROBATCHES)
     except Exception as broken:
         raise BeforeSplit(f"not trained in one process: {broken!r}") from broken
-    splits = found(net, case, ranks)
+    splits = found(net, case, ranks, "ranks" if name.endswith(BY_RANK) else "auto")
     optimizer = case.optimizer_for(net.parameters())
     names = [
         f"{name}.{own}"
         for name, how in splits.linears().items()
         for own in [part.name for part in how.parts if part.dim >= 0]
+        or [
+            f"{each.name}.{own}"
+            for each in how.held
+            if each.rank is not None
+            for own, _ in net.get_submodule(f"{name}.{each.name}").named_parameters()
+        ]
         or ["in_proj_weight" if how.kind == "heads" else "weight"]
     ]
     before = sum(net.get_parameter(name).numel() for name in names)
     split(net, splits, dist.group.WORLD, dist.get_rank(), ranks, torch.device("cpu"))
     held = sum(net.get_parameter(name).numel() for name in names)
-    actual = gathered(train_alone(net, batches, loss_of, optimizer, MICROBATCHES), net)
+    actual = train_alone(net, batches, loss_of, optimizer, MICROBATCHES)
     comparison = Comparison(ROUGH.get(name, TOLERANCE))
-    expected.state = {}
+    expected.state = actual.state = {}
     comparison.record(actual, expected)
     assert all(is_cut(net.get_parameter(name)) for name in names)
     worst = max(comparison.worst.items(), key=lambda item: item[1][0])
     more = {
         "worst": worst[1][0], "where": f"{worst[0]}: {worst[1][1]}", "parts": held / before if before else None,
         "split": {name: how.kind for name, how in splits.linears().items()}, "whole": dict(splits.whole),
+        "by_rank": [name for name, how in splits.linears().items() if how.by_rank()],
     }  # fmt: skip
     return comparison.report(), more
 

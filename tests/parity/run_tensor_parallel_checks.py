@@ -23,9 +23,9 @@ CHECKS = Checks()
 CPU = torch.device("cpu")
 
 
-def in_parts(net: nn.Module, run: Any) -> Splits:
+def in_parts(net: nn.Module, run: Any, experts: str = "auto") -> Splits:
     """Find on every rank by itself, and split."""
-    splits = find(net, run, dist.get_world_size())
+    splits = find(net, run, dist.get_world_size(), experts=experts)
     split(net, splits, dist.group.WORLD, dist.get_rank(), dist.get_world_size(), CPU)
     return splits
 
@@ -195,7 +195,7 @@ def experts_that_the_run_did_not_need() -> None:
 
     alone = copy.deepcopy(net)
     prefer(-100.0)
-    splits = in_parts(net, lambda: net(**batch))
+    splits = in_parts(net, lambda: net(**batch), "parts")
     assert {f"net.layers.{n}" for n in ("0.experts.3.0", "1.experts.expert_3.2")} <= splits.linears().keys()
     assert "net.layers.0.experts.3" in [region.name for region in splits.regions]
     prefer(100.0)

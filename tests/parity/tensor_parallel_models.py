@@ -10,11 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.parity.zoo.case import Batch, Case, generator
+from tests.parity.zoo.case import VOCABULARY, Batch, Case, generator, network
+from tests.parity.zoo.inputs import causal
 from weft.compat.modelparallel.tensor_parallel import (
     DistributedTransformerLayer,
     DistributedTransformerLMHead,
 )
+from weft.torch import set_tensor_parallelism
 
 WIDTH, LENGTH, SAMPLES, HEADS = 32, 6, 8, 4
 
@@ -115,6 +117,22 @@ class Lower(nn.Module):
         return self.down(middle)
 
 
+class ByHand(nn.Module):
+    """Two linears, and what the script says of each."""
+
+    def __init__(self, up: Any, down: Any) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+        set_tensor_parallelism(self.up, up)
+        set_tensor_parallelism(self.down, down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.dropout(F.gelu(self.up(x)), 0.0))
+
+
+BY_HAND = [("column", "row"), ("column", False), ("row", "column"), ("row", "row"), ("column", "column")]
+
+
 class Adapted(nn.Module):
     """Frozen linears with small ones beside them."""
 
@@ -184,6 +202,56 @@ class Mixture(nn.Module):
         return result
 
 
+class Shared(nn.Module):
+    """Three routed experts, whose gates are sigmoids, and one for all words, in one module; scores come out, too."""
+
+    def __init__(self, experts: int = 3, normed: bool = False) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.randn(experts, WIDTH) * 0.2)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.experts = nn.ModuleList(Lower() for _ in range(experts))
+        self.shared = Gated()
+        self.normed = normed
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        flat = self.norm(x).view(-1, WIDTH)
+        scores = F.linear(flat, self.gate)
+        weights, which = scores.sigmoid().topk(2, -1)
+        result = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            rows, nth = torch.where(which == number)
+            if len(rows):
+                result.index_add_(0, rows, expert(flat[rows]) * weights[rows, nth, None])
+        if self.normed:
+            result = F.layer_norm(result, result.shape[-1:])
+        return result.view_as(x) + self.shared(x), scores
+
+
+class Residual(Shared):
+    """What goes in is added in the same module; ``noise``: the router sees it with other numbers each time."""
+
+    def __init__(self, noise: float = 0.0) -> None:
+        super().__init__(4)
+        self.noise = noise
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        noisy = x * (1 + self.noise * torch.rand(len(x), 1, 1)) if self.noise else x
+        return x + super().forward(noisy)[0]
+
+
+class Balanced(nn.Module):
+    """A mixture and what is added to a loss so that experts get equally many words."""
+
+    def __init__(self, mixture: Shared) -> None:
+        super().__init__()
+        self.mixture = mixture
+
+    def forward(self, x: Tensor) -> Tensor:
+        result, scores = self.mixture(x)
+        chances = scores.softmax(-1)
+        return result + 0.1 * (chances.mean(0) * chances.detach().mean(0)).sum()
+
+
 class Stacked(nn.Module):
     """Weights and biases of all experts in one tensor each, inputs first, gates and values one beside the other."""
 
@@ -211,6 +279,34 @@ class Stacked(nn.Module):
                 found = found.tanh()
             result = result.index_add(0, rows, found * share[:, None])
         return result
+
+
+class Apart(nn.Module):
+    """One weight for all experts and nothing else: rows are in the order of experts, so many for each."""
+
+    def __init__(self, results: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, results, inputs) * 0.2)
+
+    def forward(self, x: Tensor, sizes: list[int]) -> Tensor:
+        return torch.cat([F.linear(rows, w) for rows, w in zip(x.split(sizes), self.weight, strict=True)])
+
+
+class Sorted(nn.Module):
+    """A mixture that puts rows in the order of experts, and calls two such modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.bias = nn.Linear(WIDTH, 4), nn.Parameter(torch.randn(WIDTH))
+        self.up, self.down = Apart(48, WIDTH), Apart(WIDTH, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, -2)
+        best, which = self.router(flat).softmax(-1).max(-1)
+        order, sizes = which.argsort(stable=True), which.bincount(minlength=4).tolist()
+        gate, values = self.up(flat[order], sizes).chunk(2, -1)
+        found = self.down(F.silu(gate) * values, sizes) * best[order, None]
+        return (torch.zeros_like(flat).index_add(0, order, found) + self.bias).view(x.shape)
 
 
 class Routed(nn.Module):
@@ -250,11 +346,11 @@ class Original(nn.Module):
 class OriginalHead(nn.Module):
     """Its transformer with embeddings and head."""
 
-    def __init__(self) -> None:
+    def __init__(self, **more: Any) -> None:
         super().__init__()
         self.model = DistributedTransformerLMHead(
             2, **SHAPE, vocab_size=40, num_positions=LENGTH, causal_mask_size=LENGTH, pre_layernorm=True,
-            post_layernorm=False,
+            post_layernorm=False, **more,
         )  # fmt: skip
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
@@ -300,9 +396,12 @@ def _batch(step: int) -> Batch:
     }
 
 
-def _original_head() -> nn.Module:
-    torch.manual_seed(0)
-    return OriginalHead()
+def _original_head(name: str, **more: Any) -> Case:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return OriginalHead(**more)
+
+    return Case(name, build, _batch, loss=lambda loss: loss, optimizer="adamw")
 
 
 def _case(name: str, layers: Callable[[], list[nn.Module]], **more: Any) -> Case:
@@ -311,6 +410,16 @@ def _case(name: str, layers: Callable[[], list[nn.Module]], **more: Any) -> Case
         return Loss(Stack(layers, **more))
 
     return Case(name, build, _batch, loss=lambda loss: loss, optimizer="adamw")
+
+
+def _jetmoe(name: str, balanced: bool) -> Case:
+    """Weights of experts that are each alone in a module: a mixture calls two of these; attention has methods."""
+    build = network(
+        "JetMoeForCausalLM", "JetMoeConfig", vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=48,
+        num_hidden_layers=2, num_key_value_heads=HEADS, kv_channels=8, num_local_experts=4, num_experts_per_tok=2,
+        use_cache=False, output_router_logits=balanced, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return Case(name, build, causal())
 
 
 OWN: dict[str, Case] = {
@@ -325,6 +434,7 @@ OWN: dict[str, Case] = {
         _case("two heads of keys", lambda: [FewKeys(2), FewKeys(2, grouped=False), FewKeys(2, fused=True)]),
         _case("one fused head of keys", lambda: [FewKeys(1, fused=True)]),
         _case("checkpoints inside", lambda: [Lower(inside=True), Lower(in_place=True)]),
+        _case("by hand", lambda: [ByHand(*words) for words in BY_HAND]),
         _case("adapters", lambda: [Adapted()]),
         _case("layers of PyTorch", lambda: [Translator()]),
         _case("layers of PyTorch, batch second", lambda: [Translator(False)]),
@@ -335,10 +445,32 @@ OWN: dict[str, Case] = {
                 Original(add_cross_attention=True),
             ],
         ),
-        Case("head of smdistributed", _original_head, _batch, loss=lambda loss: loss, optimizer="adamw"),
+        _original_head("head of smdistributed"),
+        _original_head(
+            "head as that of GPT-J",
+            rotary_dim=4,
+            use_parallel_residual=True,
+            qkv_bias=False,
+            dense_bias=False,
+            tie_word_embeddings=False,
+            lm_head_bias=True,
+            attention_in_fp32=True,
+        ),
+        _original_head(
+            "head as that of GPT-Neo",
+            window_size=3,
+            attention_layers=("global", "local"),
+            qkv_bias=False,
+            scale_attention_scores=False,
+        ),
         _case("mixture", lambda: [Mixture(), Mixture(named=True), Gated()]),
+        _case("shared expert", lambda: [Balanced(Shared()), Gated(), Balanced(Shared(4))]),
+        _case("residual mixture", lambda: [Residual()]),
+        _case("normed mixture", lambda: [Balanced(Shared(normed=True))]),
         _case("stacked experts", lambda: [Routed(Stacked()), Routed(Stacked(inner=WIDTH // 2))], around=True),
         _case("spoilt experts", lambda: [Routed(Stacked(how="spoilt")), Gated()]),
+        _jetmoe("JetMoe", False),
+        _jetmoe("JetMoe, balanced", True),
         _case("bf16", lambda: [Fused(), Gated(), Lower(inside=True), FewKeys(2)], bf16=True),
     )
 }

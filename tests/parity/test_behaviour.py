@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.long import long, one_in
+
 from .checks.harness import RANKS
 from .checks.registry import CHECKS
 from .jobs import Outcome, run_items, start_apart
@@ -28,7 +30,7 @@ def outcome_of(request: pytest.FixtureRequest) -> Callable[[str], Outcome]:
     return outcomes.__getitem__
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", one_in(4, CHECKS))
 def test_check(name: str, outcome_of: Callable[[str], Outcome]) -> None:
     outcome = outcome_of(name)
     assert not outcome.faults(), outcome.faults()
@@ -36,6 +38,7 @@ def test_check(name: str, outcome_of: Callable[[str], Outcome]) -> None:
     assert all(value == told[0] for value in told), f"ranks disagree: {told}"
 
 
+@long
 def test_ranks_on_hosts_of_their_own() -> None:
     """There all that ranks send each other goes through gloo, beside what collectives and scripts send."""
     outcomes = run_items("run_checks.py", list(CHECKS)[::8], RANKS, start=start_apart)

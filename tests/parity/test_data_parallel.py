@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import run_ranks
+from tests.long import one_in
 
 from .data_parallel import CHECKS
 from .jobs import ROOT, pass_checks
@@ -17,7 +18,7 @@ PATH = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("ranks", "algorithm"), [(2, "direct"), (2, "shared"), (4, "shared")])
+@pytest.mark.parametrize(("ranks", "algorithm"), one_in(3, [(2, "shared"), (2, "direct"), (4, "shared")]))
 def test_replicas_train_as_ddp(ranks: int, algorithm: str):
     env = {"WEFT_CONFIG": json.dumps({"all_reduce": algorithm})}
     pass_checks("data_parallel.py", CHECKS, ranks, env=env, timeout=800)
@@ -25,7 +26,7 @@ def test_replicas_train_as_ddp(ranks: int, algorithm: str):
 
 @pytest.mark.parametrize(
     ("launcher", "arguments"),
-    [("weft", ["weft"]), ("torchrun", ["smddp", "short"]), ("mpirun", ["weft", "short"])],
+    one_in(3, [("weft", ["weft"]), ("torchrun", ["smddp", "short"]), ("mpirun", ["weft", "short"])]),
 )
 def test_scripts_for_ddp_run_on_the_backend(launcher: str, arguments: list[str]):
     job = Path(__file__).parent / "backend.py"

@@ -8,17 +8,21 @@ from typing import Any
 
 import pytest
 
+from tests.launching import run_ranks
+
 from .in_parts import CHECKS
-from .jobs import pass_checks
+from .jobs import FOLDER, PATHS, pass_checks
 
 ENDS = [
     "other_batches_are_an_error",
+    "a_cut_module_that_a_step_calls_by_itself_is_refused",
     "weights_that_a_step_reads_itself_must_be_whole",
     "weights_that_another_module_reads_must_be_whole",
     "unknown_words_are_an_error",
 ]
 """After these a job cannot go on."""
-ALL = [name for name in CHECKS if name not in ENDS]
+FAILS = "what_cannot_be_cut_as_the_script_says_is_an_error"
+ALL = [name for name in CHECKS if name not in (*ENDS, FAILS)]
 SAVES = ["saves_go_to_other_layouts", "vocabularies_go_to_other_layouts"]
 SOME = [
     "steps_give_the_weights_and_states_of_one_process",
@@ -49,6 +53,14 @@ def test_steps(tmp_path: Path) -> None:
 def test_what_would_differ_between_ranks_is_refused(check: str) -> None:
     settings = json.dumps({"tensor_parallel_degree": 2})
     pass_checks("in_parts.py", [check], 2, env={"WEFT_SET": settings})
+
+
+def test_what_cannot_be_cut_as_the_script_says_ends_the_job() -> None:
+    settings = {"WEFT_SET": json.dumps({"tensor_parallel_degree": 2})}
+    done = run_ranks(2, FOLDER / "in_parts.py", [FAILS], env={**PATHS, **settings}, warm=True)
+    assert (
+        done.returncode and '0 is set to "column", and its 25 results cannot be divided by 2' in done.stderr
+    )
 
 
 LOADS = "a_whole_state_is_loaded_into_parts"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import Completed, run_ranks
+from tests.long import long
 
 from .jobs import ROOT
 
@@ -37,6 +38,7 @@ def test_what_does_not_fit_fails_alone():
     assert done.returncode != 0 and "allocate memory" in done.stderr, done.stderr
 
 
+@long
 def test_twice_what_does_not_fit_trains_split_in_four():
     done = trained(2 * TOO_LARGE, 4).check()
     assert done.stdout.count(f"trained {8 * TOO_LARGE} MiB") == 4

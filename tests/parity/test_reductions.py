@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import run_ranks
+from tests.long import long, one_in
 
 from .jobs import ROOT, pass_checks
 from .reductions import CHECKS
@@ -19,11 +20,12 @@ HERE = Path(__file__).parent
 PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
 
-@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize("ranks", one_in(2, [4, 3]))
 def test_algorithms_and_compressions_equal_brute_force(ranks: int):
     pass_checks("reductions.py", CHECKS, ranks, timeout=500)
 
 
+@long
 def test_the_loss_is_that_of_single_precision():
     options = ["--steps", "60", "--seeds", "0"]
     done = run_ranks(

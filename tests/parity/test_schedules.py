@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.long import one_in
+
 from .jobs import Outcome, run_items
 from .run_schedules import BY_FILE, DECIDED, ITEMS, LIMITED, MODELS, NAMED, TURNS
 
@@ -64,7 +66,7 @@ def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
 
 @pytest.mark.parametrize(
     ("layout", "item"),
-    [(layout, item) for layout, items in SELECTED.items() for item in items],
+    one_in(4, [(layout, item) for layout, items in SELECTED.items() for item in items]),
     ids=lambda value: value if isinstance(value, str) else "x".join(map(str, value)),
 )
 def test_trains_as_one_process_does(layout: tuple[int, int], item: str, outcome_of: OutcomeOf) -> None:

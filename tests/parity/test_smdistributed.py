@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import Completed, run_ranks
+from tests.long import long
 
 SCRIPTS = Path(__file__).parent / "smdistributed"
 ONE = json.dumps({"partitions": 1, "microbatches": 2})
@@ -52,6 +53,7 @@ def test_gpt2_with_data_on_the_first_rank_only(gpt2_alone, tmp_path):
         assert close(again[1], losses[2:], 5e-4), "parts that are another rank's now were lost"
 
 
+@long
 def test_gpt2_on_two_pipelines_resumes(gpt2_alone, tmp_path):
     four = results(4, "gpt2.py", "--train_batch_size", "4", "--checkpoint_dir", str(tmp_path))
     assert sorted(replica for _, replica, _, _ in four) == [0, 0, 1, 1]
@@ -73,6 +75,7 @@ def test_digits_with_the_loss_in_the_step():
         assert close(losses, alone[0], 2e-2)
 
 
+@long
 def test_both_styles_of_data_parallelism():
     found = {style: sorted(results(2, "data_parallel.py", style)) for style in ("torch", "old", "new")}
     (_, losses), (_, others) = found["torch"]
@@ -83,6 +86,7 @@ def test_both_styles_of_data_parallelism():
             assert close(here, losses)
 
 
+@long
 def test_trainer_saves_and_resumes(tmp_path):
     pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers")

@@ -46,24 +46,54 @@ SPLIT: dict[str, tuple[int, str]] = {
     "two heads of keys": (10, "cannot be divided"),
     "one fused head of keys": (2, "has 1 heads of keys, which cannot be divided by 2"),
     "checkpoints inside": (4, "cannot be divided"),
+    "by hand": (10, "the script wants it whole"),
     "adapters": (7, ""),
     "layers of PyTorch": (11, "cannot be divided"),
     "layers of PyTorch, batch second": (11, "cannot be divided"),
     "layers of smdistributed": (16, "cannot be divided"),
     "head of smdistributed": (14, ""),
+    "head as that of GPT-J": (14, ""),
+    "head as that of GPT-Neo": (14, ""),
     "MixtralForCausalLM": (22, ""),
     "DeepseekV3ForCausalLM": (29, "mean takes the whole"),
-    "SwitchTransformersForConditionalGeneration": (48, "softmax takes the whole"),
-    "mixture": (18, "cannot be divided"),
+    "SwitchTransformersForConditionalGeneration": (34, "softmax takes the whole"),
+    "mixture": (4, "cannot be divided"),
+    "shared expert": (8, "cannot be divided"),
+    "normed mixture": (8, "cannot be divided"),
+    "residual mixture": (3, "cannot be divided"),
     "stacked experts": (2, "cannot be divided"),
-    "spoilt experts": (2, "its parts on 2 ranks do not add up to what it computes"),
+    "spoilt experts": (3, "cannot be divided"),
+    "JetMoe": (4, "is the only one, so nothing is added up in it"),
+    "JetMoe, balanced": (2, "router has hooks"),
     "bf16": (10, "cannot be divided"),
+    "MixtralForCausalLM by rank": (22, ""),
+    "Qwen2MoeForCausalLM by rank": (34, "cannot be divided"),
+    "OlmoeForCausalLM by rank": (14, "takes the whole"),
+    "DeepseekV3ForCausalLM by rank": (29, "mean takes the whole"),
+    "stacked experts by rank": (2, "cannot be divided"),
 }
 
+# How many of them have some of the experts on each rank.
+BY_RANK = {
+    "SwitchTransformersForConditionalGeneration": 2, "mixture": 2, "shared expert": 2,
+    "residual mixture": 1, "spoilt experts": 1,
+    "MixtralForCausalLM by rank": 4, "Qwen2MoeForCausalLM by rank": 4, "OlmoeForCausalLM by rank": 4,
+    "DeepseekV3ForCausalLM by rank": 3, "stacked experts by rank": 2,
+}  # fmt: skip
+
 OVER_FOUR = {
+    "mixture": (4, "cannot be divided"),
+    "shared expert": (13, "cannot be divided"),
+    "DeepseekV3ForCausalLM by rank": (29, "mean takes the whole"),
     "stacked experts": (2, "cannot be divided"),
     "GPT2LMHeadModel": (19, ""),
     "LlamaForCausalLM": (22, "has 4 heads of keys, which cannot be divided by 4"),
+    "BertForMaskedLM": (27, "layer_norm takes the whole"),
+    "T5ForConditionalGeneration": (52, ""),
+    "ViTForImageClassification": (24, "its 5 results cannot be divided by 4"),
+    "WhisperForConditionalGeneration": (34, "the model reads its weight by itself"),
+    "MixtralForCausalLM": (14, "has 2 heads of keys, which cannot be divided by 4"),
+    "by hand": (10, "the script wants it whole"),
 }
 """The same over four ranks."""
 
@@ -86,6 +116,7 @@ def test_trains_as_one_process_does(ranks: int, case: str, outcome_of: OutcomeOf
         assert len(line["split"]) == count, line["split"]
         reasons = line["whole"].values()
         assert any(reason in each for each in reasons) if reason else not reasons, line["whole"]
+        assert len(line["by_rank"]) == BY_RANK.get(case, 0) - (ranks == 4 and case == "shared expert")
         assert line["parts"] == pytest.approx(1 / ranks, abs=0.05), "a rank holds its part of what is split"
 
 

@@ -18,6 +18,7 @@ from benchmarks.schedules.__main__ import compared, verdict
 from benchmarks.turns.driver import largest_difference
 from benchmarks.turns.figures import by_turns, ratio, seconds
 from benchmarks.turns.samples import RankStep, Record, Step, together
+from tests.long import one_in
 
 ROOT = Path(__file__).parents[2]
 RUNS = {
@@ -49,7 +50,7 @@ def record(name: str, *steps_s: float, busy: float = 0.0) -> Record:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", one_in(9, RUNS))
 def test_it_runs(name: str, tmp_path: Path):
     out = tmp_path / "figures.json"
     options = ["--small", "--rounds", "1", "--steps", "1", "--patience", "0", "--json", str(out), *RUNS[name]]
@@ -58,7 +59,7 @@ def test_it_runs(name: str, tmp_path: Path):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", one_in(4, [*reversed(OTHERS)]))
 def test_it_prints_its_table(name: str):
     options, row = OTHERS[name]
     assert row in run(name, options)

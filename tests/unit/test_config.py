@@ -36,6 +36,7 @@ def test_defaults():
         "tensor_parallel_degree": 1,
         "context_parallel_degree": 1,
         "sequence_parallel": False,
+        "experts": "auto",
         "heartbeat_timeout": 30.0,
         "wait_timeout": 600.0,
         "deterministic": False,
@@ -140,6 +141,10 @@ def test_digest_tells_settings_apart():
             r"""partitions is '2' \(the argument of init\), it must be a whole number from 1""",
         ),
         ({"partitions": "2"}, r'write "partitions": 2$'),
+        (
+            {"tensor_parallel_degree": "auto"},
+            r"""tensor_parallel_degree is 'auto' .*: how many copies .* depends on it.*weft tune finds it by trying""",
+        ),
         ({"partitions": True}, r"partitions is True .*it must be a whole number from 1 to 1000000"),
         ({"partitions": 2.0}, r'partitions is 2.0 .*write "partitions": 1'),
         ({"partitions": None}, r"partitions is None"),

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from tests import warm
+from tests.long import long
 from tests.parity.tensorflow import jobs
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +105,11 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("block", SCRIPTS, ids=[block.where for block in SCRIPTS])
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, marks=[long] if needs_tensorflow(block.text) else []) for block in SCRIPTS],
+    ids=[block.where for block in SCRIPTS],
+)
 def test_scripts_run(block, tmp_path):
     script = tmp_path / "block.py"
     script.write_text(block.text, encoding="utf-8")

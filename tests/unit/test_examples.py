@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
+from tests.long import one_in
 from tests.parity.tensorflow import jobs
 from tests.unit.test_docs import needs_tensorflow
 
@@ -27,7 +28,7 @@ def run(folder, name, *options, ranks=None):
     return start(arguments, {**os.environ, "OMP_NUM_THREADS": "1"}, folder, timeout=400)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", one_in(4, EXAMPLES))
 def test_runs(name, tmp_path):
     code, output = run(tmp_path, name, *OPTIONS.get(name, []))
     assert code == 0, output

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -76,10 +78,26 @@ def pass_costs(run: Run) -> dict[int, tuple[float, float]]:
 def samples_of(analysis: Measured) -> float:
     """The samples of one step of all copies together; 0 if that is not known.
 
-    Ranks of one pipeline have the same mini-batch, so a partition's copies are what counts.
+    Ranks of one copy have the same mini-batch: those of its pipeline, and those that split its weights.
     """
+    samples: dict[int, float] = {}
+    for rank in analysis.partitions:
+        own = [step.samples for step in analysis.steps(rank)]
+        samples[rank] = statistics.median(own) if own else 0.0
+    facts = {rank: analysis.run.facts[rank] for rank in samples if rank in analysis.run.facts}
+    places = Counter((each.pp_rank, each.rdp_rank) for each in facts.values())
+    if len(facts) == len(samples) and set(places.values()) == {_sharers(analysis)}:
+        copies: dict[int, float] = {}
+        for rank, each in facts.items():
+            copies[each.rdp_rank] = max(samples[rank], copies.get(each.rdp_rank, 0.0))
+        return sum(copies.values())
     found: dict[int, float] = {}
     for rank, partition in analysis.partitions.items():
-        own = [step.samples for step in analysis.steps(rank)]
-        found[partition] = found.get(partition, 0.0) + (statistics.median(own) if own else 0.0)
+        found[partition] = found.get(partition, 0.0) + samples[rank]
     return max(found.values(), default=0.0)
+
+
+def _sharers(analysis: Measured) -> int:
+    """How many ranks split the weights of a partition, or share its sequences."""
+    degrees = [analysis.setting(name, 1) for name in ("tensor_parallel_degree", "context_parallel_degree")]
+    return math.prod(degree for degree in degrees if isinstance(degree, int))

@@ -32,8 +32,9 @@ class Facts:
         limit_bytes: The most memory that it may have; 0 if that is not known.
         cores: Those it may use.
         settings: Those of weft that matter here: partitions, microbatches, pipeline, optimize, ... Beside them what a
-            frontend found: `measured_costs`, that units were measured with a microbatch of this job, and
-            `batch_norm_samples`, over how many samples a BatchNorm that trains takes its means.
+            frontend found: `measured_costs`, that units were measured with a microbatch of this job,
+            `batch_norm_samples`, over how many samples a BatchNorm that trains takes its means, and `cut_layers`, how
+            many layers ranks have parts of.
         units: Those of the models, if they were split; the same on all ranks.
         versions: Of weft, the framework, Python, the driver: name to text.
         base_bytes: The memory that it had in use when it had joined; 0 if that is not known.

@@ -39,6 +39,7 @@ from weft.launch.boxes import AgentBox, Box, FileBox, PageBox, ScriptBox, closed
 from weft.launch.discovery import Place
 from weft.launch.store import KEPT, Address, JobStore, Server, listen
 from weft.transport.private_c10d import default_store
+from weft.watch.beside.start import Beside
 from weft.watch.heartbeat import Page
 from weft.watch.monitor import Limits, Monitor
 from weft.watch.process import die_with_parent, is_alive
@@ -122,11 +123,18 @@ def enter(place: Place, limits: Limits, timeout: timedelta) -> tuple[Place, Stor
         place = _with_hosts(place, store)
     if monitor is None:
         monitor = Monitor.start(place, limits, store)
+        monitor.beside = None if place.one_host else _beside(place, store, limits)
         monitor.note("wait", module="weft.init")
         atexit.register(shutdown, monitor)
     else:
         monitor.hold(store)
     return place, store, monitor
+
+
+def _beside(place: Place, store: Store, limits: Limits) -> Beside:
+    """The process beside this one, where there is more than one host."""
+    port = store.address[1] if isinstance(store, JobStore) and not isinstance(store.address, str) else 0
+    return Beside(place.source == "openmpi", port, limits.heartbeat)
 
 
 def _through(box: Box, place: Place, timeout: timedelta, deadline: float) -> Store:

@@ -44,6 +44,11 @@ class Accelerator:
     attention_share: float = 0.5
     assumed: str = ""
 
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is a host's processor, or a part of its cores."""
+        return self.name.startswith("cpu:")
+
     def __post_init__(self) -> None:
         faults = [
             f"{name} is {value}, it must be a number above 0"

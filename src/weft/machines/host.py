@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from weft.errors import ConfigError
 from weft.machines.accelerator import Accelerator
+from weft.machines.storage_prices import Prices, check_prices
 from weft.machines.storage_services import SERVICES, Service
 from weft.topology.cluster import Link
 
@@ -75,6 +76,7 @@ class Host:
         storage_assumed: What of these two no document states, in words.
         sharing: What its ranks take to exchange parameters that they share; as other tensors if None.
         services: What it can read from over the network, by name.
+        storage_prices: What of that costs how much, and file systems; empty if no price is known.
         sums: What its ranks take to add up tensors of layers that are cut over them; as other tensors if None.
         tokens: What they take to gather such tensors by tokens and to hand out their sum; as sums if None.
     """
@@ -92,6 +94,7 @@ class Host:
     storage_assumed: str = ""
     sharing: Link | None = None
     services: Mapping[str, Service] = field(default_factory=lambda: SERVICES)
+    storage_prices: Prices = field(default_factory=dict)
     sums: Link | None = None
     tokens: Link | None = None
 
@@ -104,6 +107,7 @@ class Host:
             raise ConfigError(
                 f'host "{self.name}" costs {self.price_per_hour} an hour, it must be a number that is not negative'
             )
+        check_prices(self.storage_prices)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@
 What stands for what: `weft.machines.host.Host`, `weft.machines.accelerator.Accelerator`, `weft.machines.host.Conduct`.
 An accelerator may be a known name instead of an object. What may be left out: `conduct`, `memory`, `price_per_hour`,
 `storage` (what a host's own disks give, "7GB/s"), `storage_size` (what they hold, "8TB"), `services` (figures of
-`weft.machines.storage_services` that are known better: {"GCS": {"connection": "60MB/s"}}), `sharing` (a link, of
-parameters that ranks share), `sums` and `tokens` (links, of tensors of cut layers: added up, or gathered and handed
-out by tokens), and an accelerator's shares: those that are left out count as assumed, as what `assumed`
-says does.
+`weft.machines.storage_services` that are known better: {"GCS": {"connection": "60MB/s"}}), `storage_prices` (those of
+`weft.machines.storage_prices`: {"S3": {"gib_month": 0.02}}), `sharing` (a link, of parameters that ranks share), `sums`
+and `tokens` (links, of tensors of cut layers: added up, or gathered and handed out by tokens), and an accelerator's
+shares: those that are left out count as assumed, as what `assumed` says does.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from weft.foreign import MOST_RANKS
 from weft.machines.accelerator import DTYPES, Accelerator
 from weft.machines.catalogue import host_of
 from weft.machines.host import Conduct, Host
+from weft.machines.storage_prices import PRICED, Prices
 from weft.machines.storage_services import FIGURES, SERVICES, Service
 from weft.topology.cluster import Link
 from weft.units import parse_bytes, parse_rate
@@ -51,6 +52,7 @@ _HOST = (
     "storage_size",
     "storage_assumed",
     "services",
+    "storage_prices",
     "sharing",
     "sums",
     "tokens",
@@ -95,6 +97,7 @@ def host_from_json(text: str) -> Host:
         given["storage_assumed"].text() if "storage_assumed" in given else "",
         _link(given, "sharing"),
         _services(given["services"]) if "services" in given else SERVICES,
+        _prices(given["storage_prices"]) if "storage_prices" in given else {},
         _link(given, "sums"),
         _link(given, "tokens"),
     )
@@ -138,6 +141,7 @@ def host_to_json(host: Host) -> str:
             **({"storage_size": f"{host.storage_bytes}B"} if host.storage_bytes else {}),
             **({"storage_assumed": host.storage_assumed} if host.storage_assumed else {}),
             **({"services": changed} if (changed := _changed_services(host)) else {}),
+            **({"storage_prices": host.storage_prices} if host.storage_prices else {}),
         },
         indent=2,
     )
@@ -198,6 +202,17 @@ def _services(given: Document) -> Mapping[str, Service]:
                     if figure in one
                 }
             )
+    return found
+
+
+def _prices(given: Document) -> Prices:
+    """Prices of storage, by its name and by what is paid for."""
+    given.only(*PRICED)
+    found: dict[str, dict[str, float]] = {}
+    for name, paid in PRICED.items():
+        if name in given:
+            given[name].only(*paid)
+            found[name] = {one: given[name][one].number() for one in paid if one in given[name]}
     return found
 
 

@@ -9,10 +9,11 @@
                   double that every 20 minutes. Connections: assumed, as of S3. The whole: assumed, 200 Gbit/s
     Azure Blob    "Scalability and performance targets for Blob storage": an account gives 50 Gbit/s and 20,000 requests
                   a second in every region. Connections: assumed, 60 MiB/s
+    FSx           the AWS guide for FSx for Lustre, pages on SSD storage and on throughput capacity
 
 These pages were not read again when this was written: what a bill depends on should be looked up.
 
-Disks inside of hosts are in `weft.machines.catalogue`, FSx for Lustre is in `weft.plan.storage`. Prices are nowhere.
+Disks inside of hosts are in `weft.machines.catalogue`. What is paid for is in `weft.machines.storage_prices`.
 """
 
 from __future__ import annotations
@@ -91,3 +92,34 @@ SERVICES: Mapping[str, Service] = {
     )
 }
 """By name."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A type of file system of FSx for Lustre; rates in MB/s and cache in GiB for each TiB, as AWS counts it.
+
+    1,200 GiB are 1.2 TiB.
+
+    Attributes:
+        network: What the network always gives.
+        burst: What it gives for a while, from credits.
+        disk: What the disks give, reading.
+        cache: Memory that keeps files.
+        step_gib: Capacities are 1,200, 2,400 and multiples of this.
+    """
+
+    network: float
+    burst: float
+    disk: float
+    cache: float
+    step_gib: int = 2400
+
+
+DEPLOYMENTS: Mapping[str, Deployment] = {
+    "SCRATCH_2": Deployment(200, 1300, 200, 6.7),
+    "PERSISTENT-125": Deployment(320, 1300, 125, 3.4),
+    "PERSISTENT-250": Deployment(640, 1300, 250, 6.8),
+    "PERSISTENT-500": Deployment(1300, 1300, 500, 13.7),
+    "PERSISTENT-1000": Deployment(2600, 2600, 1000, 27.3),
+}
+"""File systems of FSx for Lustre, by name."""

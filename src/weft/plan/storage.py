@@ -7,41 +7,13 @@ later epochs                                  what lies in the file system's own
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.errors import ConfigError
+from weft.machines.storage_prices import Bill
+from weft.machines.storage_services import DEPLOYMENTS, GIB
 
-MB, GIB = 10**6, 2**30
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """A type of file system; rates in MB/s and cache in GiB for each TiB, as AWS counts it (1,200 GiB are 1.2 TiB).
-
-    Attributes:
-        network: What the network always gives.
-        burst: What it gives for a while, from credits.
-        disk: What the disks give, reading.
-        cache: Memory that keeps files.
-        step_gib: Capacities are 1,200, 2,400 and multiples of this.
-    """
-
-    network: float
-    burst: float
-    disk: float
-    cache: float
-    step_gib: int = 2400
-
-
-DEPLOYMENTS: Mapping[str, Deployment] = {
-    "SCRATCH_2": Deployment(200, 1300, 200, 6.7),
-    "PERSISTENT-125": Deployment(320, 1300, 125, 3.4),
-    "PERSISTENT-250": Deployment(640, 1300, 250, 6.8),
-    "PERSISTENT-500": Deployment(1300, 1300, 500, 13.7),
-    "PERSISTENT-1000": Deployment(2600, 2600, 1000, 27.3),
-}
-"""By name: the AWS guide for FSx for Lustre, pages on SSD storage and on throughput capacity."""
+MB = 10**6
 
 
 @dataclass(frozen=True)
@@ -54,6 +26,7 @@ class FileSystem:
         first_bytes_per_s: In the first epoch, from disks.
         later_s: How long a later epoch takes to read, with its cache.
         cache_bytes: What that holds.
+        bill: What it costs, if a price is known.
     """
 
     name: str
@@ -61,6 +34,7 @@ class FileSystem:
     first_bytes_per_s: float
     later_s: float
     cache_bytes: float
+    bill: Bill | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 
 from weft.errors import ConfigError
+from weft.machines.storage_prices import Bill, Prices, bill
 from weft.machines.storage_services import GIB, Service
 
 READ_BYTES = 8 * 10**6
@@ -32,6 +33,7 @@ class Serving:
         connections: Of each host; 0 if nobody chooses them.
         lacks: Who does not get enough: "a host" or "all hosts"; empty if it serves.
         assumed: Which of the service's figures no document states.
+        bill: What that costs, if a price is known and it serves.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Serving:
     connections: int
     lacks: str
     assumed: tuple[str, ...]
+    bill: Bill | None = None
 
 
 def serving(
@@ -52,6 +55,8 @@ def serving(
     data_bytes: float = 0.0,
     read_bytes: float = READ_BYTES,
     network_bytes_per_s: float = math.inf,
+    prices: Prices | None = None,
+    run_s: float | None = None,
 ) -> Serving:
     """What of a service serves `hosts` that read `need_bytes_per_s` together, `read_bytes` with each request.
 
@@ -62,6 +67,8 @@ def serving(
         data_bytes: What is stored.
         read_bytes: Of one request.
         network_bytes_per_s: What the network cards of one host carry.
+        prices: Of storage, those that are known.
+        run_s: How long the whole training takes, if that is known.
 
     Raises:
         ConfigError: One of these is nothing.
@@ -89,4 +96,8 @@ def serving(
         units = max(units, math.ceil(data_bytes / GIB)) if service.stores else units
     if not lacks and service.connection < math.inf:
         connections = math.ceil(one / service.connection)
-    return Serving(service.name, host, most, units, service.unit, connections, lacks, service.assumed)
+    costs = None if lacks or not prices else bill(
+        prices, service.name, kept_gib=units if service.stores else data_bytes / GIB, read_bytes=data_bytes,
+        reads=data_bytes / read_bytes, provisioned=units, run_s=run_s, epoch_s=data_bytes / need_bytes_per_s,
+    )  # fmt: skip
+    return Serving(service.name, host, most, units, service.unit, connections, lacks, service.assumed, costs)

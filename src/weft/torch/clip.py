@@ -111,6 +111,7 @@ def _tell(norm: Any) -> None:
 def norm_along(axis: str | None, grads: Sequence[Tensor], norm_type: float, what: str) -> Tensor:
     """The norm of gradients of which each rank along an axis of the mesh has others; collective over these."""
     session, norm_type = current.session(), float(norm_type)
+    grads = [each for each in grads if each.numel()]  # of what another rank holds there is nothing
     local = whole(_Torch.total_norm(grads, norm_type)) if grads else torch.zeros(())
     if axis is None:
         return local

@@ -3,6 +3,7 @@
     the script's own settings        what all others are held against
     microbatches                     twice as many, and so on, for as long as it gains; else half as many
     every other choice               each value, with the best so far
+    degrees of tensor parallelism    the next larger, and so on, for as long as it gains; else the next smaller
     microbatches once more           if another choice was better
     the best and the script's own    in turn, since machines vary
 
@@ -23,6 +24,7 @@ HOPELESS = 0.7
 MOST_MICROBATCHES = 4096
 SCHEDULES = ("auto", "zb_h1", "zb_v")
 """Are tried where there is a pipeline."""
+DEGREE = "tensor_parallel_degree"
 
 Changes = Mapping[str, Any]
 """Settings by name, or arguments of the script that begin with a dash; those that differ from the script's own."""
@@ -40,6 +42,8 @@ class Outcome:
         failure: Why there is no rate.
         stopped: It was far behind, and ended early.
         settings: All that the job ran with.
+        degrees: Over how many ranks weights can be split so that a step has the same samples; none if over no others.
+        remark: What else is to be said of it.
     """
 
     samples_per_s: float | None = None
@@ -49,6 +53,8 @@ class Outcome:
     failure: str = ""
     stopped: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
+    degrees: tuple[int, ...] = ()
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,16 +142,12 @@ def tune(
     partitions = best.outcome.settings.get("partitions", 1)
     if type(partitions) is int and partitions > 1:
         choices = {"pipeline": SCHEDULES, **choices}
-    for name in ["microbatches", *(name for name in choices if name != "microbatches"), "microbatches"]:
-        own = best.outcome.settings.get(name)
-        if name not in choices:
-            ways: list[Iterator[Any]] = _climb(own) if type(own) is int else []
-        else:
-            ways = [iter([value]) for value in choices[name] if value != own]
-        for way in ways:
+    named = [name for name in choices if name not in ("microbatches", DEGREE)]
+    for name in ["microbatches", *named, DEGREE, "microbatches"]:
+        for way in _ways(name, choices, best.outcome):
             before = best
-            for value in way:
-                trial = attempt({**best.changes, name: value})
+            for changes in way:
+                trial = attempt({**best.changes, **changes})
                 yield found
                 if trial.rate <= best.rate * (1 + GAIN):
                     break
@@ -157,6 +159,21 @@ def tune(
             again = [run(trial.changes, 0.0).samples_per_s or 0.0 for trial in (found.own, found.fastest)]
             found.repeats.append((again[1], again[0]))
             yield found
+
+
+def _ways(name: str, choices: Mapping[str, Sequence[Any]], present: Outcome) -> list[Iterator[Changes]]:
+    """Ways to go on from what is: who takes one ends it where it no longer gains."""
+    own = present.settings.get(name)
+    if name in choices:
+        return [iter([{name: value}]) for value in choices[name] if value != own]
+    if name == DEGREE and own in present.degrees:
+        degrees = sorted(present.degrees)
+        at = degrees.index(own)
+        found = [degrees[at + 1 :], degrees[:at][::-1]]
+        return [({name: degree, "inputs": "apart"} for degree in way) for way in found]
+    if name == "microbatches" and type(own) is int:
+        return [({name: number} for number in way) for way in _climb(own)]
+    return []
 
 
 def _climb(own: int) -> list[Iterator[int]]:

@@ -122,9 +122,10 @@ def changed_arguments(script: Sequence[str], changes: Mapping[str, Any]) -> list
 def outcome_of(run: Run, of: Callable[[Iterable[float]], float] = statistics.median) -> Outcome:
     """What is known of a job so far, by its usual steps: the median (`of`) of their rates and periods.
 
-    A step's period goes from its begin to that of the next one.
+    A step's period goes from its begin to that of the next one. Of ranks with the same samples one counts: the ranks of
+    a pipeline, and those that split weights.
     """
-    rates: list[float] = []
+    rates: dict[int, float] = {}
     periods: list[float] = []
     steps = min((len(usual(own)) for own in run.steps.values()), default=0)
     for rank, own in run.steps.items():
@@ -133,10 +134,33 @@ def outcome_of(run: Run, of: Callable[[Iterable[float]], float] = statistics.med
         if not kept or facts is None or facts.pp_rank != 0:
             continue
         periods.append(statistics.median(taken for _, taken in kept))
-        rates.append(of(step.samples / taken for step, taken in kept))
+        rates[facts.rdp_rank] = of(step.samples / taken for step, taken in kept)
     settings = next((facts.settings for facts in run.facts.values()), {})
     memory = max((step.memory_bytes for own in run.steps.values() for step in own), default=0)
-    return Outcome(sum(rates) or None, steps, max(periods, default=0.0), memory, settings=settings)
+    whole = settings.get("tensor_parallel_degree", 1) != 1 and settings.get("cut_layers", 1) == 0
+    return Outcome(
+        sum(rates.values()) or None, steps, max(periods, default=0.0), memory, settings=settings,
+        degrees=degrees_of(run), remark="no layer of the model can be cut" if whole else "",
+    )  # fmt: skip
+
+
+def degrees_of(run: Run) -> tuple[int, ...]:
+    """Over how many ranks weights can be split so that a step has the same samples; none if over no other number.
+
+    Where each rank reads its own samples (`inputs` is "apart"), all degrees have the same. So have copies of the model,
+    with which it makes no difference.
+    """
+    facts = next(iter(run.facts.values()), None)
+    if facts is None or "torch" not in facts.versions:
+        return ()
+    settings = facts.settings
+    own, inputs = settings.get("tensor_parallel_degree", 1), settings.get("inputs", "equal")
+    apart = inputs == "apart" or (inputs == "equal" and own == 1)
+    partitions = settings.get("partitions", 1)
+    if not apart or settings.get("context_parallel_degree", 1) != 1 or type(partitions) is not int:
+        return ()
+    ranks = facts.ranks // partitions
+    return tuple(degree for degree in range(1, ranks + 1) if ranks % degree == 0) if ranks > 1 else ()
 
 
 def usual(steps: Sequence[Step]) -> list[tuple[Step, float]]:

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from weft.watch import statement
+from weft.watch.beside.start import Beside
 from weft.watch.board import Board, Launched, Stored
 from weft.watch.early import report as report_early
 from weft.watch.failure import Failure, chain, root_cause
@@ -78,6 +79,8 @@ class Monitor:
         self._judged = False
         self._pace = Pace()
         self._store: Any = None
+        self.beside: Beside | None = None
+        """The process beside this one, in a job over several hosts."""
         self.note: Callable[..., None] = board.slot.note
         self.measure: Callable[[float, int], None] = board.slot.measure
         self.reach: Callable[[int], None] = board.slot.reach
@@ -254,7 +257,10 @@ class Monitor:
         if self._thread is None:
             return True
         try:
-            return self._wait_for_all()
+            came = self._wait_for_all()
+            if came and self.beside is not None:
+                self.beside.dismiss()
+            return came
         except RuntimeError:  # the store went away, so rank 0 did
             return False
 
@@ -281,6 +287,8 @@ class Monitor:
         self._stop.set()
         self._thread.join(1.0)
         self._thread = None
+        if self.beside is not None:
+            self.beside.dismiss()
         self._tell_step(last=True)
         self._board.close()
         if sys.excepthook == self._on_exception:

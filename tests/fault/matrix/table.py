@@ -70,8 +70,6 @@ ON_TWO_HOSTS = (
     *((fault, "step") for fault in ("SIGKILL", "exception", "SIGSTOP")),
     *((fault, "step") for fault, what in FAULTS.items() if what.by in ("agent", "link")),
 )
-NOBODY_THERE = ("torchrun, 2 hosts", 2, "SIGSTOP")
-"""Alone on its host with an agent that sees a process which runs: nobody there ends it. `docs/faults.md` says so."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,6 @@ def rows() -> list[Row]:
     found += [
         Row(engine, ranks, fault, moment)
         for engine, ranks, (fault, moment) in itertools.product(TWO_HOSTS, (2, 4), ON_TWO_HOSTS)
-        if (engine, ranks, fault) != NOBODY_THERE
     ]
     return found
 
@@ -128,6 +125,7 @@ SPANNING = (
     Row("local", 3, "exception", "restart", 2),
     Row("torchrun", 2, "SIGKILL", "step", 1),
     Row("mpirun", 2, "SIGSTOP", "step"),
-    Row("torchrun, 2 hosts", 2, "link cut", "step"),
+    Row("torchrun, 2 hosts", 2, "SIGSTOP", "step"),
+    Row("mpirun, 2 hosts", 2, "link cut", "step"),
 )
 """Those of the normal tests: each fault kind, moment and launcher that no other test has, at least once."""

@@ -66,7 +66,6 @@ class Plan:
         self.fault = FAULTS[options.fault]
         self.rank, self.step, self.phase = options.rank, options.step, options.phase
         self.now = 1
-        self.fills = getattr(options, "late_list", False)
 
     def reached(self, phase: str) -> None:
         if (phase, self.now, weft.rank()) == (self.phase, self.step, self.rank):
@@ -106,25 +105,14 @@ class Block(nn.Module):
         return Checked.apply(torch.tanh(self.inner(x)), self.plan)
 
 
-class Fills(nn.Linear):
-    def forward(self, x: Tensor, notes: list[Tensor]) -> Tensor:  # type: ignore[override]
-        notes.append(super().forward(x))
-        return x
-
-
 class Net(nn.Module):
     def __init__(self, plan: Plan, blocks: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block(plan) for _ in range(blocks))
-        self.fills = Fills(WIDTH, WIDTH) if plan.fills else None
-        self.plan = plan
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
-        if self.fills is not None and self.plan.now > 1:
-            notes: list[Tensor] = []
-            x = self.fills(x, notes) + notes[0]
         return x
 
 
@@ -145,7 +133,6 @@ def options_of() -> argparse.Namespace:
     parser.add_argument(
         "--shared", action="store_true", help="microbatches share a tensor that weft cannot see"
     )
-    parser.add_argument("--late-list", action="store_true", help="a module fills a list from step 2 on")
     parser.add_argument("--other-setting", action="store_true", help="rank 1 has other settings")
     return parser.parse_args()
 

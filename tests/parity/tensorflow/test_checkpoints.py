@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("tensorflow")
 
 from tests.launching import ROOT, SOURCE, _environ, run_ranks  # noqa: E402
+from tests.long import long, one_in  # noqa: E402
 
 JOB = Path(__file__).with_name("saves.py")
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": os.pathsep.join([str(SOURCE), str(ROOT)])}
@@ -60,6 +61,7 @@ def test_each_rank_keeps_its_own_variables_only(first):
     assert not set(first[0]["here"]) & set(first[1]["here"])
 
 
+@long
 def test_another_job_goes_on_bit_for_bit(first, second):
     assert (
         "sequential/dense/kernel" in first[0]["here"] and "sequential/dense/kernel" not in second[0]["names"]
@@ -68,13 +70,14 @@ def test_another_job_goes_on_bit_for_bit(first, second):
         assert rank["losses"] == first[0]["losses"] and rank["iterations"] == 4
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("ranks", one_in(2, [4, 1]))
 def test_other_numbers_of_ranks_go_on(first, folder, ranks):
     for rank in run_job(ranks, "second", folder):
         np.testing.assert_allclose(rank["losses"], first[0]["losses"], rtol=1e-6)
         assert rank["iterations"] == 4
 
 
+@long
 def test_exports_predict_the_same_without_weft(first, second, folder):
     command = [sys.executable, str(JOB.with_name("plain.py")), str(folder)]
     done = subprocess.run(command, env=_environ(QUIET), capture_output=True, text=True, timeout=120)
@@ -95,6 +98,7 @@ def test_torch_reads_the_variables_and_refuses_to_go_on(first, folder):
     assert set(state) == {name for rank in first for name in rank["here"]}
 
 
+@long
 def test_what_is_read_before_the_first_step_is_right_or_refused(tmp_path):
     """A script that was started again once got an optimizer's zeros in silence, and lost its loss scale."""
     told = {}

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
+from tests.long import one_in  # noqa: E402
 from tests.parity.jobs import Outcome, outcomes  # noqa: E402
 from tests.parity.tensorflow.jobs import checks_of, start  # noqa: E402
 
@@ -29,7 +30,7 @@ def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "check"), [(2, name) for name in CHECKS] + [(3, name) for name in ON_THREE], ids=str
+    ("ranks", "check"), one_in(3, [(2, name) for name in CHECKS] + [(3, name) for name in ON_THREE]), ids=str
 )
 def test_as_in_one_process(ranks: int, check: str, outcome_of: OutcomeOf) -> None:
     outcome = outcome_of(ranks, check)

@@ -13,10 +13,12 @@ pytest.importorskip("tensorflow")
 pytest.importorskip("cloudpickle", reason="cloudpickle is not installed: pip install 'weft[notebook]'")
 
 from tests.launching import ROOT, SOURCE, _environ  # noqa: E402
+from tests.long import long  # noqa: E402
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": os.pathsep.join([str(SOURCE), str(ROOT)])}
 
 
+@long
 def test_a_function_with_tensorflow_runs_on_ranks():
     command = [sys.executable, str(Path(__file__).with_name("notebook.py"))]
     done = subprocess.run(command, env=_environ(QUIET), capture_output=True, text=True, timeout=200)

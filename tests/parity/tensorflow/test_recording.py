@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 from tests.launching import run_ranks  # noqa: E402
+from tests.long import long, one_in  # noqa: E402
 from weft.analysis.analysis import Analysis  # noqa: E402
 from weft.profiler.reading import read_run  # noqa: E402
 
@@ -65,7 +66,7 @@ model.fit(data, verbose=0, steps_per_epoch=5)
 )
 
 
-@pytest.mark.parametrize("script", [LOOP, FIT], ids=["loop", "fit"])
+@pytest.mark.parametrize("script", one_in(2, [FIT, LOOP]), ids=["fit", "loop"])
 def test_a_data_set_that_sleeps_is_seen(tmp_path: Path, script: str):
     options = ["--record", str(tmp_path / "run")]
     run_ranks(2, script, [str(tmp_path / "saved")], options=options).check()
@@ -149,7 +150,7 @@ for x, y in data:
 )
 
 
-@pytest.mark.parametrize("way", ["graph", "calls"])
+@pytest.mark.parametrize("way", one_in(2, ["graph", "calls"]))
 def test_a_process_alone_counts_its_steps(tmp_path: Path, way: str):
     script = ALONE.replace('"partitions": 2', '"partitions": 1')
     options = ["--record", str(tmp_path / "run"), "--log-dir", str(tmp_path / "log")]
@@ -189,6 +190,7 @@ for samples in (8, 16):
 )
 
 
+@long
 def test_samples_of_a_mini_batch_whose_size_is_left_open(tmp_path: Path):
     options = ["--record", str(tmp_path / "run")]
     run_ranks(2, OPEN, [str(tmp_path / "run")], options=options).check()
@@ -196,6 +198,7 @@ def test_samples_of_a_mini_batch_whose_size_is_left_open(tmp_path: Path):
     assert [step.samples for step in run.steps[0]] == [8, 8, 12, 12, 8, 8, 16, 8]
 
 
+@long
 def test_a_function_that_was_traced_before_the_recording_is_named(tmp_path: Path):
     outcome = run_ranks(2, OPEN, [str(tmp_path / "run")]).check()
     run = read_run(tmp_path / "run")

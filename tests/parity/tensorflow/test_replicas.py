@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import run_ranks
+from tests.long import long
 
 pytest.importorskip("tensorflow")
 
@@ -31,6 +32,7 @@ def test_two_replicas_compute_as_one_process_with_the_whole_batch():
     assert done.stdout.count("passed\n") == 2
 
 
+@long
 def test_a_script_for_data_parallelism():
     ((rank, size, losses, weights),) = like_public(1, "mnist_dp.py")
     assert (rank, size) == (0, 1) and losses[-1] < 0.7 * losses[0]
@@ -40,6 +42,7 @@ def test_a_script_for_data_parallelism():
         assert close(here, losses) and close(weights_here, weights)
 
 
+@long
 def test_scripts_for_model_parallelism():
     ((*_, losses, mean),) = like_public(1, "mnist_mp.py")
     assert losses[-1] < 0.3 * losses[0]

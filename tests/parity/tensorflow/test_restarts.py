@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("tensorflow")
 
 from tests.launching import ROOT, SOURCE, Completed, run_ranks  # noqa: E402
+from tests.long import one_in  # noqa: E402
 from weft.checkpoint.find import in_order  # noqa: E402
 
 JOB = Path(__file__).with_name("restarting.py")
@@ -44,7 +45,7 @@ def check_like(folder: Path, whole: Path) -> None:
         assert (folder / f"end-{rank}").read_text() == (whole / f"end-{rank}").read_text()
 
 
-@pytest.mark.parametrize(("partitions", "more"), [(2, []), (1, ["--asynchronous"])])
+@pytest.mark.parametrize(("partitions", "more"), one_in(2, [(2, []), (1, ["--asynchronous"])]))
 def test_a_kill_changes_nothing(tmp_path, partitions, more):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run(whole, partitions, *more)
@@ -65,7 +66,7 @@ def test_a_kill_changes_nothing(tmp_path, partitions, more):
     check_like(killed, whole)
 
 
-@pytest.mark.parametrize(("partitions", "data"), [(2, "dataset"), (1, "endless")])
+@pytest.mark.parametrize(("partitions", "data"), one_in(2, [(2, "dataset"), (1, "endless")]))
 def test_fit_goes_on_in_the_middle_of_an_epoch(tmp_path, partitions, data):
     """Losses, metrics, validation and averaged weights are those of a run that nothing befell."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"

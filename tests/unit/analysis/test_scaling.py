@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.recordings import Recorded
 from weft.analysis.analysis import Analysis
+from weft.analysis.measured import samples_of
 from weft.analysis.run import Run
 from weft.analysis.scaling import Fit, limit_of, scale
 from weft.errors import UsageError
@@ -35,6 +38,17 @@ def test_a_pipeline_has_the_samples_of_one_mini_batch():
     )
     assert found.rows[1].efficiency == pytest.approx(12 / 15)
     assert sum(found.rows[1].lost.values()) == pytest.approx(3 / 15)
+
+
+@pytest.mark.parametrize("axis", ["tensor_parallel_degree", "context_parallel_degree"])
+def test_ranks_that_share_a_copy_have_the_samples_of_one(axis: str):
+    run = Recorded(1, 4, 4).run()
+    facts = {
+        rank: replace(each, rdp_rank=rank // 2, settings={**each.settings, axis: 2})
+        for rank, each in run.facts.items()
+    }
+    assert samples_of(Analysis(run)) == 4 * 32
+    assert samples_of(Analysis(replace(run, facts=facts))) == 2 * 32
 
 
 def test_linear_scaling_has_no_limit():

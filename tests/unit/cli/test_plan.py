@@ -323,7 +323,10 @@ def test_a_mixture_of_experts(tmp_path, capsys):
     experts = ("--experts", 8, "--experts-per-token", 2)
     assert planned(capsys, *training, *sizes, *experts) == by_file
     assert by_file["best"][0]["division"]["experts"] > 1
-    assert by_file["best"][0]["weft_cannot"] == "expert parallelism is not in weft"
+    assert (
+        by_file["best"][0]["weft_cannot"]
+        == "experts shared by replicas are not in weft, only by ranks that split layers"
+    )
     out = told(capsys, *training, "--config", path, "--explain")
     assert (
         "46.7 billion parameters, of which a token meets 12.9 billion (2 of 8 experts), 256 sequences" in out
@@ -374,6 +377,45 @@ def test_figures_of_services_by_a_machine_file(tmp_path, capsys):
     for wrong in ({"GCP": {}}, {"GCS": {"speed": 3}}, {"GCS": {"all": "0GB/s"}}):
         with pytest.raises(WeftError, match="GC"):
             host_from_json(json.dumps(json.loads(text) | {"services": wrong}))
+
+
+def test_prices_of_storage_by_a_machine_file_and_by_the_option(tmp_path, capsys):
+    """The option wins; columns are there for what has a price, and the run has its share of a month."""
+    prices = {"SCRATCH_2": {"gib_month": 0.1}, "S3": {"gib_month": 0.02}}
+    text = json.dumps(json.loads(host_to_json(host_of("L4", 4))) | {"storage_prices": prices})
+    host = host_from_json(text)
+    assert host.storage_prices == prices and host_from_json(host_to_json(host)) == host
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    need = ("--data", "100GB", "--epoch", "300s")
+    asked = ("--cluster", f"4x{path}", *SMALL, "--global-batch", 64, *need)
+    option = ("--storage-price", "S3:gib_month=0.04", "--storage-price", "S3:thousand_reads=0.4")
+    seen = told(capsys, *asked, *option)
+    assert re.search(r"FSx for Lustre +first epoch, too +a month +later epochs +a month +of them", seen)
+    assert re.search(r"SCRATCH_2 +2,400 GiB +240 +2,400 GiB +240 ", seen)
+    assert re.search(r"PERSISTENT-125 +[\d,]+ GiB {12,}[\d,]+ GiB {12,}\d", seen), "it has no price"
+    assert re.search(r"S3 .* 1 prefix +1 +3.73 +5\n", seen), "93 GiB; 12,500 requests"
+    assert "S3 (gib_month 0.04, thousand_reads 0.4)" in seen and "the run" not in seen
+    found = planned(capsys, *asked, "--tokens", "10B")
+    hours = found["best"][0]["hours"]
+    assert found["storage"][0]["first"]["bill"] == {
+        "month": pytest.approx(240), "epoch": 0.0, "run": pytest.approx(240 * hours / 730)
+    }  # fmt: skip
+    bills = {one["name"]: one["bill"] for one in found["storage_services"]}
+    assert bills["GCS"] is None and bills["S3"]["month"] == pytest.approx(100e9 / 2**30 * 0.02)
+    without = told(capsys, "--cluster", "4x4xL4", *SMALL, "--global-batch", 64, *need)
+    assert "a month" not in without and "prices" not in without
+    for wrong, said in (
+        ({"S4": {}}, "S4"),
+        ({"S3": {"gib_moth": 1}}, r"\$.storage_prices.S3: \"gib_moth\" is unknown here; known are gib_month"),
+        ({"S3": {"gib_month": -1}}, "gib_month of S3 is -1.0"),
+        ({"S3": {"gib_month": "0.02"}}, "expected a number"),
+    ):
+        with pytest.raises(WeftError, match=said):
+            host_from_json(json.dumps(json.loads(text) | {"storage_prices": wrong}))
+    lone = ("--cluster", "8xT4", *SMALL, "--global-batch", 8, "--storage-price")
+    assert "how much is needed say --data and --epoch" in told(capsys, *lone, "S3:gib_month=1", code=2)
+    assert "gib_month of S3 is nan" in told(capsys, *lone, "S3:gib_month=nan", *need, code=2)
 
 
 def test_a_rate_of_storage_that_says_nothing(capsys):

@@ -59,6 +59,16 @@ def test_too_little_names_what_helps_and_what_would_be_large_enough():
     assert not any("shards" in line or "memory" in line for line in advice(few)), "large files, slow memory"
 
 
+def test_prices_of_what_would_be_large_enough():
+    prices = {"SCRATCH_2": {"gib_month": 0.1}, "S3": {"gib_month": 0.02}}
+    short = found(rate(1, 20 * MB), need=1 * GB)
+    text = as_text(short._replace(prices=prices))
+    assert re.search(r"for each host that reads +smallest +a month", text)
+    assert re.search(r"SCRATCH_2 +7,200 GiB +720", text)
+    assert re.search(r"S3 .* 2 prefixes +12 +0.0019", text) and "SCRATCH_2 (gib_month 0.1)" in text
+    assert "a month" not in as_text(short)
+
+
 def test_what_was_in_memory_is_no_first_epoch():
     assert "--drop-cache" in advice(found(rate(1, 3 * GB, cached=0.9)))[0]
     assert "90% warm" in as_text(found(rate(1, 3 * GB, cached=0.9)))
@@ -94,6 +104,7 @@ def test_the_answer_of_the_command(data: Path, capsys):
         (["--seconds", "nan"], "above 0"),
         (["--readers", "0"], "at least 1"),
         (["--record", "0B"], "at least 1"),
+        (["--storage-price", "S4:gib_month=1"], '"S4" is no storage that is known'),
     ],
 )
 def test_mistakes_are_told(data: Path, capsys, options: list[str], said: str):

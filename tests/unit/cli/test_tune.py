@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.launching import SOURCE
+from tests.long import long
 from weft.cli.main import main
 from weft.cli.plan.tune import as_text, lines_to_write
+from weft.profiler.reading import read_run
 from weft.tune.search import Outcome, Trial, Tuning
 
 SCRIPT = """
@@ -27,7 +29,8 @@ if json.loads(os.environ["WEFT_SET"]).get("microbatches") == 1:
     raise MemoryError("too much")
 assert os.environ["WEFT_TRIAL"]
 torch.manual_seed(0)
-model = weft.DistributedModel(nn.Linear(4, 4))
+layers = [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)]
+model = weft.DistributedModel(nn.Sequential(*layers))
 @weft.step
 def train_step(model, x):
     loss = model(x).pow(2).mean()
@@ -38,28 +41,33 @@ while True:
 """
 
 
-@pytest.mark.timeout(300)
+@long
+@pytest.mark.timeout(600)
 def test_a_script_is_tried_with_other_settings_and_arguments(tmp_path: Path):
     path, out = tmp_path / "train.py", tmp_path / "out"
     path.write_text(SCRIPT)
     options = [
-        "-n", "2", "--steps", "2", "--turns", "1", "--out", str(out), "--json", "--vary", "microbatches=1,3,4",
+        "-n", "2", "--steps", "2", "--turns", "1", "--out", str(out), "--json", "--vary", "microbatches=1,3",
         "--vary=--batch=16",
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "weft", "tune", *options, str(path), "--batch", "8"],
         env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=280, check=False,
+        capture_output=True, text=True, timeout=580, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["settings"]["microbatches"] == 2
-    own, one, three, four, larger, *_ = answer["trials"]
+    own, one, three, larger, cut, *_ = answer["trials"]
     assert own["changes"] == {} and own["samples_per_s"] > 0 and own["steps"] >= 2
     assert one["changes"] == {"microbatches": 1} and one["failure"] == "out of memory"
     assert three["changes"] == {"microbatches": 3} and "3" in three["failure"], "8 samples in 3 parts"
-    assert four["changes"] == {"microbatches": 4} and four["samples_per_s"] > 0
     assert larger["changes"]["--batch"] == 16 and larger["samples_per_s"] > 0
+    assert cut["changes"] == {**cut["changes"], "tensor_parallel_degree": 2, "inputs": "apart"}
+    assert cut["samples_per_s"] > 0 and not cut["remark"]
+    run = read_run(out / "trial4")
+    assert {facts.settings["cut_layers"] for facts in run.facts.values()} == {2}
+    assert {step.samples for own in run.steps.values() for step in own} <= {16, 32}, "of both ranks"
     assert len(list(out.iterdir())) >= 5 and (out / "trial0" / "rank1.steps.jsonl").exists()
     assert answer["best"] in [one["changes"] for one in answer["trials"]]
     assert "weft tune: the script's own: " in done.stderr

@@ -72,12 +72,7 @@ for name in ("bert", "gpt2", "gptj", "gptneo", "roberta"):
     assert getattr(module, f"translate_state_dict_to_hf_{name}")({"a": 1}, max_seq_len=8) == {"a": 1}
     assert getattr(module, f"translate_hf_state_dict_to_smdistributed_{name}")({"a": 1}) == {"a": 1}
 for name in ("gptj", "gptneo"):
-    try:
-        getattr(globals()[name], f"get_hf_{name}_transformer_layer_hooks")()
-    except Exception as error:
-        assert "are cut over" in " ".join(str(error).split())
-    else:
-        raise AssertionError(name)
+    assert callable(getattr(globals()[name], f"get_hf_{name}_transformer_layer_hooks"))
 device = torch.device("cuda", 3)
 assert isinstance(device, torch.device) and device.type == "cpu" and torch.device("meta").type == "meta"
 x = torch.ones(2, device="cuda").cuda().to("cuda:0").pin_memory()

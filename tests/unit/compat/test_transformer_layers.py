@@ -15,7 +15,13 @@ from weft.compat.modelparallel.tensor_parallel import (
     DistributedTransformerLMHead,
     DistributedTransformerOutputLayer,
 )
-from weft.compat.modelparallel.tensor_parallel.huggingface import bert_hooks, gpt2_hooks, translations
+from weft.compat.modelparallel.tensor_parallel.huggingface import (
+    bert_hooks,
+    gpt2_hooks,
+    gptj_hooks,
+    gptneo_hooks,
+    translations,
+)
 from weft.errors import UsageError
 
 transformers = pytest.importorskip("transformers")
@@ -89,8 +95,10 @@ def test_as_gpt2():
         ours((ids.repeat(1, 2), None, None, None, None))
     with pytest.raises(UsageError, match="takes one tuple .input_ids, attention_mask"):
         ours(ids)
-    with pytest.raises(UsageError, match="something else than gptneo"):
-        translations("gptneo")[0](ours.state_dict())
+    with pytest.raises(UsageError, match="something else than bloom"):
+        translations("bloom")[0](ours.state_dict())
+    with pytest.raises(UsageError, match="position_embedding.weight has no place"):
+        translations("gptj")[0](ours.state_dict())
 
 
 def test_as_gpt2_with_other_states():
@@ -104,6 +112,62 @@ def test_as_gpt2_with_other_states():
     expected = theirs(ids, encoder_hidden_states=states, encoder_attention_mask=(mask[:, 0, 0] == 0).long())
     scores = ours((ids, None, None, None, states, mask, None))
     assert torch.allclose(scores, expected.logits, atol=1e-5)
+
+
+def gptj(**more):
+    return transformers.GPTJConfig(
+        n_layer=LAYERS, n_head=HEADS, n_embd=WIDTH, n_inner=64, vocab_size=WORDS, n_positions=LENGTH, rotary_dim=4,
+        bos_token_id=None, eos_token_id=None, **more,
+    )  # fmt: skip
+
+
+def gptneo(**more):
+    return transformers.GPTNeoConfig(
+        num_layers=LAYERS, attention_types=[[["global", "local"], 1]], num_heads=HEADS, hidden_size=WIDTH,
+        intermediate_size=64, vocab_size=WORDS, max_position_embeddings=LENGTH, window_size=3, bos_token_id=None,
+        eos_token_id=None, **more,
+    )  # fmt: skip
+
+
+OTHERS = {
+    "gptj": {
+        **GPT2, "rotary_dim": 4, "use_parallel_residual": True, "qkv_bias": False, "dense_bias": False,
+        "tie_word_embeddings": False, "lm_head_bias": True,
+    },
+    "gptneo": {
+        **GPT2, "window_size": 3, "attention_layers": ["global", "local"], "scale_attention_scores": False,
+        "qkv_bias": False,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_as_gptj_and_gptneo(kind):
+    to, back = translations(kind)
+    if kind == "gptj":
+        theirs = transformers.GPTJForCausalLM(gptj())
+    else:
+        theirs = transformers.GPTNeoForCausalLM(gptneo())
+    ours = DistributedTransformerLMHead(**OTHERS[kind], attention_in_fp32=True)
+    bold(theirs), ours.eval().load_state_dict(back(theirs.state_dict()))
+    again = to(ours.state_dict(), max_seq_len=LENGTH)
+    assert again.keys() == theirs.state_dict().keys()
+    assert all(torch.equal(value, again[name]) for name, value in theirs.state_dict().items())
+    assert to(again).keys() == again.keys() and back(ours.state_dict()).keys() == ours.state_dict().keys()
+    ids, masked, labels = words()
+    expected = theirs(ids, attention_mask=1 - masked, labels=labels)
+    loss, scores = ours((ids, masked, None, None, labels))
+    seen = masked == 0
+    assert torch.allclose(scores[seen], expected.logits[seen], atol=2e-5)
+    assert torch.allclose(loss, expected.loss, atol=1e-5)
+    assert torch.allclose(ours((ids, None, None, None, None)), theirs(ids).logits, atol=2e-5)
+    expected.loss.backward(), loss.backward()
+    gradients = back({name: p.grad for name, p in theirs.named_parameters()})
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-5)
+    if kind == "gptj":
+        with pytest.raises(UsageError, match="position_ids are given, and rotary_dim"):
+            ours((ids, None, None, torch.zeros_like(ids), None))
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
@@ -176,7 +240,12 @@ def test_the_norms_and_the_first_weights():
             "needs pre_layernorm=True or post_layernorm=True",
         ),
         ({"activation": "glu"}, "activation is 'glu': choose gelu, gelu_new"),
-        ({"rotary_dim": 4}, "has no argument rotary_dim"),
+        ({"rotary_pct": 0.5}, "has no argument rotary_pct"),
+        ({"rotary_dim": 5}, "rotary_dim is 5: choose an even number up to attention_head_size, 8"),
+        ({"window_size": 3}, "window_size is 3, and causal_mask_size None"),
+        ({"use_parallel_residual": True}, "write pre_layernorm=True, post_layernorm=False"),
+        ({"attention_layers": ["global"]}, "say global or local for each of the 2 layers"),
+        ({"attention_layers": ["global", "local"]}, "say their window_size"),
         ({"zero_init": True}, "does not support zero_init=True"),
     ],
 )
@@ -193,7 +262,7 @@ def test_more_positions_than_the_causal_mask():
         DistributedAttentionLayer(HEADS, 8, WIDTH, cross_attention=True, causal_mask_size=4)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "gptj", "gptneo"])
 def test_layers_of_transformers_are_replaced(kind):
     """Through the contexts, the hooks and the translation, the model computes what it did."""
     from weft.compat.modelparallel.tensor_parallel import contexts
@@ -201,18 +270,26 @@ def test_layers_of_transformers_are_replaced(kind):
 
     if int(transformers.__version__.split(".")[0]) < 5:
         pytest.skip("layers of earlier versions give a tuple")
-    name, hooks = {"gpt2": ("GPT2Block", gpt2_hooks), "bert": ("BertLayer", bert_hooks)}[kind]
-    models = getattr(getattr(transformers.models, kind), f"modeling_{kind}")
+    name, hooks = {
+        "gpt2": ("GPT2Block", gpt2_hooks), "bert": ("BertLayer", bert_hooks), "gptj": ("GPTJBlock", gptj_hooks),
+        "gptneo": ("GPTNeoBlock", gptneo_hooks),
+    }[kind]  # fmt: skip
+    folder = "gpt_neo" if kind == "gptneo" else kind
+    models = getattr(getattr(transformers.models, folder), f"modeling_{folder}")
     registered = type(name, (getattr(models, name),), {})
     contexts.tp_register_with_module(registered, DistributedTransformerLayer, *hooks())
     with pytest.MonkeyPatch.context() as patch, contexts.tensor_parallelism(fused_softmax=True):
         patch.setattr(models, name, registered)
-        if kind == "gpt2":
-            theirs = bold(transformers.GPT2LMHeadModel(gpt2()))
-        else:
+        if kind == "bert":
             theirs = bold(transformers.BertModel(bert(), add_pooling_layer=False))
+        elif kind == "gpt2":
+            theirs = bold(transformers.GPT2LMHeadModel(gpt2()))
+        elif kind == "gptj":
+            theirs = bold(transformers.GPTJForCausalLM(gptj()))
+        else:
+            theirs = bold(transformers.GPTNeoForCausalLM(gptneo()))
     ours = contexts.replaced(copy.deepcopy(theirs))
-    layers = ours.transformer.h if kind == "gpt2" else ours.encoder.layer
+    layers = ours.encoder.layer if kind == "bert" else ours.transformer.h
     assert all(isinstance(each, DistributedTransformerLayer) and not each.training for each in layers)
     DistributedTransformerLMHead(1, 1, 8, 8, 8, 8, 8)  # so that states are translated
     state = from_hf(theirs.state_dict(), kind)
@@ -220,14 +297,17 @@ def test_layers_of_transformers_are_replaced(kind):
         {name.removeprefix("transformer.seq_layers."): v for name, v in state.items() if "seq_layers" in name}
     )
     ids, masked, _ = words()
-    options = {"use_cache": False} if kind == "gpt2" else {}
+    options = {} if kind == "bert" else {"use_cache": False}
     for mask in (None, 1 - masked):
         expected, actual = (each(ids, attention_mask=mask, **options)[0] for each in (theirs, ours))
         seen = masked == 0
         assert torch.allclose(actual[seen], expected[seen], atol=1e-5)
-    if kind == "gpt2":
+    if kind != "bert":
         with pytest.raises(UsageError, match="use_cache=False"):
             ours(ids)
+    if kind == "gptj":
+        with pytest.raises(UsageError, match="without position_ids"):
+            ours(ids, use_cache=False, position_ids=torch.ones_like(ids))
 
 
 class Doubled(nn.Module):

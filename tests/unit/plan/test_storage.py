@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import ConfigError
-from weft.plan.storage import DEPLOYMENTS, GIB, file_system, need_bytes_per_s, smallest
+from weft.machines.storage_services import DEPLOYMENTS, GIB
+from weft.plan.storage import file_system, need_bytes_per_s, smallest
 
 
 def test_the_example_of_the_guides():

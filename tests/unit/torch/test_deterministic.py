@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import run_ranks
+from tests.long import one_in
 from weft.config import Settings
 from weft.errors import ConfigError
 
@@ -70,7 +71,7 @@ if weft.rank() == 0:
 """
 
 
-@pytest.mark.parametrize("ranks, words", [(2, ()), (2, ("tied",)), (6, ())])
+@pytest.mark.parametrize("ranks, words", one_in(3, [(2, ("tied",)), (2, ()), (6, ())]))
 def test_runs_with_other_times_give_the_same_bits(ranks, words, tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")

@@ -14,8 +14,10 @@ from weft.tune.search import GAIN, Outcome, Tuning, tune
 class Script:
     """Stands in for a script: its rate by settings; what it lacks fails."""
 
-    def __init__(self, rates: Mapping[tuple[Any, ...], float], **own: Any) -> None:
-        self.rates, self.own = rates, own
+    def __init__(
+        self, rates: Mapping[tuple[Any, ...], float], degrees: tuple[int, ...] = (), **own: Any
+    ) -> None:
+        self.rates, self.degrees, self.own = rates, degrees, own
         self.ran: list[dict[str, Any]] = []
         self.floors: list[float] = []
 
@@ -24,7 +26,8 @@ class Script:
         self.ran.append(dict(changes))
         self.floors.append(floor)
         rate = self.rates.get(tuple(settings[name] for name in sorted(settings)))
-        return Outcome(rate, 10, 0.1, settings=settings, failure="" if rate else "it does not divide")
+        failure = "" if rate else "it does not divide"
+        return Outcome(rate, 10, 0.1, settings=settings, failure=failure, degrees=self.degrees)
 
 
 def tuned(script: Script, turns: int = 2, **choices: Any) -> Tuning:
@@ -69,6 +72,30 @@ def test_named_values_are_tried_and_no_others():
     found = tuned(script, microbatches=[3, 2, 6])
     assert [trial.changes.get("microbatches", 2) for trial in found.trials] == [2, 3, 6]
     assert found.best.changes == {"microbatches": 6}
+
+
+def test_degrees_of_tensor_parallelism_grow_with_samples_of_their_own():
+    """Ranks that split weights read other samples, so that the batch stays what it was."""
+    rates = {
+        ("equal", 2, 1): 100.0, ("equal", 4, 1): 100.0, ("equal", 1, 1): 100.0,
+        ("apart", 2, 2): 150.0, ("apart", 2, 4): 190.0, ("apart", 2, 8): 180.0, ("apart", 4, 4): 200.0,
+        ("apart", 8, 4): 150.0,
+    }  # fmt: skip
+    own = {"inputs": "equal", "microbatches": 2, "tensor_parallel_degree": 1}
+    script = Script(rates, degrees=(1, 2, 4, 8), **own)
+    found = tuned(script)
+    tried = [trial.changes.get("tensor_parallel_degree", 1) for trial in found.trials]
+    assert tried == [1, 1, 1, 2, 4, 8, 4, 4]
+    assert found.best.changes == {"tensor_parallel_degree": 4, "inputs": "apart", "microbatches": 4}
+    named = tuned(Script(rates, degrees=(1, 2, 4, 8), **own), tensor_parallel_degree=[1])
+    assert len(named.trials) == 3, "who names degrees gets those"
+
+
+def test_degrees_shrink_where_more_do_not_gain():
+    rates = {("apart", 4): 100.0, ("apart", 8): 90.0, ("apart", 2): 120.0, ("apart", 1): 110.0}
+    found = tuned(Script(rates, degrees=(1, 2, 4, 8), inputs="apart", tensor_parallel_degree=4))
+    assert [trial.changes.get("tensor_parallel_degree", 4) for trial in found.trials] == [4, 8, 2, 1]
+    assert found.best.changes == {"tensor_parallel_degree": 2}
 
 
 def test_what_looked_faster_must_be_so_again():

@@ -41,6 +41,50 @@ def test_replicas_add_up_and_ranks_of_a_pipeline_do_not():
     assert outcome_of(Run("made", Timeline([]))).samples_per_s is None
 
 
+def job(ranks: int, pp: int = 1, tp: int = 1, versions: str = "torch", **settings: object) -> Run:
+    """One step a second from all ranks, 10 samples for each copy of the model."""
+    steps = {rank: tuple(step(n, float(n)) for n in range(1, 7)) for rank in range(ranks)}
+    own = {"microbatches": 2, "partitions": pp, "tensor_parallel_degree": tp, "inputs": "equal", **settings}
+    facts = {
+        rank: Facts(
+            rank, ranks, pp_rank=rank // tp % pp, rdp_rank=rank // (tp * pp), settings=own, versions={versions: "2"}
+        )
+        for rank in range(ranks)
+    }  # fmt: skip
+    return Run("made", Timeline([]), facts, steps)
+
+
+def test_ranks_that_split_weights_have_the_same_samples():
+    assert outcome_of(job(4)).samples_per_s == 40.0
+    assert outcome_of(job(4, tp=2)).samples_per_s == 20.0, "two copies"
+    assert outcome_of(job(8, pp=2, tp=4)).samples_per_s == 10.0
+
+
+@pytest.mark.parametrize(
+    ("run", "degrees"),
+    [
+        (job(1), ()),
+        (job(4), (1, 2, 4)),
+        (job(6), (1, 2, 3, 6)),
+        (job(8, pp=2), (1, 2, 4)),
+        (job(2, pp=2), ()),
+        (job(4, tp=2), ()),  # another number of copies would read another batch
+        (job(4, tp=2, inputs="apart"), (1, 2, 4)),
+        (job(4, inputs="first"), ()),
+        (job(4, context_parallel_degree=2), ()),
+        (job(4, versions="TensorFlow"), ()),
+        (Run("made", Timeline([])), ()),
+    ],
+)
+def test_degrees_that_leave_the_samples_as_they_are(run, degrees):
+    assert outcome_of(run).degrees == degrees
+
+
+def test_a_model_without_layers_to_cut_says_so():
+    assert outcome_of(job(4, tp=2, cut_layers=0)).remark == "no layer of the model can be cut"
+    assert not outcome_of(job(4, tp=2, cut_layers=3)).remark and not outcome_of(job(4, cut_layers=0)).remark
+
+
 @pytest.mark.parametrize(
     ("code", "text", "said"),
     [

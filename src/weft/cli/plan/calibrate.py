@@ -27,6 +27,7 @@ OTHERS = (
     "ranks",
     "tokens",
     "price",
+    "storage_price",
     "memory",
     "data",
     "epoch",
@@ -44,7 +45,11 @@ def check_options(options: argparse.Namespace) -> None:
     Raises:
         UsageError: There are such.
     """
-    given = [f"--{name}" if name != "graph" else "a graph" for name in OTHERS if getattr(options, name)]
+    given = [
+        f"--{name.replace('_', '-')}" if name != "graph" else "a graph"
+        for name in OTHERS
+        if getattr(options, name)
+    ]
     if given:
         raise UsageError(
             f"--calibrate corrects a machine by a recording, {', '.join(given)} can say nothing of that: leave "

@@ -16,6 +16,7 @@ from weft.cli.machine import count
 from weft.cli.plan.calibrate import check_options, run_calibration
 from weft.cli.plan.measure import measure
 from weft.cli.plan.page import report_of
+from weft.cli.plan.storage_tables import add_prices
 from weft.cli.plan.text import as_json, as_text, nothing_fits
 from weft.cli.plan.traced import limit_of, plans_of, traced_json, traced_report, traced_text
 from weft.errors import ConfigError, PlacementError, UsageError
@@ -27,6 +28,7 @@ from weft.machines.accelerator import DTYPES
 from weft.machines.cluster import EXAMPLE, parse_cluster
 from weft.machines.host import Host, Machines
 from weft.machines.machine_file import host_from_json
+from weft.machines.storage_prices import with_prices
 from weft.plan.parallelism.answer import Asked, answer
 from weft.plan.parallelism.job import STATES, Job
 from weft.report.plan.page import plan_page
@@ -135,6 +137,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--price", type=float, metavar="P", help="what a host costs an hour, in any currency")
     group.add_argument("--memory", metavar="SIZE", help="what of a device may be used (default: 96 %% of it)")
+    add_prices(group)
     group.add_argument("--data", metavar="SIZE", help="what an epoch reads, for example 100GB")
     group.add_argument("--epoch", metavar="TIME", help="how long an epoch may take to read, for example 30s")
     group.add_argument(
@@ -217,7 +220,7 @@ def _refuse_of_sizes(options: argparse.Namespace) -> None:
     given = [
         f"--{name.replace('_', '-')}"
         for name, value in vars(options).items()
-        if name not in own and value not in (None, False, "adam")
+        if name not in own and value not in (None, False, "adam", [])
     ]
     if given:
         raise UsageError(
@@ -228,9 +231,10 @@ def _refuse_of_sizes(options: argparse.Namespace) -> None:
 
 def _machines(options: argparse.Namespace) -> Machines:
     machines = parse_cluster(options.cluster, lambda path: read_file(path, host_from_json))
-    if options.price is None:
-        return machines
-    return replace(machines, host=replace(machines.host, price_per_hour=options.price))
+    host = machines.host
+    prices = with_prices(host.storage_prices, options.storage_price)
+    price = host.price_per_hour if options.price is None else options.price
+    return replace(machines, host=replace(host, price_per_hour=price, storage_prices=prices))
 
 
 def _asked(options: argparse.Namespace) -> Asked:
@@ -240,6 +244,11 @@ def _asked(options: argparse.Namespace) -> Asked:
     if options.storage_rate is not None and options.data is None:
         raise UsageError(
             "--storage-rate says what storage gives; what it must give say --data and --epoch: --data 100GB --epoch 30s"
+        )
+    if options.storage_price and options.data is None:
+        raise UsageError(
+            "--storage-price says what storage costs; how much is needed say --data and --epoch: --data 100GB "
+            "--epoch 30s"
         )
     return Asked(
         _job(options, machines.host, options.global_batch),

@@ -8,18 +8,30 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from weft.cli.machine import count
-from weft.cli.plan.storage_tables import rate_text, services_assumed, services_json, services_table
+from weft.cli.plan.storage_tables import (
+    add_prices,
+    bill_cells,
+    counted,
+    rate_text,
+    said,
+    services_assumed,
+    services_json,
+    services_table,
+)
 from weft.errors import UsageError
 from weft.foreign import shown_path
-from weft.machines.storage_services import SERVICES
+from weft.machines.storage_prices import Prices, bill, with_prices
+from weft.machines.storage_services import DEPLOYMENTS, SERVICES
 from weft.measure import fio
 from weft.measure.files import Held, files_of, own_file
 from weft.measure.storage import CHUNK, COLD, WARM, Rate, ladder, measure_all
-from weft.plan.storage import DEPLOYMENTS, need_bytes_per_s, smallest
+from weft.plan.storage import need_bytes_per_s, smallest
 from weft.plan.storage_services import READ_BYTES, Serving, serving
+from weft.report.run.words import Table
 from weft.report.text import table
 from weft.units import format_bytes, parse_bytes, parse_rate, parse_seconds
 
@@ -64,6 +76,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--write", metavar="SIZE", help="measure a file that is written there, and removed")
     parser.add_argument("--fio", action="store_true", help="run fio beside, if it is installed")
+    add_prices(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(handler=main)
 
@@ -81,6 +94,7 @@ class Measured(NamedTuple):
         memory: Bytes of this host's memory.
         hosts: How many read at once.
         record: Bytes of a read, if not whole files.
+        prices: Of storage, those that are known.
     """
 
     path: str
@@ -92,6 +106,7 @@ class Measured(NamedTuple):
     memory: int
     hosts: int = 1
     record: int = 0
+    prices: Prices = MappingProxyType({})
 
     @property
     def size(self) -> int:
@@ -123,6 +138,7 @@ def main(options: argparse.Namespace) -> int:
 
 def measured(options: argparse.Namespace) -> Measured:
     need, cores = _need(options), os.cpu_count() or 1
+    prices = with_prices({}, options.storage_price)
     most = min(16, 2 * cores) if options.readers is None else options.readers
     record = parse_bytes(options.record) if options.record else 0
     if not 0 < options.seconds <= 3600 or most < 1 or (options.record and record < 1):
@@ -140,7 +156,9 @@ def measured(options: argparse.Namespace) -> Measured:
             for pattern, readers in (("in a row", 1), (rates[1].pattern, rates[-1].readers)):
                 one = fio.measure(files, pattern, readers, options.seconds, block)
                 beside += [one] if one is not None else []
-    return Measured(str(path), files, rates, beside, need, cores, _memory_bytes(), options.hosts, record)
+    return Measured(
+        str(path), files, rates, beside, need, cores, _memory_bytes(), options.hosts, record, prices
+    )
 
 
 def _need(options: argparse.Namespace) -> float | None:
@@ -251,11 +269,13 @@ def _file_systems(found: Measured) -> str:
     """The smallest FSx for Lustre file systems that would serve this host's need in the first epoch."""
     assert found.need is not None
     epoch_s = found.size / found.need
-    rows = [
-        [name, f"{smallest(name, found.size, epoch_s, first=True).capacity_gib:,} GiB"]
-        for name in DEPLOYMENTS
-    ]
-    return table(["FSx for Lustre, for each host that reads", "smallest"], rows, "<>")
+    rows = []
+    for name in DEPLOYMENTS:
+        size = smallest(name, found.size, epoch_s, first=True).capacity_gib
+        costs = bill(found.prices, name, kept_gib=size, read_bytes=0.0, reads=0.0)
+        rows.append((name, f"{size:,} GiB", *bill_cells(costs)[:1]))
+    one = said(Table("", ("FSx for Lustre, for each host that reads", "smallest", "a month"), rows, "<>>"))
+    return table(one.headers, one.rows, one.align)
 
 
 def _served(found: Measured) -> list[Serving]:
@@ -263,16 +283,19 @@ def _served(found: Measured) -> list[Serving]:
     assert found.need is not None
     size = found.record or min(READ_BYTES, found.size / len(found.files))
     return [
-        serving(service, found.need * found.hosts, found.hosts, data_bytes=found.size, read_bytes=size)
+        serving(
+            service, found.need * found.hosts, found.hosts, data_bytes=found.size, read_bytes=size,
+            prices=found.prices,
+        )
         for service in SERVICES.values()
-    ]
+    ]  # fmt: skip
 
 
 def _services(found: Measured) -> list[str]:
     """The same for a terminal."""
     served = _served(found)
     one = services_table(served)
-    return [table(one.headers, one.rows, one.align), *services_assumed(served)]
+    return [table(one.headers, one.rows, one.align), *services_assumed(served), *counted(found.prices)]
 
 
 def as_json(found: Measured) -> dict[str, Any]:

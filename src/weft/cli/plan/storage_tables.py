@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from weft.machines.storage_prices import Bill, Prices
 from weft.plan.parallelism.answer import Answer
 from weft.plan.storage import Given, need_bytes_per_s
 from weft.plan.storage_services import Serving
@@ -35,25 +36,27 @@ def storage(found: Answer) -> tuple[str, list[Table]]:
         cached = "all of it fits into the hosts' memory: later epochs need not read it"
     else:
         cached = "it does not fit into half of the hosts' memory: later epochs read it again"
-    rows = [
-        (
-            first.name,
-            f"{first.capacity_gib:,} GiB",
-            f"{later.capacity_gib:,} GiB",
-            format_bytes(later.cache_bytes),
-        )
-        for first, later in found.storage
-    ]
+    rows = []
+    for first, later in found.storage:
+        of_first, of_later = (bill_cells(each.bill) for each in (first, later))
+        rows.append(
+            (
+                first.name, f"{first.capacity_gib:,} GiB", of_first[0], of_first[2], f"{later.capacity_gib:,} GiB",
+                of_later[0], of_later[2], format_bytes(later.cache_bytes),
+            )
+        )  # fmt: skip
     at_hand = [_at_hand(one, hosts, asked.data_bytes) for one in found.given]
     first_line = (
         f"Storage: {need / 1e9:.3g} GB/s in all, {need / hosts / 1e9:.3g} GB/s for each host; {cached}"
     )
-    lustre = Table(
-        "", ("FSx for Lustre", "first epoch, too", "later epochs", "of them in its cache"), rows, "<>>>"
-    )
+    headers = (
+        "FSx for Lustre", "first epoch, too", "a month", "the run", "later epochs", "a month", "the run",
+        "of them in its cache",
+    )  # fmt: skip
+    prices = counted(asked.machines.host.storage_prices)
     return (
-        "\n".join([first_line, *at_hand, *services_assumed(found.services)]),
-        [lustre, services_table(found.services)],
+        "\n".join([first_line, *at_hand, *services_assumed(found.services), *prices]),
+        [said(Table("", headers, rows, "<>>>>>>>")), services_table(found.services)],
     )
 
 
@@ -77,21 +80,70 @@ def _at_hand(one: Given, hosts: int, data_bytes: float) -> str:
 
 def services_table(found: Sequence[Serving]) -> Table:
     """What each service gives, and the least of it that serves."""
+    headers = (
+        "service", "a host gets up to", "all hosts", "least that serves", "connections a host", "a month", "an epoch",
+        "the run",
+    )  # fmt: skip
+    rows = [
+        (
+            one.name,
+            rate_text(one.host_bytes_per_s),
+            rate_text(one.all_bytes_per_s),
+            _least(one),
+            str(one.connections or ""),
+            *bill_cells(one.bill),
+        )
+        for one in found
+    ]
+    return said(Table("", headers, rows, "<>><>>>>"), always=5)
+
+
+def said(one: Table, always: int = 2) -> Table:
+    """A table without the columns that are empty; the first ones stay."""
+    kept = [at for at in range(len(one.headers)) if at < always or any(row[at] for row in one.rows)]
+    rows = [tuple(row[at] for at in kept) for row in one.rows]
     return Table(
-        "",
-        ("service", "a host gets up to", "all hosts", "least that serves", "connections a host"),
-        [
-            (
-                one.name,
-                rate_text(one.host_bytes_per_s),
-                rate_text(one.all_bytes_per_s),
-                _least(one),
-                str(one.connections or ""),
-            )
-            for one in found
-        ],
-        "<>><>",
+        one.caption, tuple(one.headers[at] for at in kept), rows, "".join(one.align[at] for at in kept)
     )
+
+
+def bill_cells(costs: Bill | None) -> tuple[str, str, str]:
+    """What a month, an epoch and the run cost; empty where it is not known, and where reading costs nothing.
+
+    >>> bill_cells(Bill(1234.0, 0.0)), bill_cells(None)
+    (('1,234', '', ''), ('', '', ''))
+    """
+    if costs is None:
+        return "", "", ""
+    epoch = _money(costs.epoch) if costs.epoch else ""
+    return _money(costs.month), epoch, "" if costs.run is None else _money(costs.run)
+
+
+def _money(amount: float) -> str:
+    """An amount, with as many digits as say something.
+
+    >>> _money(12345.6), _money(2.5), _money(0.0123)
+    ('12,346', '2.5', '0.012')
+    """
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}" if amount >= 1 else f"{amount:.2g}"
+
+
+def counted(prices: Prices) -> list[str]:
+    """Which prices were given, in a line if there are any: all else counts as nothing."""
+    told = [
+        f"{name} ({', '.join(f'{paid} {price:g}' for paid, price in own.items())})"
+        for name, own in prices.items()
+        if own
+    ]
+    return [f"prices count what was given, and nothing else: {'; '.join(told)}"] if told else []
+
+
+def add_prices(parser: Any) -> None:
+    """The option for prices of storage."""
+    parser.add_argument(
+        "--storage-price", action="append", default=[], metavar="NAME:FOR=P",
+        help="what storage costs, in any currency: S3:gib_month=0.02; repeat it",
+    )  # fmt: skip
 
 
 def _least(one: Serving) -> str:

@@ -18,7 +18,7 @@ from weft.config import describe, parse_assignments
 from weft.errors import ConfigError, LaunchError, UsageError
 from weft.foreign import shown_path, shown_text
 from weft.report.text import table
-from weft.tune.search import GAIN, Changes, Trial, Tuning, tune
+from weft.tune.search import GAIN, Changes, Outcome, Trial, Tuning, tune
 from weft.tune.trial import Trials, weft_run
 from weft.units import format_bytes
 from weft.visible import visible
@@ -36,8 +36,9 @@ def add_parser(commands: Any) -> None:
         "tune",
         help="short trials of a script: which settings make it fastest",
         description="Runs the script some steps at a time, each time in processes of its own: as it is, then with "
-        "other numbers of microbatches and other schedules, or what --vary names. Prints what each gave, the best, and "
-        "the lines to write. WEFT_TRIAL is set meanwhile, for scripts that want to leave something out.",
+        "other numbers of microbatches, other schedules, layers cut over ranks, and what --vary names. Prints what "
+        "each gave, the best, and the lines to write. WEFT_TRIAL is set meanwhile, for scripts that want to leave "
+        "something out.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="weft tune [-h] [-n RANKS] [options] [-m] script ...",
@@ -193,12 +194,18 @@ def as_text(found: Tuning) -> str:
             f"{trial.rate / own.rate - 1:+.1%}" if trial.rate and own.rate and trial is not own else "",
             f"{trial.outcome.step_s * 1e3:,.1f}" if trial.rate else "",
             format_bytes(trial.outcome.memory_bytes) if trial.outcome.memory_bytes else "",
-            "ended early" if trial.outcome.stopped else trial.outcome.failure,
+            _said(trial.outcome),
         ]
         for trial in found.trials
     ]
     parts = [table(["tried", "samples/s", "gain", "step ms", "a rank's memory", ""], rows, "<>>>>")]
     return "\n\n".join([*parts, *_best(found)])
+
+
+def _said(outcome: Outcome) -> str:
+    """What is to be said of a trial beside its figures."""
+    ended = "ended early" if outcome.stopped else outcome.failure
+    return "; ".join(filter(None, (ended, outcome.remark)))
 
 
 def _best(found: Tuning) -> list[str]:
@@ -224,7 +231,9 @@ def as_json(found: Tuning) -> dict[str, Any]:
     """The answer for programs."""
 
     def trial(one: Trial) -> Mapping[str, Any]:
-        known = {name: value for name, value in vars(one.outcome).items() if name != "settings"}
+        known = {
+            name: value for name, value in vars(one.outcome).items() if name not in ("settings", "degrees")
+        }
         return {"changes": dict(one.changes), **known}
 
     return {

@@ -23,7 +23,8 @@ _OPEN_MPI_4 = (
     "--mca", "orte_abort_on_non_zero_status", "1", "--mca", "oob_tcp_keepalive_time", "10",
     "--mca", "oob_tcp_keepalive_intvl", "5", "--mca", "oob_tcp_keepalive_probes", "3",
 )  # fmt: skip
-"""Open MPI 4 notices after 25 s, and not after 8 min, that a host is gone. Open MPI 5 has other names for all that."""
+"""Open MPI 4 notices after 25 s, and not after 8 min, that a host is gone, as long as it has sent nothing there since;
+`weft.watch.beside` does the rest. Open MPI 5 has other names for all that."""
 
 
 def plan(job: Described, environ: Mapping[str, str]) -> Plan:

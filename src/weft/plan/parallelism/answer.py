@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from weft.errors import ConfigError
 from weft.foreign import MOST_RANKS
 from weft.machines.host import Machines
+from weft.machines.storage_prices import bill
+from weft.machines.storage_services import DEPLOYMENTS
 from weft.plan.parallelism.guide import Advice, fewest_microbatches, guide
 from weft.plan.parallelism.job import Job
 from weft.plan.parallelism.memory import usable_bytes
 from weft.plan.parallelism.search import Found, Plan, search
-from weft.plan.storage import DEPLOYMENTS, FileSystem, Given, given, need_bytes_per_s, smallest
+from weft.plan.storage import FileSystem, Given, given, need_bytes_per_s, smallest
 from weft.plan.storage_services import Serving, serving
 
 
@@ -105,6 +107,8 @@ def answer(asked: Asked) -> Answer:
             f"{divisible(job.batch, machines.size)}"
         )
     storage, rates, services = [], [], []
+    hours = asked.hours(found.best[0]) if found.best else None
+    run_s = None if hours is None else 3600 * hours
     if asked.data_bytes is not None and asked.epoch_s is not None:
         need = need_bytes_per_s(asked.data_bytes, asked.epoch_s)
         if asked.storage_bytes_per_s is not None:
@@ -119,11 +123,13 @@ def answer(asked: Asked) -> Answer:
             )  # fmt: skip
         for name in DEPLOYMENTS:
             first = smallest(name, asked.data_bytes, asked.epoch_s, first=True)
-            storage.append((first, smallest(name, asked.data_bytes, asked.epoch_s)))
+            later = smallest(name, asked.data_bytes, asked.epoch_s)
+            storage.append((_priced(first, asked, run_s), _priced(later, asked, run_s)))
         services = [
             serving(
                 service, need, machines.hosts, data_bytes=asked.data_bytes,
                 network_bytes_per_s=machines.host.accelerators * machines.host.network.bytes_per_s,
+                prices=machines.host.storage_prices, run_s=run_s,
             )
             for service in machines.host.services.values()
         ]  # fmt: skip
@@ -138,6 +144,15 @@ def answer(asked: Asked) -> Answer:
         rates,
         services,
     )
+
+
+def _priced(system: FileSystem, asked: Asked, run_s: float | None) -> FileSystem:
+    """A file system with what it costs, if that is known."""
+    costs = bill(
+        asked.machines.host.storage_prices, system.name, kept_gib=system.capacity_gib, read_bytes=0.0, reads=0.0,
+        run_s=run_s, epoch_s=asked.epoch_s,
+    )  # fmt: skip
+    return replace(system, bill=costs)
 
 
 def divisible(batch: int, ranks: int) -> int:

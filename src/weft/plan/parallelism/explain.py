@@ -81,7 +81,11 @@ def memory_terms(job: Job, plan: Plan) -> list[Term]:
             f"{job.optimizer}: {job.state_bytes} bytes for each parameter{states}",
         ),
         ("activations", memory.activations, f"{many:.3g} microbatches held, recomputation: {one.recompute}"),
-        ("for a moment", memory.moment, "a layer computed again, gradients of its widest result"),
+        (
+            "for a moment",
+            memory.moment,
+            "a layer computed again, gradients of its widest result; or gradients once more, when replicas add them up",
+        ),
         ("reserved", memory.reserved, "driver, libraries, buffers of collectives"),
         ("sum", memory.total, ""),
     ]

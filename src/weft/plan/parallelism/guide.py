@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from weft.machines.accelerator import BYTES_OF
 from weft.machines.host import Machines
 from weft.plan.parallelism.job import Division, Job
-from weft.plan.parallelism.memory import memory_of, usable_bytes
+from weft.plan.parallelism.memory import copies, memory_of, usable_bytes
 from weft.plan.parallelism.search import KINDS, Found, search
 from weft.plan.parallelism.step import step_of
 
@@ -101,7 +101,7 @@ def _many(count: int, what: str) -> str:
 
 
 def _advice(what: str, job: Job, division: Division, machines: Machines, limit_bytes: float) -> Advice:
-    memory = memory_of(job, division).total
+    memory = memory_of(job, division, copied=copies(machines)).total
     step_s = step_of(job, division, machines).seconds
     return Advice(what, memory, step_s, memory <= limit_bytes)
 

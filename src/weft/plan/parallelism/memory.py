@@ -8,6 +8,7 @@ out count as what a rank has of them, and for d only the replicas that have the 
     states         N x 12 bytes for Adam with a copy    over d if states or parameters are sharded
                    of 32 bits
     activations    see `activation_bytes`
+    copies         gradients once more                  at the end of the backward pass, when replicas add them up
 
 The 18 bytes without sharding are those of mixed precision with Adam (Rajbhandari et al., arXiv 1910.02054, section 3.1,
 has 16: gradients in 16 bits).
@@ -18,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from weft.graph.sizes import Sizes
+from weft.machines.host import Machines
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.layer import rank_tokens
 from weft.plan.parallelism.shares import Part, Shares, shares
@@ -55,17 +57,18 @@ def usable_bytes(memory_bytes: int) -> float:
     return memory_bytes * (1 - LOST)
 
 
-def memory_of(job: Job, division: Division, shared: Shares | None = None) -> Memory:
+def memory_of(job: Job, division: Division, shared: Shares | None = None, copied: bool = False) -> Memory:
     """What the fullest rank of a pipeline needs: mostly the first one, which holds most microbatches.
 
     `shared`: layers of each rank (`StepTimes.shares`), cut inside as weft cuts them (`Shares.opened`); whole ones as
-    even as can be, with a head that costs nothing, if not given.
+    even as can be, with a head that costs nothing, if not given. `copied`: see `with_copies`.
     """
-    found = shared or shares(job.sizes.layers, division, 0.0, job.sizes.dense_layers)
-    parts = found.parts
+    row = shared or shares(job.sizes.layers, division, 0.0, job.sizes.dense_layers)
+    parts = row.parts
     if shared is not None:
-        parts = tuple(replace(part, layers=max(part.dense, found.opened(part.place))) for part in parts)
-    return max((_rank_memory(job, division, part) for part in parts), key=lambda one: one.total)
+        parts = tuple(replace(part, layers=max(part.dense, row.opened(part.place))) for part in parts)
+    found = (_rank_memory(job, division, part) for part in parts)
+    return max((with_copies(one, division, copied) for one in found), key=lambda one: one.total)
 
 
 def _rank_memory(job: Job, division: Division, part: Part) -> Memory:
@@ -86,6 +89,21 @@ def _rank_memory(job: Job, division: Division, part: Part) -> Memory:
         activation_bytes(job, division, part),
         moment_bytes(job, division),
     )
+
+
+def copies(machines: Machines) -> bool:
+    """Whether replicas copy their gradients into flat tensors to add them up; processors of one host do not."""
+    return not (machines.hosts == 1 and machines.host.accelerator.is_cpu)
+
+
+def with_copies(memory: Memory, division: Division, copied: bool) -> Memory:
+    """The same with what replicas copy of their gradients, if they do: all are there twice when they are added up.
+
+    The backward pass has come to its end then, so it is these copies or activations, whichever is more.
+    """
+    if not copied or division.alike == 1 or division.sharded == "parameters":
+        return memory
+    return replace(memory, moment=max(memory.moment, memory.gradients - memory.activations))
 
 
 def held(division: Division, microbatches: int, place: int = 0) -> float:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from weft.machines.host import Machines
 from weft.plan.parallelism.job import Division, Job
-from weft.plan.parallelism.memory import Memory, memory_of, usable_bytes
+from weft.plan.parallelism.memory import Memory, copies, memory_of, usable_bytes
 from weft.plan.parallelism.step import Step, StepTimes, step_of
 from weft.plan.parallelism.weft_today import cannot
 
@@ -118,9 +118,9 @@ def search(job: Job, machines: Machines, *, memory_bytes: float | None = None) -
     """
     limit = usable_bytes(machines.host.accelerator.memory_bytes) if memory_bytes is None else memory_bytes
     found = Found()
-    times = StepTimes(job, machines)
+    times, copied = StepTimes(job, machines), copies(machines)
     for division in divisions(job, machines, found):
-        memory = memory_of(job, division, times.shares(division))
+        memory = memory_of(job, division, times.shares(division), copied)
         if memory.total > limit:
             found.lack(division, memory)
         else:

@@ -21,7 +21,7 @@ from weft.partition.problem import Problem
 from weft.plan.measured.cut_units import degrees, in_parts
 from weft.plan.parallelism.job import Division
 from weft.plan.parallelism.layer import LayerTimes, Times, all_reduce_s, gather_s
-from weft.plan.parallelism.memory import RESERVED, Memory, held
+from weft.plan.parallelism.memory import RESERVED, Memory, copies, held, with_copies
 from weft.plan.parallelism.search import Found, Plan, divisors, keep
 from weft.plan.parallelism.step import Step, bubble_s, crossing_rounds
 from weft.plan.stages import stages_in
@@ -224,8 +224,9 @@ def _plan(division: Division, row: Row, machines: Machines, microbatches: int) -
         device.move_s((2 + 2 * MOMENTS + 1) * row.parameter_bytes / shared),
         conduct.late(division.ranks),
     )
+    reserved, copied = min(RESERVED, 0.1 * device.memory_bytes), copies(machines)
     memory = (
-        _memory(division, one, held(division, microbatches, place), min(RESERVED, 0.1 * device.memory_bytes))
+        with_copies(_memory(division, one, held(division, microbatches, place), reserved), division, copied)
         for place, one in enumerate(row.bytes)
     )
     return Plan(division, step, max(memory, key=lambda one: one.total))

@@ -13,7 +13,7 @@ from weft.plan.parallelism.job import Division
 def cannot(precision: str, division: Division) -> str:
     """Why weft cannot run a division today; empty if it can."""
     if division.experts > 1:
-        return "expert parallelism is not in weft"
+        return "experts shared by replicas are not in weft, only by ranks that split layers"
     if division.context > 1 and division.tensor > 1:
         return "context parallelism beside tensor parallelism is not in weft"
     if division.context > 1 and division.sharded != "none":

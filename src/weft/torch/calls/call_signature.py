@@ -24,7 +24,13 @@ from weft.errors import UsageError
 from weft.torch.pytorch.private import TorchDispatchMode
 from weft.torch.pytorch.torch_functions import READS, SHAPED_BY_TENSORS
 from weft.torch.tensors.description import Describer
-from weft.torch.tensors.nested import ATTRIBUTE_DEPTH, CONSTANTS, attributes_of, is_walkable
+from weft.torch.tensors.nested import (
+    ATTRIBUTE_DEPTH,
+    CONSTANTS,
+    attributes_of,
+    is_walkable,
+    opaque_objects,
+)
 
 
 class Spec(NamedTuple):
@@ -82,13 +88,11 @@ ONE = (tuple, 1)
 """What :func:`scan` finds in the arguments ``(tensor,)``, before the tensor's shape and dtype."""
 
 
-def scan(
-    tree: Any, parts: list[Any], tensors: list[Tensor], hidden: list[Tensor], values: bool = True
-) -> None:
+def scan(tree: Any, parts: list[Any], tensors: list[Tensor], values: bool = True) -> None:
     """Append to ``parts`` what a signature holds of ``tree``, to ``tensors`` its tensors in order.
 
-    ``hidden`` gets tensors in attributes of opaque objects, which are no part of the signature. ``values=False``
-    leaves out numbers. Torch functions must not be intercepted while this runs.
+    Tensors in attributes of opaque objects are left out. ``values=False`` leaves out numbers. Torch functions must not
+    be intercepted while this runs.
     """
     if isinstance(tree, Tensor):
         tensors.append(tree)
@@ -104,27 +108,25 @@ def scan(
     elif isinstance(tree, (list, tuple)):
         parts.append((list if isinstance(tree, list) else tuple, len(tree)))
         for item in tree:
-            scan(item, parts, tensors, hidden, values)
+            scan(item, parts, tensors, values)
     elif isinstance(tree, dict):
         parts.append((dict, len(tree)))
         for key, item in tree.items():
             parts.append(key)
-            scan(item, parts, tensors, hidden, values)
+            scan(item, parts, tensors, values)
     elif dataclasses.is_dataclass(tree) and is_walkable(tree):
         parts.append(type(tree))
         for item in attributes_of(tree).values():
-            scan(item, parts, tensors, hidden, values)
+            scan(item, parts, tensors, values)
     elif isinstance(tree, torch.device):
         parts.append(tree.type)
     elif isinstance(tree, slice):
         parts.append(slice)
-        scan((tree.start, tree.stop, tree.step), parts, tensors, hidden)
+        scan((tree.start, tree.stop, tree.step), parts, tensors)
     elif isinstance(tree, (torch.dtype, torch.layout, torch.memory_format)):
         parts.append(tree)
     else:
         parts.append(int(tree) if values and hasattr(type(tree), "__index__") else type(tree))
-        if is_walkable(tree):
-            find_hidden(tree, hidden)
 
 
 def after_writes(tensor: Tensor) -> Tensor:
@@ -152,6 +154,15 @@ def find_hidden(tree: Any, hidden: list[Tensor], depth: int = 0) -> None:
     elif depth < ATTRIBUTE_DEPTH and not isinstance(tree, CONSTANTS) and is_walkable(tree):
         for item in list(attributes_of(tree).values()):
             find_hidden(item, hidden, depth + 1)
+
+
+def hidden_in(tree: Any) -> list[Tensor]:
+    """The tensors in the attributes of the opaque objects in ``tree``."""
+    hidden: list[Tensor] = []
+    for thing in opaque_objects(tree):
+        if is_walkable(thing) and not dataclasses.is_dataclass(thing):
+            find_hidden(thing, hidden)
+    return hidden
 
 
 def digest(name: str, parts: tuple[Any, ...]) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from weft.torch.pytorch.private import SLOT
+from weft.torch.pytorch.private import HOOKS, SLOT, forward_hooks, forward_pre_hooks, refuse
 
 
 def intercept(module: nn.Module, call: Callable[..., Any]) -> None:
@@ -38,3 +38,28 @@ def intercepted(calls: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterat
                 del module.__dict__[SLOT]
             else:
                 intercept(module, call)
+
+
+def with_hooks(
+    module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """``nn.Module.__call__``'s protocol for a module's own forward hooks, around another ``forward``."""
+    refuse(HOOKS)
+    for hook, takes_kwargs in forward_pre_hooks(module):
+        if takes_kwargs:
+            changed = hook(module, args, kwargs)
+            if changed is not None:
+                args, kwargs = changed
+        else:
+            changed = hook(module, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+    result = forward(*args, **kwargs)
+    for after, takes_kwargs in forward_hooks(module):
+        if takes_kwargs:
+            changed = after(module, args, kwargs, result)
+        else:
+            changed = after(module, args, result)
+        if changed is not None:
+            result = changed
+    return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import MethodType
 from typing import Any
 
@@ -16,6 +16,7 @@ from weft.torch.pytorch.private import take_plain_for_whole, version
 from weft.torch.tensor_parallel.functions import answer, replaced
 from weft.torch.tensor_parallel.linears import is_transposed
 from weft.torch.tensor_parallel.team import Team
+from weft.torch.tensors.cut_weights import inside_unit
 from weft.torch.tensors.nested import replace
 
 from .exchange import can_cut, cut, like
@@ -51,10 +52,14 @@ class Region:
     """Stands for a module's ``forward``: what goes in is cut, what comes out is whole.
 
     ``active``: whether the ranks run the same step now, so that they may meet; elsewhere the module computes whole.
+    ``unit``: whether the module is called between units, so that what it leaves in objects (keys and values in a cache)
+    is put together where somebody uses it; else this is done at once.
     """
 
-    def __init__(self, module: nn.Module, dim: int, team: Team, active: Callable[[], bool]) -> None:
-        self.module, self.dim, self.team, self.active = module, dim, team, active
+    def __init__(
+        self, module: nn.Module, dim: int, team: Team, active: Callable[[], bool], unit: bool = False
+    ) -> None:
+        self.module, self.dim, self.team, self.active, self.unit = module, dim, team, active, unit
         self.own = module.__dict__.get("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -71,14 +76,15 @@ class Region:
                 f"{type(self.module).__name__} has written into a part of what it got, which its caller does not see: "
                 "let it write into a copy, x.clone()"
             )
-        make_whole(args, kwargs, self.team)
+        if not (self.unit and inside_unit()):
+            make_whole(args, kwargs, self.team)
         return replace(result, lambda each: whole(each, self.team), attributes=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         copied = object.__new__(Region)
         memo[id(self)] = copied
         copied.module, copied.own = memo[id(self.module)], copy.deepcopy(self.own, memo)
-        copied.dim, copied.team, copied.active = self.dim, self.team, self.active
+        copied.dim, copied.team, copied.active, copied.unit = self.dim, self.team, self.active, self.unit
         return copied
 
 
@@ -87,19 +93,11 @@ def written(part: DTensor) -> tuple[int, int]:
     return version(part), version(part.to_local())
 
 
-def make_whole(args: Any, kwargs: Any, team: Team) -> int:
-    """Gather what objects among a module's arguments hold in parts after its call, keys and values say; how many."""
-    count = 0
-
-    def change(tensor: Tensor) -> Tensor:
-        nonlocal count
-        count += isinstance(tensor, DTensor)
-        return whole(tensor, team)
-
+def make_whole(args: Any, kwargs: Any, team: Team) -> None:
+    """Gather what objects among a module's arguments hold in parts after its call, keys and values say."""
     for thing in (*args, *kwargs.values()):
         if not isinstance(thing, (Tensor, int, float, str, type(None))) and type(thing) not in (tuple, list):
-            replace(thing, change)
-    return count
+            replace(thing, lambda tensor: whole(tensor, team))
 
 
 class OnPositions:
@@ -136,7 +134,7 @@ def stand_in(root: nn.Module, team: Team) -> list[nn.Module]:
 
 def cut_sequences(
     model: nn.Module, sequences: Sequences, group: Any, rank: int, device: torch.device,
-    active: Callable[[], bool],
+    active: Callable[[], bool], units: Collection[str] = (),
 ) -> Sharers | None:  # fmt: skip
     """Let the modules in ``sequences`` compute on parts of sequences, in place.
 
@@ -147,6 +145,7 @@ def cut_sequences(
         rank: This rank's number in the group.
         device: Where the model runs.
         active: Whether all ranks of the group run the same step now.
+        units: The names of the modules that are called between units.
 
     Returns:
         The ranks that share sequences; None where nothing is cut.
@@ -167,7 +166,7 @@ def cut_sequences(
     answer(Positions(team))
     for name, dim in regions.items():
         stand_in(modules[name], team)
-        modules[name].__dict__["forward"] = Region(modules[name], dim, team, active)
+        modules[name].__dict__["forward"] = Region(modules[name], dim, team, active, name in units)
     return team
 
 

@@ -8,7 +8,6 @@ model is run again until nothing changes. Numbers are garbage meanwhile; shapes 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
@@ -33,8 +32,6 @@ from .apply import make_whole, sequence_in, stand_in, with_part, written
 from .exchange import can_cut, cut
 from .regions import Sequences
 from .rules import PRODUCTS, Positions, whole
-
-log = logging.getLogger("weft")
 
 
 def find(model: nn.Module, run: Callable[[], Any], size: int) -> Sequences:
@@ -63,11 +60,6 @@ def find(model: nn.Module, run: Callable[[], Any], size: int) -> Sequences:
                 pass  # each run keeps more modules whole, or tries another dimension
         finally:
             forget(watcher)
-    if watcher.caches & {pattern(f"{name}.")[:-1] for name in trial.regions()}:
-        log.warning(
-            "%s keeps keys and values in a cache, which the ranks gather in every layer: pass use_cache=False to the "
-            "model, or set model.config.use_cache = False", ", ".join(sorted(watcher.caches)),
-        )  # fmt: skip
     return Sequences(size, trial.regions(), dict(trial.whole))
 
 
@@ -252,8 +244,7 @@ class Attempt:
             isinstance(each, DTensor) for module in self.module.modules() for each in vars(module).values()
         ):
             raise Conflict("it keeps a tensor in an attribute")
-        if make_whole(args, kwargs, watcher.team):
-            watcher.caches.add(pattern(f"{self.name}.")[:-1])
+        make_whole(args, kwargs, watcher.team)
         watcher.check_backward(self.module, parts, leaf)
         return replace(result, lambda each: whole(each, watcher.team), attributes=False)
 
@@ -264,13 +255,12 @@ class Watcher(Positions):
     Attributes:
         products: How many products of matrices there were.
         attends: Whether one of them was attention.
-        caches: Modules that keep tensors in arguments.
     """
 
     def __init__(self, team: Team) -> None:
         super().__init__(team)
         self.collectives, self.products = Collectives(), 0
-        self.attends, self.caches = False, set[str]()
+        self.attends = False
         self._backwards = False
 
     def __call__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

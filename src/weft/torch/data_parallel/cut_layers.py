@@ -47,13 +47,13 @@ class _Pass:
     def __call__(self) -> None:
         from weft.torch.tensors import cut_weights
 
-        cut_weights.ask(lambda: True)  # as in a step
+        cut_weights.ask(inside_unit=lambda: True, between_units=lambda: False)  # as in a step
         try:
             result: Any = self.layers(self.inputs())
             result = getattr(result, "part", result)
             result.backward(torch.ones_like(result))
         finally:
-            cut_weights.ask(lambda: False)
+            cut_weights.ask(inside_unit=lambda: False, between_units=lambda: False)
 
 
 def _pairs(width: int, inside: int, device: torch.device) -> nn.Sequential:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -37,12 +37,27 @@ def running() -> Glue | None:
     return getattr(running_here, "glue", None)
 
 
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Inside, functions that no mode sees are not intercepted on this thread. Torch functions are not, by then."""
+    before, running_here.glue = running(), None
+    try:
+        yield
+    finally:
+        running_here.glue = before
+
+
 def _inside_unit() -> bool:
     """Whether a unit runs on this thread, in a step."""
     return getattr(running_here, "steps", 0) > 0 and running_here.glue is None
 
 
-ask(_inside_unit)
+def _between_units() -> bool:
+    """Whether a microbatch's program runs on this thread, outside of units."""
+    return running() is not None
+
+
+ask(_inside_unit, _between_units)
 
 
 class Glue(TorchFunctionMode):
@@ -51,6 +66,7 @@ class Glue(TorchFunctionMode):
     def __init__(self, program: Program) -> None:
         super().__init__()
         self.program = program
+        program.tape.unseen = _unseen
 
     def __enter__(self) -> Glue:
         running_here.glue = self
@@ -218,7 +234,7 @@ class Glue(TorchFunctionMode):
         owner = owner if home is None else home
         parts: list[Any] = [func, *settings()]
         tensors: list[Tensor] = []
-        scan((args, kwargs), parts, tensors, [], func not in torch_functions.VALUE_FREE)
+        scan((args, kwargs), parts, tensors, func not in torch_functions.VALUE_FREE)
         if len(tensors) != len(placed):
             program.share(tensors, owner)
         if func in torch_functions.SHAPED_BY_FLOATS:

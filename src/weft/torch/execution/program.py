@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from weft.communication.messages import decode, encode
-from weft.errors import DivergenceError
+from weft.errors import DivergenceError, UsageError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.backward.autograd import check_outside
 from weft.torch.calls.call_signature import Spec, Watch, describe_result, digest, meta_from, shapes_in
+from weft.torch.calls.filled import Change, Filled, mark_left, puts_the_same
 from weft.torch.execution.in_place import Aliases
 from weft.torch.execution.replicated import EVERYWHERE
 from weft.torch.execution.tape import Tape, check_stale
@@ -30,7 +31,7 @@ from weft.torch.execution.value import Alias, Places, Value
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, call_seed, same_states
 from weft.torch.tensors.description import build
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.nested import replace, tensors_in
 from weft.torch.tensors.writes import unwritten
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message
 
@@ -68,6 +69,9 @@ class Program:
         self.aliases = Aliases(self.places, self.tape)
         self.module = ""
         self.checkpointing = False
+        self.left: dict[int, int] = {}
+        """The numbers of the values that units have put into lists, dicts and objects, and the serials of the units;
+        see ``calls.filled``."""
         self.drawn: dict[str, int] = {}
         """How many calls of each name have drawn random numbers, on whichever rank."""
         self.log: list[Signature] = pipeline.logs.setdefault(microbatch.index, [])
@@ -93,6 +97,26 @@ class Program:
         for tensor, value in values:
             if value.owner == self.rank:
                 self.tape.send(value, tensor, owner, self.module)
+
+    def note_left(self, changes: Sequence[Change], things: Sequence[Any], unit: str, serial: int) -> None:
+        """Note what a unit has put into the ``things`` that it was given.
+
+        Raises:
+            UsageError: Another microbatch that runs has put something there, so that the two see each other's half-way.
+        """
+        for number, _ in changes:
+            thing, filled = things[number], self.pipeline.filled
+            if filled.setdefault(id(thing), (thing, self.places.batch))[1] is not self.places.batch:
+                raise UsageError(
+                    f"{unit} puts something into a {type(thing).__qualname__} into which another microbatch that still "
+                    "runs has put something, too: let each microbatch make one for itself"
+                )
+        for tensor in tensors_in(changes):
+            value = self.value_of(tensor)
+            if value is not None:
+                self.left[value.number] = serial
+                if value.owner != self.rank:
+                    mark_left(tensor, unit, value.owner, self.pipeline.device)
 
     # --- calls ----------------------------------------------------------------------------------------------
 
@@ -152,6 +176,8 @@ class Program:
                 result, name, inputs, [*map(transform, tensors)], self.pipeline.size > 1
             )
             spec = spec._replace(description=description, passed=passed)
+        elif isinstance(result, Filled):
+            self._check_filled(spec, result, name, inputs, tensors)
         if without_grad:
             aliases.note_grad(without_grad)
         if aliases.renewed and not (spec.mutated or spec.passed):
@@ -210,7 +236,7 @@ class Program:
         check_outside(name, result, tensors)
         mutated = tuple(number for number, as_before in enumerate(untouched) if not as_before())
         description, passed = describe_result(result, name, inputs, tensors, self.pipeline.size > 1)
-        dynamic = watch.dynamic or bool(random & ~TORCH)
+        dynamic = watch.dynamic or bool(random & ~TORCH) or (isinstance(result, Filled) and result.uncertain)
         self.pipeline.specs[key] = spec = Spec(description, dynamic, random, mutated, passed)
         return result, spec
 
@@ -320,6 +346,17 @@ class Program:
                 "values, keep the module that uses the result in the same piece: weft.set_partition(parent, index)"
             )
 
+    def _check_filled(
+        self, spec: Spec, filled: Filled, name: str, inputs: Any, tensors: Sequence[Tensor]
+    ) -> None:
+        description, _ = describe_result(filled, name, inputs, tensors, self.pipeline.size > 1)
+        if not puts_the_same(spec.description, description):
+            raise DivergenceError(
+                f"{name} put something else into a list, dict or object that it was given than the first time with the "
+                "same arguments, which the other ranks do not know: keep what uses it in the same piece: "
+                "weft.set_partition(parent, index)"
+            )
+
     def stand_ins(
         self, spec: Spec, owner: int, tensors: list[Tensor], inputs: Any, alias: Alias | None = None
     ) -> Any:
@@ -347,6 +384,9 @@ class Program:
         """Let go of everything: values that outlive the microbatch must not keep what it has recorded."""
         self.tape.clear()
         self.places.close()
+        filled = self.pipeline.filled
+        for key in [key for key, (_, batch) in filled.items() if batch is self.places.batch]:
+            del filled[key]
         self.aliases.renewed.clear()
 
     # --- reading ------------------------------------------------------------------------------------

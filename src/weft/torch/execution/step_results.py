@@ -87,7 +87,7 @@ class Returned:
 
     def _send_or_receive(self, program: Program, tensor: Tensor) -> Tensor:
         value = program.value_of(tensor)
-        local = plain(tensor if value is None else value.data(tensor))
+        local = plain(self._data(program, tensor, value))
         if value is not None:
             check_stale(value, "the step's result")
         if value is not None and goes_with_others(tensor, value):
@@ -105,6 +105,12 @@ class Returned:
         if value is None or value.owner != program.rank:
             return local.detach() if self._detach and value is None else local
         return local.detach() if self._detach else self._ended(local, local)
+
+    @staticmethod
+    def _data(program: Program, tensor: Tensor, value: Value | None) -> Tensor:
+        if value is None:
+            return tensor
+        return program.tape.whole(value, tensor) if value.owner == program.rank else value.data(tensor)
 
     def _exchange(self, program: Program) -> None:
         """Send this rank's small tensors and receive those of the others, in the order of the microbatches."""

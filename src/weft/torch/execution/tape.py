@@ -26,11 +26,13 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
 from weft.runtime.microbatch import Microbatch
@@ -41,6 +43,7 @@ from weft.torch.execution.value import Segment, Value
 from weft.torch.pytorch.private import base_of
 from weft.torch.replicas.sharding.by_unit import run_later
 from weft.torch.session.pipeline import Pipeline
+from weft.torch.tensor_parallel.functions import together
 from weft.transport.channel import GRADIENT, PASS_BIT, VALUE, VERSION_BIT, Key, Message
 
 
@@ -65,6 +68,8 @@ class Tape:
         """Backward passes so far."""
         self.replicated: Replicated | None = None
         """The replicated tensors that need a gradient, once there are any."""
+        self.unseen: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Inside, glue does not look at what is computed."""
         self.entered: dict[int, weakref.ref[Tensor]] = {}
         """What each leaf of the segments stands for, by the leaf's id."""
 
@@ -100,7 +105,7 @@ class Tape:
             return
         check_stale(value, name)
         value.sent[peer] = version
-        tensor = value.data(tensor)
+        tensor = self.whole(value, tensor)
         needs_grad = goes_back(tensor)
         key = self.key(VALUE, value.number, version)
         self.channel.send(peer, Message(key, tensor.detach(), flag=needs_grad))
@@ -149,11 +154,19 @@ class Tape:
 
     def local(self, value: Value, tensor: Tensor) -> Tensor:
         """A value of this rank as a tensor that the current segment may use."""
-        tensor = value.data(tensor)
+        tensor = self.whole(value, tensor)
         if value.segment is self.current or isinstance(tensor, nn.Parameter) or not goes_back(tensor):
             return tensor
         self.remember(value, tensor)
         return self.enter(value, tensor)
+
+    def whole(self, value: Value, tensor: Tensor) -> Tensor:
+        """The data of a value of this rank. What a unit has left in parts, in a cache say, is put together for that."""
+        tensor = value.data(tensor)
+        if isinstance(tensor, DTensor):
+            with self.unseen():
+                value.actual = tensor = together(tensor)
+        return tensor
 
     def remember(self, value: Value, tensor: Tensor) -> None:
         """Keep where the value's gradient enters autograd's graph, but not its data."""

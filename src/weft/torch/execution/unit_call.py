@@ -22,27 +22,25 @@ from weft.torch.backward.offload import offloading
 from weft.torch.backward.weight_gradients import large
 from weft.torch.calls.attributes import Given
 from weft.torch.calls.call_signature import ONE, scan
-from weft.torch.calls.interception import intercept, interceptor_of
+from weft.torch.calls.filled import Contents, Filled, Left, fills, outside
+from weft.torch.calls.interception import intercept, interceptor_of, with_hooks
 from weft.torch.execution.glue import Glue, running, running_here, settings
 from weft.torch.execution.gradients import check_hidden
 from weft.torch.execution.program import Signature
 from weft.torch.execution.value import Value
 from weft.torch.pytorch.private import (
-    HOOKS,
     call_of,
     count_modes,
-    forward_hooks,
-    forward_pre_hooks,
     has_backward_hooks,
     has_forward_hooks,
     is_compiled,
     no_torch_function,
     pop_mode,
     push_mode,
-    refuse,
 )
 from weft.torch.session.pipeline import Pipeline
-from weft.torch.tensors.nested import fillable_in, has_objects, opaque_objects, replace
+from weft.torch.tensors.nested import has_objects, opaque_objects, replace
+from weft.torch.tensors.writes import unwritten
 
 log = logging.getLogger("weft")
 FLOATING = -1
@@ -57,13 +55,16 @@ class UnitCall:
     (everywhere, if none has a place). ``writes``: how often a microbatch calls it, if it is known to write its buffers.
     ``stage``: the stage it belongs to; a partition may have several. ``spots``: attributes in it that others set;
     ``toggled``: its parameters of which the step says whether they need gradients.
-    ``traced``: whether the trace has called it, so that one knows what it fills and writes.
+    ``traced``: whether the trace has called it, so that one knows what it writes. ``reads``: whether it may use what
+    other units have left in containers and objects.
     """
 
     def __init__(
-        self, module: nn.Module, name: str, owner: int, pipeline: Pipeline, writes: int, stage: int, traced: bool
+        self, module: nn.Module, name: str, owner: int, pipeline: Pipeline, writes: int, stage: int, traced: bool,
+        reads: bool = True,
     ) -> None:  # fmt: skip
         self.traced = traced
+        self.reads = reads
         self.module = module
         self.name = name
         self.owner = owner
@@ -110,8 +111,6 @@ class UnitCall:
             result = self._call_quickly(glue, inner, args[0])
             if result is not UNUSUAL:
                 return result
-        if not self.traced:
-            self._refuse_filling((*args, *kwargs.values()))
         return PlainCall(self, glue, inner, args, kwargs).result()
 
     def _call_quickly(self, glue: Glue, inner: Callable[..., Any], tensor: Tensor) -> Any:
@@ -159,16 +158,6 @@ class UnitCall:
         finally:
             push_mode(glue)
             running_here.glue = glue
-
-    def _refuse_filling(self, arguments: Any) -> None:
-        found = fillable_in(arguments)
-        if found:
-            raise UsageError(
-                f"{self.name} was not called in the first microbatch of the first step, where weft sees what a module "
-                f"does with its arguments. It gets a {type(found[0]).__name__}, and other ranks would not see what it "
-                "puts in there: let the first microbatch call it (weft.is_tracing() tells), or keep what calls it in "
-                "one piece with weft.set_partition(module, index)"
-            )
 
     def attributes(self) -> list[tuple[str, dict[str, Any]]]:
         """What its modules hold, but for parameters, buffers and modules."""
@@ -218,8 +207,6 @@ class PlainCall:
 
     key: Signature
     """The call's signature."""
-    originals: dict[int, tuple[Tensor, Tensor]]
-    """By the id of what an object holds during the call: the hidden tensor that it held, and what it holds."""
     again: bool
     """Whether an activation checkpoint runs the unit again in the backward pass."""
 
@@ -234,15 +221,20 @@ class PlainCall:
         self.inputs = (args, kwargs, self.given.tensors)
         self.tensors: list[Tensor] = []
         self.hidden: list[Tensor] = []
-        """Tensors in objects that ranks cannot compare; they are no part of the signature."""
+        """Tensors in objects; they have no numbers in the signature."""
+        self.away: dict[int, Tensor] = {}
+        """By id what other units have left and this one does not use: it stays where it is, and is not sent."""
+        self.contents = Contents((*args, *kwargs.values()))
+        self.held: list[Tensor] = []
+        """The hidden tensors as this rank has them."""
 
     def result(self) -> Any:
         """Make the call: what the unit returns on this rank, or stand-ins for what it returns on another one."""
         unit, program = self.unit, self.program
         with no_torch_function():
-            self._scan()
-            placed = self._find_placed()
-            owner = program.places.newest_owner(placed) if unit.owner == FLOATING and placed else unit.owner
+            parts = self._scan()
+            placed, owner = self._find_placed(parts)
+            self.key = tuple(parts)
             if owner != FLOATING and len(placed) != len(self.tensors) + len(self.hidden):
                 self._share(owner)
             if owner not in (FLOATING, program.rank):
@@ -250,35 +242,61 @@ class PlainCall:
                 program.module = unit.name
                 program.send_all(placed, owner)
                 spec = program.spec_for(self.key, unit.name, owner, call)
-                return program.stand_ins(spec, owner, self.tensors, self.inputs)
+                result = program.stand_ins(spec, owner, self.tensors, self.inputs)
+                return self._filled(result) if self.contents.things else result
         if owner == FLOATING:
             return self.inner(*self.inputs[0], **self.inputs[1])
         with self.glue.lifted():
             return self._run_here()
 
-    def _scan(self) -> None:
-        """Find the signature and the tensors."""
+    def _scan(self) -> list[Any]:
+        """Find the tensors; what the signature consists of."""
         unit = self.unit
         args, kwargs, given = self.inputs
         parts: list[Any] = [unit, unit.serial, unit.module.training, *settings()]
         if unit.toggled:
             parts.append(tuple(parameter.requires_grad for parameter in unit.toggled))
-        scan(args, parts, self.tensors, self.hidden)
+        scan(args, parts, self.tensors)
         if kwargs:
-            scan(kwargs, parts, self.tensors, self.hidden)
+            scan(kwargs, parts, self.tensors)
         if unit.spots:
-            scan(given, parts, self.tensors, self.hidden)
-        self.key = tuple(parts)
+            scan(given, parts, self.tensors)
+        if self.contents.things:
+            parts.append((Contents, self.contents.signature()))
+            known = {id(tensor) for tensor in self.tensors}
+            self.hidden = [tensor for tensor in self.contents.tensors if id(tensor) not in known]
+        return parts
 
-    def _find_placed(self) -> list[tuple[Tensor, Value]]:
-        """The tensors that have a place."""
-        program, tensors = self.program, (*self.tensors, *self.hidden)
+    def _find_placed(self, parts: list[Any]) -> tuple[list[tuple[Tensor, Value]], int]:
+        """The tensors that have a place, and the partition that runs the call; notes what need not be sent there."""
+        unit, program, tensors = self.unit, self.program, (*self.tensors, *self.hidden)
         placed = [(tensor, value) for tensor in tensors if (value := program.value_of(tensor)) is not None]
         if len(placed) < len(tensors):
             for tensor in tensors:
                 if tensor.device.type == "meta" and program.value_of(tensor) is None:
                     self.glue.refuse_meta(tensor)
-        return placed
+        self._leave_out(placed)
+        if self.away:
+            places = tuple(number for number, tensor in enumerate(tensors) if id(tensor) in self.away)
+            parts.append((Left, places))
+            placed = [(tensor, value) for tensor, value in placed if id(tensor) not in self.away]
+            self.tensors = [tensor for tensor in self.tensors if id(tensor) not in self.away]
+            self.hidden = [tensor for tensor in self.hidden if id(tensor) not in self.away]
+        owner = unit.owner
+        if owner == FLOATING and placed:
+            owner = program.places.newest_owner(placed)
+        return placed, owner
+
+    def _leave_out(self, placed: list[tuple[Tensor, Value]]) -> None:
+        """Note what other units have left in the things that the call gets, if the unit does not use such."""
+        unit, left = self.unit, self.program.left
+        if not left or unit.reads or not self.contents.things:
+            return
+        inside = {id(tensor) for tensor in self.contents.tensors}
+        inside -= {id(each) for each in (*self.inputs[0], *self.inputs[1].values())}
+        for tensor, value in placed:
+            if id(tensor) in inside and left.get(value.number, unit.serial) != unit.serial:
+                self.away[id(tensor)] = tensor
 
     def _share(self, owner: int) -> None:
         """Note the replicated tensors, which the unit uses on ``owner``."""
@@ -290,9 +308,7 @@ class PlainCall:
     def _run_here(self) -> Any:
         """The unit's result; with nothing intercepted inside."""
         unit, program = self.unit, self.program
-        arguments = self.inputs[:2]
-        self.originals = {}
-        self.again = program.checkpointing and torch.is_grad_enabled() and unit.may_run_again(arguments)
+        self.again = program.checkpointing and torch.is_grad_enabled() and self._may_run_again()
         call = program.next_call(self.key)
         program.module = unit.name
         if unit.owner != FLOATING:
@@ -301,25 +317,85 @@ class PlainCall:
             self.key, unit.name, call, self._run, self.tensors, self.inputs, self._localise
         )
         program.module = ""
-        if self.originals and not self.again:  # objects hold again what has a place on every rank
-            replace(arguments, lambda tensor: self.originals.get(id(tensor), (tensor,))[0])
+        if self.contents.things:
+            result = self._filled(result)
         if unit.stateful:
             program.microbatch.passed(unit.name)
         return result
 
+    def _may_run_again(self) -> bool:
+        """Whether an activation checkpoint may run the unit again. Containers that it fills would be filled twice."""
+        if self.contents.things:
+            spec = self.program.pipeline.specs.get(self.key)
+            if spec is None or fills(spec.description):
+                return False
+        return self.unit.may_run_again(self.inputs[:2])
+
+    def _filled(self, filled: Filled) -> Any:
+        """The unit's own result, after what it has left is in the things that it was given."""
+        if filled.changes:
+            self.program.note_left(filled.changes, self.contents.things, self.unit.name, self.unit.serial)
+            self.contents.apply(filled.changes)
+        return self.contents.find(filled.result)
+
     def _localise(self, inputs: Any, transform: Callable[[Tensor], Tensor]) -> Any:
         """The inputs as this rank has them."""
         unit = self.unit
-        local = replace(inputs, transform)
-        for tensor in self.hidden:
-            held = transform(tensor)
-            self.originals[id(held)] = tensor, held
+
+        def known(tensor: Tensor) -> Tensor:
+            return tensor if id(tensor) in self.away else transform(tensor)
+
+        if self.contents.things and not self.again:
+            args, kwargs, given = inputs
+            local = (
+                tuple(outside(each, known) for each in args),
+                {name: outside(each, known) for name, each in kwargs.items()},
+                [*map(known, given)],
+            )
+            self.contents.localise(known)
+            self.held = [*map(known, self.hidden), *self.away.values()]
+        else:
+            local = replace(inputs, known)
         if unit.stateful:  # its buffers are to see the microbatches in order
             self.program.microbatch.follow(unit.name, unit.writes)
         return local
 
     def _run(self, local: Any) -> Any:
-        """Run the unit on local inputs."""
+        """Run the unit on local inputs: its result, and where it was given containers what it has put there."""
+        contents = self.contents
+        if not contents.things:
+            return self._forward(local)
+        if self.again:
+            contents = Contents((*local[0], *local[1].values()))
+            result = self._forward(local)
+            if self._changes(contents):
+                raise UsageError(
+                    f"{self.unit.name} in an activation checkpoint fills a container that it is given, and did not "
+                    "when it was called with the same shapes before: call it without the checkpoint"
+                )
+            return Filled(result, [])
+        contents.local()
+        untouched = [unwritten(tensor) for tensor in self.held]
+        try:
+            result = self._forward(local)
+            filled = Filled(contents.refer(result), self._changes(contents))
+        finally:
+            contents.restore()
+        if not all(as_before() for as_before in untouched):
+            raise UsageError(
+                f"{self.unit.name} writes in place into a tensor in an object that it is given, which the other ranks "
+                "do not see, and did not do so in the first microbatch of the first step: let that microbatch do it, "
+                "too, or hand the tensor over as an argument of its own"
+            )
+        return filled
+
+    def _changes(self, contents: Contents) -> list[Any]:
+        try:
+            return contents.changes()
+        except UsageError as error:
+            raise UsageError(f"{self.unit.name} {error}") from None
+
+    def _forward(self, local: Any) -> Any:
         unit, program = self.unit, self.program
         args, kwargs, given = local
         forward = self.inner if not given else functools.partial(self._forward_with, given)
@@ -340,31 +416,6 @@ class PlainCall:
             return self.inner(*args, **kwargs)
 
 
-def with_hooks(
-    module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """``nn.Module.__call__``'s protocol for a module's own forward hooks, around another ``forward``."""
-    refuse(HOOKS)
-    for hook, takes_kwargs in forward_pre_hooks(module):
-        if takes_kwargs:
-            changed = hook(module, args, kwargs)
-            if changed is not None:
-                args, kwargs = changed
-        else:
-            changed = hook(module, args)
-            if changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
-    result = forward(*args, **kwargs)
-    for after, takes_kwargs in forward_hooks(module):
-        if takes_kwargs:
-            changed = after(module, args, kwargs, result)
-        else:
-            changed = after(module, args, result)
-        if changed is not None:
-            result = changed
-    return result
-
-
 def received_data(tensor: Tensor) -> Tensor:
     """The data behind a stand-in that this rank has received."""
     value: Value | None = tensor._weft_value  # type: ignore[attr-defined]
@@ -377,11 +428,11 @@ def received_data(tensor: Tensor) -> Tensor:
 
 def attach(
     module: nn.Module, name: str, owner: int, pipeline: Pipeline, writes: int = 0, stage: int | None = None,
-    traced: bool = True,
+    traced: bool = True, reads: bool = True,
 ) -> None:  # fmt: skip
     """Intercept calls of ``module``, a unit called ``name``; see :class:`UnitCall`."""
     stage = owner if stage is None else stage
-    intercept(module, UnitCall(module, name, owner, pipeline, writes, stage, traced))
+    intercept(module, UnitCall(module, name, owner, pipeline, writes, stage, traced, reads))
 
 
 def unit_call(module: nn.Module) -> UnitCall:

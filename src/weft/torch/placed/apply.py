@@ -20,7 +20,16 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
     assert pipeline is not None
     modules = dict(root.named_modules())
     for unit in plan.units:
-        attach(modules[unit.name], unit.name, unit.partition, pipeline, unit.writes, unit.stage, unit.traced)
+        attach(
+            modules[unit.name],
+            unit.name,
+            unit.partition,
+            pipeline,
+            unit.writes,
+            unit.stage,
+            unit.traced,
+            unit.reads,
+        )
     owners = plan.owners(root)
     if has_delayed(root):
         cut_weights(root, plan, owners, session)

@@ -62,7 +62,7 @@ def cut_over_sequences(
     mine = {n: dim for n, dim in sequences.regions.items() if any(is_below(name, n) for name in here)}
     team = cut_sequences(
         root, replace(sequences, regions=mine), session.tensor_group, session.position("tp"), session.device,
-        lambda: session.drawing is not None,
+        lambda: session.drawing is not None, {unit.name for unit in plan.units},
     )  # fmt: skip
     if team is not None:
         team.record = partial(record, session, "tensor")

@@ -43,6 +43,7 @@ class PlannedUnit:
         writes: How often a microbatch calls it if it writes its buffers, else 0.
         stage: Which stage it is in, where partitions have several.
         traced: Whether the trace has called it.
+        reads: Whether it may use what other units have put into lists, dicts and objects.
     """
 
     unit: Unit
@@ -51,6 +52,7 @@ class PlannedUnit:
     writes: int = 0
     stage: int | None = None
     traced: bool = True
+    reads: bool = True
 
     @property
     def name(self) -> str:

@@ -73,6 +73,7 @@ class Pipeline:
         told: The signatures that this rank has told the others.
         own: The attributes of modules that each microbatch has for itself.
         buffers: The buffers of this rank that the code between units writes, by id.
+        filled: The lists, dicts and objects that units of running microbatches have filled, by id, with the microbatch.
         fuses: Whether a weight of this rank gains by being added to its gradient in one call.
         replicas: How many copies of the model there are.
         units: How many units have a number.
@@ -95,6 +96,7 @@ class Pipeline:
     told: set[Any] = field(default_factory=set)
     own: Own = field(default_factory=Own)
     buffers: dict[int, SharedBuffer] = field(default_factory=dict)
+    filled: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     fuses: bool = False
     replicas: int = 1
     units: int = 0

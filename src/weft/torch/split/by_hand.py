@@ -16,6 +16,8 @@ from torch import nn
 
 from weft.errors import PlacementError, UsageError
 from weft.torch.split.unit_tree import Piece, Tree
+from weft.torch.tensor_parallel.linears import is_linear
+from weft.torch.tensor_parallel.splits import COLUMN, ROW, VOCABULARY
 from weft.torch.tensors.marks import MARK, WHOLE
 
 _contexts = threading.local()
@@ -70,28 +72,45 @@ def _marking(key: str, value: Any) -> Iterator[None]:
             nn.Module.__init__ = _contexts.original  # type: ignore[method-assign]
 
 
-def set_tensor_parallelism(module: nn.Module, enabled: bool = True) -> None:
-    """Say before the first step whether the weights in ``module`` may be cut over ranks; they may, unless it is said.
+def set_tensor_parallelism(module: nn.Module, enabled: bool | str = True) -> None:
+    """Say before the first step whether the weights in ``module`` may be cut over ranks, or how; they may, unless it is
+    said.
 
     What can be cut is found by itself (``tensor_parallel_degree``). ``enabled``: False keeps ``module``, and all in it,
-    whole on every rank. Wins over :func:`tensor_parallelism`; modules inside that were set on their own stay as they
-    were set.
+    whole on every rank. One linear may be told how: ``"column"``, each rank computes some of its results, which are
+    put together unless the next linear takes them in parts; ``"row"``, each rank takes some of its inputs, and the
+    results are added up. ``"vocabulary"``: an embedding, or the linear that scores its words, by rows. Where this
+    cannot be, the first step raises :class:`UsageError` before anything is cut.
+
+    Wins over :func:`tensor_parallelism`; modules inside that were set on their own stay as they were set.
 
     Raises:
-        UsageError: It is no module, or ``enabled`` is neither True nor False.
+        UsageError: It is no module, ``enabled`` is none of these, or the module is nothing that can be cut so.
     """
     if not isinstance(module, nn.Module):
         raise UsageError(f"set_tensor_parallelism takes a module, not a {type(module).__qualname__}")
-    _check_enabled(enabled)
+    if enabled in (COLUMN, ROW, VOCABULARY):
+        _check_kind(module, str(enabled))
+    else:
+        _check_enabled(enabled, ', "column", "row" or "vocabulary"')
     _forget_contexts(module, WHOLE)
-    module.__dict__[WHOLE] = (not enabled, True)
+    module.__dict__[WHOLE] = (enabled if isinstance(enabled, str) else not enabled, True)
 
 
-def _check_enabled(enabled: object) -> None:
-    if not isinstance(enabled, bool):
+def _check_kind(module: nn.Module, how: str) -> None:
+    """Raise :class:`UsageError` for a module of another kind than those that can be cut in this way."""
+    words = type(module) is nn.Linear or isinstance(module, nn.Embedding)
+    if not (words if how == VOCABULARY else is_linear(module)):
+        kinds = "a torch.nn.Linear or an embedding" if how == VOCABULARY else "a torch.nn.Linear"
         raise UsageError(
-            f"enabled is {enabled!r}, it must be True or False: how weights are cut follows from what a model computes"
+            f'set_tensor_parallelism(module, "{how}") takes {kinds}, not a {type(module).__qualname__}: say it of each '
+            "such module in it"
         )
+
+
+def _check_enabled(enabled: object, others: str = "") -> None:
+    if not isinstance(enabled, bool):
+        raise UsageError(f"enabled is {enabled!r}, it must be True{',' if others else ' or'} False{others}")
 
 
 def _forget_contexts(module: nn.Module, key: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -44,14 +44,22 @@ def trace_step(
 
 
 def find_splits(
-    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch
+    session: Session,
+    model: DistributedModel,
+    function: Callable[..., Any],
+    batch: MiniBatch,
+    leaking: Collection[str],
 ) -> Splits | None:
-    """Which of the model's weights can be cut over ranks; None if they are not to be. On the rank that decides."""
-    size = session.settings.tensor_parallel_degree
+    """Which of the model's weights can be cut over ranks; None if they are not to be. On the rank that decides.
+
+    ``leaking``: modules out of which tensors get by another way than their result.
+    """
+    settings = session.settings
+    size = settings.tensor_parallel_degree
     if size == 1:
         return None
     with forward_only(session, [model], function, batch) as run:
-        return find(model.module, run, size, session.settings.sequence_parallel)
+        return find(model.module, run, size, settings.sequence_parallel, settings.experts, leaking)
 
 
 @contextmanager

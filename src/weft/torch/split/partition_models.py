@@ -23,7 +23,7 @@ from weft.plan.chosen import Chosen, layout, most_in_flight
 from weft.plan.measured.planned import Planned
 from weft.runtime.allocator import give_back
 from weft.schedule.table import KINDS
-from weft.session.recording import tell_plan, tell_units
+from weft.session.recording import tell_facts, tell_plan, tell_units
 from weft.simulate import FREE
 from weft.torch.calls.attributes import own
 from weft.torch.context_parallel import Sequences
@@ -45,7 +45,7 @@ from weft.torch.split.memory_room import decide_optimize, device_bytes, fits, li
 from weft.torch.split.microbatch_number import decide_number, need_cut
 from weft.torch.split.open_modules import Choice, graph_of, piece_costs
 from weft.torch.split.unit_tree import Piece, Tree
-from weft.torch.tensor_parallel import Splits
+from weft.torch.tensor_parallel import Splits, refuse_whole
 from weft.torch.tensor_parallel.plans import beside_own_plan
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.trace.record import Trace
@@ -101,12 +101,15 @@ def partition_models(
             for warning in placement.warnings:
                 log.warning("%s", warning)
             if plan.tensors is not None:
-                found = Splits.from_record(plan.tensors)
-                beside = beside_own_plan(model.module, found)
-                log.info("Weights cut over ranks:\n%s", "\n".join(filter(None, [found.text(), beside])))
+                splits = Splits.from_record(plan.tensors)
+                beside = beside_own_plan(model.module, splits)
+                log.info("Weights cut over ranks:\n%s", "\n".join(filter(None, [splits.text(), beside])))
             if plan.sequences is not None:
                 log.info("Sequences cut over ranks:\n%s", Sequences.from_record(plan.sequences).text())
     tell_plan(session, _planned(plans))
+    if session.settings.tensor_parallel_degree > 1:
+        found = [Splits.from_record(plan.tensors) for plan in plans if plan.tensors is not None]
+        tell_facts(session, cut_layers=sum(len(each.linears()) for each in found))
     return batch
 
 
@@ -175,7 +178,8 @@ def make_plan(
 ) -> Plan:
     """Trace the step and place the model's units; on the rank that decides. ``link``: measured, for `auto`."""
     traced = trace_step(session, model, function, batch, counted)
-    tensors = _sendable(find_splits(session, model, function, batch), traced, session, model.module)
+    tensors = find_splits(session, model, function, batch, traced.leaking)
+    tensors = _sendable(tensors, traced, session, model.module)
     if not any(record.calls for record in traced.records.values()):
         raise UsageError(
             "the step never called the model: call it inside the function that @weft.step decorates"
@@ -228,7 +232,7 @@ def _sendable(splits: Splits | None, traced: Trace, session: Session, root: nn.M
         if any(other != name and is_below(other, name) for other in names)
         and sum(p.numel() for p in root.get_submodule(name).parameters()) > most
     }
-    splits = _without(splits, large, "what calls it would have to stay on one partition as a whole")
+    splits = _without(splits, large, "what calls it would have to stay on one partition as a whole", root)
     leaking = {
         region.name
         for region in splits.regions
@@ -237,16 +241,22 @@ def _sendable(splits: Splits | None, traced: Trace, session: Session, root: nn.M
     if not leaking:
         return splits
     log.warning(
-        "%s leaves tensors behind by another way than its result (a cache of keys and values, say), which ranks of "
-        "other partitions would not see. So its weights are not cut over ranks: pass use_cache=False to the model, or "
-        'set model.config.use_cache = False, or write "partitions": 1', ", ".join(sorted(leaking)[:3]),
+        "%s leaves tensors behind by another way than its result or what it is given (an attribute, a closure), "
+        "which ranks of other partitions would not see. So its weights are not cut over ranks: let it return them, or "
+        'put them into a list, dict or object that it is given, or write "partitions": 1',
+        ", ".join(sorted(leaking)[:3]),
     )  # fmt: skip
-    return _without(splits, leaking, "leaves tensors behind by another way than its result")
+    return _without(splits, leaking, "leaves tensors behind by another way than its result", root)
 
 
-def _without(splits: Splits, names: set[str], reason: str) -> Splits:
-    """The splits, but for those of these modules."""
+def _without(splits: Splits, names: set[str], reason: str, root: nn.Module) -> Splits:
+    """The splits, but for those of these modules.
+
+    Raises:
+        UsageError: The script wants some of them to be split.
+    """
     whole = {name: reason for region in splits.regions if region.name in names for name in region.linears}
+    refuse_whole(root, whole)
     kept = tuple(region for region in splits.regions if region.name not in names)
     return replace_fields(splits, regions=kept, whole={**splits.whole, **whole})
 
@@ -324,13 +334,13 @@ def _plan(
             round(cost, 5),
             _count_writes(traced, unit.name),
             stage,
-            traced.records[unit.name].calls > 0,
+            *_known(traced, unit.name),
         )
         for unit, stage, at, cost in zip(graph_of(pieces).units, stages, partitions, costs, strict=True)
     ]
     floating = [piece for piece in tree.pieces(opened) if piece.floating]
     units += [
-        PlannedUnit(Unit(piece.name, 0, 0, 0, 0), FLOATING, traced=traced.records[piece.name].calls > 0)
+        PlannedUnit(Unit(piece.name, 0, 0, 0, 0), FLOATING, 0.0, 0, None, *_known(traced, piece.name))
         for piece in floating
     ]
     where = {piece.name: at for piece, at in zip(pieces, partitions, strict=True)}
@@ -351,6 +361,12 @@ def _plan(
         toggled=tuple(sorted(traced.toggled)), read=tuple(read),
         serial=_must_follow(traced, [unit.name for unit in units]),
     )  # fmt: skip
+
+
+def _known(traced: Trace, name: str) -> tuple[bool, bool]:
+    """Whether the trace has called the unit, and whether the unit may use what others leave in what it is given."""
+    called = traced.records[name].calls > 0
+    return called, not called or name in traced.readers
 
 
 def _must_follow(traced: Trace, units: Sequence[str]) -> bool:

@@ -8,9 +8,10 @@ are plain.
 
 from .apply import split
 from .cuts import Cut, axes_of, can_cut, cut, cut_of, is_cut, whole
-from .find import find
+from .find import find, refuse_whole
 from .splits import Linear, Region, Splits
 
 __all__ = [
-    "Cut", "Linear", "Region", "Splits", "axes_of", "can_cut", "cut", "cut_of", "find", "is_cut", "split", "whole",
+    "Cut", "Linear", "Region", "Splits", "axes_of", "can_cut", "cut", "cut_of", "find", "is_cut",
+    "refuse_whole", "split", "whole",
 ]  # fmt: skip

@@ -12,16 +12,16 @@ from torch import nn
 
 from weft.errors import UsageError
 from weft.torch.pytorch.private import take_plain_for_whole
-from weft.torch.tensors.cut_weights import guard
+from weft.torch.tensors.cut_weights import check_call, guard
 from weft.torch.tensors.nested import replace
 
 from .attention import attend, forget_shortcuts, why_whole
 from .cuts import cut_in_place, is_cut, mark
-from .experts import in_parts, misfit
+from .experts import Mixture, in_parts, members, misfit, misfit_of_mixture
 from .functions import Functions, answer, replaced
 from .linears import Entered, column, cuts_of, features, row
 from .rules import as_whole
-from .splits import COLUMN, EXPERTS, HEADS, ROW, VOCABULARY, Linear, Splits
+from .splits import COLUMN, EXPERTS, HEADS, MIXTURE, ONCE, ROW, VOCABULARY, Linear, Splits
 from .spread import enters, plain
 from .team import Team
 from .vocabulary import LookedUp, scores
@@ -41,11 +41,15 @@ _inside = _Inside()
 class SplitLinear:
     """Stands for a linear's ``forward``; in the module's dict, so that a copied module has its own."""
 
-    def __init__(self, module: nn.Module, linear: Linear, team: Team, in_parts: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, linear: Linear, team: Team, in_parts: bool = False, name: str = ""
+    ) -> None:
         self.module, self.linear, self.team, self.in_parts = module, linear, team, in_parts
+        self.name = name
         self.cuts = cuts_of(module, linear)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        check_call(self.name)
         if self.linear.kind == HEADS:
             module: Any = self.module
             args, kwargs = replaced((args, kwargs), lambda each: as_whole(plain(each)))
@@ -70,7 +74,7 @@ class SplitLinear:
         memo[id(self)] = copied
         copied.module = memo[id(self.module)]
         copied.linear, copied.team, copied.cuts = self.linear, self.team, self.cuts
-        copied.in_parts = self.in_parts
+        copied.in_parts, copied.name = self.in_parts, self.name
         for name, how in self.cuts.items():  # parameters are copied without their marks
             parameter = memo.get(id(self.module.get_parameter(name)))
             if parameter is not None:
@@ -121,14 +125,18 @@ def split(
     """
     linears = splits.linears()
     _check(model, splits, size)
-    if not linears or any(is_cut(_weight(model.get_submodule(name))) for name in linears):
+    if not linears or any(is_cut(_weight(model.get_submodule(name), how)) for name, how in linears.items()):
         return None
     take_plain_for_whole()
     team = Team.of(group, rank, size, device, timeout)
     answer(Functions(team))
+    mixtures: list[Mixture] = []
     for name, linear in linears.items():
         module = model.get_submodule(name)
-        stands = SplitLinear(module, linear, team, name in splits.spread)
+        stands: Any = SplitLinear(module, linear, team, name in splits.spread, name)
+        if linear.kind == MIXTURE:
+            stands = Mixture(module, linear, team)
+            mixtures.append(stands)
         for own, how in stands.cuts.items():
             if not is_cut(module.get_parameter(own)):  # modules share it
                 cut_in_place(module.get_parameter(own), how, team)
@@ -138,18 +146,27 @@ def split(
     forget_shortcuts(model, {id(model.get_submodule(name)) for name in linears})
     for region in splits.regions:
         module = model.get_submodule(region.name)
-        if region.name in linears:
+        if region.name in linears and linears[region.name].kind != COLUMN:
             continue
         module.__dict__["forward"] = SplitRegion(module, team)
+    for mixture in mixtures:
+        for inner, stands_inside in members(mixture).items():
+            inner.__dict__["forward"] = stands_inside
     return team
 
 
-def _weight(module: Any) -> Any:
+def _weight(module: Any, linear: Linear) -> Any:
     """The parameter that tells whether the module is split; None if it is nothing that weft splits."""
+    if linear.kind == MIXTURE:
+        held = next((each.name for each in linear.held if each.rank is not None), "")
+        inside = dict(module.named_parameters())
+        return next((value for name, value in inside.items() if held and name.startswith(f"{held}.")), None)
+    if linear.kind == EXPERTS:
+        cut = next((part.name for part in linear.parts if part.dim != ONCE), "")
+        return dict(module.named_parameters()).get(cut)
     if isinstance(module, nn.MultiheadAttention):
         return module.in_proj_weight
-    own = dict(module.named_parameters(recurse=False))
-    return own.get("weight", next((each for each in own.values() if each.dim() == 3), None))
+    return dict(module.named_parameters(recurse=False)).get("weight")
 
 
 def _check(model: nn.Module, splits: Splits, size: int) -> None:
@@ -159,9 +176,9 @@ def _check(model: nn.Module, splits: Splits, size: int) -> None:
     modules = dict(model.named_modules())
     for name, linear in splits.linears().items():
         module = modules.get(name)
-        if module is None or _weight(module) is None:
+        if module is None or _weight(module, linear) is None:
             faults.append(f"the model has no linear {name}")
-        elif not is_cut(_weight(module)) and (fault := _misfit(module, linear, size)):
+        elif not is_cut(_weight(module, linear)) and (fault := _misfit(module, linear, size)):
             faults.append(f"{name}: {fault}")
     faults.extend(f"the model has no {r.name}" for r in splits.regions if r.name not in modules)
     if faults:
@@ -176,6 +193,8 @@ def _misfit(module: nn.Module, linear: Linear, size: int) -> str:
         return why_whole_vocabulary(module, size)
     if linear.kind == EXPERTS:
         return misfit(module, linear)
+    if linear.kind == MIXTURE:
+        return misfit_of_mixture(module, linear, size)
     if isinstance(module, (nn.MultiheadAttention, nn.Embedding)) or linear.kind == HEADS:
         return "it is of another kind"
     inputs, results = features(module)

@@ -43,15 +43,23 @@ class Cut:
         dim: The dimension that is cut.
         blocks: Sizes along ``dim`` of what is cut by itself; they add up to the size of the whole.
         shape: The shape of the whole.
+        holder: The rank that has all of it, where the others have nothing; None where each has a part.
     """
 
     dim: int
     blocks: tuple[int, ...]
     shape: tuple[int, ...]
+    holder: int | None = None
+
+    def sizes(self, size: int) -> list[list[int]]:
+        """For each block how much of it each of ``size`` ranks has."""
+        if self.holder is None:
+            return [part_sizes(block, size) for block in self.blocks]
+        return [[block * (rank == self.holder) for rank in range(size)] for block in self.blocks]
 
     def local_shape(self, rank: int, size: int) -> tuple[int, ...]:
         """The shape of the part of ``rank`` of ``size``."""
-        own = sum(part_sizes(block, size)[rank] for block in self.blocks)
+        own = sum(sizes[rank] for sizes in self.sizes(size))
         return tuple(own if dim == self.dim else n for dim, n in enumerate(self.shape))
 
 
@@ -67,14 +75,14 @@ def part_sizes(total: int, size: int) -> list[int]:
 def cut_by(tensor: Tensor, how: Cut, rank: int, size: int) -> Tensor:
     """The part of ``rank``, contiguous, in memory of its own."""
     blocks = tensor.split(how.blocks, how.dim)
-    parts = [block.split(part_sizes(block.shape[how.dim], size), how.dim)[rank] for block in blocks]
+    sizes = how.sizes(size)
+    parts = [block.split(each, how.dim)[rank] for block, each in zip(blocks, sizes, strict=True)]
     return torch.cat(parts, how.dim)
 
 
 def joined(parts: Sequence[Tensor], how: Cut) -> Tensor:
     """The whole of the parts of all ranks in their order."""
-    size = len(parts)
-    sizes = [part_sizes(block, size) for block in how.blocks]
+    sizes = how.sizes(len(parts))
     blocks = [part.split([each[n] for each in sizes], how.dim) for n, part in enumerate(parts)]
     return torch.cat([piece for pieces in zip(*blocks, strict=True) for piece in pieces], how.dim)
 
@@ -122,7 +130,7 @@ def whole(parameter: Tensor, value: Tensor | None = None) -> Tensor:
     if own.shape != parameter.shape:
         return own
     for how, team in reversed(_cuts(parameter)):
-        sizes = [sum(each) for each in zip(*(part_sizes(n, team.size) for n in how.blocks), strict=True)]
+        sizes = [sum(each) for each in zip(*how.sizes(team.size), strict=True)]
         own = joined(team.gather(own, how.dim, sizes), how)
     return own
 

@@ -9,13 +9,14 @@ are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from weft.errors import UsageError
 from weft.torch.pytorch.private import (
     has_backward_hooks,
     has_forward_hooks,
@@ -27,12 +28,12 @@ from weft.torch.session.random_streams import Streams
 from weft.torch.tensors.marks import WHOLE
 
 from .attention import why_whole
+from .experts import around_lonely, find_experts, find_mixtures, lonely, shares_out
 from .experts import candidates as experts_of
-from .experts import find_experts
 from .experts.uncalled import adopt_uncalled
 from .functions import answer, forget
-from .linears import is_linear
-from .splits import COLUMN, HEADS, ROW, VOCABULARY, Linear, Region, Splits
+from .linears import features, is_linear
+from .splits import COLUMN, HEADS, HOW, MIXTURE, ROW, VOCABULARY, Linear, Region, Splits
 from .spread import SCORES, TOKENS, watch
 from .team import Team, new_name
 from .trial import Stop, Trial, Watcher
@@ -41,7 +42,10 @@ from .vocabulary import find_vocabulary
 _WANTED = "the script wants it whole"
 
 
-def find(model: nn.Module, run: Callable[[], Any], size: int, sequence: bool = False) -> Splits:
+def find(
+    model: nn.Module, run: Callable[[], Any], size: int, sequence: bool = False, experts: str = "auto",
+    leaking: Collection[str] = (),
+) -> Splits:  # fmt: skip
     """Which linears of ``model`` can be split over ``size`` ranks, and how.
 
     One process does this by itself; no other one takes part. The model is as before afterwards: parameters, buffers and
@@ -52,43 +56,77 @@ def find(model: nn.Module, run: Callable[[], Any], size: int, sequence: bool = F
         run: Runs the model once on one microbatch, with or without the loss. It is run several times.
         size: How many ranks axis ``tp`` has.
         sequence: Whether tokens are to be in parts between the linears that are split.
+        experts: How ranks share experts: as the settings say it.
+        leaking: Modules out of which tensors get by another way than their result.
 
     Raises:
         UsageError: This PyTorch cannot imagine ranks.
+        UsageError: What the script wants to be split cannot be, see :func:`wished`.
         Exception: Whatever ``run`` raises for the whole model.
     """
-    whole = _excluded(model)
-    candidates = {n: m for n, m in model.named_modules() if is_linear(m) and n not in whole}
+    whole, wanted = _excluded(model), wished(model)
+    words_wanted = [name for name, how in wanted.items() if how == VOCABULARY]
+    if size > 1:
+        refuse_whole(model, {name: why for name, why in whole.items() if name not in words_wanted})
+        refuse_whole(model, _misfits(model, wanted, size))
+    candidates = {
+        n: m for n, m in model.named_modules() if is_linear(m) and n not in whole and n not in words_wanted
+    }
     attentions = {n: m for n, m in model.named_modules() if type(m) is nn.MultiheadAttention}
     embedded = any(isinstance(module, nn.Embedding) for module in model.modules())
-    if size == 1 or not (candidates or attentions or embedded or experts_of(model)):
+    mixed = experts_of(model) or around_lonely(model)
+    if size == 1 or not (candidates or attentions or embedded or wanted or mixed):
         return Splits(size, (), whole)
     take_plain_for_whole()
     device = next(model.parameters()).device
     kind = "cpu" if device.type == "meta" else device.type
     with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
         team = Team(mesh, None, 0, size)
-        trial = Trial(candidates, size)
+        owners = _owners(model)
+        mixtures, uneven = ({}, {}) if experts == "parts" else find_mixtures(
+            model, run, size, owners,
+            lambda name: "the script says how to split it" if name in wanted else _own_wish(model, name, False),
+            leaking,
+        )  # fmt: skip
+        inside = {name for name, _ in model.named_modules() if shares_out(mixtures, name)}
+        whole = {name: reason for name, reason in whole.items() if name not in inside}
+        trial = Trial(
+            {name: each for name, each in candidates.items() if name not in inside}, size,
+            {name: how for name, how in wanted.items() if name not in words_wanted},
+        )  # fmt: skip
         while _once(run, team, trial):
             pass  # each run keeps more linears whole, or takes one more for a fused projection
         adopt_uncalled(model, trial)
         whole.update(trial.whole)
-        owners = _owners(model)
         words, others = find_vocabulary(
-            model, run, size, owners, whole, lambda name: _own_wish(model, name, False)
+            model, run, size, owners, whole, lambda name: _own_wish(model, name, False), words_wanted
         )
-        experts, uncut = find_experts(model, run, size, owners, lambda name: _own_wish(model, name, False))
+        refuse_whole(model, others)
+        stacked, uncut, told = find_experts(
+            model, run, size, owners, lambda name: _own_wish(model, name, False), experts, inside,
+            {*trial.kinds, *trial.alone, *words}, leaking,
+        )  # fmt: skip
         kinds = {name: SCORES for name in words if not isinstance(model.get_submodule(name), nn.Embedding)}
         if sequence:
             kinds.update({name: TOKENS for name in words if name not in kinds})
             kinds.update({name: TOKENS for name, kind in trial.kinds.items() if kind == ROW})
         columns = [name for name, kind in trial.kinds.items() if kind == COLUMN]
+        columns += [name for name in trial.alone if wanted[name] == COLUMN]
         gathering = [*columns, *(name for name, kind in kinds.items() if kind == SCORES)]
         spread, notes = watch(model, run, size, kinds, gathering)
     regions = _regions(model, trial)
-    regions.update({name: {name: linear} for name, linear in experts.items()})
-    whole.update(uncut)
+    regions.update({name: {name: Linear(wanted[name])} for name in trial.alone})
+    regions.update({name: {name: linear} for name, linear in {**stacked, **mixtures}.items()})
+    alone = {
+        n: why for n, why in lonely(model).items() if n not in inside and n.rpartition(".")[0] not in stacked
+    }
+    whole.update({name: uncut.get(name.rpartition(".")[0], why) for name, why in alone.items()})
+    whole.update(
+        {name: why for name, why in uncut.items() if name not in {n.rpartition(".")[0] for n in alone}}
+    )
     for name, attention in attentions.items():
+        if name in inside:
+            continue
         whole.pop(f"{name}.out_proj", None)
         reason = why_whole(attention, size) or _own_wish(model, name)
         if any(len(owners[id(parameter)]) > 1 for parameter in attention.parameters()):
@@ -105,7 +143,14 @@ def find(model: nn.Module, run: Callable[[], Any], size: int, sequence: bool = F
         regions[name] = {name: Linear(VOCABULARY)}
     found = tuple(Region(name, regions[name]) for name, _ in model.named_modules() if name in regions)
     whole = {name: whole[name] for name, module in model.named_modules() if name in whole}
-    return Splits(size, found, whole, tuple(spread), notes)
+    for name in wanted:
+        besides = "put together" if wanted[name] == COLUMN and name in trial.alone else notes.get(name, "")
+        notes[name] = "as the script says" + f", {besides}" * bool(besides)
+    for name, why in told.items():
+        other = "not inside of each expert" if stacked[name].by_rank() else f"not {HOW[MIXTURE]}"
+        notes[name] = f"{other}: {why}"
+    by_part = {name: f"not {HOW[MIXTURE]}: {why}" for name, why in uneven.items()}
+    return Splits(size, found, whole, tuple(spread), notes, by_part)
 
 
 def _once(run: Callable[[], Any], team: Team, trial: Trial) -> bool:
@@ -154,7 +199,39 @@ def _is_wanted_whole(model: nn.Module, name: str) -> bool:
     parts, wish = name.split(".") if name else [], False
     for count in range(len(parts) + 1):
         wish = model.get_submodule(".".join(parts[:count])).__dict__.get(WHOLE, (wish,))[0]
-    return wish
+    return wish is True
+
+
+def wished(model: nn.Module) -> dict[str, str]:
+    """How the script wants modules to be cut of which it has said so, by name; see ``weft.set_tensor_parallelism``."""
+    found = {name: module.__dict__.get(WHOLE, (None,))[0] for name, module in model.named_modules()}
+    return {name: how for name, how in found.items() if isinstance(how, str)}
+
+
+def _misfits(model: nn.Module, wanted: Mapping[str, str], size: int) -> dict[str, str]:
+    """The linears that are to be cut into parts of sizes that they have not."""
+    found = {}
+    for name, how in wanted.items():
+        if how != VOCABULARY:
+            inputs, results = features(model.get_submodule(name))
+            count, what = (results, "results") if how == COLUMN else (inputs, "inputs")
+            if count % size:
+                found[name] = f"its {count} {what} cannot be divided by {size}"
+    return found
+
+
+def refuse_whole(model: nn.Module, faults: Mapping[str, str]) -> None:
+    """Raise :class:`UsageError` if modules cannot be split, and why, of which the script has said how to split them."""
+    wanted = wished(model)
+    faults = {name: why for name, why in faults.items() if name in wanted}
+    if faults:
+        told = "; ".join(
+            f'{name} is set to "{wanted[name]}", and {why}' for name, why in sorted(faults.items())
+        )
+        raise UsageError(
+            f"not all modules can be cut as weft.set_tensor_parallelism says: {told}. Say True, and weft decides, or "
+            "False, and it stays whole"
+        )
 
 
 def _own_wish(model: nn.Module, name: str, hooks: bool = True) -> str:
@@ -223,7 +300,8 @@ def _regions(model: nn.Module, trial: Trial) -> dict[str, dict[str, Linear]]:
     roots: dict[str, dict[str, Linear]] = {}
     for name, kind in trial.kinds.items():
         blocks = trial.blocks_of(name) if kind == COLUMN else ()
-        roots.setdefault(_root(model, group[name], trial.called), {})[name] = Linear(kind, blocks)
+        root = _root(model, group[name], trial.called) if len(group[name]) > 1 else name
+        roots.setdefault(root, {})[name] = Linear(kind, blocks)
     return roots
 
 

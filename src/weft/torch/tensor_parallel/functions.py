@@ -23,7 +23,7 @@ from weft.torch.tensors.marks import BLOCKS
 
 from .rules import RULES, Rule, Unsplittable, as_whole, parts_in
 from .spread import plain
-from .team import Team
+from .team import TOGETHER, Team
 
 log = logging.getLogger("weft")
 FATAL: tuple[type[BaseException], ...] = (
@@ -92,6 +92,26 @@ class Functions:
         return as_whole(tensor)
 
 
+def together(tensor: Tensor) -> Tensor:
+    """A plain tensor with what the ranks hold together, if each has a part of it; all of them call this together.
+
+    The whole is for what every rank computes alike: its gradient is the same on each.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    functions = _answering(tensor)
+    if functions is None:
+        return as_whole(tensor)
+    functions.team.agree(TOGETHER)
+    with torch.enable_grad():
+        return functions.whole(tensor)
+
+
+def _answering(part: DTensor) -> Functions | None:
+    names = part.device_mesh.mesh_dim_names
+    return None if names is None else _functions.get(names[0])
+
+
 def name_of(func: Any) -> str:
     """How a message calls the function."""
     return str(getattr(func, "__name__", func)).strip("_")
@@ -113,8 +133,7 @@ def _torch_function(func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: A
     if func in METADATA or func in AUTOGRAD:
         return _plain(func, types, args, kwargs or {})
     for part in parts_in(args, kwargs or {}):
-        names = part.device_mesh.mesh_dim_names
-        functions = None if names is None else _functions.get(names[0])
+        functions = _answering(part)
         if functions is not None:
             return functions(func, types, args, kwargs or {})
     return _plain(func, types, args, kwargs or {})

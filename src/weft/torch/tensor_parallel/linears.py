@@ -13,9 +13,9 @@ from weft.torch.tensors.cut_weights import own
 
 from .attention import cuts_of_attention
 from .cuts import Cut
-from .experts import cuts_of_experts
+from .experts import cuts_of_experts, cuts_of_mixture
 from .rules import as_parts, as_whole, wrap
-from .splits import COLUMN, EXPERTS, VOCABULARY, Linear
+from .splits import COLUMN, EXPERTS, MIXTURE, VOCABULARY, Linear
 from .spread import Spread, can_scatter, enters, plain, scattered
 from .team import Team, leave
 from .vocabulary import cuts_of_vocabulary
@@ -46,6 +46,8 @@ def cuts_of(module: nn.Module, linear: Linear) -> dict[str, Cut]:
         return cuts_of_attention(module)
     if linear.kind == EXPERTS:
         return cuts_of_experts(module, linear)
+    if linear.kind == MIXTURE:
+        return cuts_of_mixture(module, linear)
     if linear.kind == VOCABULARY:
         return cuts_of_vocabulary(module)
     inputs, results = features(module)

@@ -9,13 +9,15 @@ from typing import Any
 
 from weft.errors import FormatError
 
-COLUMN, ROW, HEADS, VOCABULARY, EXPERTS = "column", "row", "heads", "vocabulary", "experts"
+COLUMN, ROW, HEADS, VOCABULARY = "column", "row", "heads", "vocabulary"
+EXPERTS, MIXTURE = "experts", "mixture"
 HOW = {
     COLUMN: "split by its results", ROW: "split by its inputs", HEADS: "split by its heads",
-    VOCABULARY: "split by its vocabulary", EXPERTS: "split inside of each expert",
+    VOCABULARY: "split by its vocabulary", EXPERTS: "split inside of each expert", MIXTURE: "split by its experts",
 }  # fmt: skip
-ONCE = -1
-"""The dimension of a parameter that stays whole and counts on the first rank only."""
+ONCE, OF_EXPERTS = -1, 0
+"""Dimensions of a parameter of experts: of one that stays whole and counts on the first rank only; and that with one
+entry for each expert."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,25 @@ class PartOf:
 
 
 @dataclass(frozen=True)
+class Held:
+    """An expert that is a module of its own, or a module beside the experts.
+
+    Attributes:
+        name: The module, as seen from the mixture.
+        rank: Which rank has it; None for a module beside the experts, which all have and whose result counts once.
+        width: How many numbers its result has for each token.
+        rounded: Whether its result has the type of autocast, not that of its input.
+        draws: Whether it draws random numbers.
+    """
+
+    name: str
+    rank: int | None
+    width: int = 0
+    rounded: bool = False
+    draws: bool = False
+
+
+@dataclass(frozen=True)
 class Linear:
     """How a linear is split.
 
@@ -41,30 +62,43 @@ class Linear:
         kind: ``column``: each rank computes some of its results; ``row``: each rank takes some of its inputs;
             ``heads``: a whole attention module, of whose heads each rank has some; ``vocabulary``: an embedding, or
             the linear that gives a score for each word, of whose words each rank has some; ``experts``: a module
-            with weights for several experts, of each of which each rank has a part.
-        blocks: Of a column linear, how many results each of its blocks has; more than one for a fused projection.
+            with weights for several experts, of each of which each rank has a part, or of which each rank has some;
+            ``mixture``: a module around experts that are modules, of which each rank has some.
+        blocks: Of a column linear, how many results each of its blocks has; more than one for a fused projection. Of a
+            mixture, for each of its results 1 if ranks add it up, and 0 if it is the same on all.
         parts: Of a module of experts, its parameters; those that are left out stay whole and count on all ranks.
+        held: Of a mixture, its experts.
     """
 
     kind: str
     blocks: tuple[int, ...] = ()
     parts: tuple[PartOf, ...] = ()
+    held: tuple[Held, ...] = ()
+
+    def by_rank(self) -> bool:
+        """Whether each rank has some of the experts, whole."""
+        return self.kind == MIXTURE or any(part.dim == OF_EXPERTS for part in self.parts)
 
     def to_record(self) -> list[Any]:
         """The same as values that JSON knows."""
         parts = [[part.name, part.dim, list(part.blocks)] for part in self.parts]
-        return [self.kind, list(self.blocks), *([parts] if parts else [])]
+        held = [[each.name, each.rank, each.width, each.rounded, each.draws] for each in self.held]
+        return [self.kind, list(self.blocks), *([parts] if parts or held else []), *([held] if held else [])]
 
     @classmethod
     def from_record(cls, record: Any) -> Linear:
         """What :meth:`to_record` gave."""
         kind, blocks, *more = record
-        parts = tuple(
-            PartOf(str(name), int(dim), tuple(int(n) for n in sizes))
-            for each in more
-            for name, dim, sizes in each
+        parts, held = more[0] if more else (), more[1] if len(more) > 1 else ()
+        return cls(
+            {each: each for each in HOW}[kind],
+            tuple(int(n) for n in blocks),
+            tuple(PartOf(str(name), int(dim), tuple(int(n) for n in sizes)) for name, dim, sizes in parts),
+            tuple(
+                Held(str(name), None if rank is None else int(rank), int(width), bool(rounded), bool(draws))
+                for name, rank, width, rounded, draws in held
+            ),
         )
-        return cls({each: each for each in HOW}[kind], tuple(int(n) for n in blocks), parts)
 
 
 @dataclass(frozen=True)
@@ -90,6 +124,7 @@ class Splits:
         whole: The linears that stay whole, and why.
         spread: The linears and embeddings whose results stay in parts until somebody needs the whole.
         notes: Of some modules that are split, what becomes of their results.
+        mixtures: Of modules that hold experts, how ranks share these, and why.
     """
 
     size: int
@@ -97,6 +132,7 @@ class Splits:
     whole: Mapping[str, str] = field(default_factory=dict)
     spread: tuple[str, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
+    mixtures: Mapping[str, str] = field(default_factory=dict)
 
     def linears(self) -> dict[str, Linear]:
         """All linears that are split, by name."""
@@ -110,7 +146,7 @@ class Splits:
         ]
         return {
             "size": self.size, "regions": regions, "whole": dict(self.whole), "spread": list(self.spread),
-            "notes": dict(self.notes),
+            "notes": dict(self.notes), "mixtures": dict(self.mixtures),
         }  # fmt: skip
 
     @classmethod
@@ -129,8 +165,12 @@ class Splits:
                 for region in record["regions"]
             )
             whole = {str(name): str(reason) for name, reason in record["whole"].items()}
-            notes = {str(name): str(note) for name, note in record.get("notes", {}).items()}
-            return cls(int(record["size"]), regions, whole, tuple(map(str, record.get("spread", ()))), notes)
+            notes, mixtures = (
+                {str(name): str(note) for name, note in record.get(key, {}).items()}
+                for key in ("notes", "mixtures")
+            )
+            spread = tuple(map(str, record.get("spread", ())))
+            return cls(int(record["size"]), regions, whole, spread, notes, mixtures)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"no record of what is split over axis tp: {error!r}") from error
 
@@ -138,12 +178,14 @@ class Splits:
         """A table: linears of layers that are alike in one line."""
         rows: dict[tuple[str, str], int] = {}
         for name, linear in self.linears().items():
-            how = HOW[linear.kind]
-            if len(linear.blocks) > 1:
+            how = HOW[MIXTURE if linear.by_rank() else linear.kind]
+            if linear.kind == COLUMN and len(linear.blocks) > 1:
                 how += f", {len(linear.blocks)} blocks of {', '.join(map(str, dict.fromkeys(linear.blocks)))}"
             note = f"; {self.notes[name]}" if name in self.notes else ""
             key = pattern(name), f"{how}{note}"
             rows[key] = rows.get(key, 0) + 1
+        for name, how in self.mixtures.items():
+            rows[pattern(name), how] = rows.get((pattern(name), how), 0) + 1
         for name, reason in self.whole.items():
             key = pattern(name), f"whole: {reason}"
             rows[key] = rows.get(key, 0) + 1

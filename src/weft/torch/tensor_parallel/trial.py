@@ -59,12 +59,17 @@ class Trial:
         kinds: The others that the last run called, and as what.
         fed: For linears cut by their inputs, the linears where these come from.
         called: Modules that were called, by their ids.
+        wanted: Linears that the script wants to be cut, and as what. They never stay whole.
+        alone: Those of them that are cut without another one: whole tensors go in and come out.
         changed: Whether the last run has changed what is tried.
     """
 
-    def __init__(self, candidates: Mapping[str, nn.Module], size: int) -> None:
-        self.candidates, self.size = candidates, size
+    def __init__(
+        self, candidates: Mapping[str, nn.Module], size: int, wanted: Mapping[str, str] | None = None
+    ) -> None:
+        self.candidates, self.size, self.wanted = candidates, size, wanted or {}
         self.whole: dict[str, str] = {}
+        self.alone: set[str] = set()
         self.called: set[int] = set()
         self._alike: dict[str, list[str]] = {}
         for name in candidates:
@@ -81,9 +86,13 @@ class Trial:
         self._given: dict[str, Any] = {}
 
     def exclude(self, name: str, reason: str) -> None:
-        """Keep a linear whole, and those like it."""
+        """Keep a linear whole, and those like it; one that the script wants to be cut is cut alone."""
+        if name in self.wanted:
+            self.changed |= name not in self.alone
+            self.alone.add(name)
+            return
         for each in self._alike[pattern(name)]:
-            if each not in self.whole:
+            if each not in self.whole and each not in self.wanted:
                 self.whole[each] = reason
                 self.changed = True
 
@@ -111,7 +120,7 @@ class Trial:
 
     def blame(self, error: Exception) -> bool:
         """The model itself failed: blame the linear that was called last. False if there was none."""
-        if not self._last or self._last in self.whole:
+        if not self._last or self._last in self.whole or self._last in self.alone:
             return False
         self.exclude(self._last, f"with its results in parts the model fails: {error!r}"[:300])
         return True
@@ -125,7 +134,9 @@ class Trial:
             if kind == COLUMN and name not in used:
                 self.exclude(name, _REACHES_NONE)
         for name in self.candidates:
-            if name not in self.kinds and name not in self.whole:
+            if name not in self.kinds and name in self.wanted:
+                self.alone.add(name)
+            elif name not in self.kinds and name not in self.whole:
                 self.whole[name] = UNCALLED
 
     def blocks_of(self, name: str) -> tuple[int, ...]:
@@ -157,7 +168,8 @@ class Trial:
     @contextmanager
     def attached(self, watcher: Watcher) -> Iterator[None]:
         """Inside, linears that are not whole run in parts."""
-        tried = [(name, module) for name, module in self.candidates.items() if name not in self.whole]
+        settled = self.alone.union(self.whole)
+        tried = [(name, module) for name, module in self.candidates.items() if name not in settled]
         for name, module in tried:
             module.__dict__["forward"] = _Call(name, module, watcher)
         try:
@@ -169,7 +181,7 @@ class Trial:
     def take_part(self, name: str, kind: str, given: Any) -> bool:
         """Whether the linear can be called as such a one."""
         self._last = name
-        if name in self.whole:
+        if name in self.whole or name in self.alone:
             return False
         self._given.setdefault(name, given)
         if self.kinds.setdefault(name, kind) != kind:
@@ -195,7 +207,10 @@ class _Call:
         trial, team = self.watcher.trial, self.watcher.team
         module: Any = self.module
         weight = module.weight.t() if is_transposed(module) else module.weight
+        wanted = trial.wanted.get(self.name)
         if isinstance(input, DTensor):
+            if wanted == COLUMN:
+                self.watcher.note([input], f"gives parts to {self.name}, which is to be cut by its results")
             if shard_of(input) != input.ndim - 1 or getattr(input, BLOCKS) is not None:
                 self.watcher.note([input], "gives a linear parts of another dimension than its inputs")
             if not trial.take_part(self.name, ROW, input):
@@ -204,7 +219,7 @@ class _Call:
             self.watcher.check_backward(input)
             local = input.to_local().detach()
             return nn.functional.linear(local, weight[:, : local.shape[-1]], module.bias)
-        if not trial.take_part(self.name, COLUMN, input):
+        if not trial.take_part(self.name, wanted or COLUMN, input) or wanted == ROW:
             return nn.functional.linear(input, weight, module.bias)
         own = weight.shape[0] // team.size
         bias = None if module.bias is None else module.bias[:own]

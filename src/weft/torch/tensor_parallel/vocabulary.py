@@ -7,7 +7,7 @@ them gets the whole. An embedding and a linear that share their weight share the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -138,7 +138,7 @@ def _counted() -> Iterator[dict[int, int]]:
 
 def find_vocabulary(
     model: nn.Module, run: Callable[[], Any], size: int, owners: Mapping[int, list[str]], stay: Mapping[str, str],
-    why: Callable[[str], str],
+    why: Callable[[str], str], wanted: Collection[str] = (),
 ) -> tuple[list[str], dict[str, str]]:  # fmt: skip
     """The embeddings, and linears to a vocabulary, whose rows can be split; and the others of some size, and why.
 
@@ -149,6 +149,7 @@ def find_vocabulary(
         owners: For each parameter, by its id, the modules that have it.
         stay: The linears that are not split in pairs.
         why: Says for a module why the script's own wishes or changes keep it whole; empty if nothing does.
+        wanted: Those that the script wants to be split, of whatever size.
     """
     modules = dict(model.named_modules())
     embeddings = {name: module for name, module in modules.items() if isinstance(module, nn.Embedding)}
@@ -158,14 +159,16 @@ def find_vocabulary(
     for name, module in modules.items():
         weight = dict(module.named_parameters(recurse=False)).get("weight")
         linear = type(module) is nn.Linear and name in stay and module.out_features in vocabularies
-        if weight is not None and weight.numel() >= least and (linear or name in embeddings):
+        large = weight is not None and weight.numel() >= least and (linear or name in embeddings)
+        if weight is not None and (large or name in wanted):
             groups[id(weight)] = owners[id(weight)]
-    if not groups:
+    if not groups and not wanted:
         return [], {}
     with torch.no_grad(), _counted() as calls, Reads(set(groups)) as reads:
         run()
     found: list[str] = []
-    whole: dict[str, str] = {}
+    made = "its weight is made from others (parametrizations)"
+    whole = {name: made for name in wanted if not any(name in names for names in groups.values())}
     for weight_id, names in groups.items():
         reasons = [why_whole(modules[name], size) or why(name) for name in names]
         reason = next(filter(None, reasons), "")
@@ -177,7 +180,7 @@ def find_vocabulary(
         elif not reason and reads.counts[weight_id] != called:
             reason = "the model reads its weight by itself"
         if reason:
-            whole.update({name: reason for name in names if name in embeddings})
+            whole.update({name: reason for name in names if name in embeddings or name in wanted})
         else:
             found += names
     return found, whole

@@ -33,12 +33,13 @@ def _nowhere() -> bool:
 
 
 _inside_unit: Callable[[], bool] = _nowhere
+_between_units: Callable[[], bool] = _nowhere
 
 
-def ask(inside_unit: Callable[[], bool]) -> None:
-    """Let `inside_unit` say whether a unit of a step runs on this thread."""
-    global _inside_unit
-    _inside_unit = inside_unit
+def ask(inside_unit: Callable[[], bool], between_units: Callable[[], bool]) -> None:
+    """Let these say whether a unit of a step runs on this thread, or the step's code outside of units."""
+    global _inside_unit, _between_units
+    _inside_unit, _between_units = inside_unit, between_units
 
 
 def inside_unit() -> bool:
@@ -70,6 +71,21 @@ def refuse_part(tensor: Tensor) -> NoReturn:
         "would differ between the ranks that hold the others. Keep the module whole, "
         "weft.set_tensor_parallelism(module, False), or let the optimizer do it (weight_decay, say)"
     )
+
+
+def check_call(name: str) -> None:
+    """Refuse a call of a cut module that comes from the step's code, and not from the unit that the module is in.
+
+    Raises:
+        UsageError: It does.
+    """
+    if _between_units():
+        raise UsageError(
+            f"{name} is cut over ranks, and the step's code calls it by itself, where nothing puts the parts together: "
+            "call the model, or a larger module of it, or keep this one whole, "
+            "weft.set_tensor_parallelism(module, False). Outside of steps model.module(...) works as in one process, "
+            'where all ranks call it and "partitions" is 1'
+        )
 
 
 class Part(Tensor):

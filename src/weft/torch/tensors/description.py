@@ -121,11 +121,17 @@ def build(
     if form == "input":
         return opaque_objects(inputs)[description[1]]
     if form == "torch":
-        return (
-            torch.device(description[2]) if description[1] == "device" else getattr(torch, description[2][6:])
-        )
+        return _device(description[2]) if description[1] == "device" else getattr(torch, description[2][6:])
     values = {name: build(item, tensors, make, inputs) for name, item in description[2].items()}
     return rebuild_dataclass(find_class(description[1], (object,)), values)
+
+
+def _device(name: str) -> torch.device:
+    """The device of that kind on this rank: GPUs have other numbers on other ranks."""
+    device = torch.device(name)
+    if device.type != "cuda" or device.index is None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def class_name(kind: type) -> str:

@@ -21,7 +21,8 @@ OF_TENSORS = {
     "_weft_spread": False,  # whether each rank of axis tp has a part of it, see ``tensor_parallel.spread``
     "_weft_placed": False,  # in a reference run: whether the tensor would have a place in a split step
 }
-"""Names and defaults. A stand-in for another rank's parameter has ``_weft_of`` and ``_weft_device`` besides."""
+"""Names and defaults. What stands for a parameter or a filled cache of another rank has ``_weft_of`` and
+``_weft_device`` besides."""
 
 for _name, _default in OF_TENSORS.items():
     setattr(Tensor, _name, _default)
@@ -30,7 +31,8 @@ CUT, AWAY, BLOCKS, TAGS = "_weft_cut", "_weft_away", "_weft_blocks", "_weft_tags
 MARK = "_weft_partition"
 """On a module: the partition where the script wants it, and whether by ``set_partition``."""
 WHOLE = "_weft_whole"
-"""On a module: whether the script wants its weights whole on every rank, and whether by ``set_tensor_parallelism``."""
+"""On a module: whether the script wants its weights whole on every rank, or as a text how it wants them cut; and
+whether by ``set_tensor_parallelism``."""
 CHECKPOINTED = "_weft_checkpoint"
 """On a module whose calls are checkpointed: how."""
 PLAIN_FORWARD = "_weft_plain_forward"

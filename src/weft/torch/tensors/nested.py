@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, MutableMapping, MutableSequence, MutableSet
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from operator import is_
 from types import CellType, FunctionType
@@ -24,7 +24,6 @@ ATTRIBUTE_DEPTH = 3
 """How many opaque objects may lie in each other; tensors in deeper ones are not looked for."""
 DATA_DEPTH = 16
 """How many dataclasses may lie in each other; deeper ones may form a circle."""
-_FILLABLE = (MutableSequence, MutableMapping, MutableSet)
 
 
 def is_walkable(thing: Any) -> bool:
@@ -188,35 +187,6 @@ def opaque_objects(tree: Any) -> list[Any]:
 
     walk(tree)
     return found
-
-
-def fillable_in(tree: Any) -> list[Any]:
-    """The lists, dicts, sets and opaque objects in ``tree`` that may be filled.
-
-    Lists, dicts and sets count however deep they lie in each other and in tuples, objects down to `ATTRIBUTE_DEPTH`.
-    """
-    found: dict[int, Any] = {}
-    waiting = [(tree, 0)]
-    while waiting:
-        thing, depth = waiting.pop()
-        if isinstance(thing, (Tensor, *CONSTANTS)) or id(thing) in found:
-            continue
-        is_object = (
-            not isinstance(thing, (*_FILLABLE, tuple)) and depth < ATTRIBUTE_DEPTH and is_walkable(thing)
-        )
-        if is_object or isinstance(thing, _FILLABLE):
-            found[id(thing)] = thing
-        elif not isinstance(thing, tuple):
-            continue
-        waiting += [(item, depth + is_object) for item in items_of(thing)]
-    return list(found.values())
-
-
-def items_of(thing: Any) -> list[Any]:
-    """The items of a container, keys too, or the attributes of an object."""
-    if isinstance(thing, MutableMapping):
-        return [*thing, *thing.values()]
-    return list(thing if isinstance(thing, (*_FILLABLE, tuple)) else attributes_of(thing).values())
 
 
 def has_objects(tree: Any) -> bool:

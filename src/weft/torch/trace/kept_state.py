@@ -49,6 +49,10 @@ class Kept:
         for undo in self._undo:
             undo()
 
+    def knows(self, thing: Any) -> bool:
+        """Whether the thing was there when all was noted, so that it goes from one microbatch to the next."""
+        return id(thing) in self._seen
+
     def note(self, thing: Any) -> None:
         """Note what ``thing`` holds, and what the things in it hold."""
         waiting = [thing]

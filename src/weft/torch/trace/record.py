@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from weft.torch.calls.attributes import Attribute
 from weft.torch.calls.call_signature import find_hidden
 from weft.torch.pytorch.private import tables_of
-from weft.torch.tensors.nested import fillable_in, items_of
 from weft.torch.trace.operations import Operations
 
 
@@ -96,8 +95,9 @@ class Trace:
 
     Args:
         records: What each module did.
-        leaking: Modules out of which tensors get by another way than their result (an attribute, a hook, a list that
-            the module is given). They must be opened.
+        leaking: Modules out of which tensors get by another way than their result and what they are given (an
+            attribute, a hook, a closure). They must be opened.
+        readers: Modules that use what others have put into lists, dicts and objects.
         whole: Modules that must not be opened, with the reason.
         together: Autograd functions that call modules, and the modules that each was given and called. These modules
             must lie together.
@@ -127,6 +127,7 @@ class Trace:
     written_parameters: dict[str, bool] = field(default_factory=dict)
     toggled: set[str] = field(default_factory=set)
     users: dict[str, set[str | None]] = field(default_factory=dict)
+    readers: set[str] = field(default_factory=set)
 
 
 def has_other_parameters(module: nn.Module, own: Mapping[int, str]) -> bool:
@@ -139,11 +140,13 @@ def has_other_parameters(module: nn.Module, own: Mapping[int, str]) -> bool:
 class Made:
     """The origin of a tensor: the module whose code made it, and the modules that returned it.
 
-    ``placed``: the tensor may lie on one rank alone.
+    ``left``: the modules that have put it into a container or object that they were given. ``placed``: the tensor may
+    lie on one rank alone.
     """
 
     maker: str
     returned: set[str] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)
     placed: bool = False
 
 
@@ -165,11 +168,6 @@ class Received:
             attributes = (value for module in self.record.module.modules() for value in vars(module).values())
             self._known.update(id(value) for value in attributes if isinstance(value, Tensor))
         return id(tensor) in self._known
-
-
-def contents_of(arguments: Any) -> list[Any]:
-    """What the containers and objects among a module's arguments hold. A module that fills one shows that to others."""
-    return [thing for item in fillable_in(arguments) for thing in (None, *items_of(item))]
 
 
 @dataclass

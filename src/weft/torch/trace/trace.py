@@ -63,7 +63,7 @@ def trace(
     halves of the backward pass are measured, too. ``kept``: what is brought back after each pass.
     """
     started = time.perf_counter()
-    tracer = Tracer(root, device, clock)
+    tracer = Tracer(root, device, clock, kept)
     compiled = any(map(compiles, root.modules()))  # asked before calls are intercepted in the same place
     passes: list[Pass] = []
     for number in range(PASSES):
@@ -102,7 +102,7 @@ def trace(
     return Trace(
         {r.name: r for r in records}, leaking, tracer.whole, tracer.together, written, replaced, attributes,
         tracer.operations, tracer.top, numpy, time.perf_counter() - started, tracer.written_parameters(),
-        tracer.toggled, tracer.users,
+        tracer.toggled, tracer.users, tracer.readers,
     )  # fmt: skip
 
 

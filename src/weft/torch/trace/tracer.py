@@ -15,6 +15,8 @@ from weft.errors import UsageError
 from weft.torch.backward.autograd import graph_nodes, leaf_of, run_autograd
 from weft.torch.backward.weight_gradients import Task, take_weights
 from weft.torch.calls.attributes import Attribute
+from weft.torch.calls.call_signature import hidden_in
+from weft.torch.calls.filled import Contents
 from weft.torch.calls.interception import intercepted
 from weft.torch.execution.gradients import Gradients, Tensors, root_gradients
 from weft.torch.pytorch.private import (
@@ -26,9 +28,11 @@ from weft.torch.pytorch.private import (
     storage_key,
 )
 from weft.torch.tensors.description import Describer
-from weft.torch.tensors.nested import captured_in, modules_in, same_objects, tensors_in
+from weft.torch.tensors.nested import captured_in, modules_in, tensors_in
+from weft.torch.tensors.writes import unwritten
 from weft.torch.trace.compiled import compiles, inside_compiled, without_modes
 from weft.torch.trace.estimated_times import Clock
+from weft.torch.trace.kept_state import Kept
 from weft.torch.trace.operations import Operations
 from weft.torch.trace.record import (
     Made,
@@ -36,7 +40,6 @@ from weft.torch.trace.record import (
     Record,
     Running,
     contains,
-    contents_of,
     has_other_parameters,
 )
 from weft.torch.trace.saved_memory import SavedMemory
@@ -55,10 +58,13 @@ BY_SWAPPING = (
 class Tracer:
     """Measures ``root`` while the step runs. Backward passes report to the tracer that ``rehearsal()`` gives."""
 
-    def __init__(self, root: nn.Module, device: torch.device, clock: Clock | None = None) -> None:
+    def __init__(
+        self, root: nn.Module, device: torch.device, clock: Clock | None = None, kept: Kept | None = None
+    ) -> None:
         self.root = root
         self.device = device
         self.clock = clock
+        self.kept = kept or Kept()
         self.records = {name: Record(name, module) for name, module in root.named_modules()}
         self.top = Record("", root)
         self.everything = (*self.records.values(), self.top)
@@ -88,6 +94,8 @@ class Tracer:
         self.reached = 0.0
         """The moment up to which the time of the backward pass has been counted."""
         self.leaking: set[str] = set()
+        self.readers: set[str] = set()
+        """Modules that use what others have put into containers and objects."""
         self.writings: list[tuple[int, int, Record]] = []
         """Each writing in place: the memory, how often that memory had been written then, and the writing module."""
         self.toggled: set[str] = set()
@@ -157,10 +165,11 @@ class Tracer:
             self.received.append(Received(record, (args, kwargs)))
             self.children_s.append(0.0)
             self.events.append((next_node_number(), record, record.order))
-            filled = []
+            contents, untouched = None, []
             if self.watching:
                 self.operations.note_call(record.name, tensors_in((args, kwargs)))
-                filled = contents_of((*args, *kwargs.values()))
+                contents = Contents((*args, *kwargs.values()))
+                untouched = [unwritten(tensor) for tensor in hidden_in((args, kwargs))]
                 known = (one._weft_made for one in captured_in((args, kwargs)))  # type: ignore[attr-defined]
                 if any(made is not None and made.placed for made in known):
                     self.leaking.add(record.name)
@@ -179,10 +188,10 @@ class Tracer:
                 self.received.pop()
                 self.swapped &= not swapped
                 self.events.append((next_node_number(), self.stack[-1], self.latest))
-            if self.watching:
+            if contents is not None:
                 self._look_at(record, result, (args, kwargs))
-                now = contents_of((*args, *kwargs.values()))
-                if len(now) != len(filled) or not same_objects(now, filled):
+                self._look_into(record, contents)
+                if not all(as_before() for as_before in untouched):
                     self.leaking.add(record.name)
             return result
 
@@ -226,6 +235,26 @@ class Tracer:
             if tensor._weft_made is not None:  # type: ignore[attr-defined]
                 tensor._weft_made.returned.add(record.name)  # type: ignore[attr-defined]
 
+    def _look_into(self, record: Record, contents: Contents) -> None:
+        """Note what a call has put into containers and objects. It leaks what other ranks cannot be told, and what it
+        puts where other microbatches find it."""
+        try:
+            changes = contents.changes()
+            Describer(()).describe(changes)
+        except UsageError:
+            self.leaking.add(record.name)
+            return
+        changed = [contents.things[number] for number, _ in changes]
+        for argument in contents.arguments if changed else ():
+            things = Contents([argument]).things
+            if any(map(self.kept.knows, things)) and any(one is other for one in things for other in changed):
+                self.leaking.add(record.name)
+        for tensor in tensors_in(changes):
+            made = tensor._weft_made  # type: ignore[attr-defined]
+            if made is not None:
+                made.returned.add(record.name)
+                made.left.add(record.name)
+
     def create(self, result: Any, record: Record, placed: bool) -> None:
         """Note that a module's own code made or wrote the tensors of ``result``; ``placed``: out of parameters."""
         for tensor in result if isinstance(result, (list, tuple)) else (result,):
@@ -247,11 +276,18 @@ class Tracer:
                     break
                 if not received.has(tensor):  # a closure, an object of the script's own
                     self.leaking.add(name)
+        if made.left:
+            for received in reversed(self.received):
+                if contains(received.record.name, maker, False):
+                    break
+                self.readers.add(received.record.name)
         if maker == record.name:
             return
         around = self._around(maker, record)
         if any(name in self.records and self.records[name].calls and name not in returned for name in around):
-            self.leaking.update(name for name in around if name != maker or maker not in returned)
+            self.leaking.update(
+                name for name in around if name not in made.left and (name != maker or maker not in returned)
+            )
 
     def find_written_later(self, attributes: Iterable[Attribute]) -> None:
         """Note modules whose ``attributes`` hold what outside code has written: opened, they show the writing."""

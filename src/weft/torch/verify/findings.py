@@ -141,7 +141,7 @@ def _find_parting(work: _Comparison, index: int, limit: float) -> tuple[tuple[st
     """The first call of a unit that differs, whether its inputs differ already, and the unit before it."""
 
     def differ(some: Sequence[Fingerprint], others: Sequence[Fingerprint]) -> bool:
-        return len(some) != len(others) or any(
+        return any(
             relative(a, b, LEAST) > limit
             for a, b in zip(some, others, strict=True)
             if not _rounding_decides(work, a)
@@ -150,9 +150,9 @@ def _find_parting(work: _Comparison, index: int, limit: float) -> tuple[tuple[st
     before = ""
     for key, (given, returned) in work.one.units[index].items():
         seen = work.split.units[index].get(key)
-        if seen is not None and differ(given, seen[0]):
-            return key, True, before
-        if seen is not None and differ(returned, seen[1]):
+        if seen is not None and len(given) == len(seen[0]) and differ(given, seen[0]):
+            return key, True, before  # of what others have left in a container a rank has a part only
+        if seen is not None and (len(returned) != len(seen[1]) or differ(returned, seen[1])):
             return key, False, before
         before = key[0] if seen is not None else before
     return None

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.torch.calls.filled import Left
 from weft.torch.tensors.nested import tensors_in
 
 COLUMNS = 8
@@ -122,7 +123,8 @@ def distance(one: Fingerprint, other: Fingerprint) -> float:
 
 def sketches(tree: Any) -> list[Sketch]:
     """The sketches of all tensors with data in a nested structure, in order."""
-    return [sketch(tensor) for tensor in tensors_in(tree) if tensor.device.type != "meta"]
+    found = [tensor for tensor in tensors_in(tree) if not isinstance(tensor, Left)]
+    return [sketch(tensor) for tensor in found if tensor.device.type != "meta"]
 
 
 def fingerprints(tree: Any) -> list[Fingerprint]:

@@ -20,10 +20,11 @@ from torch.utils.checkpoint import checkpoint
 from weft.errors import UsageError
 from weft.torch.backward.autograd import graph_nodes, leaf_of, run_autograd
 from weft.torch.calls.call_signature import function_name, scan
-from weft.torch.calls.interception import intercepted
+from weft.torch.calls.filled import Contents
+from weft.torch.calls.interception import intercepted, with_hooks
 from weft.torch.execution.glue import Glue, running
 from weft.torch.execution.gradients import pair_gradients, root_gradients
-from weft.torch.execution.unit_call import FLOATING, UnitCall, with_hooks
+from weft.torch.execution.unit_call import FLOATING, UnitCall
 from weft.torch.pytorch import torch_functions
 from weft.torch.pytorch.private import (
     any_autocast,
@@ -117,7 +118,11 @@ class Alone:
         if call.compiled:
             inner = without_modes(inner)
         before = fingerprints((args, kwargs))
+        held = {id(tensor) for tensor in Contents((*args, *kwargs.values())).tensors}
         result = mark(self.run_with_own_stream(call.name, run)[0], (args, kwargs))
+        for tensor in Contents((*args, *kwargs.values())).tensors:
+            if id(tensor) not in held and tensor._weft_owner is None:  # type: ignore[attr-defined]
+                _mark(tensor)
         if call.owner != FLOATING:
             self.units[label, number] = before, fingerprints(result)
         return result
@@ -259,7 +264,8 @@ class AloneCall:
         assert isinstance(glue, AloneGlue)
         with no_torch_function():
             tensors: list[Tensor] = []
-            scan((args, kwargs), [], tensors, tensors)
+            scan((args, kwargs), [], tensors)
+            tensors += Contents((*args, *kwargs.values())).tensors
             placed = any(glue.program.value_of(tensor) is not None for tensor in tensors)
         if self.call.owner == FLOATING and not placed:
             return inner(*args, **kwargs)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from weft.graph.sizes import Sizes
+from weft.machines.cluster import parse_cluster
 from weft.plan.parallelism.job import Division, Job
-from weft.plan.parallelism.memory import activation_bytes, held, memory_of
+from weft.plan.parallelism.memory import activation_bytes, copies, held, memory_of
 from weft.plan.parallelism.shares import shares
 
 GPT3 = Sizes(96, 12288, 96, 4 * 12288, 51200, 2048)
@@ -31,6 +32,29 @@ def test_what_replicas_share():
     )
     assert states.states == alone.states / 8 and states.gradients == alone.gradients
     assert all_of_it.gradients == alone.gradients / 8 and all_of_it.parameters < alone.parameters / 4
+
+
+@pytest.mark.parametrize("sharded", ["none", "optimizer", "parameters"])
+def test_gradients_are_there_twice_when_replicas_add_them_up(sharded):
+    """At the end of the backward pass, when no activations are: the larger of both counts."""
+    little = Job(Sizes(8, 2048, 16, 8192, 1000, 128), 8)
+    division = Division(data=8, sharded=sharded, recompute="full")
+    plain, found = memory_of(little, division), memory_of(little, division, copied=True)
+    copied = 0 if sharded == "parameters" else plain.gradients
+    assert plain.activations + plain.moment < plain.gradients / 2 or not copied
+    assert found.total == pytest.approx(
+        plain.lasting + plain.reserved + max(copied, plain.activations + plain.moment)
+    )
+    assert memory_of(little, Division(), copied=True) == memory_of(little, Division()), "there is one"
+    much, division = Job(Sizes(8, 256, 4, 1024, 1000, 2048), 8), Division(data=2, sharded=sharded)
+    assert memory_of(much, division, copied=True) == memory_of(much, division), "activations are more"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "copied"), [("1x2xcpu:1", False), ("2x2xcpu:1", True), ("1x8xA100-80", True)]
+)
+def test_processors_of_one_host_add_gradients_up_where_they_are(cluster, copied):
+    assert copies(parse_cluster(cluster)) is copied
 
 
 @pytest.mark.parametrize(("chunks", "factor"), [(1, 1.0), (3, 1 + 7 / 24)])

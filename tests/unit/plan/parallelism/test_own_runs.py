@@ -42,10 +42,10 @@ def test_the_gpt_by_its_sizes_has_its_parameters():
 
 def test_memory_of_a_row_leaves_out_what_is_reserved():
     graph = Graph(Unit(f"u{at}", 1.0, 2.0, MIB, 3 * MIB) for at in range(4))
-    found = memory.predicted("t5", graph, Division(pipeline=2, microbatch=2), False)
+    found = memory.predicted("t5", graph, Division(pipeline=2, microbatch=2), False, False)
     line, error = memory.row("t5", Division(pipeline=2), found, 16 * MIB, 3 * MIB)
     assert line.endswith("| 2 | 2 | 4 | 12 | 0 | 20 | 16 | +25% | 3 |") and error == 0.25
-    whole = memory.predicted("gpt", None, Division(data=2, microbatch=2), False)
+    whole = memory.predicted("gpt", None, Division(data=2, microbatch=2), False, False)
     assert whole.lasting == 16 * gpt_sizes(False).parameters
     assert memory.verdict([0.05, -0.25]) == "2 runs: 15% in the mean, 25% at most, bias -10%; 1 within 10%"
 

@@ -29,7 +29,7 @@ def test_the_best_is_the_fastest_of_all_that_fit():
     limit = usable_bytes(MACHINES.host.accelerator.memory_bytes)
     every = list(divisions(JOB, MACHINES, Found()))
     times = StepTimes(JOB, MACHINES)
-    fit = [one for one in every if memory_of(JOB, one, times.shares(one)).total <= limit]
+    fit = [one for one in every if memory_of(JOB, one, times.shares(one), True).total <= limit]
     found = search(JOB, MACHINES)
     assert (found.tried, found.fits) == (len(every), len(fit))
     assert found.best[0].seconds == pytest.approx(
@@ -189,7 +189,7 @@ def test_a_rank_with_more_layers_needs_their_memory():
         "weft cuts inside of layers: 8 2/3 of them on the first rank"
     )
     plan = search(job, machines, memory_bytes=2**40).of_kind["pipeline"]
-    assert plan.memory == memory_of(job, plan.division, times.shares(plan.division))
+    assert plan.memory == memory_of(job, plan.division, times.shares(plan.division), True)
 
 
 def test_shared_parameters_are_gathered_as_the_plan_reckons():

@@ -27,7 +27,13 @@ def answered(
 
 def usual() -> Answer:
     """13 billion parameters on four hosts, with everything that can be asked: its best has a pipeline."""
-    found = answered("4x8xA100-80", price=20.0, tokens=10**11, data_bytes=100e9, epoch_s=30.0)
+    machines = parse_cluster("4x8xA100-80")
+    prices = {"SCRATCH_2": {"gib_month": 0.1}, "S3": {"gib_month": 0.02, "thousand_reads": 0.0004}}
+    host = replace(machines.host, price_per_hour=20.0, storage_prices=prices)
+    asked = Asked(
+        Job(LARGE, 1024), replace(machines, host=host), tokens=10**11, data_bytes=100e9, epoch_s=30.0
+    )
+    found = answer(asked)
     assert found.search.best[0].division.pipeline > 1
     return found
 

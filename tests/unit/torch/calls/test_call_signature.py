@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from tests.launching import SOURCE
-from weft.torch.calls.call_signature import Spec, Watch, digest, function_name, scan
+from tests.long import long
+from weft.torch.calls.call_signature import Spec, Watch, digest, function_name, hidden_in, scan
 
 
 class Color(enum.Enum):
@@ -39,7 +40,7 @@ class Slotted:
 
 def signature(*args: Any, values: bool = True, **kwargs: Any) -> tuple[Any, ...]:
     parts: list[Any] = []
-    scan((args, kwargs), parts, [], [], values)
+    scan((args, kwargs), parts, [], values)
     return tuple(parts)
 
 
@@ -97,11 +98,11 @@ def test_without_values_whole_numbers_do_not_count():
 def test_tensors_are_found_in_order_and_hidden_ones_apart():
     a, b, c, d = (torch.ones(n) for n in range(1, 5))
     tensors: list[Tensor] = []
-    hidden: list[Tensor] = []
     cache = SimpleNamespace(layers=[c], more={"x": SimpleNamespace(deep=d)})
-    scan(([a, {"k": b}], cache, slice(c, None)), [], tensors, hidden)
+    tree = ([a, {"k": b}], cache, slice(c, None))
+    scan(tree, [], tensors)
     assert [t.numel() for t in tensors] == [1, 2, 3]
-    assert [t.numel() for t in hidden] == [3, 4]
+    assert [t.numel() for t in hidden_in(tree)] == [3, 4]
 
 
 def test_a_spec_survives_the_way_to_another_rank():
@@ -121,12 +122,13 @@ class Color(enum.Enum):
 
 parts = [True, None]
 tree = ([torch.ones(2, 3), {"b": 1, "a": "text"}], torch.float16, Color.RED, slice(1, None), object(), 0.5)
-scan(tree, parts, [], [])
+scan(tree, parts, [])
 names = [torch.add, torch.Tensor.__getitem__, torch.nn.functional.relu, torch.Tensor.T.__get__]
 print(digest("layers.1", tuple(parts)), [function_name(name) for name in names])
 """
 
 
+@long
 def test_every_process_computes_the_same_number():
     outputs = set()
     for seed in ("0", "1", "4242"):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import weft
+from tests.long import long
 from weft.torch.pytorch import private
 from weft.torch.verify.self_check import TESTED, release_of
 from weft.transport import private_c10d
@@ -84,6 +85,7 @@ def test_this_version_has_the_name(path: str):
     )
 
 
+@long
 @pytest.mark.parametrize("path", NAMES)
 def test_without_the_name_gradients_are_right_or_init_refuses(path: str, said: dict[str, str]):
     if NAMES[path].without is NEEDED:

@@ -9,6 +9,8 @@ import sys
 import pytest
 import torch
 
+from tests.long import long
+
 THREADS = """
 import os, sys, threading
 import torch
@@ -52,6 +54,7 @@ def grown_bytes(how: str) -> int:
     return int(done.stdout)
 
 
+@long
 @pytest.mark.skipif(
     not torch.backends.mkl.is_available(), reason="this PyTorch multiplies matrices without MKL"
 )

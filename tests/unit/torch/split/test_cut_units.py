@@ -52,3 +52,26 @@ def test_ranks_that_do_not_divide_the_layer_are_no_choice():
 
     found = traced(nn.Sequential(Narrow(), Narrow()), units=2)
     assert {unit.cut_ranks for unit in found.values()} == {4}
+
+
+def test_experts_of_their_own_are_shared_out_and_add_up_once():
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router = nn.Linear(8, 4)
+            self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x):
+            weights, chosen = self.router(x).softmax(-1).topk(2, -1)
+            result = torch.zeros_like(x)
+            for number, expert in enumerate(self.experts):
+                row, nth = torch.where(chosen == number)
+                result = result.index_add(0, row, expert(x[row]) * weights[row, nth, None])
+            return result
+
+    torch.manual_seed(0)
+    found = traced(nn.Sequential(Mixture(), nn.Linear(8, 3)), units=64)
+    experts = [found[f"0.experts.{number}"] for number in range(4)]
+    assert {(unit.cut_share, unit.cut_ranks, unit.cut_group) for unit in experts} == {(1.0, 4, "0")}
+    assert sum(unit.cut_bytes for unit in experts) == 4 * 8 * 4
+    assert found["0.router"].cut_share == 0.0

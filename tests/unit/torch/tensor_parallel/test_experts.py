@@ -18,8 +18,9 @@ def found(net: nn.Module, size: int = 2, x: Tensor = X) -> Splits:
     return find(net, lambda: net(x).sum(), size)
 
 
-def why_whole(experts: nn.Module, size: int = 2) -> str:
-    splits = found(Routed(experts), size)
+def why_whole(experts: nn.Module, size: int = 2, share: str = "parts") -> str:
+    net = Routed(experts)
+    splits = find(net, lambda: net(X).sum(), size, experts=share)
     assert not splits.linears()
     return splits.whole["experts"]
 
@@ -73,7 +74,11 @@ def test_without_data() -> None:
 
 
 def test_what_does_not_add_up() -> None:
-    assert why_whole(Stacked(how="spoilt")) == "its parts on 2 ranks do not add up to what it computes"
+    told = "its parts on 2 ranks do not add up to what it computes"
+    assert why_whole(Stacked(how="spoilt")) == told
+    splits = found(Routed(Stacked(how="spoilt")))
+    assert splits.linears()["experts"].by_rank()
+    assert f"split by its experts; not inside of each expert: {told}" in splits.text()
 
 
 class Odd(Stacked):

@@ -11,7 +11,7 @@ from torch import nn
 import weft.torch as weft
 from tests.parity.tensor_parallel_models import WIDTH, FewKeys, Fused, Mixture
 from weft.errors import UsageError
-from weft.torch.tensor_parallel import Splits, find
+from weft.torch.tensor_parallel import Splits, find, refuse_whole
 
 X = torch.randn(4, 6, WIDTH, generator=torch.Generator().manual_seed(0))
 
@@ -70,21 +70,140 @@ def test_one_expert_is_kept_whole() -> None:
     net = Mixture()
     weft.set_tensor_parallelism(net.get_submodule("experts.2"), False)
     splits = found(net)
+    assert splits.mixtures[""] == "not split by its experts: the script wants it whole"
     assert splits.whole["experts.2.0"] == splits.whole["experts.2.2"] == WANTED
     assert {name.split(".")[1] for name in splits.linears()} == {"0", "1", "3"}
 
 
-@pytest.mark.parametrize("enabled", ["column", "row", "vocabulary", None, 1])
-def test_how_is_not_for_the_script_to_say(enabled: Any) -> None:
-    told = f"enabled is {enabled!r}, it must be True or False: how weights are cut follows from what a model computes"
+@pytest.mark.parametrize("enabled", ["columns", None, 1])
+def test_other_words_are_refused(enabled: Any) -> None:
     net = pair()
     with pytest.raises(UsageError) as error:
         weft.set_tensor_parallelism(net, enabled)
-    assert str(error.value) == told
+    assert (
+        str(error.value) == f'enabled is {enabled!r}, it must be True, False, "column", "row" or "vocabulary"'
+    )
     with pytest.raises(UsageError) as error, weft.tensor_parallelism(enabled):
         raise AssertionError("not reached")
-    assert str(error.value) == told
+    assert str(error.value) == f"enabled is {enabled!r}, it must be True or False"
     assert found(net).linears(), "nothing was marked"
+
+
+BY_HAND = "split by its results; as the script says"
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        # a pair, and one of which one linear is found
+        (("column", "row"), (BY_HAND, "split by its inputs; as the script says")),
+        (("column", True), (BY_HAND, "split by its inputs")),
+        # alone
+        (("column", False), (f"{BY_HAND}, put together", f"whole: {WANTED}")),
+        (("column", "column"), (f"{BY_HAND}, put together",) * 2),
+        ((False, "row"), (f"whole: {WANTED}", "split by its inputs; as the script says")),
+        (("row", "row"), ("split by its inputs; as the script says",) * 2),
+        (("row", "column"), ("split by its inputs; as the script says", f"{BY_HAND}, put together")),
+        (("vocabulary", False), ("split by its vocabulary; as the script says, scores put together for linear",
+                                 f"whole: {WANTED}")),
+    ],
+)  # fmt: skip
+def test_the_script_says_how(words: tuple[Any, Any], lines: tuple[str, str]) -> None:
+    net = pair()
+    for name, word in zip(("0", "2"), words, strict=True):
+        weft.set_tensor_parallelism(net.get_submodule(name), word)
+    splits = found(net)
+    assert (line(splits, "0"), line(splits, "2")) == lines
+    alone = [region.name for region in splits.regions if region.name]
+    assert alone == [name for name, word in zip(("0", "2"), words, strict=True) if word] or not alone
+
+
+def test_layers_that_are_alike_follow_their_own_words() -> None:
+    net = nn.Sequential(pair(), pair(), pair())
+    for name, word in (("0.0", "column"), ("0.2", False), ("1.0", "column"), ("1.2", "row")):
+        weft.set_tensor_parallelism(net.get_submodule(name), word)
+    assert [region.name for region in found(net).regions] == ["0.0", "1", "2"]
+
+
+def test_uncalled_linears_are_cut_alone() -> None:
+    net = pair()
+    net.add_module("spare", nn.Linear(WIDTH, WIDTH))
+    weft.set_tensor_parallelism(net.get_submodule("spare"), "row")
+    splits = find(net, lambda: net[2](net[1](net[0](X))), 2)
+    assert line(splits, "spare") == "split by its inputs; as the script says"
+
+
+def test_words_are_cut_of_any_size() -> None:
+    net = nn.Sequential(nn.Embedding(7, WIDTH), nn.Linear(WIDTH, 60 * WIDTH), nn.Linear(60 * WIDTH, WIDTH))
+    ids = torch.arange(6)[None]
+    assert "0" not in find(net, lambda: net(ids), 2).linears()
+    weft.set_tensor_parallelism(net[0], "vocabulary")
+    assert line(find(net, lambda: net(ids), 2), "0") == "split by its vocabulary; as the script says"
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("column", "its 63 results cannot be divided by 2"),
+        ("row", "its 33 inputs cannot be divided by 2"),
+        ("vocabulary", "it has hooks, or its forward was replaced"),
+    ],
+)
+def test_what_cannot_be_is_one_error(word: str, told: str) -> None:
+    net = nn.Sequential(nn.Linear(33, 63), nn.Linear(63, 33))
+    net[0].forward = net[0].forward  # type: ignore[method-assign]
+    if word != "vocabulary":
+        del net[0].__dict__["forward"]
+    weft.set_tensor_parallelism(net[0], word)
+    with pytest.raises(UsageError) as error:
+        find(net, lambda: net(torch.randn(2, 33)), 2)
+    assert str(error.value) == (
+        f'not all modules can be cut as weft.set_tensor_parallelism says: 0 is set to "{word}", and {told}. Say True, '
+        "and weft decides, or False, and it stays whole"
+    )
+
+
+def test_all_that_cannot_be_is_named() -> None:
+    net = nn.Sequential(nn.Linear(33, 63), nn.Linear(63, 33))
+    weft.set_tensor_parallelism(net[0], "column")
+    weft.set_tensor_parallelism(net[1], "row")
+    with pytest.raises(
+        UsageError, match=r'0 is set to "column", and its 63 .*; 1 is set to "row", and its 63 inputs'
+    ):
+        find(net, lambda: net(torch.randn(2, 33)), 2)
+
+
+def test_what_another_reason_keeps_whole_is_refused_too() -> None:
+    net = pair()
+    weft.set_tensor_parallelism(net[0], "column")
+    refuse_whole(net, {"2": "too far apart"})
+    with pytest.raises(UsageError, match='0 is set to "column", and too far apart. Say True'):
+        refuse_whole(net, {"0": "too far apart", "2": "too far apart"})
+
+
+def test_shared_weights_are_cut_by_rows_only() -> None:
+    net = nn.Sequential(nn.Embedding(8, WIDTH), nn.Linear(WIDTH, 8, bias=False))
+    net[1].weight = net[0].weight
+    ids = torch.arange(6)[None]
+    weft.set_tensor_parallelism(net[1], "column")
+    with pytest.raises(UsageError, match=r'1 is set to "column", and its weight is that of 0, too'):
+        find(net, lambda: net(ids), 2)
+    weft.set_tensor_parallelism(net[1], "vocabulary")
+    assert find(net, lambda: net(ids), 2).linears().keys() == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("module", "word", "told"),
+    [
+        (nn.Sequential(nn.Linear(2, 2)), "column", "takes a torch.nn.Linear, not a Sequential"),
+        (nn.Embedding(2, 2), "row", "takes a torch.nn.Linear, not a Embedding"),
+        (nn.LayerNorm(2), "vocabulary", "takes a torch.nn.Linear or an embedding, not a LayerNorm"),
+    ],
+)
+def test_other_modules_cannot_be_told_how(module: nn.Module, word: str, told: str) -> None:
+    with pytest.raises(UsageError) as error:
+        weft.set_tensor_parallelism(module, word)
+    assert told in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,10 @@ class DistributedTransformerLMHead(DistributedModule):
     and with ``causal_mask_size`` each position is to tell the label of the next. Without ``add_lm_head``: the hidden
     states.
 
+    ``rotary_dim``: attention knows the positions, so they have no embedding. Without ``tie_word_embeddings`` the head
+    has a weight of its own; ``lm_head_bias``: whether it has a bias. Other arguments: see
+    :class:`DistributedTransformer`.
+
     Where no layer has a norm before it, there is one after the embeddings, as in BERT. Where none has one after it,
     there is one after the last layer, as in GPT-2.
     """
@@ -67,12 +71,16 @@ class DistributedTransformerLMHead(DistributedModule):
         use_normal_initialization: bool = False,
         pre_layernorm: bool = False,
         post_layernorm: bool = True,
+        rotary_dim: int | None = None,
+        tie_word_embeddings: bool = True,
+        lm_head_bias: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
         self.add_cross_attention, self.causal_mask_size = add_cross_attention, causal_mask_size
         self.word_embedding = nn.Embedding(vocab_size, hidden_size)
-        self.position_embedding = nn.Embedding(num_positions, hidden_size)
+        self.num_positions = num_positions
+        self.position_embedding = nn.Embedding(num_positions, hidden_size) if rotary_dim is None else None
         self.token_type_embedding = nn.Embedding(num_token_types, hidden_size) if num_token_types else None
         for embedding in (self.word_embedding, self.position_embedding, self.token_type_embedding):
             if embedding is not None:
@@ -83,14 +91,18 @@ class DistributedTransformerLMHead(DistributedModule):
         self.transformer = DistributedTransformer(
             num_layers, num_attention_heads, attention_head_size, hidden_size, intermediate_size,
             attention_dropout_prob, hidden_dropout_prob, activation, layernorm_epsilon, causal_mask_size,
-            add_cross_attention, initializer_range, use_normal_initialization, pre_layernorm, post_layernorm, **options,
+            add_cross_attention, initializer_range, use_normal_initialization, pre_layernorm, post_layernorm,
+            rotary_dim=rotary_dim, **options,
         )  # fmt: skip
         if not post_layernorm:
             self.final_layernorm = nn.LayerNorm(hidden_size, layernorm_epsilon)
         self.lm_head: nn.Linear | None = None
         if add_lm_head:
-            self.lm_head = nn.Linear(hidden_size, vocab_size, bias=False)
-            self.lm_head.weight = self.word_embedding.weight
+            self.lm_head = nn.Linear(hidden_size, vocab_size, bias=lm_head_bias)
+            if tie_word_embeddings:
+                self.lm_head.weight = self.word_embedding.weight
+            else:
+                nn.init.normal_(self.lm_head.weight, std=initializer_range)
         self.norms = (not pre_layernorm, not post_layernorm)
         DistributedTransformerLMHead.any_built = True
 
@@ -117,12 +129,18 @@ class DistributedTransformerLMHead(DistributedModule):
         return scores if labels is None else (self._loss(scores, labels), scores)
 
     def _embed(self, ids: Tensor, types: Tensor | None, positions: Tensor | None) -> Tensor:
-        length, most = ids.shape[1], self.position_embedding.num_embeddings
-        if positions is None:
-            if length > most:
-                raise UsageError(f"the sequence has {length} positions, and num_positions is {most}")
-            positions = torch.arange(length, device=ids.device)[None]
-        hidden: Tensor = self.word_embedding(ids) + self.position_embedding(positions)
+        length = ids.shape[1]
+        if positions is None and length > self.num_positions:
+            raise UsageError(
+                f"the sequence has {length} positions, and num_positions is {self.num_positions}"
+            )
+        hidden: Tensor = self.word_embedding(ids)
+        if self.position_embedding is not None:
+            if positions is None:
+                positions = torch.arange(length, device=ids.device)[None]
+            hidden = hidden + self.position_embedding(positions)
+        elif positions is not None:
+            raise UsageError("position_ids are given, and rotary_dim counts positions from 0: pass None")
         if self.token_type_embedding is not None:
             hidden = hidden + self.token_type_embedding(torch.zeros_like(ids) if types is None else types)
         elif types is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,14 +28,6 @@ def translations(model: str) -> tuple[Translate, Translate]:
     to.__doc__ = to_hf.__doc__
     back.__doc__ = from_hf.__doc__
     return to, back
-
-
-def no_hooks(*args: Any, **kwargs: Any) -> NoReturn:
-    """Stands for functions that give the hooks by which a layer becomes a tensor-parallel one."""
-    raise UsageError(
-        "hooks that replace these layers are not supported: leave tp_register out, layers are cut over ranks as "
-        "they are"
-    )
 
 
 def gpt2_hooks() -> Hooks:
@@ -87,6 +79,60 @@ def bert_hooks() -> Hooks:
     return init_hook, _forward_hook, _first
 
 
+def gptj_hooks() -> Hooks:
+    """What ``tp_register_with_module(GPTJBlock, smp.nn.DistributedTransformerLayer, *hooks)`` needs."""
+    _need_transformers()
+
+    def init_hook(config: Any, layer_idx: int | None = None) -> Any:
+        return (), {
+            **_sizes(config.n_head, config.n_embd), "intermediate_size": config.n_inner or 4 * config.n_embd,
+            "attention_dropout_prob": config.attn_pdrop, "hidden_dropout_prob": config.resid_pdrop,
+            "activation": _activation(config.activation_function), "layernorm_epsilon": config.layer_norm_epsilon,
+            "initializer_range": config.initializer_range, "use_normal_initialization": True,
+            "causal_mask_size": config.n_positions, "pre_layernorm": True, "post_layernorm": False,
+            "rotary_dim": config.rotary_dim or config.n_embd // config.n_head, "use_parallel_residual": True,
+            "qkv_bias": False, "dense_bias": False, "attention_in_fp32": True,
+        }  # fmt: skip
+
+    def forward_hook(
+        hidden_states: Tensor, *args: Any, position_ids: Tensor | None = None, **other: Any
+    ) -> Any:
+        if position_ids is not None and not _counts_from_0(position_ids):
+            raise UsageError(
+                "a replaced layer of GPT-J counts positions from 0: call the model without position_ids"
+            )
+        return _forward_hook(hidden_states, *args, **other)
+
+    return init_hook, forward_hook, _with_no_weights
+
+
+def gptneo_hooks() -> Hooks:
+    """What ``tp_register_with_module(GPTNeoBlock, smp.nn.DistributedTransformerLayer, *hooks)`` needs."""
+    _need_transformers()
+
+    def init_hook(config: Any, layer_id: int = 0) -> Any:
+        local = config.attention_layers[layer_id] == "local"
+        return (), {
+            **_sizes(config.num_heads, config.hidden_size),
+            "intermediate_size": config.intermediate_size or 4 * config.hidden_size,
+            "attention_dropout_prob": config.attention_dropout, "hidden_dropout_prob": config.resid_dropout,
+            "activation": _activation(config.activation_function), "layernorm_epsilon": config.layer_norm_epsilon,
+            "initializer_range": config.initializer_range, "use_normal_initialization": True,
+            "causal_mask_size": config.max_position_embeddings, "pre_layernorm": True, "post_layernorm": False,
+            "window_size": config.window_size if local else None, "scale_attention_scores": False,
+            "qkv_bias": False, "attention_in_fp32": True,
+        }  # fmt: skip
+
+    return init_hook, _forward_hook, _with_no_weights
+
+
+def _counts_from_0(positions: Tensor) -> bool:
+    """Whether they are 0, 1, ... for all samples. Of one row on a GPU that is taken for granted."""
+    if positions.device.type != "cpu":
+        return len(positions) == 1
+    return bool((positions == torch.arange(positions.shape[-1])).all())
+
+
 def _sizes(heads: int, width: int) -> dict[str, int]:
     return {"num_attention_heads": heads, "attention_head_size": width // heads, "hidden_size": width}
 
@@ -108,9 +154,11 @@ def _need_transformers() -> None:
 
 
 def _forward_hook(
-    hidden_states: Tensor, *args: Any, attention_mask: Tensor | None = None, past_key_values: Any = None, **other: Any
+    hidden_states: Tensor, *args: Any, attention_mask: Tensor | None = None, past_key_values: Any = None,
+    layer_past: Any = None, **other: Any,
 ) -> Any:  # fmt: skip
     """The one tuple that the layer takes. GPT-2's second argument is the cache, BERT's is the mask."""
+    past_key_values = layer_past if past_key_values is None else past_key_values
     for each in args:
         if isinstance(each, Tensor):
             attention_mask = each
@@ -128,3 +176,8 @@ def _forward_hook(
 
 def _first(result: Any) -> Any:
     return result[0]
+
+
+def _with_no_weights(result: Any) -> Any:
+    """States, and nothing for the attention's weights: what layers of GPT-J and GPT-Neo give."""
+    return result[0], None

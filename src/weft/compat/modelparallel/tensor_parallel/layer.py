@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
+
+from weft.errors import UsageError
 
 from .base import DistributedModule, check_options, items_of
 from .parts import DistributedAttentionLayer, DistributedTransformerOutputLayer
@@ -15,6 +18,8 @@ class DistributedTransformerLayer(DistributedModule):
 
     With ``add_cross_attention``: ``(hidden, cross_states, attention_mask, cross_mask)`` in and out. States are
     [N, S, H], masks are added to the scores, of shape [N, 1, 1, S], or None. Other arguments: see the two halves.
+
+    ``use_parallel_residual``: attention and the linears take the same normed states, and both are added, as in GPT-J.
     """
 
     def __init__(
@@ -37,11 +42,22 @@ class DistributedTransformerLayer(DistributedModule):
         alibi_bias_max: int = 8,
         attention_in_fp32: bool = False,
         fp32_residual_addition: bool = False,
+        window_size: int | None = None,
+        rotary_dim: int | None = None,
+        scale_attention_scores: bool = True,
+        qkv_bias: bool = True,
+        dense_bias: bool = True,
+        use_parallel_residual: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
         check_options(self, options)
-        self.add_cross_attention = add_cross_attention
+        if use_parallel_residual and (add_cross_attention or post_layernorm or not pre_layernorm):
+            raise UsageError(
+                "use_parallel_residual has one norm before both halves: write pre_layernorm=True, "
+                "post_layernorm=False, and leave add_cross_attention out"
+            )
+        self.add_cross_attention, self.use_parallel_residual = add_cross_attention, use_parallel_residual
         both: dict[str, Any] = {
             "hidden_size": hidden_size, "hidden_dropout_prob": hidden_dropout_prob,
             "layernorm_epsilon": layernorm_epsilon, "initializer_range": initializer_range,
@@ -51,20 +67,28 @@ class DistributedTransformerLayer(DistributedModule):
         attention: dict[str, Any] = {
             **both, "num_attention_heads": num_attention_heads, "attention_head_size": attention_head_size,
             "attention_dropout_prob": attention_dropout_prob, "attention_in_fp32": attention_in_fp32,
+            "scale_attention_scores": scale_attention_scores, "qkv_bias": qkv_bias, "dense_bias": dense_bias,
         }  # fmt: skip
         self.attention = DistributedAttentionLayer(
-            **attention, causal_mask_size=causal_mask_size, use_alibi=use_alibi, alibi_bias_max=alibi_bias_max
-        )
+            **attention, causal_mask_size=causal_mask_size, use_alibi=use_alibi, alibi_bias_max=alibi_bias_max,
+            window_size=window_size, rotary_dim=rotary_dim,
+        )  # fmt: skip
         if add_cross_attention:
             self.cross_attention = DistributedAttentionLayer(**attention, cross_attention=True)
         self.output = DistributedTransformerOutputLayer(
             **both, intermediate_size=intermediate_size, activation=activation
         )
+        if use_parallel_residual:
+            self.output.pre_layernorm = nn.Identity()  # that of attention
 
     def forward(self, inputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """The same tuple with new hidden states."""
         if not self.add_cross_attention:
             hidden, mask = items_of(self, inputs, ("hidden", "attention_mask"))
+            if self.use_parallel_residual:
+                normed = self.attention.pre_layernorm(hidden)
+                attended = self.attention.added(hidden, self.attention.attended(normed, normed, mask))
+                return self.output.added(attended, self.output.computed(normed)), mask
             return self.output(self.attention((hidden, mask))), mask
         names = ("hidden", "cross_states", "attention_mask", "cross_mask")
         hidden, states, mask, cross_mask = items_of(self, inputs, names)
@@ -75,12 +99,26 @@ class DistributedTransformerLayer(DistributedModule):
 
 class DistributedTransformer(DistributedModule):
     """``num_layers`` layers, one after the other, in ``seq_layers``. Tuples and other arguments are those of
-    :class:`DistributedTransformerLayer`."""
+    :class:`DistributedTransformerLayer`.
 
-    def __init__(self, num_layers: int = 12, *args: Any, **kwargs: Any) -> None:
+    ``attention_layers``: of each layer ``"global"`` or ``"local"``; the first have no window, as in GPT-Neo.
+    """
+
+    def __init__(
+        self, num_layers: int = 12, *args: Any, attention_layers: Sequence[str] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__()
+        window = kwargs.pop("window_size", None)
+        kinds = ["local"] * num_layers if attention_layers is None else list(attention_layers)
+        if len(kinds) != num_layers or not set(kinds) <= {"global", "local"}:
+            raise UsageError(
+                f"attention_layers is {kinds}: say global or local for each of the {num_layers} layers"
+            )
+        if attention_layers is not None and "local" in kinds and window is None:
+            raise UsageError("attention_layers has local ones: say their window_size")
+        windows = (window if kind == "local" else None for kind in kinds)
         self.seq_layers = nn.Sequential(
-            *(DistributedTransformerLayer(*args, **kwargs) for _ in range(num_layers))
+            *(DistributedTransformerLayer(*args, **{**kwargs, "window_size": size}) for size in windows)
         )
 
     def forward(self, inputs: tuple[Tensor | None, ...]) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from weft.compat.modelparallel.layers import alibi
 from weft.errors import UsageError
 
+from . import rotary
 from .base import DistributedModule, activation_of, check_norms, check_options, fill, items_of
 
 
@@ -48,6 +49,10 @@ class DistributedAttentionLayer(_Half):
     ``causal_mask_size``: each position sees itself and those before it, in sequences of at most so many; None: all.
     ``use_alibi``: scores fall with the distance (Press et al., arXiv 2108.12409), for head h of H by
     2^(-alibi_bias_max h / H) a position. ``attention_in_fp32``: attention is computed in 32 bits.
+    ``window_size``: with a causal mask, each position sees itself and as many before it, less one, as in GPT-Neo.
+    ``rotary_dim``: so many features of each head know their position, see :mod:`.rotary`.
+    ``scale_attention_scores``: scores are divided by the root of the head's size. ``qkv_bias``, ``dense_bias``: whether
+    the projections have biases.
     """
 
     def __init__(
@@ -68,24 +73,39 @@ class DistributedAttentionLayer(_Half):
         alibi_bias_max: int = 8,
         attention_in_fp32: bool = False,
         fp32_residual_addition: bool = False,
+        window_size: int | None = None,
+        rotary_dim: int | None = None,
+        scale_attention_scores: bool = True,
+        qkv_bias: bool = True,
+        dense_bias: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(
             hidden_size, hidden_dropout_prob, layernorm_epsilon, pre_layernorm, post_layernorm, fp32_residual_addition
         )  # fmt: skip
         check_options(self, options)
-        if cross_attention and (causal_mask_size is not None or use_alibi):
-            raise UsageError("cross attention knows no order: leave causal_mask_size and use_alibi out")
+        if cross_attention and (causal_mask_size is not None or use_alibi or rotary_dim is not None):
+            raise UsageError(
+                "cross attention knows no order: leave causal_mask_size, use_alibi and rotary_dim out"
+            )
+        if window_size is not None and (causal_mask_size is None or window_size < 1):
+            raise UsageError(
+                f"window_size is {window_size}, and causal_mask_size {causal_mask_size}: a window is for a causal "
+                "mask, and has at least 1 position"
+            )
+        rotary.check(rotary_dim, attention_head_size)
         width = num_attention_heads * attention_head_size
         self.heads, self.head_size = num_attention_heads, attention_head_size
         self.attention_dropout_prob = attention_dropout_prob
         self.cross_attention, self.causal_mask_size = cross_attention, causal_mask_size
         self.alibi_bias_max = alibi_bias_max if use_alibi else None
         self.attention_in_fp32 = attention_in_fp32
-        self.query = nn.Linear(hidden_size, width)
-        self.key = nn.Linear(hidden_size, width)
-        self.value = nn.Linear(hidden_size, width)
-        self.dense = nn.Linear(width, hidden_size)
+        self.window_size, self.rotary_dim = window_size, rotary_dim
+        self.scale = 1 / math.sqrt(attention_head_size) if scale_attention_scores else 1.0
+        self.query = nn.Linear(hidden_size, width, qkv_bias)
+        self.key = nn.Linear(hidden_size, width, qkv_bias)
+        self.value = nn.Linear(hidden_size, width, qkv_bias)
+        self.dense = nn.Linear(width, hidden_size, dense_bias)
         fill(self, initializer_range, use_normal_initialization)
 
     def forward(self, inputs: tuple[Tensor | None, ...]) -> Tensor:
@@ -95,13 +115,19 @@ class DistributedAttentionLayer(_Half):
         else:
             hidden, mask = items_of(self, inputs, ("hidden", "attention_mask"))
         normed = self.pre_layernorm(hidden)
-        seen = states if self.cross_attention else normed
+        return self.added(hidden, self.attended(normed, states if self.cross_attention else normed, mask))
+
+    def attended(self, normed: Tensor, seen: Tensor, mask: Tensor | None) -> Tensor:
+        """What attention gives, [N, S, H], without residual path and norms."""
         query, key, value = (
             each.view(*each.shape[:2], self.heads, self.head_size).transpose(1, 2)
             for each in (self.query(normed), self.key(seen), self.value(seen))
         )
+        if self.rotary_dim is not None:
+            query, key = rotary.turned(query, self.rotary_dim), rotary.turned(key, self.rotary_dim)
         mixed = self._attend(query, key, value, mask)
-        return self.added(hidden, self.dense(mixed.transpose(1, 2).flatten(2)))
+        dense: Tensor = self.dense(mixed.transpose(1, 2).flatten(2))
+        return dense
 
     def _attend(self, query: Any, key: Any, value: Any, mask: Tensor | None) -> Any:
         causal, length, dtype = self.causal_mask_size is not None, query.shape[-2], query.dtype
@@ -116,15 +142,18 @@ class DistributedAttentionLayer(_Half):
         if self.alibi_bias_max is not None:
             falling = alibi(query, self.alibi_bias_max)
             bias = falling if bias is None else bias + falling
+        if bias is None and self.window_size is not None and self.window_size < length:
+            bias = torch.zeros(1, 1, 1, length, device=query.device)
         if bias is not None:
             bias = bias.to(query.dtype)
             if causal:
-                future = torch.ones(length, length, dtype=torch.bool, device=bias.device).triu(1)
-                bias = bias.expand(-1, -1, length, -1).masked_fill(future, torch.finfo(bias.dtype).min)
+                unseen = torch.ones(length, length, dtype=torch.bool, device=bias.device).triu(1)
+                if self.window_size is not None:
+                    unseen |= torch.ones_like(unseen).tril(-self.window_size)
+                bias = bias.expand(-1, -1, length, -1).masked_fill(unseen, torch.finfo(bias.dtype).min)
         dropout = self.attention_dropout_prob if self.training else 0.0
-        scale = 1 / math.sqrt(self.head_size)
         return F.scaled_dot_product_attention(
-            query, key, value, bias, dropout, causal and bias is None, scale=scale
+            query, key, value, bias, dropout, causal and bias is None, scale=self.scale
         ).to(dtype)
 
 
@@ -157,5 +186,9 @@ class DistributedTransformerOutputLayer(_Half):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[N, S, H]."""
-        middle = activation_of(self.activation)(self.dense1(self.pre_layernorm(hidden)))
-        return self.added(hidden, self.dense2(middle))
+        return self.added(hidden, self.computed(self.pre_layernorm(hidden)))
+
+    def computed(self, normed: Tensor) -> Tensor:
+        """What the linears give, [N, S, H], without residual path and norms."""
+        dense: Tensor = self.dense2(activation_of(self.activation)(self.dense1(normed)))
+        return dense

@@ -1,4 +1,4 @@
-"""States of a :class:`DistributedTransformerLMHead` with the names of Hugging Face's GPT-2 or BERT, and back."""
+"""States of a :class:`DistributedTransformerLMHead` with the names of Hugging Face's models, and back."""
 
 from __future__ import annotations
 
@@ -57,14 +57,41 @@ _REST = {
     },
 }
 _HALVES["roberta"] = _HALVES["bert"]
+_HALVES["gptj"] = {
+    "attention.pre_layernorm": "ln_1",
+    "attention.query": "attn.q_proj",
+    "attention.key": "attn.k_proj",
+    "attention.value": "attn.v_proj",
+    "attention.dense": "attn.out_proj",
+    "output.dense1": "mlp.fc_in",
+    "output.dense2": "mlp.fc_out",
+}
+_HALVES["gptneo"] = {
+    "attention.pre_layernorm": "ln_1",
+    "attention.query": "attn.attention.q_proj",
+    "attention.key": "attn.attention.k_proj",
+    "attention.value": "attn.attention.v_proj",
+    "attention.dense": "attn.attention.out_proj",
+    "output.pre_layernorm": "ln_2",
+    "output.dense1": "mlp.c_fc",
+    "output.dense2": "mlp.c_proj",
+}
 _REST["roberta"] = {own: there.replace("bert.", "roberta.") for own, there in _REST["bert"].items()}
-_LAYERS_THERE = {"gpt2": "transformer.h.", "bert": "bert.encoder.layer.", "roberta": "roberta.encoder.layer."}
+_REST["gptneo"] = _REST["gpt2"]
+_REST["gptj"] = {own: there for own, there in _REST["gpt2"].items() if own != "position_embedding"}
+_LAYERS_THERE = {
+    "bert": "bert.encoder.layer.", "roberta": "roberta.encoder.layer.",
+    **dict.fromkeys(("gpt2", "gptj", "gptneo"), "transformer.h."),
+}  # fmt: skip
 _FUSED = {
     "attn.c_attn": ("attention", "query", "key", "value"),
     "crossattention.c_attn": ("cross_attention", "key", "value"),
 }
 """GPT-2's projections that are one weight there, and several here."""
-_LEFT_OUT = (".attn.bias", ".attn.masked_bias", ".position_ids", ".token_type_ids")
+_LEFT_OUT = (
+    ".attn.bias", ".attn.masked_bias", ".attn.attention.bias", ".attn.attention.masked_bias", ".attn.embed_positions",
+    ".position_ids", ".token_type_ids",
+)  # fmt: skip
 """Constants that older versions of ``transformers`` kept in states."""
 _FIRST_POSITION = {"roberta": 2}
 """How many rows of positions there stand for no position."""

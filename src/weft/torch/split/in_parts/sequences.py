@@ -56,16 +56,17 @@ def _sendable(found: Sequences, traced: Trace, partitions: int, root: nn.Module)
     large = {n: "it holds too much of the model to stay on one partition as a whole" for n in found.regions
              if sum(p.numel() for p in root.get_submodule(n).parameters()) > most}  # fmt: skip
     leaking = {
-        name: "leaves tensors behind by another way than its result, a cache of keys and values say, which other "
-        "partitions would not see (pass use_cache=False)"
+        name: "leaves tensors behind by another way than its result (an attribute, a closure), which other partitions "
+        "would not see"
         for name in found.regions
         if any(each == name or is_below(each, name) for each in traced.leaking)
     }
     if leaking:
         log.warning(
-            "%s leaves tensors behind by another way than its result (a cache of keys and values, say), which ranks of "
-            "other partitions would not see. So it computes whole sequences: pass use_cache=False to the model, or set "
-            'model.config.use_cache = False, or write "partitions": 1', ", ".join(sorted(leaking)[:3]),
+            "%s leaves tensors behind by another way than its result or what it is given (an attribute, a closure), "
+            "which ranks of other partitions would not see. So it computes whole sequences: let it return them, or put "
+            'them into a list, dict or object that it is given, or write "partitions": 1',
+            ", ".join(sorted(leaking)[:3]),
         )  # fmt: skip
     return _without(found, {**large, **leaking})
 

@@ -56,8 +56,9 @@ def _splits(model: nn.Module, run: Callable[[], Any]) -> Iterator[Splits]:
 
 
 def _sizes(model: nn.Module, run: Callable[[], Any], splits: Splits) -> dict[str, int]:
-    """What ranks add up or gather after each module that is not cut by its results, in bytes."""
+    """What ranks add up or gather after each module that is not cut by its results, or is so alone, in bytes."""
     sizes: dict[str, int] = {}
+    alone = {region.name for region in splits.regions}
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, result: Any) -> None:
@@ -69,7 +70,7 @@ def _sizes(model: nn.Module, run: Callable[[], Any], splits: Splits) -> dict[str
 
     with ExitStack() as stack, torch.no_grad():
         for name, linear in splits.linears().items():
-            if linear.kind != COLUMN:
+            if linear.kind != COLUMN or name in alone:
                 handle = model.get_submodule(name).register_forward_hook(note(name))
                 stack.callback(handle.remove)
         run()
@@ -83,6 +84,13 @@ def _with_cut(unit: Unit, model: nn.Module, found: Sequence[Splits], sizes: dict
     first = found[0]
     around = next((region.name for region in first.regions if _is_in(unit.name, region.name)), None)
     cut = mine(first)
+    experts = [*_experts(first)]
+    mixture = next((name for name, expert in experts if _is_in(unit.name, expert)), None)
+    if mixture is not None:  # each rank has as many of them as the others, more or less, and they add up once
+        most = max(splits.size for splits in found if mixture in splits.linears())
+        count = sum(name == mixture for name, _ in experts)
+        sent = sizes.get(mixture, 0) // count
+        return replace(unit, cut_share=1.0, cut_bytes=sent, cut_ranks=most, cut_group=mixture)
     ranks = max((splits.size for splits in found if mine(splits) == cut), default=1)
     if not cut and (around is None or unit.parameters):
         return unit
@@ -95,6 +103,14 @@ def _with_cut(unit: Unit, model: nn.Module, found: Sequence[Splits], sizes: dict
         cut_ranks=ranks,
         cut_group=around if around != unit.name else None,
     )
+
+
+def _experts(splits: Splits) -> Iterator[tuple[str, str]]:
+    """The experts that ranks share out: each with the name of its mixture."""
+    for name, linear in splits.linears().items():
+        for held in linear.held:
+            if held.rank is not None:
+                yield name, f"{name}.{held.name}" if name else held.name
 
 
 def _is_in(name: str, module: str) -> bool:

@@ -1,10 +1,16 @@
-"""Experts whose weights are one tensor, ``[experts, results, inputs]``: each rank has a part of every expert.
+"""Mixtures of experts: each rank has some of the experts, or a part of every one.
 
-``parts`` runs such a module on a rank's part of its weights, ``find`` tells which parts give the whole when they are
-added up: it computes both and compares.
+Experts may be modules: ``mixtures`` finds those that ranks can share out, ``held`` runs them. Or their weights may be
+one tensor, ``[experts, results, inputs]``: ``parts`` runs such a module on what a rank has of it. ``find`` tells what
+gives the whole when it is added up: it computes both and compares, on a ``bench``.
 """
 
-from .find import candidates, find_experts
+from .find import around_lonely, candidates, find_experts, lonely
+from .held import Mixture, cuts_of_mixture, members, misfit_of_mixture
+from .mixtures import find_mixtures, shares_out
 from .parts import cuts_of_experts, in_parts, misfit
 
-__all__ = ["candidates", "cuts_of_experts", "find_experts", "in_parts", "misfit"]
+__all__ = [
+    "Mixture", "around_lonely", "candidates", "cuts_of_experts", "cuts_of_mixture", "find_experts", "find_mixtures",
+    "in_parts",    "lonely", "members", "misfit", "misfit_of_mixture", "shares_out",
+]  # fmt: skip

@@ -10,26 +10,24 @@ parts meet something that is not linear, or a bias counts twice, they do not agr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weft.torch.pytorch.private import version
 from weft.torch.tensor_parallel.cuts import Cut, cut_by
-from weft.torch.tensor_parallel.functions import FATAL
-from weft.torch.tensor_parallel.splits import EXPERTS, ONCE, Linear, PartOf, pattern
-from weft.torch.tensors.nested import replace, tensors_in
+from weft.torch.tensor_parallel.splits import EXPERTS, OF_EXPERTS, ONCE, Linear, PartOf, pattern
+from weft.torch.tensors.nested import replace
 
+from .bench import PLAIN, Bench, Outcome, plus
+from .mixtures import hooked_in, is_in
+from .parts import Own, run_own
 from .parts import run as run_with
 
 MOST_TRIED = 128
-_SEED, _WHOLE = 20, -2
-_ROUGH = {torch.bfloat16: 0.05, torch.float16: 0.02}
-"""How far apart the sums may be, as a part of the whole; of other types a thousandth."""
-_PLAIN = {*_ROUGH, torch.float32, torch.float64}
+_WHOLE = -2
 
 
 def candidates(model: nn.Module) -> dict[str, nn.Module]:
@@ -37,13 +35,43 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if len(_stacks(module)) > 1 and not type(module).__module__.startswith("torch.")
+        if len(_stacks(module, False)) > 1 and not type(module).__module__.startswith("torch.")
     }
 
 
-def _stacks(module: nn.Module) -> dict[str, Tensor]:
-    """The weights with one matrix for each expert."""
-    return {name: value for name, value in module.named_parameters(recurse=False) if value.dim() == 3}
+def around_lonely(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules right around several that have one such weight each, by name."""
+    around: dict[str, int] = {}
+    for name in lonely(model):
+        above = name.rpartition(".")[0]
+        around[above] = around.get(above, 0) + (name != "")
+    return {name: model.get_submodule(name) for name, count in around.items() if count > 1}
+
+
+def lonely(model: nn.Module) -> dict[str, str]:
+    """The modules that have nothing but one weight of several matrices, by name, and why they stay whole."""
+    found = {}
+    for name, module in model.named_modules():
+        values = [*module.parameters()]
+        if len(values) == 1 and len(_stacks(module, False)) == 1 and min(values[0].shape) > 1:
+            shape = " x ".join(map(str, values[0].shape))
+            found[name] = f"its weight, {shape}, is the only one, so nothing is added up in it"
+    return found
+
+
+def _stacks(module: nn.Module, inside: bool = True) -> dict[str, Tensor]:
+    """The weights with one matrix for each expert; where the module has none itself, those of modules ``inside``."""
+    own: dict[str, Tensor] = {n: v for n, v in module.named_parameters(recurse=False) if v.dim() == 3}
+    if own or not inside:
+        return own
+    return {name: value for name, value in module.named_parameters() if value.dim() == 3}
+
+
+def _others(module: nn.Module) -> list[str]:
+    """Its other parameters."""
+    stacks = _stacks(module)
+    nested = any("." in name for name in stacks)
+    return [name for name, _ in module.named_parameters(recurse=nested) if name not in stacks]
 
 
 def find_experts(
@@ -52,8 +80,12 @@ def find_experts(
     size: int,
     owners: Mapping[int, Sequence[str]],
     why: Callable[[str], str],
-) -> tuple[dict[str, Linear], dict[str, str]]:
-    """The modules of experts that can be split, and how; and the others, and why.
+    share: str = "auto",
+    inside: Collection[str] = (),
+    cut: Collection[str] = (),
+    leaking: Collection[str] = (),
+) -> tuple[dict[str, Linear], dict[str, str], dict[str, str]]:
+    """The modules of experts that can be split, and how; the others, and why; and of the former why not otherwise.
 
     Args:
         model: The model, whole.
@@ -61,51 +93,68 @@ def find_experts(
         size: How many ranks axis ``tp`` has.
         owners: For each parameter, by its id, the modules that have it.
         why: Says for a module why the script's own wishes or changes keep it whole; empty if nothing does.
+        share: How ranks share experts: ``parts`` of every one, ``ranks``: some each, ``auto``: parts if these add up.
+        inside: Modules that are split already, as parts of others.
+        cut: Linears that are split in pairs.
+        leaking: Modules out of which tensors get by another way than their result.
     """
-    tried = candidates(model)
+    around = around_lonely(model)
+    tried = {name: each for name, each in {**candidates(model), **around}.items() if name not in inside}
     if not tried:
-        return {}, {}
+        return {}, {}, {}
     calls = _calls(tried, run)
     found: dict[str, Linear] = {}
     whole: dict[str, str] = {}
-    known: dict[Any, Linear | str] = {}
+    told: dict[str, str] = {}
+    known: dict[Any, tuple[Linear | None, str]] = {}
     for name, module in tried.items():
+        if name in around and name not in calls:
+            continue  # it is no function of what it is called with
         shapes = tuple((own, tuple(value.shape)) for own, value in module.named_parameters())
         kind = pattern(f"{name}.")[:-1], type(module), shapes
-        reason = why(name) or _why_not(module, size, owners)
+        reason = why(name) or _why_not(module, owners) or _why_not_around(model, name, cut, leaking)
         if not reason and kind not in known and name not in calls:
             reason = "the run did not call it"
         if not reason:
             if kind not in known:
-                known[kind] = _fitting(module, *calls[name], size)
-            outcome = known[kind]
-            if isinstance(outcome, Linear):
+                known[kind] = _fitting(module, *calls[name], size, share)
+            outcome, reason = known[kind]
+            if outcome is not None:
                 found[name] = outcome
+                if reason:
+                    told[name] = reason
                 continue
-            reason = outcome
         whole[name] = reason
-    return found, whole
+    return found, whole, told
 
 
-def _why_not(module: nn.Module, size: int, owners: Mapping[int, Sequence[str]]) -> str:
+def _why_not(module: nn.Module, owners: Mapping[int, Sequence[str]]) -> str:
     """Why it need not be tried."""
     stacks = _stacks(module)
+    nested = any("." in name for name in stacks)
     if len({len(value) for value in stacks.values()}) > 1:
         shapes = " and ".join(f"{name} {list(value.shape)}" for name, value in stacks.items())
         return f"its weights are for other numbers of experts: {shapes}"
-    if any(
-        type(value) is not nn.Parameter or value.dtype not in _PLAIN
-        for value in module.parameters(recurse=False)
-    ):
+    values = [*module.parameters(recurse=nested)]
+    if any(type(value) is not nn.Parameter or value.dtype not in PLAIN for value in values):
         return "its weights are no plain floating-point numbers"
-    if any(True for child in module.children() for _ in child.parameters()):
+    if not nested and any(True for child in module.children() for _ in child.parameters()):
         return "it has modules with weights inside"
-    if any(len(owners[id(value)]) > 1 for value in module.parameters(recurse=False)):
+    if any(len(owners[id(value)]) > 1 for value in values):
         return "it shares parameters with another module"
-    smallest = min(max(value.shape[1:]) for value in stacks.values())
-    if smallest < size:
-        return f"its experts' matrices have {smallest} rows and columns at most, fewer than the {size} ranks"
     return ""
+
+
+def _why_not_around(model: nn.Module, name: str, cut: Collection[str], leaking: Collection[str]) -> str:
+    """Why a module cannot be split together with those inside of it."""
+    if _stacks(model.get_submodule(name), False):
+        return ""
+    if any(is_in(each, name) for each in cut):
+        return "linears in it are split by themselves"
+    if any(is_in(each, name) for each in leaking):
+        return "tensors get out of it by another way than its result"
+    hooked = hooked_in(model, name)
+    return f"{hooked} has hooks" if hooked else ""
 
 
 def _calls(tried: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[str, tuple[Any, Any]]:
@@ -138,114 +187,61 @@ def _kept(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 
-# --- trying -------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Outcome:
-    """What a run gives.
-
-    Attributes:
-        results: Its tensors.
-        gradients: Those of its inputs, in their order.
-        weights: Those of its parameters, by name.
-    """
-
-    results: list[Tensor]
-    gradients: list[Tensor]
-    weights: dict[str, Tensor]
-
-
-class _Bench:
-    """A module with weights and inputs that are made up."""
-
-    def __init__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        first = next(iter(_stacks(module).values()))
-        self.module, self.dtype = module, first.dtype
-        self.device = torch.device("cpu") if first.device.type == "meta" else first.device
-        self.numbers = torch.Generator(self.device).manual_seed(_SEED)
-        self.experts = len(first)
-        self.weights = {
-            name: self._random(value).mul_(value.shape[-1] ** -0.5 if value.dim() == 3 else 1)
-            for name, value in module.named_parameters(recurse=False)
-        }
-        self.args, self.kwargs = replace((args, kwargs), self._input, attributes=False)
-        inputs = [each for each in tensors_in((self.args, self.kwargs)) if each.is_floating_point()]
-        self.width = inputs[0].shape[-1] if inputs else 0
-        self.given: list[Tensor] | None = None
-
-    def _random(self, like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=self.numbers, dtype=self.dtype, device=self.device)
-
-    def _input(self, tensor: Tensor) -> Tensor:
-        if tensor.is_floating_point():
-            return torch.rand(tensor.shape, generator=self.numbers, dtype=self.dtype, device=self.device)
-        if tensor.device.type == "meta":
-            most = 2 if tensor.dtype == torch.bool else self.experts
-            made = torch.randint(most, tensor.shape, generator=self.numbers, device=self.device)
-            return made.to(tensor.dtype)
-        return tensor.to(self.device)
-
-    def run(self, weights: Mapping[str, Tensor]) -> _Outcome | None:
-        """The results with these weights, and all gradients; None if it fails, or writes into what it is given."""
-        leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
-        inputs: list[Tensor] = []
-
-        def fresh(tensor: Tensor) -> Tensor:
-            tensor = tensor.detach().clone()
-            if tensor.is_floating_point():
-                inputs.append(tensor.requires_grad_())
-            return tensor.view_as(tensor)
-
-        args, kwargs = replace((self.args, self.kwargs), fresh, attributes=False)
-        given = [*tensors_in((args, kwargs)), *leaves.values()]
-        before = [version(each) for each in given]
-        try:
-            with torch.enable_grad():
-                result = run_with(self.module, leaves, args, kwargs)
-                results = [each for each in tensors_in(result) if each.is_floating_point()]
-            if [version(each) for each in given] != before or not any(each.requires_grad for each in results):
-                return None
-            if self.given is None:
-                self.given = [self._random(each).to(each.dtype) for each in results]
-            wanted = [
-                (each, grad) for each, grad in zip(results, self.given, strict=True) if each.requires_grad
-            ]
-            sources = [*inputs, *leaves.values()]
-            gradients = torch.autograd.grad(
-                [each for each, _ in wanted], sources, [grad for _, grad in wanted], allow_unused=True
-            )
-        except FATAL:
-            raise
-        except Exception:
-            return None
-        filled = [torch.zeros_like(s) if g is None else g for s, g in zip(sources, gradients, strict=True)]
-        return _Outcome(
-            [each.detach() for each in results], filled[: len(inputs)],
-            dict(zip(leaves, filled[len(inputs) :], strict=True)),
-        )  # fmt: skip
-
-
-def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int) -> Linear | str:
-    """How the module can be split; or why it cannot."""
-    bench = _Bench(module, args, kwargs)
-    expected = bench.run(bench.weights)
+def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int, share: str) -> tuple[Linear | None, str]:
+    """How the module can be split, and why not otherwise; or why it cannot at all."""
+    experts = len(next(iter(_stacks(module).values())))
+    bench = Bench(module, args, kwargs, experts)
+    expected = bench.run(bench.weights, partial(run_with, module))
     if expected is None:
-        return "it fails with weights and inputs that are made up, or writes into its inputs or weights"
+        return None, "it fails with weights and inputs that are made up, or writes into its inputs or weights"
+    by_part = partial(_by_part, module, bench, expected, size)
+    by_rank = partial(_by_rank, module, bench, expected, experts, size)
+    reasons: list[str] = []
+    for way in {"parts": [by_part], "ranks": [by_rank, by_part], "auto": [by_part, by_rank]}[share]:
+        outcome = way()
+        if isinstance(outcome, Linear):
+            return outcome, reasons[0] if reasons else ""
+        reasons.append(outcome)
+    return None, reasons[-1] if share == "ranks" else reasons[0]
+
+
+def _by_part(module: nn.Module, bench: Bench, expected: Outcome, size: int) -> Linear | str:
+    """Each rank has a part of every expert."""
+    stacks = _stacks(module)
+    smallest = min(max(value.shape[1:]) for value in stacks.values())
+    if smallest < size:
+        return f"its experts' matrices have {smallest} rows and columns at most, fewer than the {size} ranks"
     for parts in itertools.islice(_ways(module, bench.width, size), MOST_TRIED):
         if _add_up(bench, expected, parts, size):
             return Linear(EXPERTS, parts=parts)
-    inner = {
-        n for value in _stacks(module).values() for n in value.shape[1:] if n != bench.width and n % size
-    }
+    inner = {n for value in stacks.values() for n in value.shape[1:] if n != bench.width and n % size}
     uneven = f", and {' and '.join(map(str, sorted(inner)))} cannot be divided by {size}" if inner else ""
     return f"its parts on {size} ranks do not add up to what it computes{uneven}"
+
+
+def _by_rank(module: nn.Module, bench: Bench, expected: Outcome, experts: int, size: int) -> Linear | str:
+    """Each rank has some of the experts."""
+    if experts < size:
+        return f"its {experts} experts are fewer than the {size} ranks"
+    options = []
+    for name in [*_stacks(module), *_others(module)]:
+        value = module.get_parameter(name)
+        with_all = value.dim() > 0 and len(value) == experts
+        options.append(
+            [PartOf(name, OF_EXPERTS, (experts,))] if value.dim() == 3
+            else [PartOf(name, OF_EXPERTS, (experts,))] * with_all + [PartOf(name, _WHOLE, ())]
+        )  # fmt: skip
+    for _, chosen in sorted(_products(options), key=lambda each: each[0])[:MOST_TRIED]:
+        parts = tuple(part for part in chosen if part.dim != _WHOLE)
+        if _add_up(bench, expected, parts, size):
+            return Linear(EXPERTS, parts=parts)
+    return f"its experts on {size} ranks do not add up to what it computes"
 
 
 def _ways(module: nn.Module, width: int, size: int) -> Iterator[tuple[PartOf, ...]]:
     """Ways of cutting the parameters, the likely ones first: the inner size of an expert is that of no input."""
     stacks = _stacks(module)
-    others = [name for name, _ in module.named_parameters(recurse=False) if name not in stacks]
+    others = _others(module)
     inner = {name: [n for n in value.shape[1:] if n != width] or [width] for name, value in stacks.items()}
     sizes = [max(each) for each in inner.values()]
     options: list[list[PartOf]] = []
@@ -283,7 +279,7 @@ def _of_other(module: nn.Module, name: str, known: Mapping[tuple[int, int], tupl
     return [*ways, PartOf(name, ONCE, ()), PartOf(name, _WHOLE, ())]
 
 
-def _add_up(bench: _Bench, expected: _Outcome, parts: Sequence[PartOf], size: int) -> bool:
+def _add_up(bench: Bench, expected: Outcome, parts: Sequence[PartOf], size: int) -> bool:
     """Whether the ranks' results and gradients add up to what is expected."""
     places = {part.name: part for part in parts}
     cuts = {
@@ -291,7 +287,6 @@ def _add_up(bench: _Bench, expected: _Outcome, parts: Sequence[PartOf], size: in
         for part in parts
         if part.dim != ONCE
     }
-    limit = _ROUGH.get(bench.dtype, 1e-3)
     results: list[Tensor] = []
     gradients: list[Tensor] = []
     shared: dict[str, Tensor] = {}
@@ -301,29 +296,21 @@ def _add_up(bench: _Bench, expected: _Outcome, parts: Sequence[PartOf], size: in
             else value * 0 if name in places and rank > 0 else value
             for name, value in bench.weights.items()
         }  # fmt: skip
-        outcome = bench.run(weights)
+        call = partial(run_with, bench.module)
+        if Linear(EXPERTS, parts=tuple(parts)).by_rank():
+            total = len(next(iter(_stacks(bench.module).values())))
+            call = partial(run_own, bench.module, Own.of(total, rank, size))
+        outcome = bench.run(weights, call)
         if outcome is None or [each.shape for each in outcome.results] != [e.shape for e in expected.results]:
             return False
-        results = _plus(results, outcome.results)
-        gradients = _plus(gradients, outcome.gradients)
+        results = plus(results, outcome.results)
+        gradients = plus(gradients, outcome.gradients)
         for name, gradient in outcome.weights.items():
             if name in cuts:
-                if not _near(gradient, cut_by(expected.weights[name], cuts[name], rank, size), limit):
+                if not bench.near(gradient, cut_by(expected.weights[name], cuts[name], rank, size)):
                     return False
             elif name not in places or rank == 0:
                 shared[name] = shared[name] + gradient if name in shared else gradient
     sums = [*zip(results, expected.results, strict=True), *zip(gradients, expected.gradients, strict=True)]
     sums += [(value, expected.weights[name]) for name, value in shared.items()]
-    return all(_near(actual, wanted, limit) for actual, wanted in sums)
-
-
-def _plus(sums: list[Tensor], more: list[Tensor]) -> list[Tensor]:
-    return [a + b for a, b in zip(sums, more, strict=True)] if sums else more
-
-
-def _near(actual: Tensor, expected: Tensor, limit: float) -> bool:
-    """Whether two tensors differ by little of what they hold; not where either has no numbers."""
-    if actual.shape != expected.shape:
-        return False
-    difference, size = (actual - expected).float().norm(), expected.float().norm()
-    return bool(difference <= limit * size)
+    return all(bench.near(actual, wanted) for actual, wanted in sums)

@@ -19,7 +19,7 @@ def adopt_uncalled(model: nn.Module, trial: Trial) -> None:
     missed = {name for name, reason in trial.whole.items() if reason == UNCALLED}
     known: dict[str, str] = {}
     for name, kind in trial.kinds.items():
-        if kind == ROW:
+        if kind == ROW and name in trial.fed:
             known.setdefault(_outline(name), name)
     for name in missed:
         like = known.get(_outline(name))

@@ -1,8 +1,8 @@
 """Translations and hooks for gptj."""
 
-from weft.compat.modelparallel.tensor_parallel.huggingface import no_hooks, translations
+from weft.compat.modelparallel.tensor_parallel.huggingface import gptj_hooks, translations
 
 translate_state_dict_to_hf_gptj, translate_hf_state_dict_to_smdistributed_gptj = translations("gptj")
-get_hf_gptj_transformer_layer_hooks = no_hooks
+get_hf_gptj_transformer_layer_hooks = gptj_hooks
 translate_hf_gptj_state_dict_to_smdistributed = translate_hf_state_dict_to_smdistributed_gptj
 translate_hf_gptj_state_dict_to_smdistributed_gptj = translate_hf_state_dict_to_smdistributed_gptj

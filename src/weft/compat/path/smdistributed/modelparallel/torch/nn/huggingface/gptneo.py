@@ -1,6 +1,6 @@
 """Translations and hooks for gptneo."""
 
-from weft.compat.modelparallel.tensor_parallel.huggingface import no_hooks, translations
+from weft.compat.modelparallel.tensor_parallel.huggingface import gptneo_hooks, translations
 
 translate_state_dict_to_hf_gptneo, translate_hf_state_dict_to_smdistributed_gptneo = translations("gptneo")
-get_hf_gptneo_transformer_layer_hooks = no_hooks
+get_hf_gptneo_transformer_layer_hooks = gptneo_hooks

@@ -1,0 +1,396 @@
+"""What a call puts into the lists, dicts and objects that it is given: another result of the call.
+
+A module may fill what it gets: a cache with keys and values, say. Only the rank that runs the module would show that.
+So this rank looks at what was given before the call and after it. What has changed goes the way of results: the other
+ranks are told it once for each signature, put stand-ins in the same places, and data go where somebody uses them.
+
+    partition 0     layer(x, cache)     cache.keys: a tensor
+    partition 1     skips the call      cache.keys: `Left`, a tensor without data
+
+A later call that gets the same cache would get all that is in there. Most use nothing of it, so it is sent only to
+modules that have used what others left in the traced microbatch. In other modules a `Left` refuses to be used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, MutableSet, Sequence
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.errors import UsageError
+from weft.torch.calls.call_signature import after_writes
+from weft.torch.pytorch import torch_functions
+from weft.torch.pytorch.private import no_torch_function
+from weft.torch.tensors.description import class_name, find_class
+from weft.torch.tensors.nested import (
+    ATTRIBUTE_DEPTH,
+    CONSTANTS,
+    DATA_DEPTH,
+    attributes_of,
+    is_walkable,
+    rebuild_sequence,
+    same_objects,
+    tensors_in,
+)
+
+_PLAIN, _TENSOR, _TUPLE, _SEQUENCE, _MAPPING, _SET, _DATA, _OBJECT = range(8)
+_LIMITS = {_DATA: DATA_DEPTH, _OBJECT: ATTRIBUTE_DEPTH}
+_VALUES = (*CONSTANTS, torch.dtype, torch.device, torch.Size)
+"""What is the same if it is equal."""
+_kinds: dict[type, int] = {}
+_FINAL = frozenset((type(None), bool, int, float, str))
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What a thing held before the call, by its place there."""
+
+    place: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """Another thing that the call was given, by its number."""
+
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class New:
+    """A list, dict, set or object that the call has made: its class, and what it holds, each item with its key."""
+
+    kind: str
+    items: list[tuple[Any, Any]]
+
+
+Change = tuple[int, list[tuple[Any, Any]]]
+"""The number of a thing that the call has changed, and all that it holds now, each item with its key or name."""
+
+
+class Filled(NamedTuple):
+    """What a call returns, and what it has put into the things that it was given."""
+
+    result: Any
+    changes: list[Change]
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether numbers or texts were put somewhere, which may be others at each call."""
+        return any(_is_uncertain(item) for _, items in self.changes for _, item in items)
+
+
+def _is_uncertain(item: Any) -> bool:
+    if isinstance(item, New):
+        return any(_is_uncertain(each) for _, each in item.items)
+    if isinstance(item, tuple):
+        return any(map(_is_uncertain, item))
+    return isinstance(item, (int, float, str)) and not isinstance(item, bool)
+
+
+def fills(description: list[Any]) -> bool:
+    """Whether the description of a `Filled` tells of changes."""
+    return bool(description[2][1][2])
+
+
+def puts_the_same(description: list[Any], other: list[Any]) -> bool:
+    """Whether the descriptions of two `Filled` tell of the same changes, in tensors of the same shapes."""
+    return _alike(description[2][1], other[2][1])
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, list) and isinstance(other, list):
+        if one[:1] == ["tensor"] == other[:1]:
+            return bool(one[1][:2] == other[1][:2])
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+class Contents:
+    """The lists, dicts, sets and objects among a call's arguments, and what they hold before the call.
+
+    Attributes:
+        things: These, in the same order on every rank.
+        tensors: The tensors in them.
+        arguments: The call's arguments.
+    """
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self.arguments = arguments
+        self.things: list[Any] = []
+        self.tensors: list[Tensor] = []
+        self._before: list[dict[Any, Any]] = []
+        self._local = self._before
+        self._made: list[Any] = []
+        numbers = self._numbers = dict[int, int]()
+        waiting = [(each, 0, False) for each in arguments]
+        while waiting:
+            thing, depth, inside = waiting.pop()
+            kind = _kind_of(thing)
+            if kind == _TENSOR:
+                self.tensors += [thing] if inside else []
+            elif kind == _TUPLE:
+                waiting += [(item, depth, inside) for item in thing]
+            elif kind != _PLAIN and id(thing) not in numbers and depth < _LIMITS.get(kind, depth + 1):
+                numbers[id(thing)] = len(numbers)
+                held = _held(thing, kind)
+                self.things.append(thing)
+                self._before.append(held)
+                depth += kind >= _DATA
+                waiting += [(item, depth, True) for item in held.values() if type(item) not in _FINAL]
+
+    def signature(self) -> tuple[Any, ...]:
+        """What calls must have in common here so that they return and leave the same shapes."""
+        return tuple(map(_signature, self.things, self._before))
+
+    def localise(self, transform: Callable[[Tensor], Tensor]) -> None:
+        """Find what `local` is to show in the place of the tensors."""
+        self._local = [{key: outside(item, transform) for key, item in held.items()} for held in self._before]
+
+    def local(self) -> None:
+        """From now on the things hold what `localise` has found."""
+        for thing, local, before in zip(self.things, self._local, self._before, strict=True):
+            if not same_objects(local.values(), before.values()):
+                _fill(thing, local)
+
+    def restore(self) -> None:
+        """The things hold again what they held before."""
+        for thing, before in zip(self.things, self._before, strict=True):
+            _fill(thing, before)
+
+    def changes(self) -> list[Change]:
+        """What the things hold now and did not hold before, after `local` if that was called.
+
+        Raises:
+            UsageError: There is something that other ranks cannot be told.
+        """
+        found = []
+        self._made.clear()
+        for number, (thing, before) in enumerate(zip(self.things, self._local, strict=True)):
+            kind = _kind_of(thing)
+            now = _held(thing, kind)
+            if len(now) == len(before) and all(map(_same, now.values(), before.values())):
+                if kind == _SEQUENCE or same_objects(now, before):
+                    continue
+            places = {id(item): place for place, item in enumerate(before.values())}
+            items = [(_key(key), self._told(item, places)) for key, item in now.items()]
+            found.append((number, items))
+        return found
+
+    def refer(self, result: Any) -> Any:
+        """A result of the call, with a reference where it is one of the things."""
+        number = self._numbers.get(id(result))
+        if number is not None and self.things[number] is result:
+            return Known(number)
+        if _kind_of(result) != _TUPLE:
+            return result
+        items = [self.refer(item) for item in result]
+        return result if same_objects(items, result) else rebuild_sequence(type(result), items)
+
+    def find(self, result: Any) -> Any:
+        """The result that `refer` has given a reference for."""
+        if isinstance(result, Known):
+            return self.things[result.number]
+        if _kind_of(result) != _TUPLE:
+            return result
+        items = [self.find(item) for item in result]
+        return result if same_objects(items, result) else rebuild_sequence(type(result), items)
+
+    def _told(self, item: Any, places: dict[int, int]) -> Any:
+        """An item as other ranks can be told it. ``places``: where the thing held items before, by their ids."""
+        if not isinstance(item, CONSTANTS) and id(item) in places:
+            return Kept(places[id(item)])
+        if id(item) in self._numbers and self.things[self._numbers[id(item)]] is item:
+            return Known(self._numbers[id(item)])
+        kind = _kind_of(item)
+        if kind == _TUPLE:
+            return rebuild_sequence(type(item), [self._told(each, {}) for each in item])
+        if kind in (_PLAIN, _TENSOR):
+            return item  # what cannot be described is refused by who describes it
+        if any(each is item for each in self._made):
+            raise UsageError(
+                f"puts one {type(item).__qualname__} into several places, which the other ranks would not see"
+            )
+        self._made.append(item)
+        return New(
+            class_name(type(item)),
+            [(_key(key), self._told(each, {})) for key, each in _held(item, kind).items()],
+        )
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Let the things hold what a call has put there, as `changes` tells it, in place of what they held before.
+
+        On the rank that made the call new containers and objects stay the ones that it has made.
+        """
+        made = iter(self._made)
+        for number, items in changes:
+            places = [*self._before[number].values()]
+            _fill(self.things[number], {key: self._found(item, places, made) for key, item in items})
+
+    def _found(self, item: Any, places: Sequence[Any], made: Iterator[Any]) -> Any:
+        if isinstance(item, Kept):
+            return places[item.place]
+        if isinstance(item, Known):
+            return self.things[item.number]
+        if isinstance(item, tuple) and not isinstance(item, torch.Size):
+            return rebuild_sequence(type(item), [self._found(each, (), made) for each in item])
+        if not isinstance(item, New):
+            return item
+        thing = next(made, None)
+        if thing is None:
+            thing = _empty(find_class(item.kind, (object,)))
+        _fill(thing, {key: self._found(each, (), made) for key, each in item.items})
+        return thing
+
+
+def outside(tree: Any, transform: Callable[[Tensor], Tensor]) -> Any:
+    """``tree`` with its tensors changed, but for those in lists, dicts and objects."""
+    if isinstance(tree, Tensor):
+        return transform(tree)
+    if not isinstance(tree, tuple) or isinstance(tree, torch.Size):
+        return tree
+    items = [outside(item, transform) for item in tree]
+    return tree if same_objects(items, tree) else rebuild_sequence(type(tree), items)
+
+
+def _kind_of(thing: Any) -> int:
+    kind = _kinds.get(type(thing))
+    if kind is None:
+        kind = _kinds[type(thing)] = _find_kind(thing)
+    return kind
+
+
+def _find_kind(thing: Any) -> int:
+    if isinstance(thing, Tensor):
+        return _TENSOR
+    if isinstance(thing, _VALUES):
+        return _PLAIN
+    for base, kind in (
+        (tuple, _TUPLE),
+        (MutableSequence, _SEQUENCE),
+        (MutableMapping, _MAPPING),
+        (MutableSet, _SET),
+    ):
+        if isinstance(thing, base):
+            return kind
+    if not is_walkable(thing):
+        return _PLAIN
+    return _DATA if dataclasses.is_dataclass(thing) else _OBJECT
+
+
+def _held(thing: Any, kind: int) -> dict[Any, Any]:
+    """What a thing holds, by index, key or name; of a set the elements are the keys."""
+    if kind == _SEQUENCE:
+        return dict(enumerate(thing))
+    if kind == _SET:
+        return dict.fromkeys(thing)
+    return dict(thing if kind == _MAPPING else attributes_of(thing))
+
+
+def _signature(thing: Any, held: dict[Any, Any]) -> tuple[Any, ...]:
+    if _kind_of(thing) == _SET:
+        return type(thing), len(held)
+    keys = tuple(key if isinstance(key, CONSTANTS) else type(key) for key in held)
+    return type(thing), keys, tuple(map(_seen, held.values()))
+
+
+def _seen(item: Any) -> Any:
+    """What a signature has of an item. Numbers and texts in objects may be each rank's own, so they do not count."""
+    kind = _kind_of(item)
+    if kind == _TENSOR:
+        item = after_writes(item)
+        return item.shape, item.dtype
+    if kind == _TUPLE:
+        return tuple(map(_seen, item))
+    return item if item is None or isinstance(item, bool) else type(item)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and isinstance(one, _VALUES) and one == other)
+
+
+def _key(key: Any) -> Any:
+    if not isinstance(key, (*CONSTANTS, tuple)):
+        raise UsageError(
+            f"puts a {type(key).__qualname__} as a key into a container, which other ranks cannot be told"
+        )
+    return key
+
+
+def _empty(kind: type) -> Any:
+    if issubclass(kind, (MutableSequence, MutableMapping, MutableSet)):
+        return kind()
+    return object.__new__(kind)
+
+
+def _fill(thing: Any, items: dict[Any, Any]) -> None:
+    """Let a thing hold these items and no others, in this order."""
+    kind = _kind_of(thing)
+    now = _held(thing, kind)
+    if len(now) == len(items) and all(map(is_, now.values(), items.values())) and [*now] == [*items]:
+        return
+    if kind == _SEQUENCE:
+        thing.clear()
+        thing.extend(items.values())
+    elif kind == _SET:
+        thing.clear()
+        for item in items:
+            thing.add(item)
+    elif kind == _MAPPING:
+        for key in [key for key in now if key not in items]:
+            del thing[key]
+        if [key for key in now if key in items] != [*items][: len(now)]:
+            thing.clear()
+        for key, item in items.items():
+            thing[key] = item
+    else:
+        for name in [name for name in now if name not in items]:
+            object.__delattr__(thing, name)
+        for name, item in items.items():
+            if name not in now or now[name] is not item:
+                object.__setattr__(thing, name, item)
+
+
+class Left(Tensor):
+    """What a call on another partition has put somewhere, as modules see it that it is not sent to; see the module.
+
+    ``_weft_of``: its partition, and the module that has left it.
+    """
+
+    _weft_of: tuple[int, str]
+    _weft_device: torch.device
+
+    @classmethod
+    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = getattr(func, torch_functions.STANDS_FOR, func)
+        with no_torch_function():
+            found = next(each for each in tensors_in((args, kwargs)) if isinstance(each, Left))
+            if func in torch_functions.PLACE_GETTERS:
+                return torch_functions.PLACE_GETTERS[func](found._weft_device)
+            if func in torch_functions.METADATA:
+                return func(*args, **(kwargs or {}))
+            shape = list(found.shape)
+        owner, module = found._weft_of
+        raise UsageError(
+            f"a tensor of shape {shape} that {module} has put into a list, dict or object (a cache of keys "
+            f"and values, say) lies on partition {owner}, and a module on another partition uses it that did not do "
+            "so in the first microbatch of the first step, so that it was not sent: let that microbatch use it, too, "
+            "or keep both modules on one partition with weft.set_partition(module, index). The function that "
+            "@weft.step decorates may use it at any time, as may the code between modules"
+        )
+
+
+def mark_left(tensor: Tensor, module: str, owner: int, device: torch.device) -> None:
+    """Let a stand-in on this rank be a `Left`."""
+    marked: Any = tensor
+    if type(tensor) is Tensor:
+        marked.__class__ = Left
+        marked._weft_of, marked._weft_device = (owner, module), device
+
+
+__all__ = ["Change", "Contents", "Filled", "Left", "fills", "mark_left", "outside", "puts_the_same"]

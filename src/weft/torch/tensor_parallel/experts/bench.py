@@ -1,0 +1,133 @@
+"""A module run with weights and inputs that are made up: do the results of ranks add up to the whole?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.torch.pytorch.private import version
+from weft.torch.tensor_parallel.functions import FATAL
+from weft.torch.tensors.nested import replace, tensors_in
+
+_SEED = 20
+_ROUGH = {torch.bfloat16: 0.05, torch.float16: 0.02}
+PLAIN = {*_ROUGH, torch.float32, torch.float64}
+
+Call = Callable[[Mapping[str, Tensor], Any, Any], Any]
+"""What a module computes with these weights, by name, from arguments."""
+
+
+@dataclass
+class Outcome:
+    """What a run gives.
+
+    Attributes:
+        results: Its tensors of floating-point numbers.
+        others: Its other tensors.
+        gradients: Those of its inputs, in their order.
+        weights: Those of its parameters, by name.
+        unused: The parameters that got none.
+    """
+
+    results: list[Tensor]
+    others: list[Tensor]
+    gradients: list[Tensor]
+    weights: dict[str, Tensor]
+    unused: set[str]
+
+
+class Bench:
+    """A module with weights and inputs that are made up.
+
+    Attributes:
+        weights: The module's parameters by name, with other numbers.
+        width: How many numbers a row of its first input has.
+        limit: How far apart sums may be, as a part of the whole.
+    """
+
+    def __init__(self, module: nn.Module, args: Any, kwargs: Any, choices: int) -> None:
+        first = next(module.parameters())
+        self.module, self.dtype, self.choices = module, first.dtype, choices
+        self.device = torch.device("cpu") if first.device.type == "meta" else first.device
+        self.numbers = torch.Generator(self.device).manual_seed(_SEED)
+        self.weights = {
+            name: self._random(value).mul_(value.shape[-1] ** -0.5 if value.dim() > 1 else 1)
+            for name, value in module.named_parameters()
+        }
+        self.args, self.kwargs = replace((args, kwargs), self._input, attributes=False)
+        inputs = [each for each in tensors_in((self.args, self.kwargs)) if each.is_floating_point()]
+        self.width = inputs[0].shape[-1] if inputs else 0
+        self.limit = _ROUGH.get(self.dtype, 1e-3)
+        self.given: list[Tensor] | None = None
+
+    def _random(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self.numbers, dtype=self.dtype, device=self.device)
+
+    def _input(self, tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            return torch.rand(tensor.shape, generator=self.numbers, dtype=self.dtype, device=self.device)
+        if tensor.device.type == "meta":
+            most = 2 if tensor.dtype == torch.bool else self.choices
+            made = torch.randint(most, tensor.shape, generator=self.numbers, device=self.device)
+            return made.to(tensor.dtype)
+        return tensor.to(self.device)
+
+    def run(self, weights: Mapping[str, Tensor], call: Call) -> Outcome | None:
+        """The results with these weights, and all gradients; None if it fails, or writes into what it is given."""
+        leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
+        inputs: list[Tensor] = []
+
+        def fresh(tensor: Tensor) -> Tensor:
+            tensor = tensor.detach().clone()
+            if tensor.is_floating_point():
+                inputs.append(tensor.requires_grad_())
+            return tensor.view_as(tensor)
+
+        args, kwargs = replace((self.args, self.kwargs), fresh, attributes=False)
+        given = [*tensors_in((args, kwargs)), *leaves.values()]
+        before = [version(each) for each in given]
+        torch.manual_seed(_SEED)  # what all draw alike
+        try:
+            with torch.enable_grad():
+                made = tensors_in(call(leaves, args, kwargs))
+            results = [each for each in made if each.is_floating_point()]
+            if [version(each) for each in given] != before or not any(each.requires_grad for each in results):
+                return None
+            if self.given is None:
+                self.given = [self._random(each).to(each.dtype) for each in results]
+            wanted = [
+                (each, grad) for each, grad in zip(results, self.given, strict=True) if each.requires_grad
+            ]
+            sources = [*inputs, *leaves.values()]
+            gradients = torch.autograd.grad(
+                [each for each, _ in wanted], sources, [grad for _, grad in wanted], allow_unused=True
+            )
+        except FATAL:
+            raise
+        except Exception:
+            return None
+        filled = [torch.zeros_like(s) if g is None else g for s, g in zip(sources, gradients, strict=True)]
+        count = len(inputs)
+        return Outcome(
+            [each.detach() for each in results],
+            [each for each in made if not each.is_floating_point()],
+            filled[:count],
+            dict(zip(leaves, filled[count:], strict=True)),
+            {name for name, gradient in zip(leaves, gradients[count:], strict=True) if gradient is None},
+        )
+
+    def near(self, actual: Tensor, expected: Tensor) -> bool:
+        """Whether two tensors differ by little of what they hold; not where either has no numbers."""
+        if actual.shape != expected.shape:
+            return False
+        difference, size = (actual - expected).float().norm(), expected.float().norm()
+        return bool(difference <= self.limit * size)
+
+
+def plus(sums: list[Tensor], more: list[Tensor]) -> list[Tensor]:
+    """Tensors added to sums, which are empty at first."""
+    return [a + b for a, b in zip(sums, more, strict=True)] if sums else more

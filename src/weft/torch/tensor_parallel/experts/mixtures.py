@@ -1,0 +1,389 @@
+"""Which mixtures of experts that are modules can be shared out by expert: found in one run, and tried out.
+
+A mixture is the innermost module that runs around a list of modules of one kind, each of which gets some of the rows,
+and none what another one gives. It is tried as ranks would run it (see ``held``): each with some of its experts, zeros
+for those of others. Its results have to add up, or be the same on all ranks, and so do all gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.torch.pytorch.private import has_backward_hooks, has_forward_hooks, imagined_mesh
+from weft.torch.session.random_streams import TORCH, Streams
+from weft.torch.tensor_parallel.cuts import part_sizes
+from weft.torch.tensor_parallel.splits import MIXTURE, Held, Linear, pattern
+from weft.torch.tensor_parallel.team import Team, new_name
+from weft.torch.tensors.marks import TAGS
+from weft.torch.tensors.nested import replace as replaced
+from weft.torch.tensors.nested import tensors_in
+
+from .bench import PLAIN, Bench, Outcome, plus
+from .held import ABOVE, ALIKE, SUM, Mixture, members
+from .parts import having
+
+_LISTS = (nn.ModuleList, nn.ModuleDict)
+FAILS = "it fails with weights and inputs that are made up, or writes into its inputs"
+
+
+@dataclass
+class _Group:
+    """The modules of one list, by name, and what the run showed of their calls."""
+
+    names: list[str]
+    rows: set[int] = field(default_factory=set)
+    called: set[str] = field(default_factory=set)
+    chained: bool = False
+    fault: str = ""
+    width: int = 0
+    rounded: bool = False
+    draws: bool = False
+
+    def note(self, name: str, args: Any, result: Any, drew: bool) -> None:
+        """What one of them was called with, and gave."""
+        given, made = tensors_in(args), tensors_in(result)
+        self.chained |= any(getattr(each, TAGS) == id(self) for each in given)
+        for each in made:
+            setattr(each, TAGS, id(self))
+        self.draws |= drew
+        if not given or len(made) != 1 or made[0] is not result or made[0].shape[:-1] != given[0].shape[:-1]:
+            self.fault = "an expert's result is not one tensor with a row for each of its inputs"
+            return
+        self.called.add(name)
+        self.rows.add(given[0].shape[:-1].numel())
+        width, rounded = made[0].shape[-1], made[0].dtype != given[0].dtype
+        kind = made[0].device.type
+        if rounded and not (
+            torch.is_autocast_enabled(kind) and made[0].dtype == torch.get_autocast_dtype(kind)
+        ):
+            self.fault = f"an expert gives {made[0].dtype} for {given[0].dtype}"
+        elif self.width and (width, rounded) != (self.width, self.rounded):
+            self.fault = "experts give results of several widths or types"
+        self.width, self.rounded = width, rounded
+
+    def is_routed(self, rows: int) -> bool:
+        """Whether of so many rows each goes to some of them only."""
+        return bool(self.called) and (self.rows != {rows} or len(self.called) < len(self.names))
+
+
+def find_mixtures(
+    model: nn.Module,
+    run: Callable[[], Any],
+    size: int,
+    owners: Mapping[int, Sequence[str]],
+    why: Callable[[str], str],
+    leaking: Collection[str] = (),
+) -> tuple[dict[str, Linear], dict[str, str]]:
+    """The mixtures whose experts ranks can share out, and how; and of the others why not.
+
+    Args:
+        model: The model, whole.
+        run: Runs it once.
+        size: How many ranks axis ``tp`` has.
+        owners: For each parameter, by its id, the modules that have it.
+        why: Says for a module why the script's own wishes or changes keep it whole; empty if nothing does.
+        leaking: Modules out of which tensors get by another way than their result.
+    """
+    groups = list(_groups(model))
+    if not groups or any(value.device.type == "meta" for value in model.parameters()):
+        return {}, {}
+    calls = _watched(model, groups, run)
+    around: dict[str, list[_Group]] = {}
+    for group in groups:
+        name = _around(group.names[0], calls)
+        if name is not None and not group.chained and group.is_routed(_rows(calls[name])):
+            around.setdefault(name, []).append(group)
+    found: dict[str, Linear] = {}
+    other: dict[str, str] = {}
+    known: dict[Any, Linear | str] = {}
+    for name in sorted(around, key=len, reverse=True):  # inner ones first
+        if any(is_in(each, name) for each in (*found, *other)):
+            continue
+        module, inside = model.get_submodule(name), around[name]
+        shapes = tuple((own, tuple(value.shape)) for own, value in module.named_parameters())
+        kind = pattern(f"{name}.")[:-1], type(module), shapes
+        outcome: Linear | str = _why_not(model, name, inside, size, owners, why, leaking)
+        if not outcome:
+            if kind not in known:
+                known[kind] = _tried(module, name, inside, *calls[name], size)
+            outcome = known[kind]
+        if isinstance(outcome, Linear):
+            found[name] = outcome
+        else:
+            other[name] = outcome
+    return found, other
+
+
+def _rows(call: Any) -> int:
+    """How many rows a module is called with."""
+    return next((each.shape[:-1].numel() for each in tensors_in(call) if each.is_floating_point()), 0)
+
+
+def shares_out(found: Mapping[str, Linear], name: str) -> bool:
+    """Whether a module is a part of one of these mixtures, so that nothing of it is split otherwise."""
+    return any(
+        name != mixture
+        and is_in(name, mixture)
+        and not any(
+            each.rank is None and is_in(name, f"{mixture}.{each.name}" if mixture else each.name)
+            for each in linear.held
+        )
+        for mixture, linear in found.items()
+    )
+
+
+def is_in(name: str, module: str) -> bool:
+    """Whether a module is another one, or inside of it."""
+    return not module or name == module or name.startswith(f"{module}.")
+
+
+def _groups(model: nn.Module) -> Iterator[_Group]:
+    """The lists of modules that are alike."""
+    for name, module in model.named_modules():
+        children = {
+            f"{name}.{own}" if name else own: child
+            for own, child in module.named_children()
+            if next(child.parameters(), None) is not None
+        }
+        if isinstance(module, _LISTS) and len(children) > 1 and len({*map(_kind, children.values())}) == 1:
+            yield _Group([*children])
+
+
+def _kind(module: nn.Module) -> Any:
+    return type(module), tuple((name, tuple(value.shape)) for name, value in module.named_parameters())
+
+
+def _watched(
+    model: nn.Module, groups: Sequence[_Group], run: Callable[[], Any]
+) -> dict[str, tuple[Any, Any]]:
+    """What modules around lists are called with first; the lists note what their members are called with."""
+    calls: dict[str, tuple[Any, Any]] = {}
+    streams = Streams(next(model.parameters()).device)
+    outer = {name for group in groups for name in _above(group.names[0])}
+    states: list[Any] = []
+
+    def first(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            if name not in calls:
+                calls[name] = replaced((args, kwargs), _kept, attributes=False)
+
+        return hook
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+        states.append(streams.capture(TORCH)[0])
+
+    def after(group: _Group, name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            now = streams.capture(TORCH)[0]
+            drew = not all(map(torch.equal, states.pop(), now))
+            group.note(name, (args, kwargs), result, drew)
+
+        return hook
+
+    with ExitStack() as stack, torch.no_grad():
+        for name in outer:
+            hooked = model.get_submodule(name)
+            stack.callback(hooked.register_forward_pre_hook(first(name), with_kwargs=True).remove)
+        for group in groups:
+            for name in group.names:
+                member = model.get_submodule(name)
+                stack.callback(member.register_forward_pre_hook(before, with_kwargs=True).remove)
+                stack.callback(member.register_forward_hook(after(group, name), with_kwargs=True).remove)
+        run()
+    return calls
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="meta") if tensor.is_floating_point() else tensor.detach().clone()
+
+
+def _above(name: str) -> list[str]:
+    """The modules that hold it, the innermost first; the model is the last."""
+    steps = name.split(".")
+    return [".".join(steps[:count]) for count in reversed(range(len(steps)))]
+
+
+def _around(name: str, calls: Mapping[str, Any]) -> str | None:
+    """The innermost module around it that was called."""
+    return next((each for each in _above(name) if each in calls), None)
+
+
+def _why_not(
+    model: nn.Module, name: str, groups: Sequence[_Group], size: int, owners: Mapping[int, Sequence[str]],
+    why: Callable[[str], str], leaking: Collection[str],
+) -> str:  # fmt: skip
+    """Why it need not be tried."""
+    module = model.get_submodule(name)
+    count = len(groups[0].names)
+    inside = [each for each, _ in model.named_modules() if is_in(each, name)]
+    reason = next(filter(None, (why(each) for each in inside)), "")
+    fault = next((group.fault for group in groups if group.fault), "")
+    if reason or fault:
+        return reason or fault
+    if count < size:
+        return f"its {count} experts are fewer than the {size} ranks"
+    if any(len(group.names) != count for group in groups):
+        return "its lists of experts have several lengths"
+    if any(each in leaking for each in inside):
+        return "tensors get out of it by another way than its result"
+    if hooked := hooked_in(model, name):
+        return f"{hooked} has hooks"
+    values = list(module.parameters())
+    if any(
+        type(value) is not nn.Parameter or value.dtype not in PLAIN or not value.dim() for value in values
+    ):
+        return "its weights are no plain floating-point numbers with dimensions"
+    if any(len(owners[id(value)]) > 1 for value in values):
+        return "modules in it share parameters"
+    return ""
+
+
+def hooked_in(model: nn.Module, name: str) -> str:
+    """A module inside of another one that has hooks; empty if none has."""
+    for each, module in model.named_modules():
+        if each != name and is_in(each, name) and (has_forward_hooks(module) or has_backward_hooks(module)):
+            return each.removeprefix(f"{name}.")
+    return ""
+
+
+def _tried(
+    module: nn.Module, name: str, groups: Sequence[_Group], args: Any, kwargs: Any, size: int
+) -> Linear | str:
+    """How ranks can share out its experts; or why they cannot."""
+    start = len(name) + 1 if name else 0
+    numbers = [
+        rank for rank, count in enumerate(part_sizes(len(groups[0].names), size)) for _ in range(count)
+    ]
+    held = tuple(
+        Held(own[start:], rank, group.width, group.rounded, group.draws)
+        for group in groups
+        for own, rank in zip(group.names, numbers, strict=True)
+    )
+    lists = {each.name.partition(".")[0] for each in held}
+    others = [
+        own
+        for own, child in module.named_children()
+        if own not in lists and next(child.parameters(), None) is not None
+    ]
+    bench = Bench(module, args, kwargs, len(groups[0].names))
+
+    def alone(weights: Mapping[str, Tensor], args: Any, kwargs: Any) -> Any:
+        with having(module, weights):
+            return type(module).forward(module, *args, **kwargs)
+
+    with _without_dropout(module):
+        expected = bench.run(bench.weights, alone)
+        if expected is None:
+            return FAILS
+        experts = tuple(f"{each.name}." for each in held)
+        unused = [each for each in expected.unused if not each.startswith(experts)]
+        if unused:
+            return f"its {sorted(unused)[0]} gets no gradient"
+        beside = ((), *((Held(each, None),) for each in others))
+        for flag, extra in [*((SUM, one) for one in beside), *((ABOVE, one) for one in reversed(beside))]:
+            linear = Linear(MIXTURE, (flag,) * len(expected.results), held=(*held, *extra))
+            outcomes, rest = _of_ranks(bench, linear, size), None
+            if flag == ABOVE and outcomes is not None:
+                without = _of_ranks(bench, linear, 1, rest=True)
+                if without is None:
+                    continue
+                rest = without[0].results
+            flags = None if outcomes is None else _flags(bench, expected, outcomes, rest)
+            if flags is None:
+                continue
+            if ALIKE in flags:
+                linear = replace(linear, blocks=flags)
+                outcomes = _of_ranks(bench, linear, size)
+            if outcomes is not None and _add_up(bench, linear, expected, outcomes):
+                return linear
+    return "the results of its experts are not just added up"
+
+
+@contextmanager
+def _without_dropout(module: nn.Module) -> Iterator[None]:
+    """Inside, modules of dropout do nothing: ranks draw other numbers than one process."""
+    dropping = [each for each in module.modules() if isinstance(each, nn.modules.dropout._DropoutNd)]
+    before = [each.training for each in dropping]
+    try:
+        for each in dropping:
+            each.training = False
+        yield
+    finally:
+        for each, training in zip(dropping, before, strict=True):
+            each.training = training
+
+
+def _of_ranks(bench: Bench, linear: Linear, size: int, rest: bool = False) -> list[Outcome] | None:
+    """What each rank has by itself; None if one of them fails. ``rest``: what is there without experts."""
+    module, outcomes = bench.module, []
+    with imagined_mesh(size, bench.device.type, new_name()) as mesh:
+        for rank in range(size):
+            team = Team(mesh, None, rank, size)
+            mixture = Mixture(module, linear, team)
+            standing = members(mixture)
+
+            def call(
+                weights: Mapping[str, Tensor], args: Any, kwargs: Any, mixture: Mixture = mixture
+            ) -> Any:
+                with having(module, weights):
+                    return mixture.with_and_without(*args, **kwargs)[1] if rest else mixture(*args, **kwargs)
+
+            for inner, stands in standing.items():
+                inner.__dict__["forward"] = stands
+            try:
+                outcome = bench.run(bench.weights, call)
+            finally:
+                for inner in standing:
+                    inner.__dict__.pop("forward", None)
+            if outcome is None:
+                return None
+            outcomes.append(outcome)
+    return outcomes
+
+
+def _flags(
+    bench: Bench, expected: Outcome, outcomes: Sequence[Outcome], rest: Sequence[Tensor] | None
+) -> tuple[int, ...] | None:
+    """For each result what ranks do with it; None if what they have is not the whole.
+
+    ``rest``: what is there without experts; None if nothing is taken to be.
+    """
+    flags = []
+    for number, whole in enumerate(expected.results):
+        parts = [outcome.results[number] for outcome in outcomes if len(outcome.results) > number]
+        if len(parts) < len(outcomes) or any(part.shape != whole.shape for part in parts):
+            return None
+        if rest is not None and rest[number].shape != whole.shape:
+            return None
+        base = torch.zeros_like(whole) if rest is None else rest[number]
+        if all(bench.near(part, whole) for part in parts):
+            flags.append(ALIKE)
+        elif bench.near(torch.stack([part - base for part in parts]).sum(0), whole - base):
+            flags.append(SUM if rest is None else ABOVE)
+        else:
+            return None
+    same = all(len(each.others) == len(expected.others) for each in outcomes) and all(
+        torch.equal(a, b) for each in outcomes for a, b in zip(each.others, expected.others, strict=True)
+    )
+    return tuple(flags) if same and any(flags) else None
+
+
+def _add_up(bench: Bench, linear: Linear, expected: Outcome, outcomes: Sequence[Outcome]) -> bool:
+    """Whether gradients of all inputs and weights add up over the ranks; those of modules beside are whole on each."""
+    beside = tuple(f"{each.name}." for each in linear.held if each.rank is None)
+    inputs: list[Tensor] = []
+    for outcome in outcomes:
+        inputs = plus(inputs, outcome.gradients)
+    sums = [*zip(inputs, expected.gradients, strict=True)]
+    for name, whole in expected.weights.items():
+        found = [each.weights[name] for each in outcomes]
+        sums += [
+            (each, whole) for each in (found if name.startswith(beside) else [torch.stack(found).sum(0)])
+        ]
+    return all(bench.near(actual, whole) for actual, whole in sums)

@@ -1,0 +1,22 @@
+"""What `make test` leaves to `make test-long`: single tests that take long, and most of a long list of alike cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+long = pytest.mark.long
+
+
+def one_in(every: int, cases: Iterable[Any]) -> list[Any]:
+    """Parameters of a test: all the cases, of which each `every`-th, from the first on, is not marked as long.
+
+    >>> [bool(each.marks) for each in one_in(2, ["a", "b", "c"])]
+    [False, True, False]
+    """
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[long] if at % every else [])
+        for at, case in enumerate(cases)
+    ]

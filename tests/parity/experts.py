@@ -1,0 +1,245 @@
+"""Steps of mixtures whose experts ranks share out; started by `test_experts.py`.
+
+    experts.py --folder FOLDER --partitions 2 check...       with tensor_parallel_degree in WEFT_SET
+
+Every rank asserts for itself; a job that ends well has passed.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft.torch as weft
+from tests.parity import in_parts
+from tests.parity.registry import Checks
+from tests.parity.tensor_parallel_models import WIDTH, Mixture, Residual, Routed, Shared, Sorted, Stacked
+from weft.torch.delayed_parameters import materialise
+from weft.torch.session import current
+from weft.torch.tensor_parallel import Splits, axes_of, is_cut
+
+CHECKS = Checks()
+given = in_parts.given = CHECKS.given
+ROWS, LENGTH = in_parts.ROWS, 5
+
+
+class Layer(nn.Module):
+    """A mixture with a residual path; scores of its router add to what comes out, as losses that balance do."""
+
+    def __init__(self, mixture: nn.Module, rate: float = 0.0) -> None:
+        super().__init__()
+        self.norm, self.mixture, self.dropout = nn.LayerNorm(WIDTH), mixture, nn.Dropout(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.mixture(self.norm(x))
+        if isinstance(result, tuple):
+            result, scores = result
+            result = result + 0.01 * scores.logsumexp(-1).view(*x.shape[:-1], 1)
+        return x + self.dropout(result)
+
+
+def network() -> nn.Sequential:
+    """Mixtures of modules, with a shared expert and without; weights that are one tensor, and that are each alone."""
+    torch.manual_seed(0)
+    mixtures = [Shared(), Mixture(), Routed(Stacked(experts=3), 3), Sorted(), Residual()]
+    return nn.Sequential(*map(Layer, mixtures))
+
+
+class Job(in_parts.Job):
+    """Layers of mixtures, and what trains them; and the same in one process."""
+
+    def __init__(self, net: nn.Module | None = None, **settings: Any) -> None:
+        gc.collect()
+        weft.init({"partitions": given.partitions, "microbatches": 2, "experts": "ranks", **settings})
+        net = net or network()
+        self.alone = copy.deepcopy(net)
+        self.model = weft.DistributedModel(net)
+        self.optimizer = weft.DistributedOptimizer(
+            torch.optim.AdamW(self.model.parameters(), lr=0.003, eps=1e-5)
+        )
+        self.plain = torch.optim.AdamW(self.alone.parameters(), lr=0.003, eps=1e-5)
+        self.steps = 0
+
+        @weft.step
+        def step(model: nn.Module, x: Tensor) -> Tensor:
+            loss = (model(x) - x.roll(1, 1)).square().mean()
+            model.backward(loss)
+            return loss
+
+        self.step = step
+
+    def batch(self, number: int) -> Tensor:
+        return torch.randn(ROWS, LENGTH, WIDTH, generator=torch.Generator().manual_seed(number))
+
+    def loss_alone(self, x: Tensor) -> Tensor:
+        return (self.alone(x) - x.roll(1, 1)).square().mean((1, 2))
+
+    def splits(self) -> Splits:
+        return Splits.from_record(self.model.plan.tensors)
+
+    def by_rank(self) -> list[str]:
+        return [name for name, linear in self.splits().linears().items() if linear.by_rank()]
+
+
+@CHECKS.check
+def steps_give_the_weights_and_states_of_one_process() -> None:
+    for pipeline in ("interleaved", "zb_h1")[: given.partitions]:
+        job = Job(pipeline=pipeline, verify="gradients")
+        assert job.train(max_norm=0.5) == pytest.approx(job.train_alone(max_norm=0.5), rel=1e-5)
+        assert job.by_rank() == ["0.mixture", "1.mixture", "2.mixture.experts", "4.mixture"]
+        assert "3.mixture" in job.splits().linears()
+        assert float(job.norm) == pytest.approx(float(job.norm_alone), rel=1e-5)
+        job.compare()
+
+
+@CHECKS.check
+def norms_of_all_kinds_are_those_of_the_whole() -> None:
+    job = Job()
+    job.train(1)
+    job.train_alone(1)
+    for kind in (1.0, 2.0, float("inf")):
+        mine = torch.nn.utils.clip_grad_norm_(job.model.parameters(), 1e9, kind)
+        alone = torch.nn.utils.clip_grad_norm_(job.alone.parameters(), 1e9, kind)
+        assert float(mine) == pytest.approx(float(alone), rel=1e-4), kind
+
+
+@CHECKS.check
+def a_rank_holds_its_experts() -> None:
+    job = Job()
+    job.train(1)
+    held = {
+        name: parameter.numel() / job.alone.get_parameter(name.removeprefix("module.")).numel()
+        for name, parameter in job.model.local_named_parameters()
+        if is_cut(parameter)
+    }
+    one = [share for name, share in held.items() if ".mixture.experts." in name and ".2." not in name]
+    assert set(one) <= {0.0, 1.0} and all(
+        "tp" in axes_of(p) for p in job.model.local_parameters() if not p.numel()
+    )
+    uneven = [share for name, share in held.items() if name.endswith("experts.up")]
+    assert all(share == pytest.approx((2 - weft.tp_rank()) / 3) for share in uneven)
+
+
+@CHECKS.check
+def a_whole_state_is_loaded_into_parts() -> None:
+    job = Job()
+    job.train(2)
+    state, states = copy.deepcopy((job.model.state_dict(), job.optimizer.state_dict()))
+    assert state.keys() == job.alone.state_dict().keys()
+    other = Job()
+    other.train(1)
+    other.model.load_state_dict(state)
+    other.optimizer.load_state_dict(states)
+    other.steps = job.steps
+    assert other.train(1) == pytest.approx(job.train(1), rel=1e-6)
+    torch.testing.assert_close(other.model.state_dict(), job.model.state_dict(), rtol=1e-6, atol=1e-7)
+
+
+@CHECKS.check
+def saves_go_to_other_layouts() -> None:
+    """The first layout saves, and trains on; all others go on from there as it did, also with experts in parts."""
+    folder = given.folder / "saves"
+    first = not (folder / "newest").exists()
+    for experts in ("ranks",) if first else ("ranks", "parts"):
+        job = Job(experts=experts)
+        if first:
+            job.train(2)
+            weft.save_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
+            job.train(2)
+            torch.save(job.model.state_dict(), given.folder / f"after-{weft.rank()}.pt")
+            return
+        weft.resume_from_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
+        job.steps = 2
+        job.train(2)
+        state = torch.load(given.folder / "after-0.pt")
+        torch.testing.assert_close(job.model.state_dict(), state, rtol=1e-5, atol=1e-6)
+
+
+@CHECKS.check
+def tokens_are_in_parts_around_them() -> None:
+    job = Job(sequence_parallel=True)
+    assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
+    job.compare()
+
+
+@CHECKS.check
+def chance_is_the_same_outside_of_experts() -> None:
+    """Experts draw for themselves: what is whole stays equal, and goes on as before."""
+    net = nn.Sequential(Layer(Mixture(), 0.1), Layer(Mixture(), 0.1))
+    for layer in net:
+        layer.mixture.experts = nn.ModuleList(
+            nn.Sequential(each[0], nn.Dropout(0.5), each[2]) for each in layer.mixture.experts
+        )
+    job = Job(net)
+    torch.manual_seed(weft.rank())
+    job.train()
+    assert job.by_rank() == ["0.mixture", "1.mixture"]
+    assert all(held.draws for name in job.by_rank() for held in job.splits().linears()[name].held)
+    state = job.model.state_dict()
+    for name, parameter in job.model.local_named_parameters():
+        if not is_cut(parameter):
+            own = state[name.removeprefix("module.")]
+            torch.testing.assert_close(parameter.detach(), own, rtol=0, atol=0)
+
+
+@CHECKS.check
+def weights_made_late_are_shared_out() -> None:
+    weft.init({"partitions": given.partitions, "microbatches": 2, "experts": "ranks"})
+    nets = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        with weft.delay_param_initialization():
+            nets.append(nn.Sequential(*(Layer(Routed(Stacked(inner=160, how="all"))) for _ in range(2))))
+    net, alone = nets
+    materialise(alone, lambda name: True, torch.device("cpu"), current.session().streams)
+    model = weft.DistributedModel(net)
+
+    @weft.step
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    step(model, torch.randn(ROWS, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0)))
+    cut = {name: p for name, p in model.local_named_parameters() if is_cut(p)}
+    assert cut and all(len(p) == 4 // weft.tp_size() for p in cut.values())
+    torch.testing.assert_close(model.state_dict(), dict(alone.state_dict()), rtol=0, atol=0)
+
+
+class Remembered(Mixture):
+    """Keeps what its router gives as an attribute, for a loss that balances experts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scores = self.router(x)
+        return super().forward(x)
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Layer(Remembered()), Layer(Remembered()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.layers(x)
+        balance = sum(layer.mixture.scores.logsumexp(-1).square() for layer in self.layers)
+        return result + 0.1 * balance[..., None]
+
+
+@CHECKS.check
+def what_gets_out_otherwise_keeps_experts_in_parts() -> None:
+    job = Job(Remembering())
+    assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
+    assert job.by_rank() == []
+    job.compare()
+    reasons = set(job.splits().mixtures.values())
+    assert reasons == {"not split by its experts: tensors get out of it by another way than its result"}
+
+
+if __name__ == "__main__":
+    CHECKS.run(sys.argv[1:], lambda: None)

@@ -1,0 +1,34 @@
+"""Models that put keys and values into a cache train in parts as those that do not; see `caches.py`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.launching import run_ranks
+
+from .caches import CHECKS
+from .jobs import FOLDER, PATHS, pass_checks
+
+END = "keys_that_were_not_sent_are_refused"
+"""After this a job cannot go on."""
+ALL = [name for name in CHECKS if name != END]
+LAYOUTS = [  # ranks, settings, checks
+    (4, {"tensor_parallel_degree": 2}, ALL),
+    (4, {"context_parallel_degree": 2}, ALL),
+    (2, {}, [name for name in ALL if "models" not in name]),
+]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("ranks", "settings", "checks"), LAYOUTS, ids=["tensors", "sequences", "partitions"])
+def test_steps(ranks: int, settings: dict[str, int], checks: list[str]) -> None:
+    pass_checks("caches.py", checks, ranks, "--partitions", "2", env={"WEFT_SET": json.dumps(settings)})
+
+
+def test_keys_that_were_not_sent_are_refused() -> None:
+    done = run_ranks(2, FOLDER / "caches.py", [END], env=PATHS, warm=True)
+    told = done.stdout + done.stderr
+    assert done.returncode and "that layers.0 has put into a list, dict or object" in told, told
+    assert "lies on partition 0" in told and "let that microbatch use it, too" in told

@@ -1,0 +1,37 @@
+"""Mixtures whose experts ranks share out, with partitions and copies of the model; see `experts.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .experts import CHECKS
+from .jobs import pass_checks
+
+ALL = [*CHECKS]
+STEPS = "steps_give_the_weights_and_states_of_one_process"
+NORMS = "norms_of_all_kinds_are_those_of_the_whole"
+LOADS = "a_whole_state_is_loaded_into_parts"
+SAVES = "saves_go_to_other_layouts"
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        [(2, 1, 2, {}, ALL), (4, 2, 2, {}, [STEPS, NORMS, SAVES]), (1, 1, 1, {}, [SAVES]), (3, 1, 3, {}, [STEPS])],
+        [(1, 1, 1, {}, [SAVES]), (4, 1, 2, {}, [STEPS, NORMS, SAVES])],
+        [(4, 1, 2, {"shard_optimizer_state": True}, [STEPS, SAVES, LOADS]), (2, 2, 1, {}, [SAVES])],
+        [(4, 1, 2, {"sharded_data_parallel_degree": 2}, [STEPS, NORMS, SAVES]), (1, 1, 1, {}, [SAVES])],
+    ],
+    ids=["partitions", "copies", "states are shared", "parameters are shared"],
+)  # fmt: skip
+@pytest.mark.timeout(900)
+def test_steps(layouts: list[tuple[int, int, int, dict[str, Any], list[str]]], tmp_path: Path) -> None:
+    for ranks, partitions, parts, settings, checks in layouts:
+        pass_checks(
+            "experts.py", checks, ranks, "--folder", str(tmp_path), "--partitions", str(partitions),
+            env={"WEFT_SET": json.dumps({"tensor_parallel_degree": parts, **settings})},
+        )  # fmt: skip
