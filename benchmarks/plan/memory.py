@@ -71,7 +71,12 @@ def besides(division: Division, deterministic: bool) -> float:
 
 
 def predicted(
-    model: str, graph: Graph | None, division: Division, small: bool, deterministic: bool, blocks: int = 0
+    model: str,
+    graph: Graph | None,
+    division: Division,
+    small: bool,
+    deterministic: bool = False,
+    blocks: int = 0,
 ) -> Memory:
     """What a plan says: by the sizes of the GPT, or of a traced model. Deterministic replicas copy their gradients."""
     machines = Machines(host_of("cpu:1", division.ranks), 1)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from weft.errors import UsageError
@@ -173,7 +174,8 @@ class AloneGlue(Glue):
     """Functions that drew nothing when they were first called."""
 
     def __init__(self, alone: Alone) -> None:
-        super().__init__(alone)  # type: ignore[arg-type]
+        TorchFunctionMode.__init__(self)  # there is no tape that could put parts together
+        self.program = alone
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in torch_functions.GRADIENTS or func is Tensor.register_hook:

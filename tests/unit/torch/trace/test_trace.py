@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from weft.torch.backward.weight_gradients import take_weights
 from weft.torch.execution.thread_settings import rehearsal
 from weft.torch.pytorch.private import SLOT
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, same_states
+from weft.torch.trace.kept_state import Kept
 from weft.torch.trace.saved_memory import SavedMemory
 from weft.torch.trace.side_effects import ParameterWrites
 from weft.torch.trace.trace import trace
@@ -210,6 +212,41 @@ def test_a_tensor_that_gets_out_by_an_attribute_is_noticed():
     assert traced(Leaking()).leaking >= {"writer"}
     assert "block" not in traced(Leaking()).leaking
     assert not traced(Chain()).leaking & set(traced(Chain()).records)
+
+
+class Fills(nn.Module):
+    """Layers that fill a store, one of which uses what another one has left."""
+
+    def __init__(self, store: Any = None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        for number, layer in enumerate(self.layers):
+            layer.forward = partial(self.layer, layer, number)
+        self.store = store
+
+    @staticmethod
+    def layer(layer: Any, number: int, x: torch.Tensor, store: Any) -> torch.Tensor:
+        store.append(nn.functional.linear(x, layer.weight))
+        return x + store[-1] + (store[0] if number == 2 else 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        store = [] if self.store is None else self.store
+        for layer in self.layers:
+            x = layer(x, store)
+        return x
+
+
+def test_what_modules_put_into_a_list_is_a_result_and_who_uses_it_is_noticed():
+    found = traced(Fills())
+    assert not found.leaking & found.records.keys() and found.readers == {"layers.2"}
+
+
+def test_what_modules_put_where_other_microbatches_find_it_leaks():
+    net = Fills([])
+    kept = Kept()
+    kept.note(net)
+    found = trace(net, lambda: net(torch.randn(2, WIDTH)), CPU, Streams(CPU), kept=kept)
+    assert found.leaking >= {"layers.0", "layers.1", "layers.2"} and net.store == []
 
 
 def test_who_uses_whose_parameters_is_noticed():
