@@ -20,3 +20,12 @@ def one_in(every: int, cases: Iterable[Any]) -> list[Any]:
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[long] if at % every else [])
         for at, case in enumerate(cases)
     ]
+
+
+def first_of(cases: list[Any]) -> list[Any]:
+    """Parameters of a test that goes through all of the cases it gets: the first one, and, marked as long, all of them.
+
+    >>> [each.values for each in first_of(["a", "b"])]
+    [(['a'],), (['a', 'b'],)]
+    """
+    return [pytest.param(cases[:1]), pytest.param(cases, marks=long)]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.long import one_in
 from weft.torch.tensor_parallel.splits import pattern
 
 from .jobs import Outcome, outcomes
@@ -75,7 +76,12 @@ def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
 
 @pytest.mark.parametrize(
     ("ranks", "case"),
-    [(2, case) for case in CUT] + [(3, case) for case in OVER_THREE] + [(4, case) for case in BESIDE_HEADS],
+    one_in(
+        4,
+        [(2, case) for case in CUT]
+        + [(3, case) for case in OVER_THREE]
+        + [(4, case) for case in BESIDE_HEADS],
+    ),
     ids=str,
 )
 def test_trains_as_one_process_does(ranks: int, case: str, outcome_of: OutcomeOf) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.long import one_in
+
 from .experts import CHECKS
 from .jobs import pass_checks
 
@@ -20,12 +22,12 @@ SAVES = "saves_go_to_other_layouts"
 
 @pytest.mark.parametrize(
     "layouts",
-    [
+    one_in(4, [
         [(2, 1, 2, {}, ALL), (4, 2, 2, {}, [STEPS, NORMS, SAVES]), (1, 1, 1, {}, [SAVES]), (3, 1, 3, {}, [STEPS])],
         [(1, 1, 1, {}, [SAVES]), (4, 1, 2, {}, [STEPS, NORMS, SAVES])],
         [(4, 1, 2, {"shard_optimizer_state": True}, [STEPS, SAVES, LOADS]), (2, 2, 1, {}, [SAVES])],
         [(4, 1, 2, {"sharded_data_parallel_degree": 2}, [STEPS, NORMS, SAVES]), (1, 1, 1, {}, [SAVES])],
-    ],
+    ]),
     ids=["partitions", "copies", "states are shared", "parameters are shared"],
 )  # fmt: skip
 @pytest.mark.timeout(900)

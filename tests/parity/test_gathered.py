@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import run_ranks
+from tests.long import first_of, one_in
 
 from .gathered import CHECKS
 from .jobs import FOLDER, ROOT, pass_checks
@@ -34,15 +35,18 @@ def settings(tensor: int = 1, sharers: int = 2) -> dict[str, str]:
 
 
 @pytest.mark.timeout(1200)
-def test_parameters_are_gathered_for_each_microbatch(tmp_path: Path) -> None:
-    for ranks, partitions, tensor, checks in LAYOUTS:
+@pytest.mark.parametrize("layouts", first_of(LAYOUTS), ids=["some", "all"])
+def test_parameters_are_gathered_for_each_microbatch(
+    layouts: list[tuple[int, int, int, list[str]]], tmp_path: Path
+) -> None:
+    for ranks, partitions, tensor, checks in layouts:
         pass_checks(
             "gathered.py", checks, ranks, "--folder", str(tmp_path), "--partitions", str(partitions),
             env=settings(tensor, 2 if ranks > 1 else 1), timeout=800,
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("check", ENDS)
+@pytest.mark.parametrize("check", one_in(2, ENDS))
 def test_what_would_differ_ends_the_job(check: str) -> None:
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     done = run_ranks(

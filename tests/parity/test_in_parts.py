@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.launching import run_ranks
+from tests.long import first_of
 
 from .in_parts import CHECKS
 from .jobs import FOLDER, PATHS, pass_checks
@@ -40,8 +41,9 @@ LAYOUTS = [  # ranks, partitions, ranks that split tensors
 
 
 @pytest.mark.timeout(1200)
-def test_steps(tmp_path: Path) -> None:
-    for ranks, partitions, parts, checks in LAYOUTS:
+@pytest.mark.parametrize("layouts", first_of(LAYOUTS), ids=["some", "all"])
+def test_steps(layouts: list[tuple[int, int, int, list[str]]], tmp_path: Path) -> None:
+    for ranks, partitions, parts, checks in layouts:
         settings = json.dumps({"tensor_parallel_degree": parts})
         pass_checks(
             "in_parts.py", checks, ranks, "--folder", str(tmp_path), "--partitions", str(partitions),

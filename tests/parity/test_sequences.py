@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.launching import run_ranks
+from tests.long import first_of
 
 from .jobs import FOLDER, PATHS, pass_checks
 from .sequences import CHECKS
@@ -36,8 +38,9 @@ LAYOUTS = [  # ranks, partitions, settings, checks
 
 
 @pytest.mark.timeout(1200)
-def test_steps(tmp_path: Path) -> None:
-    for ranks, partitions, settings, checks in LAYOUTS:
+@pytest.mark.parametrize("layouts", first_of(LAYOUTS), ids=["some", "all"])
+def test_steps(layouts: list[tuple[int, int, dict[str, Any], list[str]]], tmp_path: Path) -> None:
+    for ranks, partitions, settings, checks in layouts:
         pass_checks(
             "sequences.py", checks, ranks, "--folder", str(tmp_path), "--partitions", str(partitions),
             env={"WEFT_SET": json.dumps(settings)},

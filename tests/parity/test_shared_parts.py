@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.long import first_of
+
 from .jobs import pass_checks
 from .shared_parts import CHECKS
 
@@ -27,8 +29,11 @@ LAYOUTS = [  # ranks, partitions, sharers
 
 
 @pytest.mark.timeout(1200)
-def test_replicas_of_a_pipeline_share_parameters(tmp_path: Path) -> None:
-    for ranks, partitions, sharers, checks in LAYOUTS:
+@pytest.mark.parametrize("layouts", first_of(LAYOUTS), ids=["some", "all"])
+def test_replicas_of_a_pipeline_share_parameters(
+    layouts: list[tuple[int, int, int, list[str]]], tmp_path: Path
+) -> None:
+    for ranks, partitions, sharers, checks in layouts:
         settings = json.dumps({"sharded_data_parallel_degree": sharers})
         pass_checks(
             "shared_parts.py", checks, ranks, "--folder", str(tmp_path), "--partitions", str(partitions),

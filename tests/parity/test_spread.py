@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.launching import run_ranks
+from tests.long import first_of
 
 from .jobs import pass_checks
 from .spread import CHECKS
@@ -26,8 +27,9 @@ LAYOUTS = [(2, 1, 2, ALL), (4, 2, 2, [each for each in ALL if each not in WITHOU
 
 
 @pytest.mark.timeout(900)
-def test_steps() -> None:
-    for ranks, partitions, parts, checks in LAYOUTS:
+@pytest.mark.parametrize("layouts", first_of(LAYOUTS), ids=["some", "all"])
+def test_steps(layouts: list[tuple[int, int, int, list[str]]]) -> None:
+    for ranks, partitions, parts, checks in layouts:
         settings = json.dumps({"tensor_parallel_degree": parts})
         pass_checks("spread.py", checks, ranks, "--partitions", str(partitions), env={"WEFT_SET": settings})
 

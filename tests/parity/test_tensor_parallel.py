@@ -10,6 +10,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tests.long import one_in
+
 from .jobs import Outcome, outcomes, pass_checks
 from .run_tensor_parallel_checks import CHECKS
 from .tensor_parallel_models import OWN
@@ -106,7 +108,7 @@ def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "case"), [(2, case) for case in SPLIT] + [(4, case) for case in OVER_FOUR], ids=str
+    ("ranks", "case"), one_in(4, [(2, case) for case in SPLIT] + [(4, case) for case in OVER_FOUR]), ids=str
 )
 def test_trains_as_one_process_does(ranks: int, case: str, outcome_of: OutcomeOf) -> None:
     outcome = outcome_of(ranks, case)
