@@ -16,10 +16,14 @@ def one_in(every: int, cases: Iterable[Any]) -> list[Any]:
     >>> [bool(each.marks) for each in one_in(2, ["a", "b", "c"])]
     [False, True, False]
     """
-    return [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[long] if at % every else [])
-        for at, case in enumerate(cases)
-    ]
+    found = []
+    for at, case in enumerate(cases):
+        more = [long] if at % every else []
+        if isinstance(case, type(pytest.param())):
+            found.append(pytest.param(*case.values, marks=[*case.marks, *more], id=case.id))
+        else:
+            found.append(pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=more))
+    return found
 
 
 def first_of(cases: list[Any]) -> list[Any]:

@@ -220,6 +220,7 @@ WAYS = {
     r"\.isdigit\(|\.isdecimal\(": {
         "foreign.py", "profiler/recorder.py", "profiler/host/linux.py", "launch/guard.py",
         "plan/parallelism/traced.py",
+        "watch/beside/program.py",  # names of /proc; it uses Python's own library only
     },
     r"int\((os\.)?environ": set(),
     r"json\.loads\(": {

@@ -136,9 +136,7 @@ class OnBoth:
         return F.linear(local, weight.t() if is_transposed(self.split.module) else weight, bias)
 
     def _column(self, given: DTensor, team: Both) -> DTensor:
-        entered: Any = getattr(
-            given, "_weft_entered", None
-        )  # linears that share what they get share its gradient
+        entered: Any = given._weft_entered  # type: ignore[attr-defined]  # linears that share it share its gradient
         if entered is None or entered.requires_grad != (given.requires_grad and torch.is_grad_enabled()):
             entered = given._weft_entered = enter(given.to_local(), team.heads)  # type: ignore[attr-defined]
         bias = own(self.split.module, "bias")

@@ -149,7 +149,7 @@ def cut_for(parameter: Tensor, sharers: int) -> Cut | None:
     """How a parameter is shared: along its first dim that the number of sharers divides. None: it stays whole.
 
     >>> cut_for(torch.zeros(3, 8), 2)
-    Cut(dim=1, blocks=(8,), shape=(3, 8))
+    Cut(dim=1, blocks=(8,), shape=(3, 8), holder=None)
     >>> cut_for(torch.zeros(3), 2)
     """
     if not parameter.is_contiguous() or not parameter.numel():

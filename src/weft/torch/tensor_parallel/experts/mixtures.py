@@ -29,6 +29,7 @@ from .held import ABOVE, ALIKE, SUM, Mixture, members
 from .parts import having
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 FAILS = "it fails with weights and inputs that are made up, or writes into its inputs"
 
 
@@ -308,7 +309,7 @@ def _tried(
 @contextmanager
 def _without_dropout(module: nn.Module) -> Iterator[None]:
     """Inside, modules of dropout do nothing: ranks draw other numbers than one process."""
-    dropping = [each for each in module.modules() if isinstance(each, nn.modules.dropout._DropoutNd)]
+    dropping = [each for each in module.modules() if isinstance(each, DROPOUTS)]
     before = [each.training for each in dropping]
     try:
         for each in dropping:
