@@ -43,6 +43,9 @@ def run_case(name: str, partitions: int) -> tuple[str, dict[str, Any]]:
         comparison.fail("partition", f"this rank owns all {len(owned)} parameters")
     worst = max(comparison.worst.items(), key=lambda item: item[1][0])
     more = {"worst": worst[1][0], "where": f"{worst[0]}: {worst[1][1]}", "owned": owned, "every": every}
+    here = dict(net.named_parameters())
+    whole = sum(value.numel() for value in alone.parameters())
+    more["held"] = sum(here[name].numel() for name in owned if name in here) / whole
     return comparison.report(), more
 
 
