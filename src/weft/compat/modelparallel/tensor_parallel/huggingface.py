@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -103,7 +104,10 @@ def gptj_hooks() -> Hooks:
             )
         return _forward_hook(hidden_states, *args, **other)
 
-    return init_hook, forward_hook, _with_no_weights
+    from transformers.models.gptj.modeling_gptj import GPTJBlock
+
+    gives = inspect.signature(GPTJBlock.forward).return_annotation
+    return init_hook, forward_hook, _first if gives in (Tensor, "torch.Tensor") else _with_no_weights
 
 
 def gptneo_hooks() -> Hooks:
@@ -157,8 +161,12 @@ def _forward_hook(
     hidden_states: Tensor, *args: Any, attention_mask: Tensor | None = None, past_key_values: Any = None,
     layer_past: Any = None, **other: Any,
 ) -> Any:  # fmt: skip
-    """The one tuple that the layer takes. GPT-2's second argument is the cache, BERT's is the mask."""
-    past_key_values = layer_past if past_key_values is None else past_key_values
+    """The one tuple that the layer takes. GPT-2's second argument is the cache, BERT's is the mask; the name of the
+    cache is another one in each version."""
+    from transformers.cache_utils import Cache
+
+    caches = (layer_past, *(each for each in other.values() if isinstance(each, Cache)))
+    past_key_values = next((each for each in (past_key_values, *caches) if each is not None), None)
     for each in args:
         if isinstance(each, Tensor):
             attention_mask = each
@@ -179,5 +187,5 @@ def _first(result: Any) -> Any:
 
 
 def _with_no_weights(result: Any) -> Any:
-    """States, and nothing for the attention's weights: what layers of GPT-J and GPT-Neo give."""
+    """States, and nothing for the attention's weights: what layers of GPT-Neo give, and of GPT-J up to 5.23."""
     return result[0], None
