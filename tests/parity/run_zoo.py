@@ -8,6 +8,7 @@ By hand, from the root of the repository:
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import weft.torch as weft
@@ -33,9 +34,14 @@ def run_case(name: str, partitions: int) -> tuple[str, dict[str, Any]]:
         expected = train_alone(alone, batches, loss_of, optimizer, MICROBATCHES)
     except Exception as broken:
         raise BeforeSplit(f"not trained in one process: {broken!r}") from broken
+    told: list[str] = []
+    log, handler = logging.getLogger("weft"), _Told(told)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
     weft.init({"partitions": partitions, "microbatches": MICROBATCHES})
     every = sorted(set(first_names(net).values()))
     actual = train_split(net, batches, loss_of, case.optimizer_for)
+    log.removeHandler(handler)
     comparison = Comparison()
     comparison.record(actual, expected)
     owned = sorted(actual.parameters)
@@ -46,7 +52,19 @@ def run_case(name: str, partitions: int) -> tuple[str, dict[str, Any]]:
     here = dict(net.named_parameters())
     whole = sum(value.numel() for value in alone.parameters())
     more["held"] = sum(here[name].numel() for name in owned if name in here) / whole
+    more["verified"] = [text for text in told if text.startswith("verify: ")]
     return comparison.report(), more
+
+
+class _Told(logging.Handler):
+    """Keeps what the log says."""
+
+    def __init__(self, told: list[str]) -> None:
+        super().__init__(logging.INFO)
+        self.told = told
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
 
 
 if __name__ == "__main__":

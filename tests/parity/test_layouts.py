@@ -75,6 +75,8 @@ def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
 def test_trains_as_one_process_does(layout: str, case: str, outcome_of: OutcomeOf) -> None:
     outcome = outcome_of(layout, case)
     assert not outcome.faults(), outcome.faults()
+    told = [text for line in outcome.lines for text in line["verified"]]
+    assert told and all("gives the losses of one process" in text for text in told), told
     if layout in LEAST:
         assert sum(line["held"] for line in outcome.lines) < 1.6 * LEAST[layout], (
             "layers are whole on several ranks"
