@@ -308,6 +308,9 @@ def test_layers_of_transformers_are_replaced(kind):
     if kind == "gptj":
         with pytest.raises(UsageError, match="without position_ids"):
             ours(ids, use_cache=False, position_ids=torch.ones_like(ids))
+    if kind == "gpt2":
+        with pytest.raises(UsageError, match="does not take encoder_hidden_states"):
+            ours(ids, use_cache=False, encoder_hidden_states=torch.ones(*ids.shape, theirs.config.n_embd))
 
 
 class Doubled(nn.Module):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,11 +83,10 @@ def find(
     kind = "cpu" if device.type == "meta" else device.type
     with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
         team = Team(mesh, None, 0, size)
-        owners = _owners(model)
+        owners, wish = _owners(model), partial(_own_wish, model, hooks=False)
         mixtures, uneven = ({}, {}) if experts == "parts" else find_mixtures(
             model, run, size, owners,
-            lambda name: "the script says how to split it" if name in wanted else _own_wish(model, name, False),
-            leaking,
+            lambda name: "the script says how to split it" if name in wanted else wish(name), leaking,
         )  # fmt: skip
         inside = {name for name, _ in model.named_modules() if shares_out(mixtures, name)}
         whole = {name: reason for name, reason in whole.items() if name not in inside}
@@ -98,13 +98,10 @@ def find(
             pass  # each run keeps more linears whole, or takes one more for a fused projection
         adopt_uncalled(model, trial)
         whole.update(trial.whole)
-        words, others = find_vocabulary(
-            model, run, size, owners, whole, lambda name: _own_wish(model, name, False), words_wanted
-        )
+        words, others = find_vocabulary(model, run, size, owners, whole, wish, words_wanted)
         refuse_whole(model, others)
         stacked, uncut, told = find_experts(
-            model, run, size, owners, lambda name: _own_wish(model, name, False), experts, inside,
-            {*trial.kinds, *trial.alone, *words}, leaking,
+            model, run, size, owners, wish, experts, inside, {*trial.kinds, *trial.alone, *words}, leaking
         )  # fmt: skip
         kinds = {name: SCORES for name in words if not isinstance(model.get_submodule(name), nn.Embedding)}
         if sequence:
@@ -117,13 +114,7 @@ def find(
     regions = _regions(model, trial)
     regions.update({name: {name: Linear(wanted[name])} for name in trial.alone})
     regions.update({name: {name: linear} for name, linear in {**stacked, **mixtures}.items()})
-    alone = {
-        n: why for n, why in lonely(model).items() if n not in inside and n.rpartition(".")[0] not in stacked
-    }
-    whole.update({name: uncut.get(name.rpartition(".")[0], why) for name, why in alone.items()})
-    whole.update(
-        {name: why for name, why in uncut.items() if name not in {n.rpartition(".")[0] for n in alone}}
-    )
+    whole.update(_uncut_experts(model, inside, stacked, uncut))
     for name, attention in attentions.items():
         if name in inside:
             continue
@@ -151,6 +142,20 @@ def find(
         notes[name] = f"{other}: {why}"
     by_part = {name: f"not {HOW[MIXTURE]}: {why}" for name, why in uneven.items()}
     return Splits(size, found, whole, tuple(spread), notes, by_part)
+
+
+def _uncut_experts(
+    model: nn.Module, inside: Collection[str], cut: Collection[str], uncut: Mapping[str, str]
+) -> dict[str, str]:
+    """Weights of experts that stay whole, by module, and why: of several in one module each has a line of its own."""
+    alone = {
+        name: (around, why)
+        for name, why in lonely(model).items()
+        if name not in inside and (around := name.rpartition(".")[0]) not in cut
+    }
+    found = {name: uncut.get(around, why) for name, (around, why) in alone.items()}
+    above = {around for around, _ in alone.values()}
+    return found | {name: why for name, why in uncut.items() if name not in above}
 
 
 def _once(run: Callable[[], Any], team: Team, trial: Trial) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,10 @@ from .translation import from_hf, to_hf
 
 Translate = Callable[..., dict[str, Any]]
 Hooks = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
+_CACHES = {"cache", "layer_past", "past_key_value", "past_key_values"}
+"""What versions of ``transformers`` call a layer's cache."""
+_OF_POSITIONS = {"position_ids", "cache_position"}
+"""Without a meaning to a layer that takes positions from the embedding, or counts them from 0."""
 
 
 def translations(model: str) -> tuple[Translate, Translate]:
@@ -37,6 +42,7 @@ def gpt2_hooks() -> Hooks:
     ``transformers`` from 5 on, whose layers give a tensor.
     """
     _need_transformers()
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
     def init_hook(config: Any, layer_idx: int | None = None) -> Any:
         if (
@@ -56,7 +62,7 @@ def gpt2_hooks() -> Hooks:
             "causal_mask_size": config.n_positions, "pre_layernorm": True, "post_layernorm": False,
         }  # fmt: skip
 
-    return init_hook, _forward_hook, _first
+    return init_hook, _forward_hook_of(GPT2Block), _first
 
 
 def bert_hooks() -> Hooks:
@@ -65,6 +71,7 @@ def bert_hooks() -> Hooks:
     Also for the layers of RoBERTa. ``transformers`` from 5 on, whose layers give a tensor.
     """
     _need_transformers()
+    from transformers.models.bert.modeling_bert import BertLayer
 
     def init_hook(config: Any, layer_idx: int | None = None) -> Any:
         if config.is_decoder or config.add_cross_attention:
@@ -77,12 +84,13 @@ def bert_hooks() -> Hooks:
             "use_normal_initialization": True, "pre_layernorm": False, "post_layernorm": True,
         }  # fmt: skip
 
-    return init_hook, _forward_hook, _first
+    return init_hook, _forward_hook_of(BertLayer), _first
 
 
 def gptj_hooks() -> Hooks:
     """What ``tp_register_with_module(GPTJBlock, smp.nn.DistributedTransformerLayer, *hooks)`` needs."""
     _need_transformers()
+    from transformers.models.gptj.modeling_gptj import GPTJBlock
 
     def init_hook(config: Any, layer_idx: int | None = None) -> Any:
         return (), {
@@ -95,24 +103,15 @@ def gptj_hooks() -> Hooks:
             "qkv_bias": False, "dense_bias": False, "attention_in_fp32": True,
         }  # fmt: skip
 
-    def forward_hook(
-        hidden_states: Tensor, *args: Any, position_ids: Tensor | None = None, **other: Any
-    ) -> Any:
-        if position_ids is not None and not _counts_from_0(position_ids):
-            raise UsageError(
-                "a replaced layer of GPT-J counts positions from 0: call the model without position_ids"
-            )
-        return _forward_hook(hidden_states, *args, **other)
-
-    from transformers.models.gptj.modeling_gptj import GPTJBlock
-
     gives = inspect.signature(GPTJBlock.forward).return_annotation
-    return init_hook, forward_hook, _first if gives in (Tensor, "torch.Tensor") else _with_no_weights
+    result_hook = _first if gives in (Tensor, "torch.Tensor") else _with_no_weights
+    return init_hook, _forward_hook_of(GPTJBlock, counts=True), result_hook
 
 
 def gptneo_hooks() -> Hooks:
     """What ``tp_register_with_module(GPTNeoBlock, smp.nn.DistributedTransformerLayer, *hooks)`` needs."""
     _need_transformers()
+    from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoBlock
 
     def init_hook(config: Any, layer_id: int = 0) -> Any:
         local = config.attention_layers[layer_id] == "local"
@@ -127,14 +126,12 @@ def gptneo_hooks() -> Hooks:
             "qkv_bias": False, "attention_in_fp32": True,
         }  # fmt: skip
 
-    return init_hook, _forward_hook, _with_no_weights
+    return init_hook, _forward_hook_of(GPTNeoBlock), _with_no_weights
 
 
 def _counts_from_0(positions: Tensor) -> bool:
-    """Whether they are 0, 1, ... for all samples. Of one row on a GPU that is taken for granted."""
-    if positions.device.type != "cpu":
-        return len(positions) == 1
-    return bool((positions == torch.arange(positions.shape[-1])).all())
+    """Whether they are 0, 1, ... for all samples."""
+    return bool((positions == torch.arange(positions.shape[-1], device=positions.device)).all())
 
 
 def _sizes(heads: int, width: int) -> dict[str, int]:
@@ -157,29 +154,43 @@ def _need_transformers() -> None:
         )
 
 
-def _forward_hook(
-    hidden_states: Tensor, *args: Any, attention_mask: Tensor | None = None, past_key_values: Any = None,
-    layer_past: Any = None, **other: Any,
-) -> Any:  # fmt: skip
-    """The one tuple that the layer takes. GPT-2's second argument is the cache, BERT's is the mask; the name of the
-    cache is another one in each version."""
-    from transformers.cache_utils import Cache
+def _forward_hook_of(block: type, counts: bool = False) -> Callable[..., Any]:
+    """What makes the one tuple that the layer takes of the arguments of ``block``, by their names there.
 
-    caches = (layer_past, *(each for each in other.values() if isinstance(each, Cache)))
-    past_key_values = next((each for each in (past_key_values, *caches) if each is not None), None)
-    for each in args:
-        if isinstance(each, Tensor):
-            attention_mask = each
-        elif each is not None:
-            past_key_values = each
-    if past_key_values is not None:
-        raise UsageError("a replaced layer keeps no keys and values: call the model with use_cache=False")
-    if attention_mask is not None and attention_mask.dtype == torch.bool:
-        lowest = torch.finfo(hidden_states.dtype).min
-        attention_mask = torch.zeros_like(attention_mask, dtype=hidden_states.dtype).masked_fill(
-            ~attention_mask, lowest
-        )
-    return ((hidden_states, attention_mask),), {}
+    ``counts``: the layer counts positions itself, from 0.
+    """
+    named = inspect.signature(block.forward)  # type: ignore[attr-defined]
+    right: Callable[[], Any] = lambda: None  # noqa: E731 - the positions that were looked at last
+
+    def forward_hook(*args: Any, **kwargs: Any) -> Any:
+        nonlocal right
+        from transformers.cache_utils import Cache
+
+        given = named.bind(None, *args, **kwargs).arguments
+        given.update(given.pop("kwargs", {}))
+        states, mask = given.pop("hidden_states"), given.pop("attention_mask", None)
+        for name, value in given.items():
+            if value is not None and (name in _CACHES or isinstance(value, Cache)):
+                raise UsageError(
+                    "a replaced layer keeps no keys and values: call the model with use_cache=False"
+                )
+            if isinstance(value, Tensor) and name not in _OF_POSITIONS:
+                raise UsageError(
+                    f"a replaced {block.__name__} does not take {name}: leave tp_register out, layers are cut over "
+                    "ranks as they are"
+                )
+            if counts and name == "position_ids" and isinstance(value, Tensor) and right() is not value:
+                if not _counts_from_0(value):
+                    raise UsageError(
+                        f"a replaced {block.__name__} counts positions from 0: call the model without position_ids"
+                    )
+                right = weakref.ref(value)  # all layers get the same; on a GPU each look waits for it
+        if mask is not None and mask.dtype == torch.bool:
+            lowest = torch.finfo(states.dtype).min
+            mask = torch.zeros_like(mask, dtype=states.dtype).masked_fill(~mask, lowest)
+        return ((states, mask),), {}
+
+    return forward_hook
 
 
 def _first(result: Any) -> Any:
