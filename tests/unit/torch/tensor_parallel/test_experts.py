@@ -81,6 +81,16 @@ def test_what_does_not_add_up() -> None:
     assert f"split by its experts; not inside of each expert: {told}" in splits.text()
 
 
+class Limited(Stacked):
+    def forward(self, x: Tensor, which: Tensor, weights: Tensor) -> Tensor:
+        return super().forward(x, which, weights).clamp(-50, 50)
+
+
+@pytest.mark.parametrize("share", ["parts", "ranks"])
+def test_a_limit_that_only_large_sums_reach(share: str) -> None:
+    assert "do not add up" in why_whole(Limited(), share=share)
+
+
 class Odd(Stacked):
     def __init__(self) -> None:
         super().__init__()

@@ -116,6 +116,31 @@ def test_two_lists() -> None:
     assert why_in_parts(Several(shorter=1)) == "its lists of experts have several lengths"
 
 
+class Limited(Mixture):
+    """Each word is given to two experts; of one each, a limit would be the same on the rank that has it."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        best, which = self.router(x).softmax(-1).topk(2)
+        result = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            samples, words, nth = torch.where(which == number)
+            if len(samples):
+                share = best[samples, words, nth, None]
+                result = result.index_put(
+                    (samples, words), expert(x[samples, words]) * share, accumulate=True
+                )
+        return result.clamp(-self.limit, self.limit)
+
+
+def test_a_limit_that_only_large_sums_reach() -> None:
+    assert why_in_parts(Limited(50.0)) == "the results of its experts are not just added up"
+    assert found(Limited(torch.inf)).linears()[""].by_rank()
+
+
 class Watched(Mixture):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         return super().forward(x), self.router(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from weft.torch.tensors.nested import replace, tensors_in
 
 _SEED = 20
 _ROUGH = {torch.bfloat16: 0.05, torch.float16: 0.02}
+_LARGE, _LARGE_IN = 1e3, {torch.float16: 16.0}
 PLAIN = {*_ROUGH, torch.float32, torch.float64}
 
 Call = Callable[[Mapping[str, Tensor], Any, Any], Any]
@@ -63,6 +65,16 @@ class Bench:
         self.width = inputs[0].shape[-1] if inputs else 0
         self.limit = _ROUGH.get(self.dtype, 1e-3)
         self.given: list[Tensor] | None = None
+
+    def larger(self, of_experts: Callable[[str], bool]) -> Bench:
+        """The same with larger weights of experts, so that a limit which only large numbers reach is seen.
+
+        ``of_experts``: whether a parameter is one of an expert, by its name.
+        """
+        other = copy.copy(self)
+        by = _LARGE_IN.get(self.dtype, _LARGE)
+        other.weights = {n: value * by if of_experts(n) else value for n, value in self.weights.items()}
+        return other
 
     def _random(self, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self.numbers, dtype=self.dtype, device=self.device)

@@ -28,6 +28,8 @@ from .parts import run as run_with
 
 MOST_TRIED = 128
 _WHOLE = -2
+Tries = list[tuple[Bench, Outcome]]
+"""Made-up weights and inputs, and what the whole module gives with them."""
 
 
 def candidates(model: nn.Module) -> dict[str, nn.Module]:
@@ -191,11 +193,17 @@ def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int, share: str) -
     """How the module can be split, and why not otherwise; or why it cannot at all."""
     experts = len(next(iter(_stacks(module).values())))
     bench = Bench(module, args, kwargs, experts)
-    expected = bench.run(bench.weights, partial(run_with, module))
-    if expected is None:
-        return None, "it fails with weights and inputs that are made up, or writes into its inputs or weights"
-    by_part = partial(_by_part, module, bench, expected, size)
-    by_rank = partial(_by_rank, module, bench, expected, experts, size)
+    tries: Tries = []
+    for each in (bench, bench.larger(_stacks(module).__contains__)):
+        expected = each.run(each.weights, partial(run_with, module))
+        if expected is None:
+            return (
+                None,
+                "it fails with weights and inputs that are made up, or writes into its inputs or weights",
+            )
+        tries.append((each, expected))
+    by_part = partial(_by_part, module, tries, size)
+    by_rank = partial(_by_rank, module, tries, experts, size)
     reasons: list[str] = []
     for way in {"parts": [by_part], "ranks": [by_rank, by_part], "auto": [by_part, by_rank]}[share]:
         outcome = way()
@@ -205,21 +213,22 @@ def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int, share: str) -
     return None, reasons[-1] if share == "ranks" else reasons[0]
 
 
-def _by_part(module: nn.Module, bench: Bench, expected: Outcome, size: int) -> Linear | str:
+def _by_part(module: nn.Module, tries: Tries, size: int) -> Linear | str:
     """Each rank has a part of every expert."""
     stacks = _stacks(module)
     smallest = min(max(value.shape[1:]) for value in stacks.values())
     if smallest < size:
         return f"its experts' matrices have {smallest} rows and columns at most, fewer than the {size} ranks"
-    for parts in itertools.islice(_ways(module, bench.width, size), MOST_TRIED):
-        if _add_up(bench, expected, parts, size):
+    width = tries[0][0].width
+    for parts in itertools.islice(_ways(module, width, size), MOST_TRIED):
+        if all(_add_up(*each, parts, size) for each in tries):
             return Linear(EXPERTS, parts=parts)
-    inner = {n for value in stacks.values() for n in value.shape[1:] if n != bench.width and n % size}
+    inner = {n for value in stacks.values() for n in value.shape[1:] if n != width and n % size}
     uneven = f", and {' and '.join(map(str, sorted(inner)))} cannot be divided by {size}" if inner else ""
     return f"its parts on {size} ranks do not add up to what it computes{uneven}"
 
 
-def _by_rank(module: nn.Module, bench: Bench, expected: Outcome, experts: int, size: int) -> Linear | str:
+def _by_rank(module: nn.Module, tries: Tries, experts: int, size: int) -> Linear | str:
     """Each rank has some of the experts."""
     if experts < size:
         return f"its {experts} experts are fewer than the {size} ranks"
@@ -233,7 +242,7 @@ def _by_rank(module: nn.Module, bench: Bench, expected: Outcome, experts: int, s
         )  # fmt: skip
     for _, chosen in sorted(_products(options), key=lambda each: each[0])[:MOST_TRIED]:
         parts = tuple(part for part in chosen if part.dim != _WHOLE)
-        if _add_up(bench, expected, parts, size):
+        if all(_add_up(*each, parts, size) for each in tries):
             return Linear(EXPERTS, parts=parts)
     return f"its experts on {size} ranks do not add up to what it computes"
 

@@ -273,36 +273,28 @@ def _tried(
         if own not in lists and next(child.parameters(), None) is not None
     ]
     bench = Bench(module, args, kwargs, len(groups[0].names))
+    experts = tuple(f"{each.name}." for each in held)
+    larger = bench.larger(lambda name: name.startswith(experts))
 
     def alone(weights: Mapping[str, Tensor], args: Any, kwargs: Any) -> Any:
         with having(module, weights):
             return type(module).forward(module, *args, **kwargs)
 
     with _without_dropout(module):
-        expected = bench.run(bench.weights, alone)
-        if expected is None:
+        expected, expected_larger = bench.run(bench.weights, alone), larger.run(larger.weights, alone)
+        if expected is None or expected_larger is None:
             return FAILS
-        experts = tuple(f"{each.name}." for each in held)
         unused = [each for each in expected.unused if not each.startswith(experts)]
         if unused:
             return f"its {sorted(unused)[0]} gets no gradient"
         beside = ((), *((Held(each, None),) for each in others))
         for flag, extra in [*((SUM, one) for one in beside), *((ABOVE, one) for one in reversed(beside))]:
             linear = Linear(MIXTURE, (flag,) * len(expected.results), held=(*held, *extra))
-            outcomes, rest = _of_ranks(bench, linear, size), None
-            if flag == ABOVE and outcomes is not None:
-                without = _of_ranks(bench, linear, 1, rest=True)
-                if without is None:
-                    continue
-                rest = without[0].results
-            flags = None if outcomes is None else _flags(bench, expected, outcomes, rest)
-            if flags is None:
-                continue
-            if ALIKE in flags:
+            flags = _exact(bench, linear, expected, size)
+            if flags is not None:
                 linear = replace(linear, blocks=flags)
-                outcomes = _of_ranks(bench, linear, size)
-            if outcomes is not None and _add_up(bench, linear, expected, outcomes):
-                return linear
+                if _exact(larger, linear, expected_larger, size) == flags:
+                    return linear
     return "the results of its experts are not just added up"
 
 
@@ -346,6 +338,23 @@ def _of_ranks(bench: Bench, linear: Linear, size: int, rest: bool = False) -> li
                 return None
             outcomes.append(outcome)
     return outcomes
+
+
+def _exact(bench: Bench, linear: Linear, expected: Outcome, size: int) -> tuple[int, ...] | None:
+    """For each result what ranks do with it; None if results or gradients of the ranks are not the whole ones."""
+    outcomes, rest = _of_ranks(bench, linear, size), None
+    if ABOVE in linear.blocks and outcomes is not None:
+        without = _of_ranks(bench, linear, 1, rest=True)
+        if without is None:
+            return None
+        rest = without[0].results
+    flags = None if outcomes is None else _flags(bench, expected, outcomes, rest)
+    if flags is not None and ALIKE in flags:
+        linear = replace(linear, blocks=flags)
+        outcomes = _of_ranks(bench, linear, size)
+    if flags is None or outcomes is None or not _add_up(bench, linear, expected, outcomes):
+        return None
+    return flags
 
 
 def _flags(
