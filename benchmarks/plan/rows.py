@@ -151,6 +151,7 @@ def _row(given: dict[str, str]) -> Row | None:
         fused_attention=source.fused,
         gradient_bytes=source.gradient_bytes,
         eager=source.eager,
+        scatters=True,
     )
     data, tensor = int(given["dp"] or 1), int(given["tp"])
     division = Division(

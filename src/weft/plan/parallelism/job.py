@@ -30,6 +30,8 @@ class Job:
         fused_attention: Whether attention keeps its scores out of memory (flash attention, arXiv 2205.14135).
         eager: Whether every operation between products is a kernel of its own, as in PyTorch without `torch.compile`.
         gradient_bytes: Of a gradient as it is added up: 4, or 2 where replicas exchange 16 bits.
+        scatters: Whether replicas that share optimizer states get the sum of their share of the gradients only (ZeRO's
+            stage 2, arXiv 1910.02054). With weft each gets all of it (stage 1).
     """
 
     sizes: Sizes
@@ -39,6 +41,7 @@ class Job:
     fused_attention: bool = True
     gradient_bytes: int = 4
     eager: bool = False
+    scatters: bool = False
 
     def __post_init__(self) -> None:
         faults = []

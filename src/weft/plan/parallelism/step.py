@@ -229,7 +229,8 @@ def exchanged_s(
     """What replicas exchange in a step, in seconds, for the N parameters (`numbers`) of the rank that has most.
 
         none          an all-reduce of N gradients
-        optimizer     gradients are added up and scattered, N parameters of 16 bits gathered
+        optimizer     an all-reduce of N gradients (where `scatters`, they are added up and scattered), and N
+                      parameters, as products read them, gathered as parameters that ranks share
         parameters    for each microbatch, layer by layer, N parameters are gathered for the forward and again for the
                       backward pass, and N gradients added up and scattered (Rajbhandari et al., arXiv 1910.02054, 7)
 
@@ -243,8 +244,11 @@ def exchanged_s(
         gradients, parameters = count * job.gradient_bytes, count * job.parameter_bytes
         if division.sharded == "none":
             return all_reduce_s(gradients, ranks, ring)
-        if division.sharded == "optimizer":
+        if division.sharded == "optimizer" and job.scatters:
             return gather_s(gradients, ranks, ring) + gather_s(parameters, ranks, ring)
+        if division.sharded == "optimizer":
+            gathered = gather_s(parameters, ranks, machines.sharing_ring(ranks, stride))
+            return all_reduce_s(gradients, ranks, ring) + gathered
         layers = job.sizes.layers / division.pipeline
         one = 2 * gather_s(parameters / layers, ranks, ring) + gather_s(gradients / layers, ranks, ring)
         return microbatches * layers * one

@@ -87,7 +87,7 @@ def traced_search(graph: Graph, machines: Machines, microbatches: int, limit_byt
     >>> from weft.machines.cluster import parse_cluster
     >>> graph = Graph(Unit(f"u{i}", 1.0, 2.0, 2**20, 2**20) for i in range(8))
     >>> traced_search(graph, parse_cluster("4xT4"), 32, 15e9).best[0].kind
-    'sharded'
+    'data'
     """
     found = Found()
     for tensor in degrees(graph, machines.host.accelerators):
@@ -206,10 +206,10 @@ def _plan(division: Division, row: Row, machines: Machines, microbatches: int) -
     busiest, mean = row.busiest.plus(again), row.mean.plus(again)
     conduct, device = machines.host.conduct, machines.host.accelerator
     ring = machines.ring(division.data, division.tensor)
-    if division.sharded == "none":
-        exchanged = all_reduce_s(row.parameter_bytes, division.data, ring)
-    else:
-        exchanged = 2 * gather_s(row.parameter_bytes, division.data, ring)
+    exchanged = all_reduce_s(row.parameter_bytes, division.data, ring)
+    if division.sharded != "none":
+        gathering = machines.sharing_ring(division.data, division.tensor)
+        exchanged += gather_s(row.parameter_bytes, division.data, gathering)
     exposed = max(exchanged * (1 - conduct.data), exchanged - microbatches * busiest.total)
     crossing = machines.hop_s(row.crossing_bytes, division.data * division.tensor) + conduct.crossing_s
     shared = division.data if division.sharded == "optimizer" else 1

@@ -202,9 +202,14 @@ def test_shared_parameters_are_exchanged_at_the_rate_that_was_measured_for_them(
     usual = parse_cluster("1x4xA100-80")
     slow = replace(usual, host=replace(usual.host, sharing=Link(1e-3, 1e9)))
     job = Job(SIZES, 16)
-    for sharded in ("none", "optimizer"):
-        division = Division(data=4, sharded=sharded)
-        assert step_of(job, division, slow) == step_of(job, division, usual)
+    assert step_of(job, Division(data=4), slow) == step_of(job, Division(data=4), usual)
+    division = Division(data=4, sharded="optimizer")
+    scattered = replace(job, scatters=True)
+    assert step_of(scattered, division, slow) == step_of(scattered, division, usual)
+    plain, found = step_of(job, Division(data=4), slow), step_of(job, division, slow)
+    gathered = SIZES.parameters * job.parameter_bytes * 3 / 4 / 1e9 + 3 * 1e-3
+    whole, more = plain.exposed + plain.beside, found.exposed + found.beside
+    assert more == pytest.approx(whole + gathered), "all gradients are added up, and parameters gathered"
     division = Division(data=4, sharded="parameters")
     found = step_of(job, division, slow)
     layers, numbers = SIZES.layers, SIZES.parameters
