@@ -17,7 +17,7 @@ from weft.torch.tensors.cut_weights import check_call, guard
 from weft.torch.tensors.nested import replace
 
 from .attention import attend, forget_shortcuts, why_whole
-from .cuts import cut_in_place, is_cut, mark
+from .cuts import cut_in_place, is_cut, mark_copies
 from .experts import Mixture, in_parts, members, misfit, misfit_of_mixture
 from .functions import Functions, answer, replaced
 from .linears import Entered, column, cuts_of, features, row
@@ -76,10 +76,7 @@ class SplitLinear:
         copied.module = memo[id(self.module)]
         copied.linear, copied.team, copied.cuts = self.linear, self.team, self.cuts
         copied.in_parts, copied.name = self.in_parts, self.name
-        for name, how in self.cuts.items():  # parameters are copied without their marks
-            parameter = memo.get(id(self.module.get_parameter(name)))
-            if parameter is not None:
-                mark(parameter, how, self.team)
+        mark_copies(self.module, self.cuts, self.team, memo)
         return copied
 
 

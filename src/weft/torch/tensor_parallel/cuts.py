@@ -12,12 +12,12 @@ tensor([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11])
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.torch.tensors.marks import CUT
@@ -95,6 +95,14 @@ def _cuts(parameter: Tensor) -> tuple[tuple[Cut, Holders], ...]:
 def mark(parameter: Tensor, how: Cut, team: Holders) -> None:
     """Say on the parameter that it is a part, of the whole or of the part that it was before."""
     setattr(parameter, CUT, (*_cuts(parameter), (how, team)))
+
+
+def mark_copies(module: nn.Module, cuts: Mapping[str, Cut], team: Holders, memo: Mapping[int, Any]) -> None:
+    """Mark the copies of a module's parameters: ``copy.deepcopy`` leaves marks out. ``memo``: its own."""
+    for name, how in cuts.items():
+        parameter = memo.get(id(module.get_parameter(name)))
+        if parameter is not None:
+            mark(parameter, how, team)
 
 
 def unmark(parameter: Tensor) -> None:

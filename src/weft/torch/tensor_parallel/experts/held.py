@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.errors import UsageError
 from weft.torch.session.random_streams import TORCH, Streams
-from weft.torch.tensor_parallel.cuts import Cut, mark
+from weft.torch.tensor_parallel.cuts import Cut, mark_copies
 from weft.torch.tensor_parallel.rules import as_whole, stream_of_part
 from weft.torch.tensor_parallel.splits import Held, Linear
 from weft.torch.tensor_parallel.spread import plain
@@ -130,10 +130,7 @@ class Mixture:
     def __deepcopy__(self, memo: dict[int, Any]) -> Mixture:
         copied = memo[id(self)] = Mixture(memo[id(self.module)], self.linear, self.team)
         copied.cuts, copied.turn = self.cuts, copy.deepcopy(self.turn, memo)
-        for name, how in self.cuts.items():  # parameters are copied without their marks
-            parameter = memo.get(id(self.module.get_parameter(name)))
-            if parameter is not None:
-                mark(parameter, how, self.team)
+        mark_copies(self.module, self.cuts, self.team, memo)
         return copied
 
 
