@@ -300,24 +300,31 @@ def _with_link(host: Host, outside: bool, change: Callable[[Link], Link]) -> Hos
 
 
 def _with_replicas(job: Job, host: Host, observed: Observed) -> Host:
-    """What of the exchange runs beside computation; a slower link where it is longer than all of it."""
+    """What of the exchange runs beside computation, and another link where that cannot be.
+
+    The link is slower where less was exchanged than nothing was computed beside, and quicker where more was than fits
+    beside all that was computed: then messages were waited for longer than they took.
+    """
     division, measured = observed.division, observed.parts["replicas, exposed"]
     machines = _machines(host, observed)
     parts = StepTimes(job, machines).shares(division).parts
     numbers = max(rank_parameters(job, division, part) for part in parts)
     whole = exchanged_s(job, division, machines, division.microbatches(job), numbers)
-    hidden = 0.0
-    if whole >= measured:
-        hidden = 1.0 - measured / whole if whole else 0.0
-    else:
-        factor = measured / whole if whole else 1.0
+    possible = min(max(whole, measured), measured + predicted(job, host, observed).work)
+    if whole and possible != whole:
+        factor = possible / whole
+        if host.sharing is not None:
+            host = replace(host, sharing=_longer(host.sharing, factor))
         outside = machines.ring(division.data, 1) is not host.inside
-        host = _with_link(
-            host, outside,
-            lambda link: replace(link, latency_s=link.latency_s * factor, bytes_per_s=link.bytes_per_s / factor),
-        )  # fmt: skip
+        host = _with_link(host, outside, lambda link: _longer(link, factor))
+    hidden = 1.0 - measured / possible if possible else 0.0
     which = "parameters" if division.sharded == "parameters" else "data"
     return replace(host, conduct=replace(host.conduct, **{which: hidden}))
+
+
+def _longer(link: Link, factor: float) -> Link:
+    """The link on which everything takes so many times as long."""
+    return replace(link, latency_s=link.latency_s * factor, bytes_per_s=link.bytes_per_s / factor)
 
 
 def _with_crossings(job: Job, host: Host, observed: Observed) -> Host:

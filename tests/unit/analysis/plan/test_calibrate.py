@@ -63,6 +63,14 @@ def test_the_plan_of_the_run_comes_true(division: Division, hosts: int):
     assert found.accelerator.share["fp16"] == GIVEN.accelerator.share["fp16"], "nothing was seen of that"
 
 
+@pytest.mark.parametrize("division", [each for each in DIVISIONS if each.sharded != "none"], ids=str)
+def test_what_ranks_share_has_a_rate_of_its_own(division: Division):
+    given = replace(GIVEN, sharing=Link(2e-6, 5e9))
+    observed = seen(replace(TRUE, sharing=Link(2e-6, 2e9)), division)
+    found = calibrate(given, [(job(), observed)])
+    assert terms(predicted(job(), found, observed)) == pytest.approx(observed.parts, rel=1e-3, abs=1e-9)
+
+
 @pytest.mark.parametrize("division", DIVISIONS, ids=str)
 def test_a_second_time_changes_nothing(division: Division):
     observed = seen(TRUE, division)
