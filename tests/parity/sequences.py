@@ -142,6 +142,17 @@ def norms_are_those_of_the_whole_model() -> None:
 
 
 @CHECKS.check
+def norms_have_one_precision_on_all_ranks() -> None:
+    for kind in (torch.bfloat16, torch.float64):
+        job = Job(net=lambda kind=kind: Words(0.0).to(kind), verify="off")
+        job.train(1, max_norm=0.05)
+        norms: list[Any] = [None] * weft.size()
+        dist.all_gather_object(norms, job.norm)
+        assert {norm.dtype for norm in norms} == {kind}
+        assert len({float(norm) for norm in norms}) == 1
+
+
+@CHECKS.check
 def layers_may_be_checkpointed() -> None:
     for settings in ({}, {"offload_activations": True}):
         job = Job(verify="gradients", **settings)
