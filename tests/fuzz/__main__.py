@@ -42,7 +42,7 @@ class Batches:
 
     @property
     def programs(self) -> int:
-        return self.ran["equal"] + self.ran["refused"]
+        return sum(count for word, count in self.ran.items() if word.split()[0] in ("equal", "refused"))
 
     def run(self, number: int) -> None:
         """The programs that a seed gives; at a fault the smallest one is printed."""
@@ -55,7 +55,7 @@ class Batches:
     def _one(self, program: Any) -> None:
         source = self.written(program)
         outcome = self.job.run(source, program.ranks)
-        self.ran[outcome.word] += 1
+        self.ran[" ".join(filter(None, [outcome.word, outcome.text if outcome.word == "equal" else ""]))] += 1
         if outcome.word == "refused":
             self.reasons[outcome.reason] += 1
         assume(outcome.word != "invalid")
