@@ -52,6 +52,11 @@ def shares(words: Tensor, count: int) -> list[Tensor]:
     return list(words.chunk(count))
 
 
+def loss_of(names: Mapping[str, Any], given: tuple[Tensor, Any], words: Tensor) -> Tensor:
+    loss: Tensor = names["loss_of"](given[0], words) + 0.1 * given[1]
+    return loss
+
+
 def alone(names: Mapping[str, Any], copies: int) -> list[Done]:
     """What one process has after each step, on microbatches as all copies of the model have them together."""
     net = start(names)
@@ -60,11 +65,12 @@ def alone(names: Mapping[str, Any], copies: int) -> list[Done]:
     found = []
     for number in range(names["STEPS"]):
         words, done = batch(names, number), Done()
-        optimizer.zero_grad()
+        if number == 0 or not names["ACCUMULATE"]:
+            optimizer.zero_grad()
         parts = [part for share in shares(words, copies) for part in shares(share, microbatches)]
         losses = []
         for part in parts:
-            loss = names["loss_of"](net(part), part)
+            loss = loss_of(names, net(part), part)
             (loss / len(parts)).backward()
             losses.append(loss.detach())
         done.numbers["losses"] = torch.stack(losses)
@@ -74,7 +80,7 @@ def alone(names: Mapping[str, Any], copies: int) -> list[Done]:
         if names["EVALUATE"]:
             net.eval()
             with torch.no_grad():
-                done.numbers["scores"] = torch.cat([net(part) for part in parts])
+                done.numbers["scores"] = torch.cat([net(part)[0] for part in parts])
             net.train()
         done.numbers |= {f"weight {name}": value.clone() for name, value in net.state_dict().items()}
         found.append(done)
@@ -96,20 +102,21 @@ def split(net: nn.Module, names: Mapping[str, Any]) -> list[Done]:
 
     @weft.step
     def step(model: Any, words: Tensor) -> Tensor:
-        loss: Tensor = names["loss_of"](model(words), words)
+        loss = loss_of(names, model(words), words)
         model.backward(loss)
         return loss
 
     @weft.step
     def scores(model: Any, words: Tensor) -> Tensor:
-        result: Tensor = model(words)
+        result: Tensor = model(words)[0]
         return result
 
     found = []
     for number in range(names["STEPS"]):
         words, done = batch(names, number), Done()
         mine = shares(words, weft.rdp_size())[weft.rdp_rank()]
-        optimizer.zero_grad()
+        if number == 0 or not names["ACCUMULATE"]:
+            optimizer.zero_grad()
         done.numbers["losses"] = torch.stack([each.detach() for each in step(model, mine).outputs])
         if names["CLIP"]:
             done.numbers["norm"] = torch.as_tensor(

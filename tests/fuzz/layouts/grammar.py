@@ -30,7 +30,7 @@ LAYOUTS: list[tuple[int, dict[str, Any]]] = [
 ]
 """Ranks, and the settings that say what each has."""
 
-KINDS = ("attention", "mlp", "mixture", "along")
+KINDS = ("attention", "mlp", "mixture", "along", "cross")
 CHOICES = 10
 """How many numbers a layer has."""
 
@@ -59,6 +59,10 @@ class Program:
     evaluate: bool = False
     verify: bool = False
     schedule: int = 0
+    extras: int = 0
+    frozen: int = 0
+    twice: bool = False
+    accumulate: bool = False
 
     @property
     def ranks(self) -> int:
@@ -72,5 +76,6 @@ programs = st.builds(
     Program,
     layers=_layers, layout=st.integers(0, len(LAYOUTS) - 1), optimizer=_number, head=_number, loss=_number,
     length=_number, norms=_number, clip=st.booleans(), checkpointed=st.booleans(), evaluate=st.booleans(),
-    verify=st.booleans(), schedule=_number,
+    verify=st.booleans(), schedule=_number, extras=_number, frozen=_number, twice=st.booleans(),
+    accumulate=st.booleans(),
 )  # fmt: skip
