@@ -155,7 +155,7 @@ class Job:
     def _whole(self, told: Mapping[int, tuple[str, str]]) -> tuple[Outcome, bool]:
         words = {word for word, _ in told.values()}
         if len(told) == self.ranks and len(words) == 1 and words <= {"equal", "invalid"}:
-            return Outcome(*told[0]), True
+            return Outcome(*max(told.values())), True
         texts = [f"rank {rank}: {word} {text}" for rank, (word, text) in sorted(told.items())]
         if len(told) == self.ranks and words <= {"equal", "differs"}:
             return Outcome("differs", "\n".join(texts)), True

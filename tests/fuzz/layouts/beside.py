@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch._meta_registrations  # what tensors in parts import at their first function, in the server instead
+import torch.distributed.tensor
 from torch import Tensor, nn
 
 import weft.torch as weft

@@ -52,7 +52,8 @@ def model(program: Program) -> str:
         WRITERS[layer.kind](f"Layer{number}", Picks(layer.picks))
         for number, layer in enumerate(program.layers)
     ]
-    names = ", ".join(f"Layer{number}()" for number in range(len(program.layers)))
+    names = ", ".join(f"Block{number}(Layer{number}())" for number in range(len(program.layers)))
+    own = "".join(f"class Block{number}(Block):\n    pass\n\n\n" for number in range(len(program.layers)))
     head = HEADS_OF_MODELS[program.head % len(HEADS_OF_MODELS)]
     norm = (f"nn.LayerNorm({WIDTH})", f"RMS({WIDTH})", "nn.Identity()")[program.norms % 3]
     order = program.norms // 3 % 2
@@ -85,11 +86,11 @@ class Block(nn.Module):
         return self.inner(x, words)
 
 
-class Model(nn.Module):
+{own}class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.words = nn.Embedding({WORDS}, {WIDTH})
-        self.blocks = nn.ModuleList(Block(layer) for layer in [{names}])
+        self.blocks = nn.ModuleList([{names}])
         self.norm, self.head = nn.LayerNorm({WIDTH}), nn.Linear({WIDTH}, {WORDS}, bias={head == "biased"}){tied}
         {frozen}
 
