@@ -42,8 +42,10 @@ def whole(tensor: Tensor, team: Team) -> Tensor:
     owner = team_of(tensor) if isinstance(tensor, DTensor) else None
     if isinstance(owner, Sharers) and isinstance(tensor, DTensor):
         tensor = owner.along_positions(tensor)
-    if isinstance(tensor, DTensor) and shard_of(tensor) is not None:
-        return gather(tensor, team)
+        owner = team_of(tensor)
+    ours = owner is None or isinstance(owner, Sharers)  # the others have heads
+    if ours and isinstance(tensor, DTensor) and shard_of(tensor) is not None:
+        return gather(tensor, owner or team)
     return as_whole(tensor)
 
 
@@ -253,9 +255,10 @@ class Positions(Functions):
     def taken(self, tensor: Tensor) -> Tensor:
         """An argument without parts that are not along positions."""
         owner = team_of(tensor) if isinstance(tensor, DTensor) else None
-        if isinstance(owner, Sharers) and owner is not self.team and isinstance(tensor, DTensor):
-            return owner.along_positions(tensor)
-        return plain(tensor)
+        if owner is None or owner is self.team or not isinstance(tensor, DTensor):
+            return plain(tensor)
+        found = owner.along_positions(tensor) if isinstance(owner, Sharers) else tensor
+        return found if team_of(found) is self.team else whole(found, self.team)
 
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = replaced((args, kwargs), self.taken)
