@@ -358,6 +358,40 @@ def whole_tensors_beside_parts_cost_nothing() -> None:
     job.compare()
 
 
+class Writing(Layer):
+    """Writes into what three linears share, none of which trains."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        del self.qkv
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        for each in (self.q, self.k, self.v):
+            each.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        shared = self.before(x)
+        q = self.q(shared)
+        shared.mul_(2.0)
+        pair = q, self.k(shared), self.v(shared)
+        heads = [each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in pair]
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.outer(F.gelu(self.inner(self.between(x))))
+
+
+@CHECKS.check
+def what_linears_share_may_be_written_in_between() -> None:
+    def net() -> nn.Module:
+        words = Words(0.0)
+        words.layers = nn.ModuleList(Writing() for _ in range(2))
+        return words
+
+    job = Job(net=net, lengths=(8, 7), verify="off")
+    assert job.train(2) == pytest.approx(job.train_alone(2), rel=1e-5)
+    torch.testing.assert_close(job.model.state_dict(), dict(job.alone.state_dict()), rtol=1e-5, atol=1e-6)
+
+
 @CHECKS.check
 def chance_is_the_same_where_tensors_are_whole() -> None:
     job = Job(rate=0.5)
