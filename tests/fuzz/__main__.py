@@ -1,6 +1,7 @@
 """make fuzz: runs new programs until it is stopped, or so many; prints what differs as a program that runs by itself.
 
 python -m tests.fuzz [COUNT] [--seed SEED] [--wait SECONDS]
+python -m tests.fuzz --layouts [--only NUMBER]      models whose layers, sequences or parameters ranks share
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ import argparse
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from hypothesis import assume
+from hypothesis.strategies import SearchStrategy
 
-from tests.fuzz.grammar import Program
-from tests.fuzz.run import Ranks, ranks
+from tests.fuzz import grammar, source
+from tests.fuzz.layouts import grammar as layouts
+from tests.fuzz.layouts import source as source_of_layouts
+from tests.fuzz.run import BESIDE, LAYOUTS, Ranks, ranks
 from tests.fuzz.search import search
-from tests.fuzz.source import written
 
 REPORTED = 10
 """After so many seeds there is a report."""
@@ -28,28 +34,28 @@ class FaultError(Exception):
 class Batches:
     """Counts what has run."""
 
-    def __init__(self, job: Ranks) -> None:
-        self.job = job
+    def __init__(self, job: Ranks, programs: SearchStrategy[Any], written: Callable[[Any], str]) -> None:
+        self.job, self.drawn, self.written = job, programs, written
         self.ran: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.faults = 0
 
     @property
     def programs(self) -> int:
-        return self.ran["equal"] + self.ran["refused"]
+        return sum(count for word, count in self.ran.items() if word.split()[0] in ("equal", "refused"))
 
     def run(self, number: int) -> None:
         """The programs that a seed gives; at a fault the smallest one is printed."""
         try:
-            search(number, self._one)
+            search(number, self.drawn, self._one)
         except FaultError as fault:
             self.faults += 1
             print(f"\n===== seed {number}\n{fault}\n=====", flush=True)
 
-    def _one(self, program: Program) -> None:
-        source, _ = written(program)
+    def _one(self, program: Any) -> None:
+        source = self.written(program)
         outcome = self.job.run(source, program.ranks)
-        self.ran[outcome.word] += 1
+        self.ran[" ".join(filter(None, [outcome.word, outcome.text if outcome.word == "equal" else ""]))] += 1
         if outcome.word == "refused":
             self.reasons[outcome.reason] += 1
         assume(outcome.word != "invalid")
@@ -65,10 +71,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
     parser.add_argument("count", type=int, nargs="?", help="how many programs; without end if not given")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    parser.add_argument("--wait", type=float, default=20.0, help="after how many seconds ranks are stuck")
+    parser.add_argument("--wait", type=float, default=60.0, help="after how many seconds ranks are stuck")
+    parser.add_argument(
+        "--layouts", action="store_true", help="models whose layers, sequences or parameters ranks share"
+    )
+    parser.add_argument("--only", type=int, help="of the layouts this one")
     given = parser.parse_args()
-    with ranks(wait_s=given.wait) as job:
-        batches = Batches(job)
+    programs, written = grammar.programs, lambda program: source.written(program)[0]
+    if given.layouts:
+        programs, written = layouts.programs, source_of_layouts.written
+        if given.only is not None:
+            programs = programs.map(lambda program: replace(program, layout=given.only))
+    with ranks(wait_s=given.wait, beside=LAYOUTS if given.layouts else BESIDE) as job:
+        batches = Batches(job, programs, written)
         number = given.seed
         try:
             while given.count is None or batches.programs < given.count:

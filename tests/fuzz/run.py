@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import select
@@ -28,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120.0
 """After so long without an answer a program counts as stuck; weft itself gives up earlier."""
 WAIT_S = 60.0
+BESIDE, LAYOUTS = "tests.fuzz.beside", "tests.fuzz.layouts.beside"
+"""Modules that run a program in one process and split."""
 PRECISE = {
     "torch.float32, 3e-05": "torch.float64, 1e-09",
     "torch.float32, 0.05": "torch.float64, 1e-09",
@@ -54,13 +57,14 @@ class Outcome:
 
 
 class Ranks:
-    """A server of its own. `change` names a function (`module:function`) that every rank calls first."""
+    """A server of its own. `change` names a function (`module:function`) that every rank calls first, `beside` the
+    module whose `outcome` runs programs."""
 
-    def __init__(self, change: str = "", wait_s: float = WAIT_S) -> None:
+    def __init__(self, change: str = "", wait_s: float = WAIT_S, beside: str = BESIDE) -> None:
         environ = {name: text for name, text in os.environ.items() if not name.startswith(("WEFT_", "RANK"))}
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.run", change, str(wait_s)],
+            [sys.executable, "-m", "tests.fuzz.run", change, str(wait_s), beside],
             cwd=ROOT, env={**environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -90,9 +94,9 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def ranks(change: str = "", wait_s: float = WAIT_S) -> Iterator[Ranks]:
+def ranks(change: str = "", wait_s: float = WAIT_S, beside: str = BESIDE) -> Iterator[Ranks]:
     """Ranks for programs, inside."""
-    made = Ranks(change, wait_s)
+    made = Ranks(change, wait_s, beside)
     try:
         yield made
     finally:
@@ -105,26 +109,26 @@ def ranks(change: str = "", wait_s: float = WAIT_S) -> Iterator[Ranks]:
 class Job:
     """Ranks that were forked, and the pipes to them."""
 
-    def __init__(self, ranks: int, folder: Path, change: str, wait_s: float) -> None:
+    def __init__(self, ranks: int, folder: Path, change: str, wait_s: float, beside: str) -> None:
         from tests import warm
 
         self.ranks = ranks
         self.down = [os.pipe() for _ in range(ranks)]
         self.up = [os.pipe() for _ in range(ranks)]
-        self.job = warm.Ranks(ranks, lambda rank: self._rank(rank, change, wait_s), folder)
+        self.job = warm.Ranks(ranks, lambda rank: self._rank(rank, change, wait_s, beside), folder)
         for reading, _ in self.down:
             os.close(reading)
         for _, writing in self.up:
             os.close(writing)
         self.answers = [os.fdopen(reading) for reading, _ in self.up]
 
-    def _rank(self, rank: int, change: str, wait_s: float) -> None:
+    def _rank(self, rank: int, change: str, wait_s: float, beside: str) -> None:
         for other, (reading, writing) in enumerate(self.down):
             os.close(writing)
             if other != rank:
                 os.close(reading)
         with os.fdopen(self.down[rank][0]) as requests, os.fdopen(self.up[rank][1], "w") as answers:
-            serve_rank(requests, answers, change, wait_s)
+            serve_rank(requests, answers, change, wait_s, beside)
 
     def run(self, source: str) -> tuple[Outcome, bool]:
         """The outcome, and whether these ranks can run another program."""
@@ -151,7 +155,7 @@ class Job:
     def _whole(self, told: Mapping[int, tuple[str, str]]) -> tuple[Outcome, bool]:
         words = {word for word, _ in told.values()}
         if len(told) == self.ranks and len(words) == 1 and words <= {"equal", "invalid"}:
-            return Outcome(*told[0]), True
+            return Outcome(*max(told.values())), True
         texts = [f"rank {rank}: {word} {text}" for rank, (word, text) in sorted(told.items())]
         if len(told) == self.ranks and words <= {"equal", "differs"}:
             return Outcome("differs", "\n".join(texts)), True
@@ -181,13 +185,13 @@ def write_all(descriptor: int, text: bytes) -> None:
         text = text[os.write(descriptor, text) :]
 
 
-def serve(change: str, wait_s: float) -> None:
+def serve(change: str, wait_s: float, beside: str) -> None:
     """Runs the programs of standard input until it ends."""
     from tests.warm import preload
 
     sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     preload()
-    import tests.fuzz.beside  # noqa: F401
+    importlib.import_module(beside)
 
     gc.freeze()
     jobs: dict[int, Job] = {}
@@ -199,7 +203,7 @@ def serve(change: str, wait_s: float) -> None:
             source, ranks = json.loads(line)
             if ranks not in jobs:
                 number += 1
-                jobs[ranks] = Job(ranks, Path(folder) / str(number), change, wait_s)
+                jobs[ranks] = Job(ranks, Path(folder) / str(number), change, wait_s, beside)
             outcome, usable = jobs[ranks].run(source)
             if not usable:
                 jobs.pop(ranks).close()
@@ -212,18 +216,19 @@ def serve(change: str, wait_s: float) -> None:
 # --- in a rank -----------------------------------------------------------------------------------------------
 
 
-def serve_rank(requests: IO[str], answers: IO[str], change: str, wait_s: float) -> None:
+def serve_rank(requests: IO[str], answers: IO[str], change: str, wait_s: float, beside: str) -> None:
     """Runs programs until one does not end well."""
     import torch
 
     from tests.counted_costs import count_costs
-    from tests.fuzz.beside import DIFFERS, EQUAL, INVALID, outcome
+    from tests.fuzz.beside import DIFFERS, EQUAL, INVALID
 
     torch.set_num_threads(1)
     count_costs()
     if change:
         module, _, name = change.partition(":")
-        getattr(__import__(module, fromlist=[name]), name)()
+        getattr(importlib.import_module(module), name)()
+    outcome = importlib.import_module(beside).outcome
     settings: dict[str, Any] = {"wait_timeout": wait_s}
     for line in requests:
         faulthandler.dump_traceback_later(LIMIT_S - 5, exit=False)
@@ -241,4 +246,4 @@ def serve_rank(requests: IO[str], answers: IO[str], change: str, wait_s: float) 
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], float(sys.argv[2]))
+    serve(sys.argv[1], float(sys.argv[2]), sys.argv[3])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import assume
 
-from tests.fuzz.grammar import Block, Program, habits
+from tests.fuzz.grammar import Block, Program, habits, programs
 from tests.fuzz.run import ranks
 from tests.fuzz.search import BATCH, search
 from tests.fuzz.source import written
@@ -37,7 +37,7 @@ def test_programs_give_what_one_process_gives(seeds: Sequence[int]) -> None:
             seen.update(used)  # which of them are refused depends on where automatic splits cut
 
         for number in seeds:
-            search(number, check)
+            search(number, programs, check)
     assert words["equal"] + words["refused"] == len(seeds) * BATCH, words
     assert words["refused"] < len(seeds) * BATCH / 3, words
     assert set(seen) <= habits() and (seeds != SEEDS or set(seen) == habits()), (
@@ -57,7 +57,7 @@ def test_a_fault_is_found_and_made_small() -> None:
 
         for number in SEEDS:
             with contextlib.suppress(AssertionError):
-                search(number, check)
+                search(number, programs, check)
             if found:
                 break
     smallest = found[-1]

@@ -39,10 +39,14 @@ WIDTH, WORDS, LENGTH, HEADS = 12, 31, 9, 4
 
 
 class Layer(nn.Module):
-    """Causal attention and two linears, with norms and residual paths."""
+    """Causal attention and two linears, with norms and residual paths.
 
-    def __init__(self, rate: float, width: int = WIDTH) -> None:
+    ``flat``: the two see samples and positions as one dimension.
+    """
+
+    def __init__(self, rate: float, width: int = WIDTH, flat: bool = False) -> None:
         super().__init__()
+        self.flat = flat
         self.before, self.between = nn.LayerNorm(width), nn.RMSNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
         self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -53,7 +57,8 @@ class Layer(nn.Module):
         q, k, v = self.qkv(self.before(x)).view(samples, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + F.dropout(self.out(mixed.transpose(1, 2).flatten(2)), self.rate, self.training)
-        return x + self.outer(F.gelu(self.inner(self.between(x))))
+        normed = self.between(x).flatten(0, 1) if self.flat else self.between(x)
+        return x + self.outer(F.gelu(self.inner(normed))).view_as(x)
 
 
 class Words(nn.Module):
@@ -62,7 +67,7 @@ class Words(nn.Module):
     def __init__(self, rate: float, layers: int = 4, places: int = 16, width: int = WIDTH) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, width), nn.Embedding(places, width)
-        self.layers = nn.ModuleList(Layer(rate, width) for _ in range(layers))
+        self.layers = nn.ModuleList(Layer(rate, width, number == 1) for number in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, WORDS, bias=False)
         self.head.weight = self.words.weight
 
@@ -140,6 +145,17 @@ def norms_are_those_of_the_whole_model() -> None:
     mine = [p.grad for p in job.model.local_parameters() if p.grad is not None]
     total = torch.nn.utils.get_total_norm([p.grad for p in job.alone.parameters() if p.grad is not None])
     assert float(torch.nn.utils.get_total_norm(mine)) == pytest.approx(float(total), rel=1e-4)
+
+
+@CHECKS.check
+def norms_have_one_precision_on_all_ranks() -> None:
+    for kind in (torch.bfloat16, torch.float64):
+        job = Job(net=lambda kind=kind: Words(0.0).to(kind), verify="off")
+        job.train(1, max_norm=0.05)
+        norms: list[Any] = [None] * weft.size()
+        dist.all_gather_object(norms, job.norm)
+        assert {norm.dtype for norm in norms} == {kind}
+        assert len({float(norm) for norm in norms}) == 1
 
 
 @CHECKS.check

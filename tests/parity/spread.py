@@ -42,10 +42,14 @@ Batch = dict[str, Any]
 
 
 class Block(nn.Module):
-    """Norms written by hand and PyTorch's, attention, a gated pair of linears, dropout and sums."""
+    """Norms written by hand and PyTorch's, attention, a gated pair of linears, dropout and sums.
 
-    def __init__(self, rate: float) -> None:
+    ``flat``: the pair sees samples and positions as one dimension.
+    """
+
+    def __init__(self, rate: float, flat: bool = False) -> None:
         super().__init__()
+        self.flat = flat
         self.norm, self.scale = nn.LayerNorm(WIDTH), nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.inner, self.gate = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
@@ -59,7 +63,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.dropout(self.attend(self.norm(x)))
         normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.scale
-        mixed = self.dropout(self.outer(F.silu(self.gate(normed)) * self.inner(normed)))
+        given = normed.flatten(0, 1) if self.flat else normed
+        mixed = self.dropout(self.outer(F.silu(self.gate(given)) * self.inner(given))).view(x.shape)
         return x + mixed * self.small(normed).softmax(-1)[..., :1]
 
 
@@ -72,7 +77,7 @@ class Words(nn.Module):
             nn.Embedding(WORDS, WIDTH),
             nn.Parameter(torch.randn(LENGTH, WIDTH) / 4),
         )
-        self.blocks = nn.Sequential(*(Block(rate) for _ in range(4)))
+        self.blocks = nn.Sequential(*(Block(rate, number == 1) for number in range(4)))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=not tied)
         if tied:
             self.head.weight = self.embedding.weight

@@ -111,22 +111,29 @@ def _tell(norm: Any) -> None:
         session.recorder.note({"gradient_norm": float(norm)})
 
 
+_PRECISIONS = torch.float32, torch.bfloat16, torch.float16, torch.float64
+
+
 def norm_along(axis: str | None, grads: Sequence[Tensor], norm_type: float, what: str) -> Tensor:
-    """The norm of gradients of which each rank along an axis of the mesh has others; collective over these."""
+    """The norm of gradients of which each rank along an axis of the mesh has others; collective over these.
+
+    On all of them in the same precision: the widest that one of them has.
+    """
     session, norm_type = current.session(), float(norm_type)
     grads = [each for each in grads if each.numel()]  # of what another rank holds there is nothing
     local = whole(_Torch.total_norm(grads, norm_type)) if grads else torch.zeros(())
     if axis is None:
         return local
-    shared = local.detach().double().cpu()
+    # the precisions that ranks have go along: a factor in another one would let what all hold drift apart
+    precisions = [bool(grads) and local.dtype == each for each in _PRECISIONS]
+    sums = norm_type != float("inf")
+    shared = local.detach().double().cpu() ** (norm_type if sums else 1.0)
+    shared = torch.cat([shared.view(1), torch.tensor(precisions, dtype=torch.float64)])
     with session.doing(what):
-        if norm_type == float("inf"):
-            dist.all_reduce(shared, dist.ReduceOp.MAX, group=session.group(axis))
-        else:
-            shared = shared**norm_type
-            dist.all_reduce(shared, group=session.group(axis))
-            shared = shared ** (1.0 / norm_type)
-    return shared.to(session.device, local.dtype if grads else torch.float32)
+        dist.all_reduce(shared, dist.ReduceOp.SUM if sums else dist.ReduceOp.MAX, group=session.group(axis))
+    total = shared[0] ** (1.0 / norm_type if sums else 1.0)
+    found = [each for each, held in zip(_PRECISIONS, shared[1:].tolist(), strict=True) if held]
+    return total.to(session.device, functools.reduce(torch.promote_types, found or [torch.float32]))
 
 
 # --- PyTorch's own functions ----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import weft.torch as weft
 from weft.errors import UsageError
+from weft.torch.clip import norm_along
 
 from .harness import MICROBATCHES, WIDTH, check, seeded, sgd, squared_error, start, vectors
 
@@ -101,6 +102,16 @@ def norms_of_gradients_are_of_the_whole_model() -> list[float]:
     for (name, parameter), whole in zip(model.named_parameters(), alone.parameters(), strict=True):
         if model.is_local(name.removeprefix("module.")):
             same(parameter.grad, whole.grad)
+    return [float(found)]
+
+
+@check
+def norms_have_the_widest_precision_of_all_ranks() -> list[float]:
+    trained()
+    kind, expected = (torch.float64, 3.0) if weft.pp_rank() == 0 else (torch.bfloat16, 4.0)
+    found = norm_along("mp", [torch.full((1,), expected, dtype=kind)], 2.0, "a test")
+    assert found.dtype == torch.float64 and float(found) == 5.0
+    assert float(norm_along("mp", [torch.full((1,), expected, dtype=kind)], math.inf, "a test")) == 4.0
     return [float(found)]
 
 

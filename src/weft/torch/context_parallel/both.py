@@ -36,7 +36,7 @@ from weft.torch.tensors.places import Places
 
 from . import rules
 from .dealt import deals
-from .exchange import in_parts
+from .exchange import like
 from .rules import OWN, Positions, attention, dropout, norm, product
 from .weights import Sharers
 
@@ -82,8 +82,7 @@ class Both(Sharers):
             )
         elif heads.is_partial():
             local = leave(local.clone(), self.heads)
-        dim = _dim(tensor.placements[0])
-        return in_parts(local, dim, tensor.shape[dim], self.sharers)
+        return like(local, tensor, self.sharers)
 
     def with_heads(self, local: Tensor, given: DTensor, back: int) -> DTensor:
         """The ranks' tensors as one: positions as ``given`` has them, heads along dim ``-back``."""
@@ -163,8 +162,7 @@ class OnBoth:
         bias = own(self.split.module, "bias")
         if bias is not None:
             result = result + team.sharers.uses(bias).to(result.dtype)
-        dim = _dim(given.placements[0])
-        return in_parts(result, dim, given.shape[dim], team.sharers)
+        return like(result, given, team.sharers)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnBoth:
         copied = memo[id(self)] = OnBoth(self.split.__deepcopy__(memo), self.both)

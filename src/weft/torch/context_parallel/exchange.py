@@ -38,11 +38,7 @@ class _Share(Quiet):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         team, places = ctx.team, ctx.team.places(gradient.shape[ctx.dim])
-        if len(set(places.sizes)) > 1:
-            summed = team.add_up(gradient.clone(memory_format=torch.contiguous_format))
-            return places.own(summed, ctx.dim, team.rank).clone(), None, None, None
-        parts = [places.own(gradient, ctx.dim, rank) for rank in range(team.size)]
-        return team.add_up_parts(torch.cat(parts, ctx.dim), ctx.dim), None, None, None
+        return team.add_up_parts(gradient, ctx.dim, places), None, None, None
 
 
 def _gathered(part: Tensor, dim: int, total: int, team: Team) -> Tensor:
@@ -58,14 +54,15 @@ def in_parts(local: Tensor, dim: int, total: int, team: Team) -> DTensor:
 
 
 def like(local: Tensor, given: DTensor, team: Team) -> DTensor:
-    """A tensor in the parts of ``given``, also where these are samples and positions seen as one dimension."""
-    sizes = list(local.shape)
-    for placement in given.placements:
+    """A tensor in the parts that ``team`` has of ``given``, also where these are samples and positions seen as one
+    dimension."""
+    sizes, placements = list(local.shape), given.placements[: team.mesh.ndim]
+    for placement in placements:
         dim = placement.dim  # type: ignore[attr-defined]
         sizes[dim] = given.shape[dim]
     shape = torch.Size(sizes)
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(local, team.mesh, given.placements, run_check=False, shape=shape, stride=stride)
+    return DTensor.from_local(local, team.mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def cut(whole: Tensor, dim: int, team: Team) -> DTensor:

@@ -50,6 +50,8 @@ def whole(tensor: Tensor, team: Team) -> Tensor:
 def _from_back(tensor: Any) -> int:
     """The dimension that is in parts, counted from the last, which is 1; 0 if the tensor is whole."""
     dim = shard_of(tensor)
+    if dim is None and isinstance(tensor, DTensor):
+        raise Unsplittable("sees samples and positions as one dimension")
     return 0 if dim is None else tensor.ndim - dim
 
 

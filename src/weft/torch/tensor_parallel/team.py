@@ -98,10 +98,15 @@ class Team:
                 dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
         return tensor
 
-    def add_up_parts(self, tensor: Tensor, along: int) -> Tensor:
-        """This rank's part along a dimension, which the ranks divide, of the sum over the ranks."""
+    def add_up_parts(self, tensor: Tensor, along: int, places: Places) -> Tensor:
+        """What this rank has along a dimension of the sum over the ranks."""
+        if len(set(places.sizes)) > 1:
+            summed = self.add_up(tensor.clone(memory_format=torch.contiguous_format))
+            return places.own(summed, along, self.rank).clone()
         if self.parts is None:
-            return tensor.narrow(along, 0, tensor.shape[along] // self.size).clone()
+            return tensor.narrow(along, 0, places.sizes[0]).clone()
+        if places != Places.behind(places.sizes):
+            tensor = torch.cat([places.own(tensor, along, rank) for rank in range(self.size)], along)
         self._outside("adds up parts of a tensor")
         with self.record():
             return self.parts.add_up_parts(tensor, along % tensor.ndim)

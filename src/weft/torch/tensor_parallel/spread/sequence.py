@@ -22,10 +22,11 @@ from .tensor import Spread, may_spread, plain, spread
 def scattered(sums: Tensor, team: Team, bias: Tensor | None = None) -> Tensor:
     """The sum of the ranks' tensors ``[..., tokens, features]``, and a bias; each rank has some of the tokens of it."""
     along = sums.ndim - 2
-    part: Tensor = Scattered.apply(sums, team, along)
+    places = Places.behind([sums.shape[along] // team.size] * team.size)
+    part: Tensor = Scattered.apply(sums, team, along, places)
     if bias is not None:
         part.add_(enter(bias.to(part.dtype), team))
-    return spread(part, team, along, Places.behind([part.shape[along]] * team.size))
+    return spread(part, team, along, places)
 
 
 def can_scatter(sums: Tensor, team: Team) -> bool:
@@ -37,12 +38,7 @@ def enters(tensor: Any, team: Team) -> Tensor:
     """A tensor on its way to the parts of a cut linear, with all tokens; its gradient is the sum of the ranks'."""
     if not isinstance(tensor, Spread):
         return enter(tensor, team)
-    if (
-        tensor.along != tensor.ndim - 2
-        or tensor.old()
-        or tensor.team is not team
-        or len(set(tensor.places.sizes)) > 1
-    ):
+    if tensor.along != tensor.ndim - 2 or tensor.old() or tensor.team is not team:
         return enter(plain(tensor), team)
     result: Tensor = Gathered.apply(tensor.part, team, tensor.along, tensor.places)
     return result
@@ -60,15 +56,14 @@ class Scattered(Quiet):
     """The sum of the ranks' tensors, each rank a part; backwards each gets the whole gradient."""
 
     @staticmethod
-    def forward(ctx: Any, sums: Tensor, team: Team, along: int) -> Tensor:
-        ctx.team, ctx.along = team, along
-        return team.add_up_parts(sums, along)
+    def forward(ctx: Any, sums: Tensor, team: Team, along: int, places: Places) -> Tensor:
+        ctx.team, ctx.along, ctx.places = team, along, places
+        return team.add_up_parts(sums, along, places)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        sizes = [gradient.shape[ctx.along]] * ctx.team.size
-        return ctx.team.together(gradient, ctx.along, sizes), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.team.whole_of(gradient, ctx.along, ctx.places), None, None, None
 
 
 class Gathered(Quiet):
@@ -76,13 +71,13 @@ class Gathered(Quiet):
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, team: Team, along: int, places: Places) -> Tensor:
-        ctx.team, ctx.along = team, along
+        ctx.team, ctx.along, ctx.places = team, along, places
         return team.whole_of(part, along, places)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.team.add_up_parts(gradient, ctx.along), None, None, None
+        return ctx.team.add_up_parts(gradient, ctx.along, ctx.places), None, None, None
 
 
 class Narrowed(Quiet):

@@ -43,7 +43,7 @@ class Alone:
     def largest(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def add_up_parts(self, tensor: Tensor, along: int) -> Tensor:
+    def add_up_parts(self, tensor: Tensor, along: int, places: Places) -> Tensor:
         return tensor
 
     def together(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
