@@ -380,7 +380,7 @@ class Writing(Layer):
     def __init__(self) -> None:
         super().__init__(0.0)
         del self.qkv
-        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
         for each in (self.q, self.k, self.v):
             each.weight.requires_grad_(False)
 
