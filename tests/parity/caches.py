@@ -261,6 +261,69 @@ def layers_share_keys_over_partitions() -> None:
     trained(stack(), [*map(samples, range(3))], [distance] * 3, adamw, **by_hand)
 
 
+class Counted(list[Any]):
+    """A list with an attribute of its own."""
+
+    total = 0
+
+
+class Filling(nn.Module):
+    """A layer that fills a list, moves what another has put there, and returns the list among its results."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.late = number, False
+        self.own = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, store: Counted) -> dict[str, Any]:
+        made = [self.own(x)]
+        store.total += 1
+        store.append({"made": made, "again": made})
+        if self.number == 3:
+            store.append([store[0]["made"].pop()])
+        if self.late and self.number == 2:
+            x = x + store[0]["made"][0]
+        return {"x": x + made[0], "store": store, "made": made}
+
+
+class Filled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Filling(number) for number in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        store = Counted()
+        for layer in self.layers:
+            found = layer(x, store)
+            found["store"].append(x)
+            found["made"].append(x)
+            last: Any = store[-2]
+            many = len(last["again"]) if isinstance(last, dict) else len(last)
+            x = found["x"] * (1 + 0.01 * store.total * many * len(store))
+        moved: Any = store[-2]
+        return x + moved[0]
+
+
+@CHECKS.check
+def lists_are_filled_as_in_one_process() -> None:
+    """Attributes too, what moves from one to another, lists in two places, and what is read later than in the first
+    microbatch on the partition that has it."""
+    weft.init({"partitions": given.partitions, "microbatches": 2})
+    by_hand = {"auto_partition": False, "default_partition": given.partitions - 1}
+    torch.manual_seed(5)
+    net = Filled()
+    for number, layer in enumerate(net.layers):
+        weft.set_partition(layer, number % 2 * (given.partitions - 1))
+
+    def later(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        for module in model.modules():
+            if isinstance(module, Filling):
+                module.late = True
+        return distance(model, batch)
+
+    trained(net, [*map(samples, range(2))], [distance, later], adamw, **by_hand)
+
+
 @CHECKS.check
 def keys_that_were_not_sent_are_refused() -> None:
     """The first step does not use them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from weft.errors import ConfigError
 from weft.machines.accelerator import Accelerator
-from weft.machines.storage_prices import Prices, check_prices
+from weft.machines.storage_prices import MOST, Prices, check_prices
 from weft.machines.storage_services import SERVICES, Service
 from weft.topology.cluster import Link
 
@@ -103,9 +103,9 @@ class Host:
             raise ConfigError(
                 f'host "{self.name}" has {self.accelerators} accelerators, it must have at least 1'
             )
-        if self.price_per_hour is not None and not 0 <= self.price_per_hour < math.inf:
+        if self.price_per_hour is not None and not 0 <= self.price_per_hour <= MOST:
             raise ConfigError(
-                f'host "{self.name}" costs {self.price_per_hour} an hour, it must be a number that is not negative'
+                f'host "{self.name}" costs {self.price_per_hour} an hour, it must be a number from 0 to {MOST:,.0f}'
             )
         check_prices(self.storage_prices)
 

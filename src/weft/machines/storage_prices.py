@@ -9,7 +9,6 @@ A price that is not given counts as nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +17,8 @@ from weft.foreign import shown_text
 from weft.machines.storage_services import DEPLOYMENTS, GIB, SERVICES
 
 MONTH_S = 730 * 3600.0
+MOST = 1e12
+"""No price is larger: sums of prices are to be numbers."""
 
 Prices = Mapping[str, Mapping[str, float]]
 """By name of the storage, then by what is paid for: a key of `PAID`."""
@@ -71,8 +72,8 @@ def check_prices(prices: Prices) -> None:
             if paid not in PRICED[name]:
                 known = ", ".join(f"{one} ({PAID[one]})" for one in PRICED[name])
                 faults.append(f'{name} has no price by "{shown_text(paid)}"; it has {known}')
-            elif not 0 <= price < math.inf:
-                faults.append(f"{paid} of {name} is {price}, it must be a number that is not negative")
+            elif not 0 <= price <= MOST:
+                faults.append(f"{paid} of {name} is {price}, it must be a number from 0 to {MOST:,.0f}")
     if faults:
         raise ConfigError(f"prices of storage: {'; '.join(faults)}")
 

@@ -65,6 +65,11 @@ class Board(ABC):
     def all_finishing(self) -> bool:
         """Every rank has come to its end."""
 
+    @property
+    @abstractmethod
+    def somebody_left(self) -> bool:
+        """Whether another rank has come to its end and left, as far as was heard by now."""
+
     @abstractmethod
     def all_finished(self) -> bool:
         """Every other rank has left."""
@@ -114,6 +119,10 @@ class Launched(Board):
     def all_finishing(self) -> bool:
         return all(sign.state >= State.FINISHING for sign in self.signs().values())
 
+    @property
+    def somebody_left(self) -> bool:
+        return any(sign.state is State.FINISHED for rank, sign in self.signs().items() if rank != self._rank)
+
     def all_finished(self) -> bool:
         return all(sign.state is State.FINISHED for rank, sign in self.signs().items() if rank != self._rank)
 
@@ -142,6 +151,7 @@ class Stored(Board):
         self._looks = 0
         self._missed: dict[int, int] = {}
         self._ended = False
+        self._left = False
         self._error: RuntimeError | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._exchange, name="weft-signs", daemon=True)
@@ -176,6 +186,7 @@ class Stored(Board):
                         self._seen[rank] = Sign.from_dict(json.loads(self._store.get(f"sign/{rank}")))
                 self._looks += 1
                 self._ended = self.ending
+                self._left = self._left or self._store.add("finished", 0) > 0
                 if self._stop.wait(self._interval if len(self._seen) == len(watched) else _FIRST_SECONDS):
                     return
         except RuntimeError as error:
@@ -279,6 +290,10 @@ class Stored(Board):
 
     def all_finishing(self) -> bool:
         return bool(self._store.add("finishing", 0) >= self._world_size)
+
+    @property
+    def somebody_left(self) -> bool:
+        return self._left
 
     def all_finished(self) -> bool:
         return bool(self._store.add("finished", 0) >= self._world_size)

@@ -135,6 +135,8 @@ class Monitor:
                 verdict = self._store_lost()
             if verdict is not None:
                 self._end(verdict)
+            if self.beside is not None and self._board.somebody_left:
+                self.beside.note_leaving()
             self._tell_step()
             if self._stop.wait(self._limits.interval):
                 return

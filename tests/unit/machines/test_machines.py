@@ -114,7 +114,7 @@ def test_hops_are_the_mean_of_all_ranks():
         ({"colour": "red"}, r'\$: "colour" is unknown here'),
         ({"accelerators": -1}, r"\$\.accelerators: expected a whole number from 0"),
         ({"accelerators": 0}, "has 0 accelerators, it must have at least 1"),
-        ({"price_per_hour": -2}, "costs -2.0 an hour, it must be a number that is not negative"),
+        ({"price_per_hour": -2}, "costs -2.0 an hour, it must be a number from 0 to 1,000,000,000,000"),
         ({"accelerator": "K80"}, 'there is no accelerator "K80"'),
         ({"conduct": {"tensor": 2.0}}, "conduct: tensor is 2.0, it must be from 0 to 1"),
         ({"accelerator": {**PLAIN, "peak": {"int4": 1}}}, '"int4" is unknown'),

@@ -55,7 +55,8 @@ def test_what_does_not_serve_or_has_no_price_costs_nothing_that_is_known():
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (["S3:gib_month=-1"], "gib_month of S3 is -1.0, it must be a number that is not negative"),
+        (["S3:gib_month=-1"], "gib_month of S3 is -1.0, it must be a number from 0 to 1,000,000,000,000"),
+        (["S3:gib_month=1e308"], "gib_month of S3 is 1e.308, it must be a number from 0 to"),
         (["S3:gib_month=nan"], "gib_month of S3 is nan, it must be"),
         (["SCRATCH_2:gib_month=inf"], "gib_month of SCRATCH_2 is inf, it must be"),
         (["S4:gib_month=1"], '"S4" is no storage that is known; known are EFS bursting, .*SCRATCH_2'),

@@ -149,6 +149,25 @@ def test_a_rank_has_its_time_to_notice_that_others_have_gone(
     assert other.poll() is None
 
 
+def test_a_rank_may_work_on_alone_when_others_have_left(
+    monkeypatch: pytest.MonkeyPatch, other: subprocess.Popen[bytes], told: int
+):
+    """What it does after its training may take longer than others wait for it."""
+    mine = Connection(f"{HERE}:9C4C", f"{THERE}:{STORE:04X}", "01", 0, 0, "1")
+    looks = 0
+
+    def look() -> list[Connection]:
+        nonlocal looks
+        looks += 1
+        if looks in (2, 20):
+            os.write(told, program.LEAVING if looks == 2 else program.ALL_CAME)
+        return [mine] if looks == 1 else []
+
+    monkeypatch.setattr(program, "connections", look)
+    assert watch(held(other), STORE, program.LOOKS) is True
+    assert other.poll() is None and looks >= 20
+
+
 @pytest.mark.parametrize("last", ["01", None])
 def test_a_rank_stays_while_somebody_is_there_or_nobody_ever_was(
     monkeypatch: pytest.MonkeyPatch, other: subprocess.Popen[bytes], told: int, last: str | None

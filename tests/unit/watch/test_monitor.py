@@ -132,6 +132,12 @@ def test_ranks_see_each_other_through_the_store():
         time.sleep(0.03)
     assert boards[0].signs()[1].step == 3
     assert boards[1].signs()[0].state is State.RUNNING
+    assert not boards[0].somebody_left
+    boards[1].enter(State.FINISHED)
+    deadline = time.monotonic() + 10
+    while not boards[0].somebody_left and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert boards[0].somebody_left
     for board in boards:
         board.close()
 

@@ -14,7 +14,8 @@ modules that have used what others left in the traced microbatch. In other modul
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, MutableSet, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, MutableMapping, MutableSequence, MutableSet, Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -23,8 +24,6 @@ from torch import Tensor
 
 from weft.errors import UsageError
 from weft.torch.calls.call_signature import after_writes
-from weft.torch.pytorch import torch_functions
-from weft.torch.pytorch.private import no_torch_function
 from weft.torch.tensors.description import class_name, find_class
 from weft.torch.tensors.nested import (
     ATTRIBUTE_DEPTH,
@@ -34,10 +33,15 @@ from weft.torch.tensors.nested import (
     is_walkable,
     rebuild_sequence,
     same_objects,
-    tensors_in,
+    with_things,
 )
 
 _PLAIN, _TENSOR, _TUPLE, _SEQUENCE, _MAPPING, _SET, _DATA, _OBJECT = range(8)
+_CONTAINERS: tuple[tuple[tuple[type, ...], int], ...] = (
+    ((tuple,), _TUPLE), ((list, deque), _SEQUENCE), ((dict,), _MAPPING), ((set,), _SET),
+)  # fmt: skip
+_ABSTRACT = {_SEQUENCE: MutableSequence, _MAPPING: MutableMapping, _SET: MutableSet}
+"""What counts for classes that keep what they hold where nobody sees it. Others keep it in their attributes."""
 _LIMITS = {_DATA: DATA_DEPTH, _OBJECT: ATTRIBUTE_DEPTH}
 _VALUES = (*CONSTANTS, torch.dtype, torch.device, torch.Size)
 """What is the same if it is equal."""
@@ -54,17 +58,21 @@ class Kept:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """Another thing that the call was given, by its number."""
+    """A thing that the call was given, by its number, or one that it has made: these go on counting."""
 
     number: int
 
 
 @dataclasses.dataclass(frozen=True)
 class New:
-    """A list, dict, set or object that the call has made: its class, and what it holds, each item with its key."""
+    """A list, dict, set or object that the call has made: its class, and what it holds, each item with its key.
+
+    ``attributes``: those of a list, dict or set of a class of its own.
+    """
 
     kind: str
     items: list[tuple[Any, Any]]
+    attributes: list[tuple[Any, Any]]
 
 
 Change = tuple[int, list[tuple[Any, Any]]]
@@ -85,7 +93,7 @@ class Filled(NamedTuple):
 
 def _is_uncertain(item: Any) -> bool:
     if isinstance(item, New):
-        return any(_is_uncertain(each) for _, each in item.items)
+        return any(_is_uncertain(each) for _, each in (*item.items, *item.attributes))
     if isinstance(item, tuple):
         return any(map(_is_uncertain, item))
     return isinstance(item, (int, float, str)) and not isinstance(item, bool)
@@ -127,6 +135,7 @@ class Contents:
         self._before: list[dict[Any, Any]] = []
         self._local = self._before
         self._made: list[Any] = []
+        self._reached = 0
         numbers = self._numbers = dict[int, int]()
         waiting = [(each, 0, False) for each in arguments]
         while waiting:
@@ -143,6 +152,9 @@ class Contents:
                 self._before.append(held)
                 depth += kind >= _DATA
                 waiting += [(item, depth, True) for item in held.values() if type(item) not in _FINAL]
+                own = _attributes(thing, kind)
+                if own is not None:
+                    waiting.append((own, depth, True))
 
     def signature(self) -> tuple[Any, ...]:
         """What calls must have in common here so that they return and leave the same shapes."""
@@ -170,7 +182,6 @@ class Contents:
             UsageError: There is something that other ranks cannot be told.
         """
         found = []
-        self._made.clear()
         for number, (thing, before) in enumerate(zip(self.things, self._local, strict=True)):
             kind = _kind_of(thing)
             now = _held(thing, kind)
@@ -183,43 +194,53 @@ class Contents:
         return found
 
     def refer(self, result: Any) -> Any:
-        """A result of the call, with a reference where it is one of the things."""
-        number = self._numbers.get(id(result))
-        if number is not None and self.things[number] is result:
-            return Known(number)
-        if _kind_of(result) != _TUPLE:
-            return result
-        items = [self.refer(item) for item in result]
-        return result if same_objects(items, result) else rebuild_sequence(type(result), items)
+        """A result of the call, with references where it is, or holds, one of the things or what `changes` found."""
+
+        def known(item: Any) -> Any:
+            number = self._number(item)
+            return item if number is None else Known(number)
+
+        return with_things(result, known)
 
     def find(self, result: Any) -> Any:
-        """The result that `refer` has given a reference for."""
-        if isinstance(result, Known):
-            return self.things[result.number]
-        if _kind_of(result) != _TUPLE:
-            return result
-        items = [self.find(item) for item in result]
-        return result if same_objects(items, result) else rebuild_sequence(type(result), items)
+        """The result that `refer` has given references for, after `apply`."""
+        return with_things(result, lambda item: self._thing(item.number) if isinstance(item, Known) else item)
+
+    def _number(self, item: Any) -> int | None:
+        number = self._numbers.get(id(item))
+        return number if number is not None and self._thing(number) is item else None
+
+    def _thing(self, number: int) -> Any:
+        given = len(self.things)
+        return self.things[number] if number < given else self._made[number - given]
+
+    def _make(self, thing: Any) -> None:
+        """Count one more thing that the call has made."""
+        self._numbers[id(thing)] = len(self.things) + len(self._made)
+        self._made.append(thing)
 
     def _told(self, item: Any, places: dict[int, int]) -> Any:
         """An item as other ranks can be told it. ``places``: where the thing held items before, by their ids."""
         if not isinstance(item, CONSTANTS) and id(item) in places:
             return Kept(places[id(item)])
-        if id(item) in self._numbers and self.things[self._numbers[id(item)]] is item:
-            return Known(self._numbers[id(item)])
+        number = self._number(item)
+        if number is not None:
+            return Known(number)
         kind = _kind_of(item)
         if kind == _TUPLE:
             return rebuild_sequence(type(item), [self._told(each, {}) for each in item])
         if kind in (_PLAIN, _TENSOR):
             return item  # what cannot be described is refused by who describes it
-        if any(each is item for each in self._made):
+        if getattr(item, "default_factory", None) is not None or getattr(item, "maxlen", None) is not None:
             raise UsageError(
-                f"puts one {type(item).__qualname__} into several places, which the other ranks would not see"
+                f"puts a new {type(item).__qualname__} into a container, and other ranks cannot be told all of it"
             )
-        self._made.append(item)
+        self._make(item)
+        items, own = _held(item, kind), _attributes(item, kind) or {}
         return New(
             class_name(type(item)),
-            [(_key(key), self._told(each, {})) for key, each in _held(item, kind).items()],
+            [(_key(key), self._told(each, {})) for key, each in items.items()],
+            [(_key(key), self._told(each, {})) for key, each in own.items()],
         )
 
     def apply(self, changes: Sequence[Change]) -> None:
@@ -227,24 +248,28 @@ class Contents:
 
         On the rank that made the call new containers and objects stay the ones that it has made.
         """
-        made = iter(self._made)
+        self._reached = 0
         for number, items in changes:
             places = [*self._before[number].values()]
-            _fill(self.things[number], {key: self._found(item, places, made) for key, item in items})
+            _fill(self.things[number], {key: self._found(item, places) for key, item in items})
 
-    def _found(self, item: Any, places: Sequence[Any], made: Iterator[Any]) -> Any:
+    def _found(self, item: Any, places: Sequence[Any]) -> Any:
         if isinstance(item, Kept):
             return places[item.place]
         if isinstance(item, Known):
-            return self.things[item.number]
+            return self._thing(item.number)
         if isinstance(item, tuple) and not isinstance(item, torch.Size):
-            return rebuild_sequence(type(item), [self._found(each, (), made) for each in item])
+            return rebuild_sequence(type(item), [self._found(each, ()) for each in item])
         if not isinstance(item, New):
             return item
-        thing = next(made, None)
-        if thing is None:
-            thing = _empty(find_class(item.kind, (object,)))
-        _fill(thing, {key: self._found(each, (), made) for key, each in item.items})
+        if self._reached == len(self._made):
+            self._make(_empty(find_class(item.kind, (object,))))
+        thing = self._made[self._reached]
+        self._reached += 1
+        _fill(thing, {key: self._found(each, ()) for key, each in item.items})
+        own = _attributes(thing, _kind_of(thing))
+        if own is not None:
+            _fill(own, {key: self._found(each, ()) for key, each in item.attributes})
         return thing
 
 
@@ -270,16 +295,11 @@ def _find_kind(thing: Any) -> int:
         return _TENSOR
     if isinstance(thing, _VALUES):
         return _PLAIN
-    for base, kind in (
-        (tuple, _TUPLE),
-        (MutableSequence, _SEQUENCE),
-        (MutableMapping, _MAPPING),
-        (MutableSet, _SET),
-    ):
-        if isinstance(thing, base):
+    for bases, kind in _CONTAINERS:
+        if isinstance(thing, bases):
             return kind
     if not is_walkable(thing):
-        return _PLAIN
+        return next((kind for kind, base in _ABSTRACT.items() if isinstance(thing, base)), _PLAIN)
     return _DATA if dataclasses.is_dataclass(thing) else _OBJECT
 
 
@@ -290,6 +310,11 @@ def _held(thing: Any, kind: int) -> dict[Any, Any]:
     if kind == _SET:
         return dict.fromkeys(thing)
     return dict(thing if kind == _MAPPING else attributes_of(thing))
+
+
+def _attributes(thing: Any, kind: int) -> dict[Any, Any] | None:
+    """The attributes of a list, dict or set of a class of its own: one more thing, which may be filled."""
+    return getattr(thing, "__dict__", None) if kind in _ABSTRACT else None
 
 
 def _signature(thing: Any, held: dict[Any, Any]) -> tuple[Any, ...]:
@@ -322,75 +347,53 @@ def _key(key: Any) -> Any:
     return key
 
 
-def _empty(kind: type) -> Any:
-    if issubclass(kind, (MutableSequence, MutableMapping, MutableSet)):
-        return kind()
-    return object.__new__(kind)
+def _empty(kind: Any) -> Any:
+    own = issubclass(kind, (list, deque, dict, set))
+    return kind.__new__(kind) if own else object.__new__(kind)
 
 
 def _fill(thing: Any, items: dict[Any, Any]) -> None:
-    """Let a thing hold these items and no others, in this order."""
+    """Let a thing hold these items and no others, in this order, past what its class makes of that."""
     kind = _kind_of(thing)
     now = _held(thing, kind)
     if len(now) == len(items) and all(map(is_, now.values(), items.values())) and [*now] == [*items]:
         return
     if kind == _SEQUENCE:
-        thing.clear()
-        thing.extend(items.values())
+        base = list if isinstance(thing, list) else type(thing)
+        base.clear(thing)
+        base.extend(thing, items.values())
     elif kind == _SET:
         thing.clear()
         for item in items:
             thing.add(item)
     elif kind == _MAPPING:
-        for key in [key for key in now if key not in items]:
-            del thing[key]
-        if [key for key in now if key in items] != [*items][: len(now)]:
-            thing.clear()
-        for key, item in items.items():
-            thing[key] = item
-    else:
-        for name in [name for name in now if name not in items]:
-            object.__delattr__(thing, name)
-        for name, item in items.items():
-            if name not in now or now[name] is not item:
-                object.__setattr__(thing, name, item)
-
-
-class Left(Tensor):
-    """What a call on another partition has put somewhere, as modules see it that it is not sent to; see the module.
-
-    ``_weft_of``: its partition, and the module that has left it.
-    """
-
-    _weft_of: tuple[int, str]
-    _weft_device: torch.device
-
-    @classmethod
-    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        func = getattr(func, torch_functions.STANDS_FOR, func)
-        with no_torch_function():
-            found = next(each for each in tensors_in((args, kwargs)) if isinstance(each, Left))
-            if func in torch_functions.PLACE_GETTERS:
-                return torch_functions.PLACE_GETTERS[func](found._weft_device)
-            if func in torch_functions.METADATA:
-                return func(*args, **(kwargs or {}))
-            shape = list(found.shape)
-        owner, module = found._weft_of
-        raise UsageError(
-            f"a tensor of shape {shape} that {module} has put into a list, dict or object (a cache of keys "
-            f"and values, say) lies on partition {owner}, and a module on another partition uses it that did not do "
-            "so in the first microbatch of the first step, so that it was not sent: let that microbatch use it, too, "
-            "or keep both modules on one partition with weft.set_partition(module, index). The function that "
-            "@weft.step decorates may use it at any time, as may the code between modules"
+        own = (
+            OrderedDict
+            if isinstance(thing, OrderedDict)
+            else dict
+            if isinstance(thing, dict)
+            else type(thing)
         )
+        _fill_by_key(thing, now, items, own.__delitem__, own.__setitem__)
+    else:
+        _fill_by_key(thing, now, items, object.__delattr__, object.__setattr__)
 
 
-def mark_left(tensor: Tensor, module: str, owner: int, device: torch.device) -> None:
-    """Let a stand-in on this rank be a `Left`."""
-    marked: Any = tensor
-    if type(tensor) is Tensor:
-        marked.__class__ = Left
-        marked._weft_of, marked._weft_device = (owner, module), device
+def _fill_by_key(
+    thing: Any,
+    now: dict[Any, Any],
+    items: dict[Any, Any],
+    delete: Callable[..., None],
+    put: Callable[..., None],
+) -> None:
+    stays = [key for key in now if key in items]
+    in_order = stays == [*items][: len(stays)]
+    for key in now:
+        if not in_order or key not in items:
+            delete(thing, key)
+    for key, item in items.items():
+        if not in_order or key not in now or now[key] is not item:
+            put(thing, key, item)
 
 
-__all__ = ["Change", "Contents", "Filled", "Left", "fills", "mark_left", "outside", "puts_the_same"]
+__all__ = ["Change", "Contents", "Filled", "fills", "outside", "puts_the_same"]

@@ -23,7 +23,8 @@ from weft.errors import DivergenceError, UsageError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.backward.autograd import check_outside
 from weft.torch.calls.call_signature import Spec, Watch, describe_result, digest, meta_from, shapes_in
-from weft.torch.calls.filled import Change, Filled, mark_left, puts_the_same
+from weft.torch.calls.filled import Change, Filled, puts_the_same
+from weft.torch.calls.left import mark_left
 from weft.torch.execution.in_place import Aliases
 from weft.torch.execution.replicated import EVERYWHERE
 from weft.torch.execution.tape import Tape, check_stale

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from weft.errors import UsageError
@@ -22,8 +23,9 @@ from weft.torch.backward.offload import offloading
 from weft.torch.backward.weight_gradients import large
 from weft.torch.calls.attributes import Given
 from weft.torch.calls.call_signature import ONE, scan
-from weft.torch.calls.filled import Contents, Filled, Left, fills, outside
+from weft.torch.calls.filled import Contents, Filled, fills, outside
 from weft.torch.calls.interception import intercept, interceptor_of, with_hooks
+from weft.torch.calls.left import Left
 from weft.torch.execution.glue import Glue, running, running_here, settings
 from weft.torch.execution.gradients import check_hidden
 from weft.torch.execution.program import Signature
@@ -324,7 +326,10 @@ class PlainCall:
         return result
 
     def _may_run_again(self) -> bool:
-        """Whether an activation checkpoint may run the unit again. Containers that it fills would be filled twice."""
+        """Whether an activation checkpoint may run the unit again. Containers that it fills would be filled twice; of
+        lists and dicts it gets copies, since others may fill them meanwhile."""
+        if not all(isinstance(thing, (list, dict)) for thing in self.contents.things):
+            return False
         if self.contents.things:
             spec = self.program.pipeline.specs.get(self.key)
             if spec is None or fills(spec.description):
@@ -343,7 +348,7 @@ class PlainCall:
         unit = self.unit
 
         def known(tensor: Tensor) -> Tensor:
-            return tensor if id(tensor) in self.away else transform(tensor)
+            return tensor if id(tensor) in self.away and not self._is_beside(tensor) else transform(tensor)
 
         if self.contents.things and not self.again:
             args, kwargs, given = inputs
@@ -355,10 +360,22 @@ class PlainCall:
             self.contents.localise(known)
             self.held = [*map(known, self.hidden), *self.away.values()]
         else:
-            local = replace(inputs, known)
+            local = replace(inputs, known, anew=self.again)
         if unit.stateful:  # its buffers are to see the microbatches in order
             self.program.microbatch.follow(unit.name, unit.writes)
         return local
+
+    def _is_beside(self, tensor: Tensor) -> bool:
+        """Whether this rank has what another unit has left, from before it turned to others: a later call may use it.
+
+        Parts are not put together for that.
+        """
+        value = self.program.value_of(tensor)
+        return (
+            value is not None
+            and value.owner == self.program.rank
+            and not isinstance(value.data(tensor), DTensor)
+        )
 
     def _run(self, local: Any) -> Any:
         """Run the unit on local inputs: its result, and where it was given containers what it has put there."""
@@ -378,7 +395,8 @@ class PlainCall:
         untouched = [unwritten(tensor) for tensor in self.held]
         try:
             result = self._forward(local)
-            filled = Filled(contents.refer(result), self._changes(contents))
+            changes = self._changes(contents)
+            filled = Filled(contents.refer(result), changes)
         finally:
             contents.restore()
         if not all(as_before() for as_before in untouched):

@@ -60,27 +60,35 @@ def modules_in(tree: Any) -> list[nn.Module]:
 
 
 def replace(
-    tree: Any, function: Callable[[Tensor], Tensor], depth: int = 0, *, attributes: bool = True
+    tree: Any,
+    function: Callable[[Tensor], Tensor],
+    depth: int = 0,
+    *,
+    attributes: bool = True,
+    anew: bool = False,
 ) -> Any:
     """``tree`` with ``function`` applied to its tensors; the same object where nothing changed.
 
-    Containers that change are rebuilt with their type; attributes of opaque objects are set in place (left alone
-    with ``attributes=False``).
+    Containers that change are rebuilt with their type, with ``anew=True`` all are; attributes of opaque objects are set
+    in place (left alone with ``attributes=False``).
     """
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, CONSTANTS):
         return tree
     if isinstance(tree, (list, tuple)):
-        items = [replace(item, function, depth, attributes=attributes) for item in tree]
-        if same_objects(items, tree):
+        items = [replace(item, function, depth, attributes=attributes, anew=anew) for item in tree]
+        if same_objects(items, tree) and not anew:
             return tree
         return rebuild_sequence(type(tree), items)
     if isinstance(tree, dict):
-        if not tree:
+        if not tree and not anew:
             return tree
-        values = {key: replace(item, function, depth, attributes=attributes) for key, item in tree.items()}
-        if same_objects(values.values(), tree.values()):
+        values = {
+            key: replace(item, function, depth, attributes=attributes, anew=anew)
+            for key, item in tree.items()
+        }
+        if same_objects(values.values(), tree.values()) and not anew:
             return tree
         return rebuild_dict(type(tree), values, tree)
     is_data = dataclasses.is_dataclass(tree)
@@ -88,7 +96,7 @@ def replace(
     if (attributes or is_data) and depth < limit and is_walkable(tree):
         changed = {}
         for name, item in list(attributes_of(tree).items()):
-            new = replace(item, function, depth + 1, attributes=attributes)
+            new = replace(item, function, depth + 1, attributes=attributes, anew=anew)
             if new is not item:
                 changed[name] = new
         if changed and is_data:
@@ -110,6 +118,28 @@ def leaves_in(tree: Any, depth: int = 0) -> list[Any]:
     else:
         return [tree]
     return [leaf for item in items for leaf in leaves_in(item, depth + is_data)]
+
+
+def with_things(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """``tree`` with what ``function`` gives for it, or else for the things in it; the same where nothing changed."""
+    found = function(tree)
+    if found is not tree or isinstance(tree, (Tensor, torch.Size, *CONSTANTS)):
+        return found
+    if isinstance(tree, (list, tuple)):
+        items = [with_things(item, function) for item in tree]
+        return tree if same_objects(items, tree) else rebuild_sequence(type(tree), items)
+    if isinstance(tree, dict):
+        values = {key: with_things(item, function) for key, item in tree.items()}
+        return (
+            tree if same_objects(values.values(), tree.values()) else rebuild_dict(type(tree), values, tree)
+        )
+    if dataclasses.is_dataclass(tree) and is_walkable(tree):
+        before = attributes_of(tree)
+        values = {name: with_things(item, function) for name, item in before.items()}
+        return (
+            tree if same_objects(values.values(), before.values()) else rebuild_dataclass(type(tree), values)
+        )
+    return tree
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

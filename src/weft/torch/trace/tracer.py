@@ -232,8 +232,10 @@ class Tracer:
             record.describable = False
         record.output_bytes += sum(t.numel() * t.element_size() for t in describer.tensors)
         for tensor in describer.tensors:
-            if tensor._weft_made is not None:  # type: ignore[attr-defined]
-                tensor._weft_made.returned.add(record.name)  # type: ignore[attr-defined]
+            made = tensor._weft_made  # type: ignore[attr-defined]
+            if made is not None:
+                self._note_readers(made, record)
+                made.returned.add(record.name)
 
     def _look_into(self, record: Record, contents: Contents) -> None:
         """Note what a call has put into containers and objects. It leaks what other ranks cannot be told, and what it
@@ -252,8 +254,18 @@ class Tracer:
         for tensor in tensors_in(changes):
             made = tensor._weft_made  # type: ignore[attr-defined]
             if made is not None:
+                self._note_readers(made, record)
                 made.returned.add(record.name)
                 made.left.add(record.name)
+
+    def _note_readers(self, made: Made, *records: Record) -> None:
+        """Note who uses a tensor, or hands it on, that another module has put into a container or object: these
+        ``records`` and the calls around."""
+        if made.left:
+            for record in (*records, *(received.record for received in reversed(self.received))):
+                if contains(record.name, made.maker, False):
+                    break
+                self.readers.add(record.name)
 
     def create(self, result: Any, record: Record, placed: bool) -> None:
         """Note that a module's own code made or wrote the tensors of ``result``; ``placed``: out of parameters."""
@@ -276,11 +288,7 @@ class Tracer:
                     break
                 if not received.has(tensor):  # a closure, an object of the script's own
                     self.leaking.add(name)
-        if made.left:
-            for received in reversed(self.received):
-                if contains(received.record.name, maker, False):
-                    break
-                self.readers.add(received.record.name)
+        self._note_readers(made)
         if maker == record.name:
             return
         around = self._around(maker, record)

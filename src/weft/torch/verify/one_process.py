@@ -34,7 +34,7 @@ from weft.torch.pytorch.private import (
     no_torch_function,
 )
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, call_seed, mix
-from weft.torch.tensors.nested import has_objects, replace
+from weft.torch.tensors.nested import replace, tensors_in
 from weft.torch.trace.compiled import without_modes
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint, fingerprints
 
@@ -106,9 +106,10 @@ class Alone:
     def unit(self, label: str, call: UnitCall, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a unit, with nothing intercepted inside; its result."""
         number = self._calls[label] = self._calls.get(label, 0) + 1
+        contents = Contents((*args, *kwargs.values()))
 
         def run() -> Any:
-            if self.checkpointing and torch.is_grad_enabled() and not has_objects((args, kwargs)):
+            if self.checkpointing and torch.is_grad_enabled() and not contents.things:
                 return checkpoint(inner, *args, use_reentrant=False, **kwargs)
             return inner(*args, **kwargs)
 
@@ -119,8 +120,9 @@ class Alone:
         if call.compiled:
             inner = without_modes(inner)
         before = fingerprints((args, kwargs))
-        held = {id(tensor) for tensor in Contents((*args, *kwargs.values())).tensors}
-        result = mark(self.run_with_own_stream(call.name, run)[0], (args, kwargs))
+        held, known = {id(tensor) for tensor in contents.tensors}, ids_in((args, kwargs))
+        result = self.run_with_own_stream(call.name, run)[0]
+        result = contents.find(mark(contents.refer(result), known))
         for tensor in Contents((*args, *kwargs.values())).tensors:
             if id(tensor) not in held and tensor._weft_owner is None:  # type: ignore[attr-defined]
                 _mark(tensor)
@@ -212,7 +214,7 @@ class AloneGlue(Glue):
         result = self._run(func, functools.partial(func, *args, **kwargs))
         targets = torch_functions.targets(func, args, kwargs)
         if not targets:
-            return mark(result, (args, kwargs))
+            return mark(result, ids_in((args, kwargs)))
         for target in targets:
             if target._weft_owner is None:  # type: ignore[attr-defined]
                 _mark(target)
@@ -228,10 +230,14 @@ class AloneGlue(Glue):
         return result
 
 
-def mark(result: Any, inputs: Any) -> Any:
-    """``result`` with its tensors marked as having a place. A tensor that was among the inputs gives a view instead."""
-    known: set[int] = set()
-    replace(inputs, lambda tensor: known.add(id(tensor)) or tensor, attributes=False)  # type: ignore[func-returns-value]
+def ids_in(inputs: Any) -> set[int]:
+    """The ids of the tensors among a call's arguments."""
+    return {id(tensor) for tensor in tensors_in(inputs)}
+
+
+def mark(result: Any, known: set[int]) -> Any:
+    """``result`` with its tensors marked as having a place. One that was among the inputs, whose ids these are, gives
+    a view instead."""
 
     def one(tensor: Tensor) -> Tensor:
         if tensor._weft_placed or tensor._weft_owner is not None:  # type: ignore[attr-defined]

@@ -3,11 +3,12 @@
     program.py RANK BEGAN PORT HEARTBEAT LAUNCHER BEGAN
 
 RANK and LAUNCHER are processes, each with when it began; 0 stands for no such launcher. PORT is that of the job's
-store, HEARTBEAT the `heartbeat_timeout` in seconds. A word on the standard input says that all ranks have come to their
-end: then there is nothing left to do.
+store, HEARTBEAT the `heartbeat_timeout` in seconds. The standard input has two words: ALL_CAME, all ranks have come to
+their end, so there is nothing left to do; LEAVING, the first rank has left as it should. Others may follow, and the
+rank may work on alone for as long as it likes: its connections tell nothing any more.
 
-All connections with other hosts have gone, but the rank still runs: it has `heartbeat_timeout` to notice, and LOOKS to
-end, as it would by itself. One that does not stands still, and is killed.
+Before that: all connections with other hosts have gone, but the rank still runs: it has `heartbeat_timeout` to notice,
+and LOOKS to end, as it would by itself. One that does not stands still, and is killed.
 
 The rank has ended without that word: the launcher has LOOKS to end by itself. It is ended if in all that time it had
 no rank on this host any more, and sent words to another host that nobody confirmed.
@@ -31,6 +32,7 @@ LOOKS = 4
 MOST_LOOKS = 60
 """A launcher that has not ended by then is none that waits for a lost host: a person decides."""
 PATIENCE_S = 2.0
+ALL_CAME, LEAVING = b".", b"l"
 _ESTABLISHED = "01"
 _TRIED = 3
 """So often has something been sent again that one packet which was lost is no explanation."""
@@ -55,8 +57,11 @@ def watch(rank: Process, port: int, looks: int) -> bool:
     while True:
         ready = select.select([0, rank.descriptor], [], [], LOOK_S)[0]
         if 0 in ready:  # a rank that has closed what it does not know is left alone
-            return bool(os.read(0, 1)) or not rank.ends_within(LOOK_S)
-        if ready:
+            word = os.read(0, 1)
+            if word != LEAVING:
+                return bool(word) or not rank.ends_within(LOOK_S)
+            looks = sys.maxsize
+        if rank.descriptor in ready:
             return False
         there = someone_there(connections(), port)
         seen, missed = seen or there, 0 if there else missed + seen

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from weft.watch.beside.program import stat
+from weft.watch.beside.program import ALL_CAME, LEAVING, stat
 from weft.watch.process import began
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -32,6 +32,7 @@ class Beside:
 
     def __init__(self, of_mpirun: bool, port: int, heartbeat_s: float) -> None:
         self._owner = os.getpid()
+        self._leaving = False
         self._process: subprocess.Popen[bytes] | None = None
         if sys.platform != "linux" or not hasattr(os, "pidfd_open") or not sys.executable:
             return
@@ -49,16 +50,28 @@ class Beside:
                 bufsize=0,
             )  # fmt: skip
 
+    def note_leaving(self) -> None:
+        """A rank has left as it should: from now on this one may be alone."""
+        if not self._leaving:
+            self._leaving = True
+            self._say(LEAVING)
+
     def dismiss(self) -> None:
         """All ranks have come to their end."""
-        if self._process is None or self._process.stdin is None or os.getpid() != self._owner:
+        process = self._process
+        if process is None or process.stdin is None or os.getpid() != self._owner:
             return
-        with suppress(OSError):
-            self._process.stdin.write(b".")
-        self._process.stdin.close()
+        self._say(ALL_CAME)
+        process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LAST_SECONDS)
+            process.wait(_LAST_SECONDS)
         self._process = None
+
+    def _say(self, word: bytes) -> None:
+        process = self._process
+        if process is not None and process.stdin is not None and os.getpid() == self._owner:
+            with suppress(OSError, ValueError):  # it has gone, or was dismissed meanwhile
+                process.stdin.write(word)
 
 
 def launcher_of(pid: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections import UserDict, deque
+from collections import UserDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from weft.errors import UsageError
-from weft.torch.calls.filled import Contents, Filled, Left, fills, mark_left, puts_the_same
+from weft.torch.calls.filled import Contents, Filled, fills, puts_the_same
+from weft.torch.calls.left import Left, mark_left
 from weft.torch.tensors.description import Describer, build
 from weft.torch.tensors.nested import tensors_in
 
@@ -131,13 +132,60 @@ def test_new_containers_stay_those_of_the_call() -> None:
     assert store["made"] is made
 
 
+class Named(dict[str, Any]):
+    seen = 0
+
+
+def count(store: Named) -> None:
+    store.seen, store["a"] = 2, Named(b=torch.ones(1))
+    store["a"].seen = 3
+
+
+def test_attributes_of_containers_are_told() -> None:
+    other = told(Named(), count)
+    assert type(other) is type(other["a"]) is Named
+    assert (other.seen, other["a"].seen, [*other["a"]]) == (2, 3, ["b"])
+
+
 def same_list_twice(store: Any) -> None:
     store["a"] = store["b"] = []
 
 
+def test_a_new_list_in_two_places_stays_one() -> None:
+    other = told({}, same_list_twice)
+    assert other["a"] is other["b"] == []
+
+
+def set_anew(cache: Any) -> None:
+    layers = cache.layers
+    del cache.layers
+    cache.layers = layers
+
+
+def test_attributes_have_one_order_everywhere() -> None:
+    assert [*vars(told(Cache(), set_anew))] == ["seen", "layers"]
+
+
+def test_results_hold_what_was_given_and_made() -> None:
+    given: list[Any] = []
+    contents, made = Contents([given]), {"x": 1}
+    given.append(made)
+    changes = contents.changes()
+    result = contents.refer({"given": [given], "made": (made, 2)})
+    description = json.loads(json.dumps(Describer(()).describe(Filled(result, changes))))
+    theirs: list[Any] = []
+    other = Contents([theirs])
+    filled = build(description, [], lambda each: torch.empty(0), ())
+    other.apply(filled.changes)
+    found = other.find(filled.result)
+    assert found["given"][0] is theirs and found["made"][0] is theirs[0] == {"x": 1}
+    assert contents.find(result)["made"][0] is made
+
+
 REFUSED: dict[str, Callable[[Any], object]] = {
     "functions": lambda store: store.update(a=test_objects_are_filled),
-    "one list in two places": same_list_twice,
+    "what is made where a key lacks": lambda store: store.update(a=defaultdict(list)),
+    "how long a queue may be": lambda store: store.update(a=deque([1], maxlen=2)),
     "tensors as keys": lambda store: store.update({torch.ones(1): 1}),
 }
 
