@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import weft.torch as weft
 from tests.parity import in_parts
 from tests.parity.registry import Checks
 from tests.parity.tensor_parallel_models import WIDTH, Mixture, Residual, Routed, Shared, Sorted, Stacked
+from weft.errors import UsageError
 from weft.torch.delayed_parameters import materialise
 from weft.torch.session import current
 from weft.torch.tensor_parallel import Splits, axes_of, is_cut
@@ -239,6 +241,154 @@ def what_gets_out_otherwise_keeps_experts_in_parts() -> None:
     job.compare()
     reasons = set(job.splits().mixtures.values())
     assert reasons == {"not split by its experts: tensors get out of it by another way than its result"}
+
+
+def equal_on_ranks(job: Job) -> None:
+    """What is whole on the ranks that share experts is the same on all."""
+    group = weft.get_tp_process_group()
+    for name, parameter in job.model.local_named_parameters():
+        if not is_cut(parameter):
+            others = [torch.empty_like(parameter) for _ in range(weft.tp_size())]
+            dist.all_gather(others, parameter.detach().contiguous(), group=group)
+            assert all(torch.equal(others[0], each) for each in others), name
+
+
+@CHECKS.check
+def an_evaluation_may_come_first() -> None:
+    """It shows no random numbers, which experts draw in training."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Layer(Mixture(), 0.1), Layer(Mixture(), 0.1))
+    for layer in net:
+        layer.mixture.experts = nn.ModuleList(
+            nn.Sequential(each[0], nn.Dropout(0.5), each[2]) for each in layer.mixture.experts
+        )
+    job = Job(net)
+
+    @weft.step
+    def evaluate(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    job.model.eval()
+    with torch.no_grad():
+        evaluate(job.model, job.batch(0))
+    job.model.train()
+    job.train(2)
+    assert job.by_rank() == ["0.mixture", "1.mixture"]
+    equal_on_ranks(job)
+
+
+class Dropping(Residual):
+    """Random numbers are drawn in a module beside the experts, and after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Sequential(self.shared, nn.Dropout(0.5))
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(super().forward(x))
+
+
+@CHECKS.check
+def random_numbers_behind_a_shared_expert_are_those_of_one_run() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(Dropping())
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if "experts" in name or "shared" in name:
+                parameter.zero_()
+    job = Job(net)
+
+    @weft.step
+    def results(model: nn.Module, x: Tensor) -> Tensor:
+        result = model(x)
+        model.backward(result.square().mean())
+        return result
+
+    x = job.batch(0)
+    found = torch.cat([*results(job.model, x).outputs]).detach()
+    assert job.splits().linears()["0"].blocks == (2,)
+    assert {*(found / x).round(decimals=4).flatten().tolist()} == {0.0, 2.0}
+
+
+class Scored(Mixture):
+    """In training scores come first; in evaluation there are none, or, with ``bare``, no place for them."""
+
+    bare = False
+
+    def forward(self, x: Tensor) -> Any:
+        result = super().forward(x)
+        if self.bare:
+            return result
+        return (self.router(x) if self.training else None), result
+
+
+class Scoring(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        scores, result = self.mixture(self.norm(x))
+        return x + result + (0.01 * scores.logsumexp(-1, keepdim=True) if self.training else 0)
+
+
+@CHECKS.check
+def evaluation_may_give_less_or_copy() -> None:
+    torch.manual_seed(0)
+    job = Job(nn.Sequential(Scoring(Scored()), Scoring(Scored())), verify="gradients")
+    assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
+    assert job.by_rank() == ["0.mixture", "1.mixture"]
+    if given.partitions > 1 or weft.rdp_size() > 1:
+        return
+    net, x = job.model.module.eval(), job.batch(9)
+    copied, expected = copy.deepcopy(net), dict(job.alone.eval().named_modules())
+    with torch.no_grad():
+        for one in (net, copied):
+            torch.testing.assert_close(one(x), job.alone(x), rtol=1e-4, atol=1e-5)
+        for parameter in copied.parameters():
+            parameter.zero_()
+        torch.testing.assert_close(net(x), job.alone(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(net[0].mixture(x)[1], expected["0.mixture"](x)[1], rtol=1e-4, atol=1e-5)
+        with pytest.raises(
+            UsageError, match=r"experts\.3, an expert that one rank has, is called by other code"
+        ):
+            net[0].mixture.experts[3](x)
+        net[0].mixture.bare = True
+        with pytest.raises(UsageError, match="1 tensors of 1 results, and there were 2 of 2"):
+            net[0].mixture(x)
+
+
+class Kept(Stacked):
+    """Experts that keep a tensor for a loss, and count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept, self.calls = torch.zeros(()), 0
+
+    def forward(self, x: Tensor, which: Tensor, weights: Tensor) -> Tensor:
+        result = super().forward(x, which, weights)
+        self.kept = result.square().mean()
+        self.calls += 1
+        return result
+
+
+class Keeping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(Routed(Kept())) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.zeros(())
+        for layer in self.layers:
+            x = layer(x)
+            kept = kept + layer.mixture.experts.kept
+        return x + kept
+
+
+@CHECKS.check
+def what_experts_of_one_weight_keep_is_whole() -> None:
+    for how in ("ranks", "parts"):
+        torch.manual_seed(0)
+        job = Job(Keeping(), verify="gradients", experts=how)
+        job.train(1)
+        assert "layers.0.mixture.experts" in job.splits().whole
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from weft.torch.context_parallel.apply import Region
 from weft.torch.delayed_parameters import materialise
 from weft.torch.session import current
 from weft.torch.tensor_parallel import is_cut
+from weft.torch.tensor_parallel.functions import Functions
 from weft.torch.tensor_parallel.team import Team
 
 CHECKS = Checks()
@@ -330,6 +331,81 @@ def what_is_done_between_layers_is_what_one_process_does() -> None:
     for each, expected in zip(scores_of(job.model, words).outputs, words.chunk(2), strict=True):
         assert type(each) is Tensor
         torch.testing.assert_close(each, job.alone(expected)[:, 1:], rtol=1e-4, atol=1e-5)
+
+
+class Turned(Layer):
+    """Queries and keys are multiplied by a table of positions, as rotary embeddings are, and written in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, length, _ = x.shape
+        q, k, v = self.qkv(self.before(x)).view(samples, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        table = torch.linspace(0.5, 1.5, length)[:, None]
+        q, k = q * table, k * table
+        q += 0.1 * table
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.outer(F.gelu(self.inner(self.between(x))))
+
+
+@CHECKS.check
+def whole_tensors_beside_parts_cost_nothing() -> None:
+    """Also on the threads of microbatches."""
+
+    def net() -> nn.Module:
+        words = Words(0.0)
+        words.layers = nn.ModuleList(Turned(0.0) for _ in range(2))
+        return words
+
+    gathered: list[str] = []
+    before = Functions.with_whole
+
+    def counting(functions: Functions, func: Any, args: Any, kwargs: Any, reason: BaseException) -> Any:
+        gathered.append(f"{func} {reason!r}")
+        return before(functions, func, args, kwargs, reason)
+
+    Functions.with_whole = counting  # type: ignore[method-assign]
+    try:
+        job = Job(net=net, lengths=(8, 7), verify="off")
+        job.train(2)
+    finally:
+        Functions.with_whole = before  # type: ignore[method-assign]
+    assert not gathered, gathered
+    job.train_alone(2)
+    job.compare()
+
+
+class Writing(Layer):
+    """Writes into what three linears share, none of which trains."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        del self.qkv
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        for each in (self.q, self.k, self.v):
+            each.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        shared = self.before(x)
+        q = self.q(shared)
+        shared.mul_(2.0)
+        pair = q, self.k(shared), self.v(shared)
+        heads = [each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in pair]
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.outer(F.gelu(self.inner(self.between(x))))
+
+
+@CHECKS.check
+def what_linears_share_may_be_written_in_between() -> None:
+    def net() -> nn.Module:
+        words = Words(0.0)
+        words.layers = nn.ModuleList(Writing() for _ in range(2))
+        return words
+
+    job = Job(net=net, lengths=(8, 7), verify="off")
+    assert job.train(2) == pytest.approx(job.train_alone(2), rel=1e-5)
+    torch.testing.assert_close(job.model.state_dict(), dict(job.alone.state_dict()), rtol=1e-5, atol=1e-6)
 
 
 @CHECKS.check

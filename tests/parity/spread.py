@@ -437,6 +437,8 @@ ON_POSITIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "nll": lambda x, w: F.nll_loss((x * w).log_softmax(-1).flatten(0, 1), AFTER, torch.linspace(1, 2, 7)),
     "probable": lambda x, w: F.cross_entropy((x * w).view(-1, 7), NUMBERS.view(-1, 7).softmax(-1)),
     "distances": lambda x, w: F.mse_loss(x * w, NUMBERS) + F.l1_loss(x[:, 1:], NUMBERS[:, 1:], reduction="sum"),
+    "weighted": lambda x, w: F.mse_loss(x * w, NUMBERS, weight=NUMBERS.exp())
+    + F.binary_cross_entropy_with_logits(x * w, NUMBERS.sigmoid(), NUMBERS.exp(), pos_weight=NUMBERS[0, 0].exp()),
     "mean of all": lambda x, w: (x * w).square().mean() + (x[:, :-1] - NUMBERS[:, 1:]).abs().sum() + x.sum(),
     "back": lambda x, w: (x * w).flatten(0, 1).view(2, 6, 7) * (x * w).view(12, 7)[3:9].sum(),
     "one": lambda x, w: x[:, 0] * w + x[:, -1],

@@ -21,10 +21,13 @@ SAVES = ["saves_go_to_other_layouts"]
 SOME = ["steps_give_the_weights_and_states_of_one_process", "norms_are_those_of_the_whole_model"]
 LATE = ["parameters_may_be_made_late"]
 BOTH = ["layers_may_be_checkpointed", "chance_is_the_same_where_tensors_are_whole"]
+BESIDE = "whole_tensors_beside_parts_cost_nothing"
+WRITTEN = "what_linears_share_may_be_written_in_between"
 PRECISE = ["norms_have_one_precision_on_all_ranks"]
 MORE = ["models_of_transformers_train_as_in_one_process", "outside_of_steps_a_rank_computes_by_itself"]
 LAYOUTS = [  # ranks, partitions, settings, checks
     (2, 1, {"context_parallel_degree": 2}, ALL),
+    (2, 1, {"tensor_parallel_degree": 2}, [BESIDE]),
     (4, 2, {"context_parallel_degree": 2}, [*SOME, *SAVES, *LATE, *MORE, *PRECISE]),
     (4, 1, {"context_parallel_degree": 2, "shard_optimizer_state": True}, [*SOME, *SAVES, MORE[0]]),
     (4, 1, {"context_parallel_degree": 2, "sharded_data_parallel_degree": 2}, [*SOME, *SAVES, *LATE]),
@@ -32,7 +35,7 @@ LAYOUTS = [  # ranks, partitions, settings, checks
         4,
         1,
         {"context_parallel_degree": 2, "tensor_parallel_degree": 2},
-        [*SOME, *SAVES, "layers_may_be_checkpointed"],
+        [*SOME, *SAVES, "layers_may_be_checkpointed", BESIDE, WRITTEN],
     ),
     (2, 2, {}, SAVES),
 ]

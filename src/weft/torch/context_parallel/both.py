@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from weft.errors import UsageError
+from weft.torch.pytorch.private import version
 from weft.torch.pytorch.torch_functions import named, targets
 from weft.torch.tensor_parallel.apply import SplitLinear
 from weft.torch.tensor_parallel.cuts import Cut, joined
@@ -135,9 +136,13 @@ class OnBoth:
         return F.linear(local, weight.t() if is_transposed(self.split.module) else weight, bias)
 
     def _column(self, given: DTensor, team: Both) -> DTensor:
-        entered: Any = given._weft_entered  # type: ignore[attr-defined]  # linears that share it share its gradient
-        if entered is None or entered.requires_grad != (given.requires_grad and torch.is_grad_enabled()):
-            entered = given._weft_entered = enter(given.to_local(), team.heads)  # type: ignore[attr-defined]
+        # linears that share it share its gradient, unless it was written in between
+        known: Any = given._weft_entered  # type: ignore[attr-defined]
+        wants = given.requires_grad and torch.is_grad_enabled()
+        if known is None or known[0] != version(given) or known[1].requires_grad != wants:
+            known = version(given), enter(given.to_local(), team.heads)
+            given._weft_entered = known  # type: ignore[attr-defined]
+        entered = known[1]
         bias = own(self.split.module, "bias")
         local = self._product(entered, team, None if bias is None else team.sharers.uses(bias))
         result = team.with_heads(local, given, 1)

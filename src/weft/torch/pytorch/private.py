@@ -374,9 +374,18 @@ def take_plain_for_whole() -> None:
     """
     if _dispatcher is None or not hasattr(_dispatcher, "_allow_implicit_replication"):
         raise UsageError(f"axis tp: this does not work with PyTorch {torch.__version__}")
-    _dispatcher._allow_implicit_replication = True
+    global _plain_is_whole
+    _plain_is_whole = True
+    take_plain_for_whole_here()
 
 
+def take_plain_for_whole_here() -> None:
+    """The same on this thread, if anybody has asked for it: PyTorch keeps that for each thread from 2.13 on."""
+    if _plain_is_whole:
+        _dispatcher._allow_implicit_replication = True
+
+
+_plain_is_whole = False
 _ORDER = "causal attention takes all ranks as long", "each rank has one block of positions"
 _redistribute = _find("torch.distributed.tensor._redistribute.redistribute_local_tensor", *_ORDER)
 _redistributing = [

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from weft.errors import DivergenceError, PeerError, StallError, UsageError
-from weft.torch.pytorch.private import ENDS_A_CHECKPOINT
+from weft.torch.pytorch.private import ENDS_A_CHECKPOINT, take_plain_for_whole_here
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, targets
 from weft.torch.tensors.marks import BLOCKS
 
@@ -135,6 +135,7 @@ def _torch_function(func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: A
     for part in parts_in(args, kwargs or {}):
         functions = _answering(part)
         if functions is not None:
+            take_plain_for_whole_here()
             return functions(func, types, args, kwargs or {})
     return _plain(func, types, args, kwargs or {})
 

@@ -214,6 +214,12 @@ def made_new(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
 # --- random numbers ----------------------------------------------------------------------------------------
 
 
+def streams_of(team: Team) -> Streams:
+    """The random numbers of where the team's tensors are."""
+    device = torch.device(team.mesh.device_type)
+    return Streams(torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else device)
+
+
 class stream_of_part:
     """Inside, random numbers are this rank's own; all ranks' common stream moves on by one number."""
 
@@ -222,10 +228,7 @@ class stream_of_part:
 
     def __enter__(self) -> None:
         if self._draws:
-            device = torch.device(self._team.mesh.device_type)
-            if device.type == "cuda":
-                device = torch.device("cuda", torch.cuda.current_device())
-            self._streams = Streams(device)
+            self._streams = streams_of(self._team)
             seed = self._streams.draw()
             self._before = self._streams.capture(TORCH)
             self._streams.seed(mix(seed, self._team.seat), TORCH)

@@ -106,6 +106,20 @@ def replace(
     return tree
 
 
+def leaves_in(tree: Any, depth: int = 0) -> list[Any]:
+    """What containers hold, in the order in which :func:`replace` comes to it: tensors, constants, other objects."""
+    is_data = dataclasses.is_dataclass(tree) and depth < DATA_DEPTH and is_walkable(tree)
+    if isinstance(tree, (list, tuple)):
+        items = tree
+    elif isinstance(tree, dict):
+        items = [*tree.values()]
+    elif is_data:
+        items = [*attributes_of(tree).values()]
+    else:
+        return [tree]
+    return [leaf for item in items for leaf in leaves_in(item, depth + is_data)]
+
+
 def with_things(tree: Any, function: Callable[[Any], Any]) -> Any:
     """``tree`` with what ``function`` gives for it, or else for the things in it; the same where nothing changed."""
     found = function(tree)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tests.parity.tensor_parallel_models import WIDTH, Routed, Stacked
 from weft.torch.tensor_parallel import Splits, find
+from weft.torch.tensor_parallel.experts.parts import run
 
 X = torch.randn(6, 5, WIDTH, generator=torch.Generator().manual_seed(0))
 
@@ -148,6 +149,47 @@ def test_the_model_stays_as_it_is() -> None:
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
+
+
+class Counting(Stacked):
+    """Tells how many rows were large."""
+
+    def forward(self, x: Tensor, which: Tensor, weights: Tensor) -> Any:  # type: ignore[override]
+        result = super().forward(x, which, weights)
+        return result, (result.norm(dim=-1) > 1).sum()
+
+
+class Told(Routed):
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, -2)
+        weights, which = self.router(flat).softmax(-1).topk(2, -1)
+        result, count = self.experts(flat, which, weights=weights)
+        return (result * count).view(x.shape)
+
+
+def test_whole_numbers_that_ranks_would_not_agree_on() -> None:
+    splits = find(net := Told(Counting()), lambda: net(X).sum(), 2, experts="parts")
+    assert splits.whole["experts"].startswith("its parts on 2 ranks do not add up")
+
+
+def test_what_is_kept_in_an_attribute() -> None:
+    net = Routed(Stacked())
+    splits = find(net, lambda: net(X).sum(), 2, leaking={"experts"})
+    assert splits.whole["experts"] == "tensors get out of it by another way than its result"
+
+
+def test_what_is_written_into_attributes_stays() -> None:
+    class Called(Stacked):
+        calls = 0
+
+        def forward(self, *given: Any, **named: Any) -> Tensor:
+            self.calls += 1
+            return super().forward(*given, **named)
+
+    module = Called()
+    for number in range(2):
+        run(module, dict(module.named_parameters()), (X[0], torch.zeros(5, 1).long(), torch.ones(5, 1)), {})
+        assert module.calls == number + 1
 
 
 def test_wishes() -> None:

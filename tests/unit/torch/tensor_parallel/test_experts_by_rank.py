@@ -163,6 +163,114 @@ def test_what_keeps_them_in_parts() -> None:
     assert not found(Mixture(), share="parts").mixtures
 
 
+def test_layers_of_one_class_may_compute_other_things() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Shared(), Shared(normed=True)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)[0]
+            return x
+
+    splits = found(Two())
+    assert splits.linears()["layers.0"].by_rank()
+    assert splits.mixtures.keys() == {"layers.1"}
+
+
+class ByObject(Mixture):
+    def forward(self, x: Any) -> Tensor:
+        return super().forward(x if isinstance(x, Tensor) else x.rows)
+
+
+class Rows:
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+
+def test_tensors_in_objects_keep_them_in_parts() -> None:
+    class Calling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixture = ByObject()
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.mixture(Rows(x))
+            return result
+
+    assert why_in_parts(Calling()).startswith("it gets tensors in an object")
+
+    class Experts(Stacked):
+        def forward(self, given: Any) -> Tensor:  # type: ignore[override]
+            return super().forward(*given.rows)
+
+    class Called(Routed):
+        def forward(self, x: Tensor) -> Tensor:
+            flat = x.flatten(0, -2)
+            weights, which = self.router(flat).softmax(-1).topk(2, -1)
+            return self.experts(Rows((flat, which, weights))).view(x.shape)  # type: ignore[arg-type]
+
+    for share in ("parts", "ranks"):
+        splits = found(Called(Experts()), share=share)
+        assert splits.whole["experts"].startswith("it gets tensors in an object")
+
+
+class Dropping(Mixture):
+    def __init__(self, drop: nn.Module, inside: nn.Module) -> None:
+        super().__init__()
+        self.drop = drop
+        self.experts = nn.ModuleList(nn.Sequential(each[0], inside, each[2]) for each in self.experts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.drop(super().forward(x))
+        return result
+
+
+def test_random_numbers_behind_the_sum_are_drawn_as_in_a_step() -> None:
+    (linear,) = found(Dropping(nn.Dropout(0.5), nn.Identity())).linears().values()
+    assert linear.blocks == (1,) and not any(each.draws for each in linear.held)
+    (linear,) = found(Dropping(nn.AlphaDropout(0.5), nn.Identity())).linears().values()
+    assert linear.blocks == (2,), "what it puts in the place of zeros counts once"
+
+
+class Functional(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+@pytest.mark.parametrize("drop", [nn.Dropout(0.5), nn.Dropout(0.0), Functional()], ids=str)
+def test_experts_may_draw_in_training_only(drop: nn.Module) -> None:
+    (linear,) = found(Dropping(nn.Identity(), drop).eval()).linears().values()
+    assert all(each.draws for each in linear.held)
+
+
+def test_a_later_step_may_use_autocast() -> None:
+    (linear,) = found(Mixture()).linears().values()
+    assert all(each.rounded for each in linear.held)
+
+    class Exact(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.float()
+
+    exact = Mixture()
+    exact.experts = nn.ModuleList(nn.Sequential(each, Exact()) for each in exact.experts)
+    (linear,) = found(exact).linears().values()
+    assert not any(each.rounded for each in linear.held)
+
+
+def test_other_results_count_as_well() -> None:
+    (linear,) = found(Watched()).linears().values()
+    assert linear.blocks == (1, 0)
+
+    class Told(Mixture):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), None, {"choices": self.router(x).argmax(-1), "scores": self.router(x)}
+
+    (linear,) = found(Told()).linears().values()
+    assert linear.blocks == (1, -1, -1, 0)
+
+
 def test_other_lists_are_no_mixtures() -> None:
     layers = nn.Sequential(*(Gated() for _ in range(3)))
 

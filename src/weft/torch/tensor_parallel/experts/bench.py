@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from weft.torch.pytorch.private import version
 from weft.torch.tensor_parallel.functions import FATAL
-from weft.torch.tensors.nested import replace, tensors_in
+from weft.torch.tensor_parallel.splits import pattern
+from weft.torch.tensors.nested import CONSTANTS, leaves_in, replace, tensors_in
 
 _SEED = 20
 _ROUGH = {torch.bfloat16: 0.05, torch.float16: 0.02}
@@ -33,6 +34,7 @@ class Outcome:
         gradients: Those of its inputs, in their order.
         weights: Those of its parameters, by name.
         unused: The parameters that got none.
+        made: Of all that its results hold, whether it is one of ``results``.
     """
 
     results: list[Tensor]
@@ -40,6 +42,7 @@ class Outcome:
     gradients: list[Tensor]
     weights: dict[str, Tensor]
     unused: set[str]
+    made: list[bool]
 
 
 class Bench:
@@ -105,7 +108,8 @@ class Bench:
         torch.manual_seed(_SEED)  # what all draw alike
         try:
             with torch.enable_grad():
-                made = tensors_in(call(leaves, args, kwargs))
+                given_back = call(leaves, args, kwargs)
+            made = tensors_in(given_back)
             results = [each for each in made if each.is_floating_point()]
             if [version(each) for each in given] != before or not any(each.requires_grad for each in results):
                 return None
@@ -130,6 +134,7 @@ class Bench:
             filled[:count],
             dict(zip(leaves, filled[count:], strict=True)),
             {name for name, gradient in zip(leaves, gradients[count:], strict=True) if gradient is None},
+            [isinstance(each, Tensor) and each.is_floating_point() for each in leaves_in(given_back)],
         )
 
     def near(self, actual: Tensor, expected: Tensor) -> bool:
@@ -140,6 +145,32 @@ class Bench:
         return bool(difference <= self.limit * size)
 
 
+BY_OBJECT = "it gets tensors in an object, whose gradients would be those of one rank's part"
+
+
+def in_objects(call: Any) -> bool:
+    """Whether a module is called with tensors in attributes of objects, which nobody sees enter."""
+    found: list[Tensor] = []
+    replace(call, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return len(found) > len(tensors_in(call))
+
+
+def kind_of(name: str, module: nn.Module) -> Any:
+    """What modules have in common that compute the same: names but for numbers of layers, classes, sizes, settings."""
+    inside = []
+    for own, each in module.named_modules():
+        settings = [(key, value) for key, value in vars(each).items() if isinstance(value, CONSTANTS)]
+        settings += [(key, id(value)) for key, value in vars(each).items() if callable(value)]
+        shapes = [(key, tuple(value.shape)) for key, value in each.named_parameters(recurse=False)]
+        inside.append((own, type(each), tuple(settings), tuple(shapes)))
+    return pattern(f"{name}."), tuple(inside)
+
+
 def plus(sums: list[Tensor], more: list[Tensor]) -> list[Tensor]:
     """Tensors added to sums, which are empty at first."""
     return [a + b for a, b in zip(sums, more, strict=True)] if sums else more
+
+
+def equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    """Whether tensors are the same, one by one."""
+    return len(some) == len(others) and all(map(torch.equal, some, others))

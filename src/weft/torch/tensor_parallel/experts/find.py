@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from weft.torch.tensor_parallel.cuts import Cut, cut_by
-from weft.torch.tensor_parallel.splits import EXPERTS, OF_EXPERTS, ONCE, Linear, PartOf, pattern
+from weft.torch.tensor_parallel.splits import EXPERTS, OF_EXPERTS, ONCE, Linear, PartOf
 from weft.torch.tensors.nested import replace
 
-from .bench import PLAIN, Bench, Outcome, plus
+from .bench import BY_OBJECT, PLAIN, Bench, Outcome, equal, in_objects, kind_of, plus
 from .mixtures import hooked_in, is_in
 from .parts import Own, run_own
 from .parts import run as run_with
@@ -112,9 +112,9 @@ def find_experts(
     for name, module in tried.items():
         if name in around and name not in calls:
             continue  # it is no function of what it is called with
-        shapes = tuple((own, tuple(value.shape)) for own, value in module.named_parameters())
-        kind = pattern(f"{name}.")[:-1], type(module), shapes
+        kind = kind_of(name, module)
         reason = why(name) or _why_not(module, owners) or _why_not_around(model, name, cut, leaking)
+        reason = reason or in_objects(calls.get(name)) * BY_OBJECT
         if not reason and kind not in known and name not in calls:
             reason = "the run did not call it"
         if not reason:
@@ -149,12 +149,12 @@ def _why_not(module: nn.Module, owners: Mapping[int, Sequence[str]]) -> str:
 
 def _why_not_around(model: nn.Module, name: str, cut: Collection[str], leaking: Collection[str]) -> str:
     """Why a module cannot be split together with those inside of it."""
+    if any(is_in(each, name) for each in leaking):
+        return "tensors get out of it by another way than its result"
     if _stacks(model.get_submodule(name), False):
         return ""
     if any(is_in(each, name) for each in cut):
         return "linears in it are split by themselves"
-    if any(is_in(each, name) for each in leaking):
-        return "tensors get out of it by another way than its result"
     hooked = hooked_in(model, name)
     return f"{hooked} has hooks" if hooked else ""
 
@@ -311,6 +311,8 @@ def _add_up(bench: Bench, expected: Outcome, parts: Sequence[PartOf], size: int)
             call = partial(run_own, bench.module, Own.of(total, rank, size))
         outcome = bench.run(weights, call)
         if outcome is None or [each.shape for each in outcome.results] != [e.shape for e in expected.results]:
+            return False
+        if not equal(outcome.others, expected.others):
             return False
         results = plus(results, outcome.results)
         gradients = plus(gradients, outcome.gradients)

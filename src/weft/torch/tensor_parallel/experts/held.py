@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from types import MethodType
 from typing import Any
 
@@ -25,17 +26,19 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from weft.errors import UsageError
-from weft.torch.session.random_streams import TORCH, Streams
+from weft.torch.pytorch.private import in_backward
+from weft.torch.session.random_streams import TORCH
 from weft.torch.tensor_parallel.cuts import Cut, mark_copies
-from weft.torch.tensor_parallel.rules import as_whole, stream_of_part
+from weft.torch.tensor_parallel.rules import as_whole, stream_of_part, streams_of
 from weft.torch.tensor_parallel.splits import Held, Linear
 from weft.torch.tensor_parallel.spread import plain
 from weft.torch.tensor_parallel.team import Quiet, Team, leave
 from weft.torch.tensors.cut_weights import Guarded
-from weft.torch.tensors.nested import replace, tensors_in
+from weft.torch.tensors.nested import leaves_in, replace, tensors_in
 
-ALIKE, SUM, ABOVE = 0, 1, 2
-"""What ranks do with a result: it is the same on all; they add it up; or what is above that without any experts."""
+NO_TENSOR, ALIKE, SUM, ABOVE = -1, 0, 1, 2
+"""What ranks do with a result: nothing, it is none of floating-point numbers; it is the same on all; they add it up; or
+what is above that without any experts."""
 
 
 class Turn:
@@ -43,11 +46,23 @@ class Turn:
 
     Attributes:
         twice: Whether each call is followed by another one without experts.
-        without: Whether it is that one: all give zeros.
+        runs: Whether the mixture's own code runs.
+        without: Whether it does so without experts: all give zeros.
+        beside: What modules beside the experts are to give then, and the random numbers after them, call by call.
     """
 
     def __init__(self, twice: bool) -> None:
-        self.twice, self.without = twice, False
+        self.twice, self.runs, self.without = twice, False, False
+        self.beside: list[tuple[Any, Any]] = []
+
+    @contextmanager
+    def running(self, without: bool = False) -> Iterator[None]:
+        """Inside, the mixture's own code runs."""
+        self.runs, self.without = True, without
+        try:
+            yield
+        finally:
+            self.runs = self.without = False
 
 
 class Mixture:
@@ -57,13 +72,13 @@ class Mixture:
         self.module, self.linear, self.team = module, linear, team
         self.turn = Turn(ABOVE in linear.blocks)
         self.cuts = cuts_of_mixture(module, linear)
-        apart = {id(value) for each in linear.held for value in module.get_submodule(each.name).parameters()}
-        self.shared = [
-            (owner, name)
-            for owner in module.modules()
-            for name, value in owner.named_parameters(recurse=False)
-            if id(value) not in apart
-        ]
+
+    @cached_property
+    def shared(self) -> list[tuple[nn.Module, str]]:
+        """The parameters of which each rank makes something of its own, the router's say: their modules and names."""
+        apart = {each for held in self.linear.held for each in self.module.get_submodule(held.name).modules()}
+        owners = [each for each in self.module.modules() if each not in apart]
+        return [(owner, name) for owner in owners for name in owner._parameters]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = replace((args, kwargs), lambda each: as_whole(plain(each)), attributes=False)
@@ -78,7 +93,8 @@ class Mixture:
             if self.turn.twice:
                 result, rest = self.with_and_without(*args, **kwargs)
             else:
-                result, rest = type(self.module).forward(self.module, *args, **kwargs), None
+                with self.turn.running():
+                    result, rest = type(self.module).forward(self.module, *args, **kwargs), None
         finally:
             for (table, name), weight in zip(tables, weights, strict=True):
                 dict.__setitem__(table, name, weight)
@@ -86,17 +102,18 @@ class Mixture:
 
     def with_and_without(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """What the module gives, and what it would without experts; both draw the same random numbers."""
-        streams = Streams(torch.device(self.team.mesh.device_type))
+        streams = streams_of(self.team)
         before = streams.capture(TORCH)
-        result = type(self.module).forward(self.module, *args, **kwargs)
-        after = streams.capture(TORCH)
-        streams.restore(before)
         try:
-            self.turn.without = True
-            rest = type(self.module).forward(self.module, *args, **kwargs)
-        finally:
-            self.turn.without = False
+            with self.turn.running():
+                result = type(self.module).forward(self.module, *args, **kwargs)
+            after = streams.capture(TORCH)
+            streams.restore(before)
+            with self.turn.running(without=True):
+                rest = type(self.module).forward(self.module, *args, **kwargs)
             streams.restore(after)
+        finally:
+            self.turn.beside.clear()
         return result, rest
 
     def _together(self, result: Any, rest: Any, anchor: Tensor | None) -> Any:
@@ -105,18 +122,25 @@ class Mixture:
         ``rest``: what the module gives without experts. ``anchor``: leads to what has entered, also where no own
         expert ran.
         """
-        flags = iter(self.linear.blocks)
+        found = leaves_in(result)
+        made = [isinstance(each, Tensor) and each.is_floating_point() for each in found]
+        known = self.linear.blocks
+        if len(found) != len(known) or any(
+            is_made and flag == NO_TENSOR for is_made, flag in zip(made, known, strict=True)
+        ):
+            raise UsageError(
+                f"{type(self.module).__name__}, whose experts ranks share, does not give what it gave in the first "
+                f"microbatch: {sum(made)} tensors of {len(found)} results, and there were "
+                f"{len(known) - known.count(NO_TENSOR)} of {len(known)}. Let it return as many, with None for what is "
+                'missing, or write "experts": "parts"'
+            )
+        flags = iter([flag for is_made, flag in zip(made, known, strict=True) if is_made])
         others = iter([each for each in tensors_in(rest) if each.is_floating_point()])
 
         def one(tensor: Tensor) -> Tensor:
             if not tensor.is_floating_point():
                 return tensor
-            flag, other = next(flags, None), next(others, None)
-            if flag is None:
-                raise UsageError(
-                    f"{type(self.module).__name__}, whose experts ranks share, gives more tensors than it did in the "
-                    'first microbatch: write "experts": "parts"'
-                )
+            flag, other = next(flags), next(others, None)
             if flag == ALIKE:
                 return alike(tensor, self.team.size)
             above = tensor - other if flag == ABOVE and other is not None else tensor
@@ -128,7 +152,8 @@ class Mixture:
         return replace(result, one, attributes=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mixture:
-        copied = memo[id(self)] = Mixture(memo[id(self.module)], self.linear, self.team)
+        copied = memo[id(self)] = object.__new__(Mixture)
+        copied.module, copied.linear, copied.team = memo[id(self.module)], self.linear, self.team
         copied.cuts, copied.turn = self.cuts, copy.deepcopy(self.turn, memo)
         mark_copies(self.module, self.cuts, self.team, memo)
         return copied
@@ -141,7 +166,13 @@ class Expert:
         self.module, self.held, self.team, self.turn = module, held, team, turn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with stream_of_part(self.team, self.held.draws and self.module.training):
+        if not (self.turn.runs or in_backward()):  # a checkpoint in the mixture runs it again on the way back
+            raise UsageError(
+                f"{self.held.name}, an expert that one rank has, is called by other code than that of the module whose "
+                "experts ranks share: the others have nothing of it. Call that module, or keep it whole, "
+                'weft.set_tensor_parallelism(module, False), or write "experts": "parts"'
+            )
+        with stream_of_part(self.team, self.held.draws):
             if self.held.rank == self.team.rank and not self.turn.without:
                 with readable(self.module):
                     return type(self.module).forward(self.module, *args, **kwargs)
@@ -163,17 +194,22 @@ class Beside:
     def __init__(self, module: nn.Module, team: Team, turn: Turn) -> None:
         self.module, self.team, self.turn = module, team, turn
         self.own = module.__dict__.get("forward")
-        self.zeros: list[Any] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        streams = streams_of(self.team)
         if self.turn.without:
-            return self.zeros.pop(0)
+            zeros, after = self.turn.beside.pop(0)
+            streams.restore(after)
+            return zeros
         size = self.team.size
         forward = self.own or MethodType(type(self.module).forward, self.module)
+        if not (self.turn.runs or in_backward()):  # other code than the mixture's
+            return forward(*args, **kwargs)
         args, kwargs = replace((args, kwargs), lambda tensor: alike(tensor, size), attributes=False)
         result = forward(*args, **kwargs)
-        if self.turn.twice:
-            self.zeros.append(replace(result, torch.zeros_like, attributes=False))
+        if self.turn.twice and self.turn.runs:
+            zeros = replace(result, torch.zeros_like, attributes=False)
+            self.turn.beside.append((zeros, streams.capture(TORCH)))
         return replace(
             result,
             lambda tensor: Share.apply(tensor, size) if tensor.is_floating_point() else tensor,

@@ -9,28 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weft.torch.pytorch.private import has_backward_hooks, has_forward_hooks, imagined_mesh
+from weft.torch.pytorch.private import has_backward_hooks, has_forward_hooks
 from weft.torch.session.random_streams import TORCH, Streams
 from weft.torch.tensor_parallel.cuts import part_sizes
-from weft.torch.tensor_parallel.splits import MIXTURE, Held, Linear, pattern
-from weft.torch.tensor_parallel.team import Team, new_name
+from weft.torch.tensor_parallel.functions import FATAL
+from weft.torch.tensor_parallel.splits import Held, Linear
 from weft.torch.tensors.marks import TAGS
 from weft.torch.tensors.nested import replace as replaced
 from weft.torch.tensors.nested import tensors_in
 
-from .bench import PLAIN, Bench, Outcome, plus
-from .held import ABOVE, ALIKE, SUM, Mixture, members
-from .parts import having
+from .bench import BY_OBJECT, PLAIN, in_objects, kind_of
+from .tried import DROPOUTS, tried
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-FAILS = "it fails with weights and inputs that are made up, or writes into its inputs"
 
 
 @dataclass
@@ -46,13 +43,12 @@ class _Group:
     rounded: bool = False
     draws: bool = False
 
-    def note(self, name: str, args: Any, result: Any, drew: bool) -> None:
+    def note(self, name: str, args: Any, result: Any) -> None:
         """What one of them was called with, and gave."""
         given, made = tensors_in(args), tensors_in(result)
         self.chained |= any(getattr(each, TAGS) == id(self) for each in given)
         for each in made:
             setattr(each, TAGS, id(self))
-        self.draws |= drew
         if not given or len(made) != 1 or made[0] is not result or made[0].shape[:-1] != given[0].shape[:-1]:
             self.fault = "an expert's result is not one tensor with a row for each of its inputs"
             return
@@ -107,18 +103,31 @@ def find_mixtures(
         if any(is_in(each, name) for each in (*found, *other)):
             continue
         module, inside = model.get_submodule(name), around[name]
-        shapes = tuple((own, tuple(value.shape)) for own, value in module.named_parameters())
-        kind = pattern(f"{name}.")[:-1], type(module), shapes
         outcome: Linear | str = _why_not(model, name, inside, size, owners, why, leaking)
+        outcome = outcome or in_objects(calls[name]) * BY_OBJECT
         if not outcome:
+            held, count = _held(name, inside, size), len(inside[0].names)
+            kind = kind_of(name, module), held
             if kind not in known:
-                known[kind] = _tried(module, name, inside, *calls[name], size)
+                known[kind] = tried(module, held, count, *calls[name], size)
             outcome = known[kind]
         if isinstance(outcome, Linear):
             found[name] = outcome
         else:
             other[name] = outcome
     return found, other
+
+
+def _held(name: str, groups: Sequence[_Group], size: int) -> tuple[Held, ...]:
+    """Which rank is to have which of a mixture's experts."""
+    start = len(name) + 1 if name else 0
+    sizes = part_sizes(len(groups[0].names), size)
+    numbers = [rank for rank, count in enumerate(sizes) for _ in range(count)]
+    return tuple(
+        Held(own[start:], rank, group.width, group.rounded, group.draws)
+        for group in groups
+        for own, rank in zip(group.names, numbers, strict=True)
+    )
 
 
 def _rows(call: Any) -> int:
@@ -168,6 +177,8 @@ def _watched(
     streams = Streams(next(model.parameters()).device)
     outer = {name for group in groups for name in _above(group.names[0])}
     states: list[Any] = []
+    members = {name: model.get_submodule(name) for group in groups for name in group.names}
+    again = False
 
     def first(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
@@ -182,8 +193,9 @@ def _watched(
     def after(group: _Group, name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
             now = streams.capture(TORCH)[0]
-            drew = not all(map(torch.equal, states.pop(), now))
-            group.note(name, (args, kwargs), result, drew)
+            group.draws |= not all(map(torch.equal, states.pop(), now))
+            if not again:
+                group.note(name, (args, kwargs), result)
 
         return hook
 
@@ -193,11 +205,35 @@ def _watched(
             stack.callback(hooked.register_forward_pre_hook(first(name), with_kwargs=True).remove)
         for group in groups:
             for name in group.names:
-                member = model.get_submodule(name)
+                member = members[name]
+                group.draws |= any(isinstance(each, DROPOUTS) for each in member.modules())
                 stack.callback(member.register_forward_pre_hook(before, with_kwargs=True).remove)
                 stack.callback(member.register_forward_hook(after(group, name), with_kwargs=True).remove)
         run()
+        inside = [each for member in members.values() for each in member.modules()]
+        if not all(each.training for each in inside):  # do they draw random numbers in training?
+            again = True
+            with _in_training(inside):
+                try:
+                    run()
+                except FATAL:
+                    raise
+                except Exception:
+                    for group in groups:
+                        group.draws = True
     return calls
+
+
+@contextmanager
+def _in_training(modules: Sequence[nn.Module]) -> Iterator[None]:
+    before = [each.training for each in modules]
+    try:
+        for each in modules:
+            each.training = True
+        yield
+    finally:
+        for each, training in zip(modules, before, strict=True):
+            each.training = training
 
 
 def _kept(tensor: Tensor) -> Tensor:
@@ -251,149 +287,3 @@ def hooked_in(model: nn.Module, name: str) -> str:
         if each != name and is_in(each, name) and (has_forward_hooks(module) or has_backward_hooks(module)):
             return each.removeprefix(f"{name}.")
     return ""
-
-
-def _tried(
-    module: nn.Module, name: str, groups: Sequence[_Group], args: Any, kwargs: Any, size: int
-) -> Linear | str:
-    """How ranks can share out its experts; or why they cannot."""
-    start = len(name) + 1 if name else 0
-    numbers = [
-        rank for rank, count in enumerate(part_sizes(len(groups[0].names), size)) for _ in range(count)
-    ]
-    held = tuple(
-        Held(own[start:], rank, group.width, group.rounded, group.draws)
-        for group in groups
-        for own, rank in zip(group.names, numbers, strict=True)
-    )
-    lists = {each.name.partition(".")[0] for each in held}
-    others = [
-        own
-        for own, child in module.named_children()
-        if own not in lists and next(child.parameters(), None) is not None
-    ]
-    bench = Bench(module, args, kwargs, len(groups[0].names))
-    experts = tuple(f"{each.name}." for each in held)
-    larger = bench.larger(lambda name: name.startswith(experts))
-
-    def alone(weights: Mapping[str, Tensor], args: Any, kwargs: Any) -> Any:
-        with having(module, weights):
-            return type(module).forward(module, *args, **kwargs)
-
-    with _without_dropout(module):
-        expected, expected_larger = bench.run(bench.weights, alone), larger.run(larger.weights, alone)
-        if expected is None or expected_larger is None:
-            return FAILS
-        unused = [each for each in expected.unused if not each.startswith(experts)]
-        if unused:
-            return f"its {sorted(unused)[0]} gets no gradient"
-        beside = ((), *((Held(each, None),) for each in others))
-        for flag, extra in [*((SUM, one) for one in beside), *((ABOVE, one) for one in reversed(beside))]:
-            linear = Linear(MIXTURE, (flag,) * len(expected.results), held=(*held, *extra))
-            flags = _exact(bench, linear, expected, size)
-            if flags is not None:
-                linear = replace(linear, blocks=flags)
-                if _exact(larger, linear, expected_larger, size) == flags:
-                    return linear
-    return "the results of its experts are not just added up"
-
-
-@contextmanager
-def _without_dropout(module: nn.Module) -> Iterator[None]:
-    """Inside, modules of dropout do nothing: ranks draw other numbers than one process."""
-    dropping = [each for each in module.modules() if isinstance(each, DROPOUTS)]
-    before = [each.training for each in dropping]
-    try:
-        for each in dropping:
-            each.training = False
-        yield
-    finally:
-        for each, training in zip(dropping, before, strict=True):
-            each.training = training
-
-
-def _of_ranks(bench: Bench, linear: Linear, size: int, rest: bool = False) -> list[Outcome] | None:
-    """What each rank has by itself; None if one of them fails. ``rest``: what is there without experts."""
-    module, outcomes = bench.module, []
-    with imagined_mesh(size, bench.device.type, new_name()) as mesh:
-        for rank in range(size):
-            team = Team(mesh, None, rank, size)
-            mixture = Mixture(module, linear, team)
-            standing = members(mixture)
-
-            def call(
-                weights: Mapping[str, Tensor], args: Any, kwargs: Any, mixture: Mixture = mixture
-            ) -> Any:
-                with having(module, weights):
-                    return mixture.with_and_without(*args, **kwargs)[1] if rest else mixture(*args, **kwargs)
-
-            for inner, stands in standing.items():
-                inner.__dict__["forward"] = stands
-            try:
-                outcome = bench.run(bench.weights, call)
-            finally:
-                for inner in standing:
-                    inner.__dict__.pop("forward", None)
-            if outcome is None:
-                return None
-            outcomes.append(outcome)
-    return outcomes
-
-
-def _exact(bench: Bench, linear: Linear, expected: Outcome, size: int) -> tuple[int, ...] | None:
-    """For each result what ranks do with it; None if results or gradients of the ranks are not the whole ones."""
-    outcomes, rest = _of_ranks(bench, linear, size), None
-    if ABOVE in linear.blocks and outcomes is not None:
-        without = _of_ranks(bench, linear, 1, rest=True)
-        if without is None:
-            return None
-        rest = without[0].results
-    flags = None if outcomes is None else _flags(bench, expected, outcomes, rest)
-    if flags is not None and ALIKE in flags:
-        linear = replace(linear, blocks=flags)
-        outcomes = _of_ranks(bench, linear, size)
-    if flags is None or outcomes is None or not _add_up(bench, linear, expected, outcomes):
-        return None
-    return flags
-
-
-def _flags(
-    bench: Bench, expected: Outcome, outcomes: Sequence[Outcome], rest: Sequence[Tensor] | None
-) -> tuple[int, ...] | None:
-    """For each result what ranks do with it; None if what they have is not the whole.
-
-    ``rest``: what is there without experts; None if nothing is taken to be.
-    """
-    flags = []
-    for number, whole in enumerate(expected.results):
-        parts = [outcome.results[number] for outcome in outcomes if len(outcome.results) > number]
-        if len(parts) < len(outcomes) or any(part.shape != whole.shape for part in parts):
-            return None
-        if rest is not None and rest[number].shape != whole.shape:
-            return None
-        base = torch.zeros_like(whole) if rest is None else rest[number]
-        if all(bench.near(part, whole) for part in parts):
-            flags.append(ALIKE)
-        elif bench.near(torch.stack([part - base for part in parts]).sum(0), whole - base):
-            flags.append(SUM if rest is None else ABOVE)
-        else:
-            return None
-    same = all(len(each.others) == len(expected.others) for each in outcomes) and all(
-        torch.equal(a, b) for each in outcomes for a, b in zip(each.others, expected.others, strict=True)
-    )
-    return tuple(flags) if same and any(flags) else None
-
-
-def _add_up(bench: Bench, linear: Linear, expected: Outcome, outcomes: Sequence[Outcome]) -> bool:
-    """Whether gradients of all inputs and weights add up over the ranks; those of modules beside are whole on each."""
-    beside = tuple(f"{each.name}." for each in linear.held if each.rank is None)
-    inputs: list[Tensor] = []
-    for outcome in outcomes:
-        inputs = plus(inputs, outcome.gradients)
-    sums = [*zip(inputs, expected.gradients, strict=True)]
-    for name, whole in expected.weights.items():
-        found = [each.weights[name] for each in outcomes]
-        sums += [
-            (each, whole) for each in (found if name.startswith(beside) else [torch.stack(found).sum(0)])
-        ]
-    return all(bench.near(actual, whole) for actual, whole in sums)

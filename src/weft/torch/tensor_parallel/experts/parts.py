@@ -28,8 +28,8 @@ def run(
 ) -> Any:
     """What the module's class computes with other tensors in place of its parameters, and other ``numbers``.
 
-    Names with dots are those of modules inside of it. If there are none, the module itself stays as it is, for another
-    thread may run it.
+    Names with dots are those of modules inside of it. If there are none, the module keeps its parameters meanwhile, for
+    another thread may run it. What it writes into its attributes stays.
     """
     if any("." in name for name in weights):
         with having(module, weights):
@@ -39,7 +39,11 @@ def run(
     twin.__dict__.pop("forward", None)
     twin.__dict__.update(numbers or {})
     twin.__dict__["_parameters"] = dict(weights)
-    return type(module).forward(twin, *args, **kwargs)
+    before = dict(twin.__dict__)
+    result = type(module).forward(twin, *args, **kwargs)
+    written = {name: value for name, value in vars(twin).items() if before.get(name, twin) is not value}
+    module.__dict__.update(written)
+    return result
 
 
 @contextmanager

@@ -119,11 +119,13 @@ def reduced(func: Any, args: Any, kwargs: Any) -> Any:
 
 def compared(func: Any, args: Any, kwargs: Any) -> Any:
     """A loss of each number by itself, and what becomes of all."""
-    if len(args) > 2 or kwargs.keys() & {"size_average", "reduce"}:
-        return NotImplemented
-    each = one_by_one(func, args, {**kwargs, "reduction": "none"})
+    old = kwargs.get("size_average") is not None or kwargs.get("reduce") is not None
+    weighted = kwargs.get("weight") is not None and func is not F.binary_cross_entropy_with_logits
     how = kwargs.get("reduction", "mean")
-    if each is NotImplemented or how not in ("none", "mean", "sum"):
+    if len(args) > 2 or old or how not in ("none", "mean", "sum") or (weighted and how == "mean"):
+        return NotImplemented  # a mean of others than the numbers, or another error than weft's
+    each = one_by_one(func, args, {**kwargs, "reduction": "none"})
+    if each is NotImplemented:
         return NotImplemented
     return each if how == "none" else getattr(each, how)()
 
