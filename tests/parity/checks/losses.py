@@ -37,6 +37,21 @@ def loss_from_several_partitions() -> None:
 
 
 @check
+def losses_of_arguments_that_pytorch_loses() -> None:
+    weight = torch.linspace(0.5, 2, WIDTH, device=device())
+
+    def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        out = model(batch["x"])
+        weights = weight.expand_as(out)
+        every = F.l1_loss(out, batch["y"], weight=weights, reduction="none").square().mean()
+        return F.l1_loss(out, batch["y"], weight=weights) + every
+
+    same_as_alone(
+        seeded(models.Chain), vectors(), loss_of, places=numbered("blocks", [0, 0, 1, 1]), verify="off"
+    )
+
+
+@check
 def backward_from_several_tensors() -> None:
     net = seeded(models.ThreeWays)
     weight = torch.linspace(0, 1, WIDTH, device=device())

@@ -23,12 +23,13 @@ import torch
 import torch.utils.checkpoint as checkpoints
 
 from weft.errors import UsageError
-from weft.torch.clip import REPLACED
+from weft.torch import clip
 from weft.torch.execution.glue import running
 from weft.torch.execution.gradients import root_gradients
 from weft.torch.execution.program import Program
 from weft.torch.execution.thread_settings import AUTOGRAD, backward_taker, going_back, in_step_code, rehearsal
 from weft.torch.optimizer import warn_of_plain_optimizers
+from weft.torch.pytorch import lost_arguments
 from weft.torch.pytorch.private import CHECKPOINT, CHECKPOINT_GENERATOR, FUNCTION, REENTRANT, SCRIPTED, refuse
 from weft.torch.replicas.sync_batch_norm import without_counting
 from weft.torch.session import current
@@ -47,7 +48,7 @@ def install() -> None:
     _intercept_functions()
     _intercept_scripted()
     _intercept_backward()
-    for old, new in REPLACED:
+    for old, new in (*clip.REPLACED, *lost_arguments.REPLACED):
         _replace_everywhere(old, new)
     warn_of_plain_optimizers()
 

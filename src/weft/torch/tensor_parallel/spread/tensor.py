@@ -145,7 +145,7 @@ class Spread(Tensor):
             _note(given, func, "writes")
         elif any(each.moved() for each in given):
             pass
-        elif (rule := RULES.get(func)) is not None:
+        elif (rule := RULES.get(func, RULES.get(own))) is not None:
             result = rule(func, args, kwargs)
             if result is not NotImplemented:
                 return result
