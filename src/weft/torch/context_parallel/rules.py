@@ -43,7 +43,7 @@ def whole(tensor: Tensor, team: Team) -> Tensor:
     if isinstance(owner, Sharers) and isinstance(tensor, DTensor):
         tensor = owner.along_positions(tensor)
         owner = team_of(tensor)
-    ours = owner is None or isinstance(owner, Sharers)  # the others have heads
+    ours = owner is None or owner is team or isinstance(owner, Sharers)  # the others have heads
     if ours and isinstance(tensor, DTensor) and shard_of(tensor) is not None:
         return gather(tensor, owner or team)
     return as_whole(tensor)
