@@ -125,6 +125,11 @@ class Trial:
         other.whole, other._tried = dict(self.whole), dict(self._tried)
         return other
 
+    def _kind(self, name: str) -> Any:
+        """What modules have in common that share a fate: their name but for numbers of layers, and what is in them."""
+        inside = [(own, type(each)) for own, each in self.model.get_submodule(name).named_modules()]
+        return pattern(f"{name}."), inside
+
     def once(self, run: Callable[[], Any], watcher: Watcher) -> bool:
         """Run the model once, as far as it comes without a conflict; whether that changed what is tried."""
         self._called.clear()
@@ -176,7 +181,8 @@ class Trial:
         Raises:
             Stop: Always.
         """
-        for each in [other for other in self._tried if pattern(f"{other}.") == pattern(f"{name}.")]:
+        alike = self._kind(name)
+        for each in [other for other in self._tried if self._kind(other) == alike]:
             first = self.reasons.setdefault(each, reason)
             if at + 1 < len(dims):
                 self._tried[each] = at + 1

@@ -53,6 +53,15 @@ def test_batch_may_come_second():
     assert found(layer).regions == {"0": 0}
 
 
+def test_layers_of_another_kind_have_their_own_fate():
+    class Flipped(Layer):
+        """Looks at other positions."""
+
+    splits = found(Flipped(lambda x: x.flip(1)), Layer(), Layer())
+    assert splits.regions == {"1": 1, "2": 1}
+    assert splits.whole == {"0": "flip takes whole sequences"}
+
+
 @pytest.mark.parametrize(
     ("between", "reason"),
     [
