@@ -320,20 +320,10 @@ def finite(steps: list[Step]) -> bool:
     )
 
 
-def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
-    """What became of a program on this rank, and the words for it."""
-    names = compiled(source)
+def judged(run: Callable[[], tuple[str, str]]) -> tuple[str, str]:
+    """What became of a program that ``run`` runs with weft and compares, and the words for it."""
     try:
-        expected = alone(names)
-        if not finite(expected):
-            return INVALID, "the numbers are not finite"
-    except WeftError:
-        return CRASHED, f"without weft: {traceback.format_exc(limit=-14)}"
-    except Exception as error:
-        return INVALID, f"{type(error).__name__}: {error}"
-    try:
-        found = differences(split(names, settings), expected, names["TOLERANCE"])
-        return (DIFFERS, found) if found else (EQUAL, "")
+        return run()
     except StallError as error:
         return STUCK, f"{error}"
     except PeerError as error:
@@ -345,11 +335,29 @@ def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
     except Exception:
         return CRASHED, traceback.format_exc(limit=-14)
     finally:
-        del names
         gc.collect()
 
 
-def main(names: dict[str, Any]) -> None:
+def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
+    """What became of a program on this rank, and the words for it."""
+    names = compiled(source)
+    try:
+        expected = alone(names)
+        if not finite(expected):
+            return INVALID, "the numbers are not finite"
+    except WeftError:
+        return CRASHED, f"without weft: {traceback.format_exc(limit=-14)}"
+    except Exception as error:
+        return INVALID, f"{type(error).__name__}: {error}"
+
+    def beside() -> tuple[str, str]:
+        found = differences(split(names, settings), expected, names["TOLERANCE"])
+        return (DIFFERS, found) if found else (EQUAL, "")
+
+    return judged(beside)
+
+
+def main(names: dict[str, Any], outcome: Callable[..., tuple[str, str]] = outcome) -> None:
     """Runs the program whose names these are, on the ranks of this job."""
     torch.set_num_threads(1)
     source = open(names["__file__"]).read()  # noqa: SIM115

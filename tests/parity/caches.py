@@ -11,7 +11,8 @@ import copy
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ import weft.torch as weft
 from tests.parity import in_parts
 from tests.parity.registry import Checks
 from tests.parity.zoo import CASES
+from weft.torch.activation_checkpointing import set_activation_checkpointing
 from weft.torch.context_parallel.apply import Region
 from weft.torch.session import current
 from weft.torch.tensor_parallel import is_cut
@@ -52,12 +54,18 @@ def step_of(loss_of: Loss) -> Any:
 
 
 def trained(
-    net: nn.Module, batches: list[dict[str, Tensor]], losses: list[Loss], optimizer_for: Any, **settings: Any
-) -> weft.DistributedModel:
-    """Train split and in one process, a loss for each step: the losses, gradients and weights are the same."""
+    net: nn.Module, batches: list[dict[str, Tensor]], losses: list[Loss], optimizer_for: Any,
+    checkpointed: Sequence[str] = (), **settings: Any,
+) -> weft.DistributedModel:  # fmt: skip
+    """Train split and in one process, a loss for each step: the losses, gradients and weights are the same.
+
+    ``checkpointed``: modules that are computed again in the backward pass where the model is split.
+    """
     gc.collect()
     weft.init({"partitions": given.partitions, "microbatches": 2, **settings})
     alone = copy.deepcopy(net)
+    for name in checkpointed:
+        set_activation_checkpointing(net.get_submodule(name))
     model = weft.DistributedModel(net)
     optimizer, plain = (
         weft.DistributedOptimizer(optimizer_for(model.parameters())),
@@ -322,6 +330,43 @@ def lists_are_filled_as_in_one_process() -> None:
         return distance(model, batch)
 
     trained(net, [*map(samples, range(2))], [distance, later], adamw, **by_hand)
+
+
+class Reading(nn.Module):
+    """Gets what it works on in a list, or in a deque."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, things: Any) -> Tensor:
+        return torch.tanh(self.linear(things[0]))
+
+
+class Recomputed(nn.Module):
+    """Layers that get what the model's own code fills meanwhile."""
+
+    def __init__(self, kind: Callable[[list[Tensor]], Any]) -> None:
+        super().__init__()
+        self.first, self.layers = nn.Linear(WIDTH, WIDTH), nn.ModuleList(Reading() for _ in range(4))
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        things = self.kind([x])
+        for layer in self.layers:
+            x = x + layer(things)
+            things[0] = x
+        return x
+
+
+@CHECKS.check
+def lists_are_read_as_they_were_in_checkpoints() -> None:
+    batches = [samples(number) for number in range(3)]
+    for kind in (list, deque):
+        torch.manual_seed(0)
+        layers = [f"layers.{number}" for number in range(4)]
+        trained(Recomputed(kind), batches, [distance] * 3, adamw, checkpointed=layers)
 
 
 @CHECKS.check

@@ -1,15 +1,11 @@
 """Runs the source of a program in one process and over the ranks of the job, and tells what differs.
 
 In double precision; so what differs by more than rounding is wrong, however little it is. Compared are losses, scores
-in evaluation, norms of gradients, whole weights and what the optimizer holds of them.
+in evaluation, norms of gradients and whole weights; what the optimizer holds shows in those of the second step.
 """
 
 from __future__ import annotations
 
-import copy
-import gc
-import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +16,9 @@ import torch.distributed.tensor
 from torch import Tensor, nn
 
 import weft.torch as weft
-from tests.fuzz.beside import CRASHED, DIFFERS, EQUAL, INVALID, REFUSED, STUCK, compiled
-from weft.errors import PeerError, StallError, VerifyError, WeftError
+from tests.fuzz import beside as programs
+from tests.fuzz.beside import DIFFERS, EQUAL, INVALID, REFUSED, compiled, judged
+from weft.errors import WeftError
 from weft.torch.context_parallel.apply import Region
 from weft.torch.session import current
 from weft.torch.tensor_parallel import is_cut
@@ -50,10 +47,6 @@ def batch(names: Mapping[str, Any], number: int) -> Tensor:
     return torch.randint(0, 17, (names["ROWS"], names["LENGTHS"][number]), generator=numbers)
 
 
-def shares(words: Tensor, count: int) -> list[Tensor]:
-    return list(words.chunk(count))
-
-
 def loss_of(names: Mapping[str, Any], given: tuple[Tensor, Any], words: Tensor) -> Tensor:
     loss: Tensor = names["loss_of"](given[0], words) + 0.1 * given[1]
     return loss
@@ -69,7 +62,7 @@ def alone(names: Mapping[str, Any], copies: int) -> list[Done]:
         words, done = batch(names, number), Done()
         if number == 0 or not names["ACCUMULATE"]:
             optimizer.zero_grad()
-        parts = [part for share in shares(words, copies) for part in shares(share, microbatches)]
+        parts = [part for share in words.chunk(copies) for part in share.chunk(microbatches)]
         losses = []
         for part in parts:
             loss = loss_of(names, net(part), part)
@@ -116,14 +109,12 @@ def split(net: nn.Module, names: Mapping[str, Any]) -> list[Done]:
     found = []
     for number in range(names["STEPS"]):
         words, done = batch(names, number), Done()
-        mine = shares(words, weft.rdp_size())[weft.rdp_rank()]
+        mine = words.chunk(weft.rdp_size())[weft.rdp_rank()]
         if number == 0 or not names["ACCUMULATE"]:
             optimizer.zero_grad()
         done.numbers["losses"] = torch.stack([each.detach() for each in step(model, mine).outputs])
         if names["CLIP"]:
-            done.numbers["norm"] = torch.as_tensor(
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05), dtype=torch.float64
-            ).detach()
+            done.numbers["norm"] = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05).detach()
         optimizer.step()
         if names["EVALUATE"]:
             model.eval()
@@ -167,34 +158,20 @@ def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
     except WeftError as error:
         return REFUSED, f"{type(error).__name__}: {error}"
     try:
-        expected = alone(copy.copy(names), copies)
+        expected = alone(names, copies)
         if not all(bool(value.isfinite().all()) for done in expected for value in done.numbers.values()):
             return INVALID, "the numbers are not finite"
     except Exception as error:
         return INVALID, f"{type(error).__name__}: {error}"
-    try:
+
+    def beside() -> tuple[str, str]:
         net = start(names)
         found = differences(split(net, names), expected, rank, copies)
         return (DIFFERS, found) if found else (EQUAL, IN_PARTS if is_in_parts(net) else "")
-    except StallError as error:
-        return STUCK, f"{error}"
-    except PeerError as error:
-        return "", f"{error}"
-    except VerifyError as error:
-        return DIFFERS, f"weft says so: {error}"
-    except WeftError as error:
-        return REFUSED, f"{type(error).__name__}: {error}"
-    except Exception:
-        return CRASHED, traceback.format_exc(limit=-14)
-    finally:
-        del names
-        gc.collect()
+
+    return judged(beside)
 
 
 def main(names: dict[str, Any]) -> None:
     """Runs the program whose names these are, on the ranks of this job."""
-    torch.set_num_threads(1)
-    source = open(names["__file__"]).read()  # noqa: SIM115
-    word, text = outcome(source, {})
-    print(f"rank {weft.rank() if weft.is_initialized() else '?'}: {word} {text}", flush=True)
-    sys.exit(word not in (EQUAL, REFUSED))
+    programs.main(names, outcome)

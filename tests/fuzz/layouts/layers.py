@@ -225,6 +225,8 @@ def mlp(name: str, picks: Picks) -> str:
         made += [f"self.inner = nn.Linear({WIDTH}, {inner}, bias={bias})"]
         lines += ["h = self.inner(x)", f"h = {act}"]
     made += [f"self.outer = nn.Linear({inner}, {WIDTH}, bias={bias})"]
+    if how == "conv1d":  # a linear whose weight has the inputs first
+        made = [f"self.inner, self.outer = Conv1D({inner}, {WIDTH}), Conv1D({WIDTH}, {inner})"]
     if middle == "norm":
         made += [f"self.middle = nn.LayerNorm({inner})"]
         lines += ["h = self.middle(h)"]

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers.pytorch_utils import Conv1D
 
 SETTINGS = {settings}
 STEPS, ROWS, LENGTHS = 2, {rows}, {lengths}

@@ -130,21 +130,29 @@ def test_a_rank_that_stands_still_is_killed_when_all_others_have_gone(
     assert other.wait(10) == -signal.SIGKILL
 
 
+def hears(monkeypatch: pytest.MonkeyPatch, told: int, words: dict[int, bytes]) -> list[int]:
+    """The first look shows a connection with another host, later ones show none; at some of them there is a word.
+
+    Gives the numbers of the looks.
+    """
+    mine = Connection(f"{HERE}:9C4C", f"{THERE}:{STORE:04X}", "01", 0, 0, "1")
+    looks: list[int] = []
+
+    def look() -> list[Connection]:
+        looks.append(len(looks) + 1)
+        if looks[-1] in words:
+            os.write(told, words[looks[-1]])
+        return [mine] if looks[-1] == 1 else []
+
+    monkeypatch.setattr(program, "connections", look)
+    return looks
+
+
 def test_a_rank_has_its_time_to_notice_that_others_have_gone(
     monkeypatch: pytest.MonkeyPatch, other: subprocess.Popen[bytes], told: int
 ):
     """Rank 0 learns of a rank of another host by its silence only, and says then who it was."""
-    mine = Connection(f"{HERE}:9C4C", f"{THERE}:{STORE:04X}", "01", 0, 0, "1")
-    looks = 0
-
-    def look() -> list[Connection]:
-        nonlocal looks
-        looks += 1
-        if looks == 15:
-            os.write(told, b".")
-        return [mine] if looks == 1 else []
-
-    monkeypatch.setattr(program, "connections", look)
+    hears(monkeypatch, told, {15: program.ALL_CAME})
     assert watch(held(other), STORE, 20) is True
     assert other.poll() is None
 
@@ -153,19 +161,9 @@ def test_a_rank_may_work_on_alone_when_others_have_left(
     monkeypatch: pytest.MonkeyPatch, other: subprocess.Popen[bytes], told: int
 ):
     """What it does after its training may take longer than others wait for it."""
-    mine = Connection(f"{HERE}:9C4C", f"{THERE}:{STORE:04X}", "01", 0, 0, "1")
-    looks = 0
-
-    def look() -> list[Connection]:
-        nonlocal looks
-        looks += 1
-        if looks in (2, 20):
-            os.write(told, program.LEAVING if looks == 2 else program.ALL_CAME)
-        return [mine] if looks == 1 else []
-
-    monkeypatch.setattr(program, "connections", look)
+    looks = hears(monkeypatch, told, {2: program.LEAVING, 20: program.ALL_CAME})
     assert watch(held(other), STORE, program.LOOKS) is True
-    assert other.poll() is None and looks >= 20
+    assert other.poll() is None and len(looks) >= 20
 
 
 @pytest.mark.parametrize("last", ["01", None])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import MethodType, ModuleType
 from typing import Any
@@ -83,16 +83,33 @@ def wrap_without_counting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Again:
-    """Calls a function: the first time as it is, later by :func:`wrap_without_counting`."""
+    """Calls a function: the first time as it is, later by :func:`wrap_without_counting`, on the containers of then."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._ran = False
+        self._then: tuple[dict[int, Any], dict[str, Any]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        function = wrap_without_counting(self._function) if self._ran else self._function
-        self._ran = True
-        return function(*args, **kwargs)
+        if self._then is None:
+            self._then = _containers(enumerate(args)), _containers(kwargs.items())
+            return self._function(*args, **kwargs)
+        then, named = self._then  # not the tensors: PyTorch may have detached them
+        args = tuple(then.get(at, each) for at, each in enumerate(args))
+        return wrap_without_counting(self._function)(*args, **{**kwargs, **named})
+
+
+def _containers(given: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    return {key: as_now(each) for key, each in given if type(each) in (list, tuple, dict)}
+
+
+def as_now(given: Any) -> Any:
+    """``given`` with lists, tuples and dicts of its own: a checkpoint's second run must not see what is put into them
+    later. A unit's lists hold what this rank has only while it runs. Those of classes of their own stay the same."""
+    if type(given) in (list, tuple):
+        return type(given)(map(as_now, given))
+    if type(given) is dict:
+        return {key: as_now(item) for key, item in given.items()}
+    return given
 
 
 def _generator(original: Callable[..., Iterator[None]]) -> Callable[..., Iterator[None]]:
@@ -104,8 +121,8 @@ def _generator(original: Callable[..., Iterator[None]]) -> Callable[..., Iterato
         if glue is None:
             _seen["checkpoints"] += 1
             if args:
-                args = (wrap_without_counting(args[0]), *args[1:])
-            yield from original(*args, **kwargs)
+                args = (wrap_without_counting(args[0]), *as_now(args[1:]))
+            yield from original(*args, **as_now(kwargs))
             return
         refuse(CHECKPOINT)
         with checkpointing(glue.program):

@@ -7,6 +7,7 @@ PyTorch's functions hand their arguments on to ``__torch_function__``. These for
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +25,17 @@ class _Torch:
     chain_matmul = staticmethod(torch.chain_matmul)
 
 
-@functools.wraps(_Torch.l1_loss)
+def _stands_for(old: Any) -> Callable[[Any], Any]:
+    """A function that is found by the name of ``old``, and known as it."""
+
+    def named(new: Any) -> Any:
+        setattr(functools.wraps(old)(new), STANDS_FOR, old)
+        return new
+
+    return named
+
+
+@_stands_for(_Torch.l1_loss)
 def _l1_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
     reduction: str = "mean", weight: Tensor | None = None,
@@ -42,7 +53,7 @@ def _l1_loss(
     return weighted.sum() if reduction == "sum" else weighted.sum() / weight.sum()
 
 
-@functools.wraps(_Torch.chain_matmul)
+@_stands_for(_Torch.chain_matmul)
 def _chain_matmul(*matrices: Any, out: Tensor | None = None) -> Tensor:
     if out is None or not has_torch_function((*matrices, out)):
         result: Tensor = _Torch.chain_matmul(*matrices, out=out)
@@ -52,5 +63,3 @@ def _chain_matmul(*matrices: Any, out: Tensor | None = None) -> Tensor:
 
 
 REPLACED = ((_Torch.l1_loss, _l1_loss), (_Torch.chain_matmul, _chain_matmul))
-for _old, _new in REPLACED:
-    setattr(_new, STANDS_FOR, _old)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +154,19 @@ def in_objects(call: Any) -> bool:
     found: list[Tensor] = []
     replace(call, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return len(found) > len(tensors_in(call))
+
+
+@contextmanager
+def in_mode(training: bool, modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside, these modules, not those in them, are in training or in evaluation."""
+    before = [each.training for each in modules]
+    try:
+        for each in modules:
+            each.training = training
+        yield
+    finally:
+        for each, own in zip(modules, before, strict=True):
+            each.training = own
 
 
 def kind_of(name: str, module: nn.Module) -> Any:

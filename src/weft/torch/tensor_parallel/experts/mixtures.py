@@ -8,7 +8,7 @@ for those of others. Its results have to add up, or be the same on all ranks, an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from weft.torch.tensors.marks import TAGS
 from weft.torch.tensors.nested import replace as replaced
 from weft.torch.tensors.nested import tensors_in
 
-from .bench import BY_OBJECT, PLAIN, in_objects, kind_of
+from .bench import BY_OBJECT, PLAIN, in_mode, in_objects, kind_of
 from .tried import DROPOUTS, tried
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)
@@ -213,7 +213,7 @@ def _watched(
         inside = [each for member in members.values() for each in member.modules()]
         if not all(each.training for each in inside):  # do they draw random numbers in training?
             again = True
-            with _in_training(inside):
+            with in_mode(True, inside):
                 try:
                     run()
                 except FATAL:
@@ -222,18 +222,6 @@ def _watched(
                     for group in groups:
                         group.draws = True
     return calls
-
-
-@contextmanager
-def _in_training(modules: Sequence[nn.Module]) -> Iterator[None]:
-    before = [each.training for each in modules]
-    try:
-        for each in modules:
-            each.training = True
-        yield
-    finally:
-        for each, training in zip(modules, before, strict=True):
-            each.training = training
 
 
 def _kept(tensor: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ all gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from weft.torch.tensor_parallel.splits import MIXTURE, Held, Linear
 from weft.torch.tensor_parallel.team import Team, new_name
 from weft.torch.tensors.nested import tensors_in
 
-from .bench import Bench, Call, Outcome, equal, plus
+from .bench import Bench, Call, Outcome, equal, in_mode, plus
 from .held import ABOVE, ALIKE, NO_TENSOR, SUM, Mixture, members
 from .parts import having
 
@@ -55,7 +55,8 @@ def tried(
         with having(module, weights):
             return type(module).forward(module, *args, **kwargs)
 
-    with _without_dropout([module.get_submodule(each.name) for each in held]):
+    inside = [each for one in held for each in module.get_submodule(one.name).modules()]
+    with in_mode(False, [each for each in inside if isinstance(each, DROPOUTS)]):  # ranks draw other numbers
         expected, expected_larger = bench.run(bench.weights, alone), larger.run(larger.weights, alone)
         if expected is None or expected_larger is None:
             return FAILS
@@ -93,20 +94,6 @@ def _under_autocast(bench: Bench, experts: Sequence[Held], alone: Call) -> Itera
     lists = {name.rpartition(".")[0]: found for name, found in rounded.items()}
     for each in experts:
         yield replace(each, rounded=lists.get(each.name.rpartition(".")[0], each.rounded) or each.rounded)
-
-
-@contextmanager
-def _without_dropout(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Inside, modules of dropout in these ones do nothing: ranks draw other numbers than one process."""
-    dropping = [each for module in modules for each in module.modules() if isinstance(each, DROPOUTS)]
-    before = [each.training for each in dropping]
-    try:
-        for each in dropping:
-            each.training = False
-        yield
-    finally:
-        for each, training in zip(dropping, before, strict=True):
-            each.training = training
 
 
 def _of_ranks(bench: Bench, linear: Linear, size: int, rest: bool = False) -> list[Outcome] | None:
