@@ -374,6 +374,38 @@ def whole_tensors_beside_parts_cost_nothing() -> None:
     job.compare()
 
 
+class Batched(Layer):
+    """Attention by products of matrices in batches: samples and heads are one dimension."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, length, _ = x.shape
+        q, k, v = (
+            each.view(samples, length, HEADS, -1).transpose(1, 2).reshape(samples * HEADS, length, -1)
+            for each in self.qkv(self.before(x)).chunk(3, -1)
+        )
+        hidden = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        scores = torch.zeros(length, length, dtype=x.dtype, device=x.device).masked_fill(hidden, -1e4)
+        weights = torch.baddbmm(
+            scores.expand(samples * HEADS, -1, -1), q, k.transpose(1, 2), alpha=0.5
+        ).softmax(-1)
+        mixed = torch.bmm(weights, v).view(samples, HEADS, length, -1)
+        x = x + self.out(mixed.transpose(1, 2).reshape(samples, length, -1))
+        return x + self.outer(F.gelu(self.inner(self.between(x))))
+
+
+@CHECKS.check
+def samples_and_heads_may_be_one_dimension() -> None:
+    def net() -> nn.Module:
+        words = Words(0.0)
+        words.layers = nn.ModuleList(Batched(0.0) for _ in range(2))
+        return words
+
+    job = Job(net=net, verify="gradients")
+    assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
+    job.compare()
+    assert job.regions()
+
+
 class Writing(Layer):
     """Writes into what three linears share, none of which trains."""
 

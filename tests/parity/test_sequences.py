@@ -35,7 +35,14 @@ LAYOUTS = [  # ranks, partitions, settings, checks
         4,
         1,
         {"context_parallel_degree": 2, "tensor_parallel_degree": 2},
-        [*SOME, *SAVES, "layers_may_be_checkpointed", BESIDE, WRITTEN],
+        [
+            *SOME,
+            *SAVES,
+            "layers_may_be_checkpointed",
+            "samples_and_heads_may_be_one_dimension",
+            BESIDE,
+            WRITTEN,
+        ],
     ),
     (2, 2, {}, SAVES),
 ]

@@ -76,10 +76,10 @@ class Both(Sharers):
             parts = Together.apply(local, self.heads, local.ndim - 1, _behind(local.shape[-1], self.heads))
             how = Cut(local.ndim - 1, blocks, tuple(parts.shape))
             local = joined(parts.chunk(self.heads.size, -1), how)
-        elif heads.is_shard():
-            local = Together.apply(
-                local, self.heads, _dim(heads), _behind(local.shape[_dim(heads)], self.heads)
-            )
+        elif heads.is_shard() or hasattr(heads, "split_factor"):
+            times = getattr(heads, "split_factor", 1)  # samples and heads seen as one dimension
+            places = _behind(local.shape[_dim(heads)] // times, self.heads).repeated(times)
+            local = Together.apply(local, self.heads, _dim(heads), places)
         elif heads.is_partial():
             local = leave(local.clone(), self.heads)
         return like(local, tensor, self.sharers)
