@@ -7,6 +7,7 @@ import secrets
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,6 +101,8 @@ def measure(sender: str, taker: str, address: str) -> Speed:
         text=True,
     )
     assert taking.stdin is not None and taking.stdout is not None
+    patience = threading.Timer(2 * SECONDS, taking.kill)
+    patience.start()
     try:
         taking.stdin.write(f"{secret}\n")
         taking.stdin.flush()
@@ -117,6 +120,7 @@ def measure(sender: str, taker: str, address: str) -> Speed:
     except (subprocess.TimeoutExpired, ValueError):
         return Speed(sender, taker, problem=f"{address} took nothing in {SECONDS:g} s")
     finally:
+        patience.cancel()
         taking.kill()
         taking.communicate()
 

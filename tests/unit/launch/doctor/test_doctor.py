@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 
 from weft.cli.main import main
 from weft.errors import FormatError
-from weft.launch.doctor import stream
+from weft.launch.doctor import remote, stream
 from weft.launch.doctor.advice import of_host, of_hosts
 from weft.launch.doctor.facts import Facts
 from weft.launch.doctor.remote import Answer, Speed
@@ -91,21 +90,18 @@ def test_facts_are_read_as_they_were_printed():
         Facts.from_json(GOOD.to_json().replace('"cores": 8', '"cores": "8"'))
 
 
-def test_only_who_knows_the_secret_is_taken(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_only_who_knows_the_secret_is_taken(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stream, "SECONDS", 0.05)
-    found: list[float] = []
-    taking = threading.Thread(target=lambda: found.append(stream.take("good")))
-    taking.start()
-    port = ""
-    while not port:
-        port = capsys.readouterr().out.strip()
-    with socket.create_connection(("127.0.0.1", int(port))) as stranger:
-        stranger.sendall(b"bad".ljust(32) + b"x" * 100)
-    stream.send("127.0.0.1", int(port), "good")
-    taking.join(30)
-    assert found and found[0] > 1e6
+    taker = [sys.executable, "-m", stream.__name__, "take"]
+    with subprocess.Popen(taker, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as taking:
+        assert taking.stdin and taking.stdout
+        taking.stdin.write("good\n")
+        taking.stdin.flush()
+        port = int(taking.stdout.readline())
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(b"bad".ljust(32) + b"x" * 100)
+        stream.send("127.0.0.1", port, "good")
+        assert float(taking.communicate(timeout=60)[0]) > 1e6
 
 
 SSH = f"""#!{sys.executable}
@@ -133,6 +129,15 @@ def test_hosts_are_asked_through_ssh(
     assert closed["text"] == "ssh: connect to host closed port 22: Connection refused" and not closed["well"]
     (speed,) = [each for each in found if each["host"] == "two to one"]
     assert speed["text"].endswith(" MB/s"), speed
+
+
+def test_a_host_that_takes_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(1000)\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(remote, "SECONDS", 0.2)
+    assert remote.measure("one", "two", "127.0.0.1").problem == "nothing can listen on two"
 
 
 @pytest.mark.parametrize("hosts", ["-oProxyCommand=x", "a b", "", "one,one"])
