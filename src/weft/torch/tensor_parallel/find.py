@@ -116,18 +116,13 @@ def find(
     regions.update({name: {name: linear} for name, linear in {**stacked, **mixtures}.items()})
     whole.update(_uncut_experts(model, inside, stacked, uncut))
     for name, attention in attentions.items():
-        if name in inside:
-            continue
-        whole.pop(f"{name}.out_proj", None)
-        reason = why_whole(attention, size) or _own_wish(model, name)
-        if any(len(owners[id(parameter)]) > 1 for parameter in attention.parameters()):
-            reason = "it shares parameters with another module"
-        elif id(attention) not in trial.called:
-            reason = "the run did not call it"
-        if reason:
-            whole[name] = reason
-        else:
-            regions[name] = {name: Linear(HEADS)}
+        if name not in inside:
+            whole.pop(f"{name}.out_proj", None)
+            shared = any(len(owners[id(parameter)]) > 1 for parameter in attention.parameters())
+            if reason := _why_attention_is_whole(model, name, size, shared, trial.called):
+                whole[name] = reason
+            else:
+                regions[name] = {name: Linear(HEADS)}
     whole.update(others)
     for name in words:
         whole.pop(name, None)
@@ -137,11 +132,29 @@ def find(
     for name in wanted:
         besides = "put together" if wanted[name] == COLUMN and name in trial.alone else notes.get(name, "")
         notes[name] = "as the script says" + f", {besides}" * bool(besides)
-    for name, why in told.items():
-        other = "not inside of each expert" if stacked[name].by_rank() else f"not {HOW[MIXTURE]}"
-        notes[name] = f"{other}: {why}"
+    notes.update(_notes_of_experts(stacked, told))
     by_part = {name: f"not {HOW[MIXTURE]}: {why}" for name, why in uneven.items()}
     return Splits(size, found, whole, tuple(spread), notes, by_part)
+
+
+def _why_attention_is_whole(
+    model: nn.Module, name: str, size: int, shared: bool, called: Collection[int]
+) -> str:
+    """Why an ``nn.MultiheadAttention`` stays whole; empty if its heads can be split."""
+    attention = model.get_submodule(name)
+    if shared:
+        return "it shares parameters with another module"
+    if id(attention) not in called:
+        return "the run did not call it"
+    return why_whole(attention, size) or _own_wish(model, name)
+
+
+def _notes_of_experts(stacked: Mapping[str, Linear], told: Mapping[str, str]) -> dict[str, str]:
+    """Why experts are split in another way than the first one that is tried."""
+    return {
+        name: f"{'not inside of each expert' if stacked[name].by_rank() else f'not {HOW[MIXTURE]}'}: {why}"
+        for name, why in told.items()
+    }
 
 
 def _uncut_experts(
