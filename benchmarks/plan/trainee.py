@@ -30,7 +30,8 @@ from weft.plan.parallelism.traced import block_of
 from weft.torch.activation_checkpointing import set_activation_checkpointing
 from weft.torch.example_graph import Example, traced_graph
 
-WARM_UP = 3
+WARM_UP = 12
+"""Memory is joined to huge pages before steps 1, 2, 4 and 8, for up to 0.25 s each and in steps after them."""
 
 
 def network_of(task: Task) -> nn.Module:
