@@ -119,7 +119,7 @@ def find(
         if name not in inside:
             whole.pop(f"{name}.out_proj", None)
             shared = any(len(owners[id(parameter)]) > 1 for parameter in attention.parameters())
-            if reason := _why_attention_is_whole(model, name, size, shared, trial.called):
+            if reason := _why_attention_is_whole(model, name, attention, size, shared, trial.called):
                 whole[name] = reason
             else:
                 regions[name] = {name: Linear(HEADS)}
@@ -138,10 +138,14 @@ def find(
 
 
 def _why_attention_is_whole(
-    model: nn.Module, name: str, size: int, shared: bool, called: Collection[int]
+    model: nn.Module,
+    name: str,
+    attention: nn.MultiheadAttention,
+    size: int,
+    shared: bool,
+    called: Collection[int],
 ) -> str:
-    """Why an ``nn.MultiheadAttention`` stays whole; empty if its heads can be split."""
-    attention = model.get_submodule(name)
+    """Why the ``attention`` of that name stays whole; empty if its heads can be split."""
     if shared:
         return "it shares parameters with another module"
     if id(attention) not in called:
