@@ -20,7 +20,7 @@ from hypothesis.strategies import SearchStrategy
 from tests.fuzz import grammar, source
 from tests.fuzz.layouts import grammar as layouts
 from tests.fuzz.layouts import source as source_of_layouts
-from tests.fuzz.run import BESIDE, LAYOUTS, Ranks, ranks
+from tests.fuzz.run import BESIDE, LAYOUTS, WAIT_S, Ranks, ranks
 from tests.fuzz.search import search
 
 REPORTED = 10
@@ -71,7 +71,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
     parser.add_argument("count", type=int, nargs="?", help="how many programs; without end if not given")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    parser.add_argument("--wait", type=float, default=60.0, help="after how many seconds ranks are stuck")
+    parser.add_argument("--wait", type=float, default=WAIT_S, help="after how many seconds ranks are stuck")
     parser.add_argument(
         "--layouts", action="store_true", help="models whose layers, sequences or parameters ranks share"
     )

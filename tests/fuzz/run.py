@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 """After so long without an answer a program counts as stuck; weft itself gives up earlier."""
-WAIT_S = 60.0
+WAIT_S = 150.0
+"""Four ranks look for what can be split meanwhile, and the machine may be busy."""
 BESIDE, LAYOUTS = "tests.fuzz.beside", "tests.fuzz.layouts.beside"
 """Modules that run a program in one process and split."""
 PRECISE = {

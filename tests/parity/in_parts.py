@@ -135,9 +135,12 @@ class Job:
         return losses
 
     def compare(self) -> None:
-        """The whole states are those of one process."""
+        """The whole states are those of one process.
+
+        Adam's moments tell most: where a gradient is small, its step makes 1e-6 of rounding of 1e-8.
+        """
         torch.testing.assert_close(
-            self.model.state_dict(), dict(self.alone.state_dict()), rtol=1e-5, atol=1e-6
+            self.model.state_dict(), dict(self.alone.state_dict()), rtol=1e-5, atol=1e-5
         )
         mine, theirs = self.optimizer.state_dict(), self.plain.state_dict()
         assert mine["state"].keys() == theirs["state"].keys()
