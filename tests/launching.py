@@ -201,7 +201,7 @@ def end_all(mark: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def processes_left(mark: str, seconds: float = 5.0) -> list[int]:
+def processes_left(mark: str, seconds: float = 15.0) -> list[int]:
     """The processes of a job that still run after up to `seconds`."""
     deadline = time.monotonic() + seconds
     while (left := list(_marked(mark))) and time.monotonic() < deadline:

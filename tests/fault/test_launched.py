@@ -145,7 +145,10 @@ time.sleep(100)
         groups = set(job.ranks().values())
         job.process.send_signal(signal.SIGKILL)
         assert processes_left(job.mark) == []
-        assert not {pid for pid in members_of(groups)}
+        deadline = time.monotonic() + 30
+        while (left := members_of(groups)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left
 
 
 def members_of(groups: set[int]) -> set[int]:
