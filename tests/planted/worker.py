@@ -99,7 +99,7 @@ class Faults:
     def sample(self, number: int) -> None:
         """For each sample that is loaded."""
         if self.name == "late_data":
-            time.sleep(0.06 / BATCH * 4)
+            time.sleep(0.06 / BATCH * 8)
         if self.name == "preprocessing":
             spin(0.03)
         if self.name == "slow_disk":
