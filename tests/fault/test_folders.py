@@ -50,11 +50,8 @@ def test_a_job_is_followed_over_a_restart_and_told_to_save(tmp_path: Path):
     assert done.returncode == 75, done.stderr
     events = [event["event"] for event in read(folder).events]
     first = events[: events.index("restart")]
-    assert first[:3] == [
-        "attempt",
-        "started",
-        "rank ended",
-    ]  # the other rank is ended while the failure is written
+    assert first[:3] == ["attempt", "started", "rank ended"]
+    # the other rank is ended while the failure is written
     assert sorted(first[3:]) in (["failed"], ["failed", "rank ended"])
     assert "saving" in events and events[-1] == "ended"
     failure = read(folder).failure

@@ -108,7 +108,11 @@ def measure(sender: str, taker: str, address: str) -> Speed:
         taking.stdin.flush()
         port = whole(taking.stdout.readline().strip(), 65535)
         if not port:
-            return Speed(sender, taker, problem=f"nothing can listen on {taker}")
+            return Speed(
+                sender,
+                taker,
+                problem=f"{taker} named no port: nothing can listen there, or it is too busy to answer",
+            )
         done = subprocess.run(
             command(sender, "stream", "send", address, str(port)),
             input=f"{secret}\n", capture_output=True, text=True, timeout=SECONDS, check=False,

@@ -137,7 +137,8 @@ def test_a_host_that_takes_nothing_is_not_waited_for(tmp_path: Path, monkeypatch
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(remote, "SECONDS", 0.2)
-    assert remote.measure("one", "two", "127.0.0.1").problem == "nothing can listen on two"
+    problem = remote.measure("one", "two", "127.0.0.1").problem
+    assert problem == "two named no port: nothing can listen there, or it is too busy to answer"
 
 
 @pytest.mark.parametrize("hosts", ["-oProxyCommand=x", "a b", "", "one,one"])
