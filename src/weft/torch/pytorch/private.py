@@ -377,6 +377,7 @@ def take_plain_for_whole() -> None:
     global _plain_is_whole
     _plain_is_whole = True
     take_plain_for_whole_here()
+    _bound_tries()
 
 
 def take_plain_for_whole_here() -> None:
@@ -386,6 +387,31 @@ def take_plain_for_whole_here() -> None:
 
 
 _plain_is_whole = False
+_TRIES = "a bound on what PyTorch tries for an operator without a rule", "it tries all, or nothing"
+_tries = _find("torch.distributed.tensor._decompositions.DecompShardingStrategy", *_TRIES)
+_ways = _find(
+    "torch.distributed.tensor._decompositions.DecompShardingStrategy._get_candidate_placements", *_TRIES
+)
+MOST_WAYS = 32
+"""In how many ways PyTorch may cut the arguments of an operator that it has no rule for, to see what comes of each: two
+tensors of four dimensions have 25. Three have 125, which takes a minute for attention."""
+
+
+def _bound_tries() -> None:
+    """An operator whose arguments can be cut in more ways is one that cannot be done in parts."""
+    if _ways is None or getattr(_tries._get_candidate_placements, "__wrapped__", None) is _ways:
+        return
+
+    @functools.wraps(_ways)
+    def ways(schema: Any) -> list[Any]:
+        found: list[Any] = _ways(schema)
+        if len(found) > MOST_WAYS:
+            raise NotImplementedError(f"{schema.op}: its arguments can be cut in {len(found)} ways")
+        return found
+
+    _tries._get_candidate_placements = staticmethod(ways)
+
+
 _ORDER = "causal attention takes all ranks as long", "each rank has one block of positions"
 _redistribute = _find("torch.distributed.tensor._redistribute.redistribute_local_tensor", *_ORDER)
 _redistributing = [

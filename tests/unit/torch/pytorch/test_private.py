@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor, Shard
 
 import weft
 from tests.long import long
 from weft.torch.pytorch import private
+from weft.torch.tensor_parallel.team import new_name
 from weft.torch.verify.self_check import TESTED, release_of
 from weft.transport import private_c10d
 from weft.transport.private_c10d import NEEDED, Name
@@ -169,3 +172,15 @@ def test_the_scan_sees_private_names():
     text = "from torch._C import x\nfrom torch.y import _z\ntensor._version\nself._own = 1\nself._own\ntorch.ones\n"
     tree = ast.parse(text)
     assert foreign(tree, own_names([tree])) == ["line 1: _C", "line 2: _z", "line 3: _version"]
+
+
+def test_what_pytorch_would_try_for_a_minute_is_refused_at_once():
+    if private._ways is None:
+        pytest.skip(f"PyTorch {torch.__version__} tries nothing")
+    private.take_plain_for_whole()
+    with private.imagined_mesh(2, "cpu", new_name()) as mesh:
+        query = DTensor.from_local(torch.ones(2, 6, 4, 4), mesh, [Shard(2)], run_check=False)
+        key = torch.ones(2, 6, 8, 4)
+        with torch._C.DisableTorchFunctionSubclass(), pytest.raises(NotImplementedError) as told:
+            F.scaled_dot_product_attention(query, key, key)
+        assert "cut in 125 ways" in str(told.value.__cause__)
