@@ -20,6 +20,8 @@ demo: $(READY)  ## train a small GPT, split over two processes, for about two mi
 	weft run -n 2 examples/gpt_demo.py $(ARGS)
 
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# In CI what failed is tried once more, by itself. Both outcomes are shown.
+tests = $(PYTEST) $(1) || { test -n "$(CI)" && $(PYTEST) --last-failed --numprocesses 1 $(1); }
 OTHERS := tests/integrations tests/scripts
 # In processes of their own: OR-Tools, which other tests use, does not survive beside TensorFlow.
 KERAS := tests/unit/tensorflow tests/parity/tensorflow tests/fault/test_tensorflow.py src/weft/tensorflow \
@@ -29,18 +31,18 @@ GENERAL = $(OTHERS:%=--ignore=%) $(KERAS:%=--ignore=%)
 NOT_LONG = $(if $(ARGS),,-m "not long")
 
 test: $(TENSORFLOW)  ## run most of the tests; ARGS="tests/unit -k mesh" for some, with the long ones
-	$(PYTEST) $(NOT_LONG) $(GENERAL) $(ARGS)
-	test -n "$(ARGS)" || $(PYTEST) $(NOT_LONG) $(KERAS)
+	$(call tests,$(NOT_LONG) $(GENERAL) $(ARGS))
+	test -n "$(ARGS)" || { $(call tests,$(NOT_LONG) $(KERAS)); }
 
 test-long: $(TENSORFLOW)  ## run what `make test` leaves out: long tests, and most of each long list of alike cases
-	$(PYTEST) -m long $(GENERAL)
-	$(PYTEST) -m long $(KERAS)
+	$(call tests,-m long $(GENERAL))
+	$(call tests,-m long $(KERAS))
 
 test-tensorflow: $(TENSORFLOW)  ## all tests of TensorFlow
-	$(PYTEST) $(KERAS) $(ARGS)
+	$(call tests,$(KERAS) $(ARGS))
 
 test-integrations: $(TENSORFLOW)  ## run those with trainers of other libraries, and whole scripts written for smdistributed
-	$(PYTEST) $(OTHERS) $(ARGS)
+	$(call tests,$(OTHERS) $(ARGS))
 
 test-versions: $(READY)  ## the tests on PyTorch 2.11 to the newest, with Python 3.10 to 3.13 where they are; takes hours and 25 GB
 	$(BIN)/python -m tests.versions $(ARGS)
