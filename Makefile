@@ -21,7 +21,7 @@ demo: $(READY)  ## train a small GPT, split over two processes, for about two mi
 
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # In CI what failed is tried once more, by itself. Both outcomes are shown.
-tests = $(PYTEST) $(1) || { test -n "$(CI)" && $(PYTEST) --last-failed --numprocesses 1 $(1); }
+tests = $(PYTEST) $(1) || { test "$$? $(CI)" = "1 true" && $(PYTEST) --last-failed --numprocesses 1 $(1); }
 OTHERS := tests/integrations tests/scripts
 # In processes of their own: OR-Tools, which other tests use, does not survive beside TensorFlow.
 KERAS := tests/unit/tensorflow tests/parity/tensorflow tests/fault/test_tensorflow.py src/weft/tensorflow \

@@ -46,3 +46,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONG.index(file) if file in LONG else len(LONG)
 
     items.sort(key=place)
+
+
+_ended: list[object] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object, error: object) -> None:
+    if error:
+        _ended.append(node)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run whose worker ended has left tests out: another code than where all have run and some have failed."""
+    if _ended:
+        session.exitstatus = pytest.ExitCode.INTERRUPTED
