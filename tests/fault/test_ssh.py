@@ -208,7 +208,7 @@ for name in os.listdir("out") if os.environ["RANK"] == "1" else ():
 """
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", one_in(2, [True, False]))
 def test_recordings_of_all_hosts_are_judged(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
 ):

@@ -207,7 +207,7 @@ def test_replicas_may_have_different_batches():
 # --- other launchers ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("launcher", one_in(2, ["torchrun", "mpirun"]))
+@pytest.mark.parametrize("launcher", one_in(2, ["mpirun", "torchrun"]))
 def test_the_same_script_runs_under_other_launchers(launcher: str):
     done = run_ranks(2, JOB, launcher=launcher).check()
     assert done.stdout.count("done") == 2 and "step 4 loss" in done.stdout

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.launching import run_ranks
+from tests.long import one_in
 
 from .caches import CHECKS
 from .jobs import FOLDER, PATHS, pass_checks
@@ -24,7 +25,9 @@ LAYOUTS = [  # ranks, settings, checks
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("ranks", "settings", "checks"), LAYOUTS, ids=["tensors", "sequences", "partitions"])
+@pytest.mark.parametrize(
+    ("ranks", "settings", "checks"), one_in(3, LAYOUTS), ids=["tensors", "sequences", "partitions"]
+)
 def test_steps(ranks: int, settings: dict[str, int], checks: list[str]) -> None:
     pass_checks("caches.py", checks, ranks, "--partitions", "2", env={"WEFT_SET": json.dumps(settings)})
 

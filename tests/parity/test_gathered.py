@@ -50,6 +50,6 @@ def test_parameters_are_gathered_for_each_microbatch(
 def test_what_would_differ_ends_the_job(check: str) -> None:
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     done = run_ranks(
-        4, FOLDER / "gathered.py", ["--partitions", "2", check], env={**path, **settings()}, timeout=200
+        4, FOLDER / "gathered.py", ["--partitions", "2", check], env={**path, **settings()}, warm=True
     )
     assert done.returncode != 0 and ENDS[check] in done.stdout + done.stderr, done.stdout + done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.launching import run_ranks
-from tests.long import first_of
+from tests.long import first_of, one_in
 
 from .in_parts import CHECKS
 from .jobs import FOLDER, PATHS, pass_checks
@@ -70,21 +70,28 @@ LOADS = "a_whole_state_is_loaded_into_parts"
 
 @pytest.mark.parametrize(
     "layouts",
-    [
+    one_in(
+        3,
         [
-            (4, {"tensor_parallel_degree": 2, "shard_optimizer_state": True}, [*SOME, *SAVES, LOADS]),
-            (2, {"tensor_parallel_degree": 2}, SAVES),
-            (1, {}, SAVES),
+            [
+                (4, {"tensor_parallel_degree": 2, "shard_optimizer_state": True}, [*SOME, *SAVES, LOADS]),
+                (2, {"tensor_parallel_degree": 2}, SAVES),
+                (1, {}, SAVES),
+            ],
+            [
+                (
+                    4,
+                    {"tensor_parallel_degree": 2, "sharded_data_parallel_degree": 2},
+                    [*SOME[:2], *SAVES, LOADS],
+                ),
+                (1, {}, SAVES),
+            ],
+            [
+                (1, {}, SAVES),
+                (4, {"tensor_parallel_degree": 2, "sharded_data_parallel_degree": 2}, SAVES),
+            ],
         ],
-        [
-            (4, {"tensor_parallel_degree": 2, "sharded_data_parallel_degree": 2}, [*SOME[:2], *SAVES, LOADS]),
-            (1, {}, SAVES),
-        ],
-        [
-            (1, {}, SAVES),
-            (4, {"tensor_parallel_degree": 2, "sharded_data_parallel_degree": 2}, SAVES),
-        ],
-    ],
+    ),
     ids=["states", "parameters", "parameters, later"],
 )
 def test_replicas_share_parts(layouts: list[tuple[int, dict[str, Any], list[str]]], tmp_path: Path) -> None:

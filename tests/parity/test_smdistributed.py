@@ -40,6 +40,7 @@ def gpt2_alone():
     return losses
 
 
+@long
 def test_gpt2_with_data_on_the_first_rank_only(gpt2_alone, tmp_path):
     split = results(2, "gpt2.py")
     assert len(split) == 2

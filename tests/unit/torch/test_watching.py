@@ -13,6 +13,7 @@ import pytest
 
 import weft.torch as weft
 from tests.launching import SOURCE, run_ranks
+from tests.long import one_in
 from weft.errors import UsageError
 from weft.session import watching
 from weft.torch.watching import open_board
@@ -74,7 +75,7 @@ def on_a_terminal(*options: str, cwd: Path) -> str:
     return seen.decode()
 
 
-@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("partitions", one_in(2, [2, 1]))
 def test_a_terminal_shows_one_line_that_makes_room_for_others(partitions, tmp_path):
     seen = on_a_terminal("-n", str(partitions), str(script(tmp_path, partitions)), cwd=tmp_path)
     lines = [line for line in seen.replace("\r\n", "\r\r").split("\r") if " of 20 " in line]
