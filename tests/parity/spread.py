@@ -391,6 +391,22 @@ def doubled_by_a_view(x: Tensor) -> Tensor:
     return sliced.sum(-1, keepdim=True) + x.exp().sum(-1, keepdim=True)
 
 
+def by_chance(x: Tensor) -> Tensor:
+    torch.manual_seed(3)
+    return torch.native_dropout(x, 0.5, True)[0]
+
+
+def attended(x: Tensor, w: Tensor) -> Tensor:
+    """Attention below PyTorch's functions, which no rule for one of them sees."""
+    torch.manual_seed(3)
+    shared = torch.outer(w, w).repeat(3, 1), w.repeat(3), None, None, False, 0.5, torch.outer(w, w), w
+    sides = [each.transpose(0, 1) for each in (x, x.tanh(), x)]
+    return sum(
+        F.multi_head_attention_forward(*sides, 7, 1, *shared, training=True, need_weights=needed)[0]
+        for needed in (True, False)
+    )
+
+
 NUMBERS = torch.randn(2, 6, 7, generator=torch.Generator().manual_seed(5))
 ON_TOKENS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": lambda x, w: (x + NUMBERS) * w - 1 / (x.abs() + 1),
@@ -405,6 +421,8 @@ ON_TOKENS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "checkpoint": lambda x, w: checkpoint(lambda y: (y * w).tanh(), x * 2, use_reentrant=True) * 2,
     "again": lambda x, w: checkpoint(lambda y: F.layer_norm(y * w, (7,)).tanh(), x * 2, use_reentrant=False),
     "written": lambda x, w: doubled_by_a_view(x * w),
+    "chance": lambda x, w: by_chance(x * w) + by_chance(x.transpose(0, 1)).transpose(0, 1),
+    "attention": lambda x, w: attended(x * w, w),
 }
 CLASSES = torch.tensor([[1, 6, 0, -100, 3, 2], [4, 4, -100, 5, 0, 6]])
 ON_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -25,6 +25,7 @@ from weft.torch.tensor_parallel.rules import (
     concatenated,
     drawn,
     draws,
+    over_sequences,
     shard_of,
     statistics,
     stream_of_part,
@@ -223,7 +224,7 @@ PRODUCTS = {
 }
 """The rules for what a model spends its time with."""
 OWN: dict[Any, Rule] = {
-    **{func: drawn for func, rule in RULES.items() if rule is drawn},
+    **{func: rule for func, rule in RULES.items() if rule in (drawn, over_sequences)},
     **dict.fromkeys((func for func, rule in RULES.items() if rule.__name__ == "dropout"), dropout),
     **dict.fromkeys((func for func, rule in RULES.items() if rule is concatenated), joined),
     **dict.fromkeys((func for func, rule in RULES.items() if rule is statistics), statistics),

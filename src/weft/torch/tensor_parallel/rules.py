@@ -272,8 +272,16 @@ def statistics(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def drawn(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
-    """Other random functions: as in one process, for whole tensors."""
+    """Other functions that draw random numbers, or may: as in one process, for whole tensors.
+
+    PyTorch's own for parts draw the same numbers on every rank.
+    """
     return _fail()
+
+
+def over_sequences(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+    """Functions made of others, dropout among them, which no rule for one of these sees."""
+    raise Unsplittable("takes whole sequences")
 
 
 # --- fused projections -------------------------------------------------------------------------------------
@@ -413,11 +421,20 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(
         named(
             (torch, Tensor, F),
-            ("alpha_dropout", "feature_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d",
-             "multinomial", "normal", "normal_", "uniform_", "random_", "exponential_", "rrelu", "gumbel_softmax",
-             "randint_like", "poisson"),
+            ("alpha_dropout", "alpha_dropout_", "feature_dropout", "feature_dropout_", "feature_alpha_dropout",
+             "feature_alpha_dropout_", "dropout1d", "dropout2d", "dropout3d", "native_dropout", "_fused_dropout",
+             "multinomial", "binomial", "poisson", "normal", "normal_", "uniform_", "random_", "exponential_",
+             "log_normal_", "cauchy_", "geometric_", "_standard_gamma", "_sample_dirichlet", "gumbel_softmax",
+             "randint_like", "rrelu", "rrelu_", "fractional_max_pool2d",
+             "fractional_max_pool2d_with_indices", "fractional_max_pool3d", "fractional_max_pool3d_with_indices",
+             "_scaled_dot_product_attention_math", "_scaled_dot_product_flash_attention",
+             "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+             "_scaled_dot_product_cudnn_attention"),
         ),
         drawn,
+    ),
+    **dict.fromkeys(
+        named((torch, F), ("lstm", "gru", "rnn_tanh", "rnn_relu", "multi_head_attention_forward")), over_sequences
     ),
 }  # fmt: skip
 """The rules by function; that of fused projections comes before all others."""
