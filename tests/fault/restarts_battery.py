@@ -57,18 +57,24 @@ class End:
 
 @dataclass
 class Battery:
-    """Strikes runs. `restarts` counts the failures so far."""
+    """Strikes runs. `restarts` counts the failures so far, `before` those of earlier runs.
+
+    Each failure makes the mean time to the next one 5 % longer: on a machine that is busy just then a start may take
+    as long as that time, and the run would not come on.
+    """
 
     draw: random.Random
     mean_s: float = MEAN_S
     steps: int = STEPS
     pause_s: float = 0.02
     restarts: int = 0
+    before: int = 0
     of_launcher: int = 0
 
     def run(self, folder: Path, asynchronous: bool) -> End:
         """One run to its end, however often it is killed."""
         deadline = time.monotonic() + LONGEST_S
+        self.before = self.restarts
         given = [str(folder), str(self.steps), "--every", str(EVERY), "--pause", str(self.pause_s)]
         given += ["--asynchronous"] if asynchronous else []
         while not (folder / "end").exists():
@@ -86,7 +92,8 @@ class Battery:
     def _strike(self, job: Running, folder: Path, deadline: float) -> bool:
         """Kills ranks until the job ends; whether the launcher was killed."""
         while True:
-            until = time.monotonic() + self.draw.expovariate(1 / self.mean_s)
+            mean_s = self.mean_s * 1.05 ** (self.restarts - self.before)
+            until = time.monotonic() + self.draw.expovariate(1 / mean_s)
             while time.monotonic() < until:
                 assert time.monotonic() < deadline, "the run does not come to its end"
                 if job.process.poll() is not None:
