@@ -116,9 +116,9 @@ def test_gpt_neox_logs_by_logging(tmp_path):
 
 def test_gpt_with_tensor_parallelism(tmp_path):
     script, kept = "train_gpt_tp.py", ("--model_dir", tmp_path)
-    alone = losses(run(1, script))
+    alone = losses(run(1, script, *kept))
     assert close(losses(run(2, script, "--tensor_parallel_degree", 2, *kept)), alone)
-    apart = ("--prescaled_batch", 0, "--train_batch_size", 4)
+    apart = ("--prescaled_batch", 0, "--train_batch_size", 4, *kept)
     assert close(losses(run(2, script, "--tensor_parallel_degree", 2, *apart)), alone)
     saved = torch.load(tmp_path / "hf.pt", weights_only=True)
     shape = transformers.GPT2Config(
@@ -126,7 +126,7 @@ def test_gpt_with_tensor_parallelism(tmp_path):
     )
     theirs = transformers.GPT2LMHeadModel(shape).eval()
     theirs.load_state_dict({name.removeprefix("module."): value for name, value in saved.items()})
-    again = losses(run(1, script, "--load", tmp_path / "hf.pt"))
+    again = losses(run(1, script, *kept, "--load", tmp_path / "hf.pt"))
     torch.manual_seed(12345)
     ids = torch.randint(64, (8, 16))
     loss = sum(theirs(half, labels=half).loss for half in ids.chunk(2)) / 2
