@@ -28,6 +28,7 @@ def run(folder, name, *options, ranks=None):
     return start(arguments, {**os.environ, "OMP_NUM_THREADS": "1"}, folder, timeout=400)
 
 
+# From the second on: the first of four would be keras_gpt.py, which takes minutes.
 @pytest.mark.parametrize("name", one_in(4, [*EXAMPLES[1:], *EXAMPLES[:1]]))
 def test_runs(name, tmp_path):
     code, output = run(tmp_path, name, *OPTIONS.get(name, []))

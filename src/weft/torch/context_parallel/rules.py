@@ -203,11 +203,11 @@ def joined(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def dropout(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
-    """Dropout and the like: each part has random numbers of its own."""
+    """Dropout and the like: each part has random numbers of its own, unless the script gives a generator."""
     given = args[0] if args else kwargs.get("input")
     rest = [*args[1:], *(value for name, value in kwargs.items() if name != "input")]
     _dims_after(given)
-    if any(isinstance(each, Tensor) for each in rest):
+    if any(isinstance(each, (Tensor, torch.Generator)) for each in rest):
         raise Unsplittable("draws random numbers for a tensor in parts")
     assert isinstance(given, DTensor)
     local = given.to_local()

@@ -239,11 +239,14 @@ class stream_of_part:
 
 
 def dropout(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
-    """Dropout and the like, whose result has its first argument's shape: each part with numbers of its own."""
+    """Dropout and the like, whose result has its first argument's shape: each part with numbers of its own.
+
+    A generator of the script's own is the same on all ranks, so it draws for the whole.
+    """
     given = args[0] if args else kwargs.get("input")
     dim = shard_of(given)
     rest = [*args[1:], *(value for name, value in kwargs.items() if name != "input")]
-    if dim is None or any(isinstance(each, Tensor) for each in rest):
+    if dim is None or any(isinstance(each, (Tensor, torch.Generator)) for each in rest):
         return (
             NotImplemented if isinstance(given, DTensor) and given.placements[0].is_replicate() else _fail()
         )

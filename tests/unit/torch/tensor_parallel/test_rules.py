@@ -59,12 +59,20 @@ def attention(x: Tensor) -> Tensor:
     )[0]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:DTensor random operators"
-)  # as an error it would be a reason for the whole
+# As an error the warning would be a reason for the whole.
+@pytest.mark.filterwarnings("ignore:DTensor random operators")
 @pytest.mark.parametrize("kind", [Functions, Positions])
 @pytest.mark.parametrize(
-    "drawn", [lambda x: torch.native_dropout(x, 0.5, True)[0], torch._standard_gamma, attention]
+    "drawn",
+    [
+        lambda x: torch.native_dropout(x, 0.5, True)[0],
+        lambda x: x.bernoulli(generator=torch.Generator().manual_seed(4)),
+        lambda x: torch.bernoulli(x, generator=torch.Generator().manual_seed(4)),
+        lambda x: (x * 1).bernoulli(0.5, generator=torch.Generator().manual_seed(4)),
+        torch._standard_gamma,
+        attention,
+    ],
+    ids=["dropout", "generator", "function", "rate", "gamma", "attention"],
 )
 def test_what_draws_sees_the_whole(kind: type[Functions], drawn: Callable[[Tensor], Tensor]) -> None:
     take_plain_for_whole()
