@@ -10,7 +10,7 @@ ARGS ?=
 # weft starts processes by the command `python`; let it be the one of .venv.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-long test-tensorflow test-integrations test-versions fuzz fuzz-files faults random-faults restarts check bench
+.PHONY: help demo test test-long test-tensorflow test-integrations test-versions seeded fuzz fuzz-files faults random-faults restarts check bench
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -19,30 +19,22 @@ help:  ## list the targets
 demo: $(READY)  ## train a small GPT, split over two processes, for about two minutes
 	weft run -n 2 examples/gpt_demo.py $(ARGS)
 
-PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-# In CI what failed is tried once more, by itself. Both outcomes are shown.
-tests = $(PYTEST) $(1) || { test "$$? $(CI)" = "1 true" && $(PYTEST) --last-failed --numprocesses 1 $(1); }
-OTHERS := tests/integrations tests/scripts
-# In processes of their own: OR-Tools, which other tests use, does not survive beside TensorFlow.
-KERAS := tests/unit/tensorflow tests/parity/tensorflow tests/fault/test_tensorflow.py src/weft/tensorflow \
-	src/weft/compat/tensorflow src/weft/compat/stand_ins tests/unit/compat/test_tensorflow_names.py
+SUITE := $(BIN)/python -m tests.suite
 
-GENERAL = $(OTHERS:%=--ignore=%) $(KERAS:%=--ignore=%)
-NOT_LONG = $(if $(ARGS),,-m "not long")
-
-test: $(TENSORFLOW)  ## run most of the tests; ARGS="tests/unit -k mesh" for some, with the long ones
-	$(call tests,$(NOT_LONG) $(GENERAL) $(ARGS))
-	test -n "$(ARGS)" || { $(call tests,$(NOT_LONG) $(KERAS)); }
+test: $(TENSORFLOW)  ## run most of the tests; ROOM=torch/split, CHANGED=1 or ARGS="tests/unit -k mesh" for some
+	$(SUITE) $(if $(ROOM),--room $(ROOM)) $(if $(CHANGED),--changed $(filter-out 1,$(CHANGED))) -- $(ARGS)
 
 test-long: $(TENSORFLOW)  ## run what `make test` leaves out: long tests, and most of each long list of alike cases
-	$(call tests,-m long $(GENERAL))
-	$(call tests,-m long $(KERAS))
+	$(SUITE) --long -- $(ARGS)
 
 test-tensorflow: $(TENSORFLOW)  ## all tests of TensorFlow
-	$(call tests,$(KERAS) $(ARGS))
+	$(SUITE) --only tensorflow -- $(ARGS)
 
 test-integrations: $(TENSORFLOW)  ## run those with trainers of other libraries, and whole scripts written for smdistributed
-	$(call tests,$(OTHERS) $(ARGS))
+	$(SUITE) --only integrations -- $(ARGS)
+
+seeded: $(TENSORFLOW)  ## put faults into a copy of the source, one a room, and count those that tests catch; takes an hour
+	$(BIN)/python -m tests.seeded $(ARGS)
 
 test-versions: $(READY)  ## the tests on PyTorch 2.11 to the newest, with Python 3.10 to 3.13 where they are; takes hours and 25 GB
 	$(BIN)/python -m tests.versions $(ARGS)

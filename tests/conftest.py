@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 
 import hypothesis
 import pytest
 
-from tests import gpus
+from tests import gpus, long, warm
 
 gpus.hide()
+os.environ[long.SEED] = long.seed()  # workers that begin after midnight draw as the first one
 
 # Tests that are started in the background, or with nohup, have signals ignored. What they start would ignore them too.
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -38,6 +40,16 @@ LONG = (
     "tests/integrations/test_accelerate.py", "tests/integrations/test_fabric.py",
 )  # fmt: skip
 """Files whose tests take minutes come first: a file runs on one worker, and others would wait for the last ones."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers of pytest-xdist, which begin after this, share what jobs are forked from."""
+    if getattr(config.option, "numprocesses", None) and warm.ADDRESS not in os.environ:
+        os.environ[warm.ADDRESS] = warm.serve()
+
+
+def pytest_report_header() -> str:
+    return f"cases are drawn by {long.SEED}={long.seed()}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

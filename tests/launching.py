@@ -91,7 +91,7 @@ def run_ranks(
     config: Mapping[str, Any] | None = None,
     launcher: str = "weft",
     options: Sequence[str] = (),
-    warm: bool = False,
+    warm: bool | str = False,
 ) -> Completed:
     """Runs a script, given as a path or as its source, on `n` processes to the end.
 
@@ -104,7 +104,8 @@ def run_ranks(
         config: Settings, handed over as `weft run --config` or in WEFT_CONFIG.
         launcher: weft, torchrun or mpirun; a test is skipped where mpirun is missing.
         options: More options of the launcher.
-        warm: The ranks are forked from a process that has imported what they need; see `tests.warm`.
+        warm: The ranks are forked from a process that has imported what they need; see `tests.warm`. True, or the name
+            of a flavour there.
     """
     with started(n, script, args, env, config, launcher, options, warm) as job:
         return job.wait(timeout)
@@ -119,7 +120,7 @@ def started(
     config: Mapping[str, Any] | None = None,
     launcher: str = "weft",
     options: Sequence[str] = (),
-    warm: bool = False,
+    warm: bool | str = False,
 ) -> Iterator[Running]:
     """A job that runs; at the end of the block its processes are killed if there are any left."""
     assert launcher == "weft" or not warm, "only weft's own launcher is forked"
@@ -132,7 +133,9 @@ def started(
         command = [*_launcher(launcher, n, config), *options, str(path), *args]
         process: subprocess.Popen[str] | forked.Job
         if warm:
-            process = forked.start(command[command.index("run") :], environ)
+            process = forked.start(
+                command[command.index("run") :], environ, flavour=warm if isinstance(warm, str) else None
+            )
             mark = f"{SESSION}{process.pid}"
         else:
             process = subprocess.Popen(

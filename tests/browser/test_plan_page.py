@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from tests.browser.opened import Opened
 from tests.browser.test_run_page import rows
+from tests.long import one_in
 from tests.unit.report.plan.answers import hostile, nothing, single, usual
 from tests.unit.report.run.reports import HOSTILE
 from weft.cli.plan.page import report_of
@@ -114,8 +116,9 @@ def test_lanes_have_every_box(opened: Callable[..., Opened], found: Answer):
     assert forward == 16 * stages
 
 
-@pytest.mark.parametrize("width", [1280, 380, 320])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("scheme", "width"), one_in(6, itertools.product(["light", "dark"], [1280, 380, 320]))
+)
 def test_the_page_never_scrolls_to_the_side(
     opened: Callable[..., Opened], found: Answer, width: int, scheme: str
 ):
@@ -124,7 +127,7 @@ def test_the_page_never_scrolls_to_the_side(
         assert page.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("width", [1280, 800, 380])
+@pytest.mark.parametrize("width", one_in(3, [1280, 800, 380]))
 def test_labels_can_be_read(opened: Callable[..., Opened], found: Answer, width: int):
     """No label lies over another one, and all are in the field."""
     for of in (found, single()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.browser.opened import Opened
+from tests.long import one_in
 from tests.unit.report.run.reports import EXPECTED, HOSTILE, MS, hostile, made, report
 from weft.analysis.analysis import Analysis
 from weft.analysis.compare import compare
@@ -155,8 +157,9 @@ def test_everything_can_be_reached_by_keys(opened: Callable[..., Opened], usual:
     assert found.page.text_content("#said").startswith("ideal")
 
 
-@pytest.mark.parametrize("width", [1280, 380, 320])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("scheme", "width"), one_in(6, itertools.product(["light", "dark"], [1280, 380, 320]))
+)
 def test_the_page_never_scrolls_to_the_side(
     opened: Callable[..., Opened], usual: Report, width: int, scheme: str
 ):

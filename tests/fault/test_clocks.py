@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import SOURCE
+from tests.long import one_day_in
 from weft.analysis.messages import match
 from weft.profiler.host.clocks import error_s, offsets
 from weft.profiler.reading import read_recording
@@ -45,6 +46,7 @@ def _namespaces() -> bool:
     return made.returncode == 0
 
 
+@one_day_in(3)
 @pytest.mark.skipif(not _namespaces(), reason="needs root and a kernel with time namespaces")
 def test_a_clock_that_is_ahead_is_found_within_the_bound(tmp_path: Path):
     """Without the exchange the clocks would count as one, and all of rank 1 would lie 5 s too late."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import SOURCE, Completed, processes_left, run_ranks, started
-from tests.long import long, one_in
+from tests.long import long, one_day_in, one_in
 
 JOB = Path(__file__).parent / "workers" / "job.py"
 PLACE = r"step 3, microbatch 1, forward of layers\.1"
@@ -79,12 +79,14 @@ def test_the_culprit_is_named_first(fault: str, rank: int, code: int, text: str)
     assert done.returncode == code
 
 
+@one_day_in(2)
 def test_three_ranks_all_end():
     done = run("sigkill", 2, ranks=3)
     assert "rank 2" in first_line(done)
     assert done.returncode == 137
 
 
+@one_day_in(2)
 def test_a_frozen_rank_shows_where_its_peers_are():
     done = run("gil", 1)
     assert "hold_interpreter" in done.stderr, "the stack of the rank that holds its interpreter"
@@ -128,7 +130,7 @@ CHILDREN = {
 }
 
 
-@pytest.mark.parametrize("child", one_in(3, CHILDREN))
+@pytest.mark.parametrize("child", one_in(6, CHILDREN))
 def test_children_of_ranks_end_with_a_killed_launcher(child: str, tmp_path: Path):
     seen = tmp_path / "seen"
     script = f"""
@@ -179,7 +181,7 @@ UNWATCHED = {
 }
 
 
-@pytest.mark.parametrize("when", one_in(4, UNWATCHED))
+@pytest.mark.parametrize("when", one_in(8, UNWATCHED))
 def test_a_rank_that_stands_still_while_weft_does_not_watch_it_is_frozen(when: str):
     text, where = UNWATCHED[when]
     stop = "exec(\"if os.environ['RANK'] == '1':\\n os.kill(os.getpid(), signal.SIGSTOP)\")"

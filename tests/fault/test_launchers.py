@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import FOREIGN, SOURCE, Completed, Running, processes_left, run_ranks, started
-from tests.long import long, one_in
+from tests.long import long, one_day_in, one_in
 
 JOB = Path(__file__).parent / "workers" / "job.py"
 LAUNCHERS = [
@@ -35,7 +35,7 @@ def told(done: Completed) -> list[str]:
     return [line[line.index("weft: ") :] for line in done.stderr.splitlines() if "weft: " in line]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS[1:])
+@pytest.mark.parametrize("launcher", one_in(2, LAUNCHERS[1:]))
 def test_a_job_ends_well_and_leaves_nothing(launcher: str, tmp_path: Path):
     with started(2, JOB, ["--collective"], env={"TMPDIR": str(tmp_path)}, launcher=launcher) as job:
         done = job.wait(90).check()
@@ -119,6 +119,7 @@ def test_an_exception_blames_its_rank_and_not_the_peer(launcher: str):
     assert not any("rank 0" in line and "failed" in line.partition("another rank")[0] for line in told(done))
 
 
+@one_day_in(2)
 @pytest.mark.parametrize("launcher", one_in(2, LAUNCHERS[1:]))
 def test_a_frozen_rank_is_found_by_its_heartbeat(launcher: str):
     rank = "1" if launcher == "torchrun" else "0"
@@ -128,7 +129,7 @@ def test_a_frozen_rank_is_found_by_its_heartbeat(launcher: str):
     assert "all_reduce" in done.stderr, "the stack of the rank that waits"
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS[1:])
+@pytest.mark.parametrize("launcher", one_in(2, LAUNCHERS[1:]))
 def test_no_rank_outlives_another_launcher(launcher: str):
     with started(2, JOB, ["--steps", "10000"], launcher=launcher) as job:
         for _ in range(2):
@@ -138,12 +139,14 @@ def test_no_rank_outlives_another_launcher(launcher: str):
         assert processes_left(job.mark) == []
 
 
+@one_day_in(2)
 def test_a_killed_store_owner_is_named():
     done = run("weft", "--fault", "sigkill", "--rank", "0")
     assert done.returncode == 137
     assert re.match(r"weft: rank 0 on \S+ \(pid \d+\) was killed by SIGKILL in step 3", told(done)[0])
 
 
+@one_day_in(2)
 def test_different_settings_are_told_to_all_ranks():
     done = run("weft", "--digest-of-rank")
     message = "the ranks were started differently: settings.microbatches is 4 on rank 0 but 5 on rank 1"
@@ -159,6 +162,7 @@ def test_a_rank_that_dies_in_the_rendezvous_ends_the_job():
     assert told(done)[0].startswith("weft: rank 0 on")
 
 
+@one_day_in(2)
 def test_a_rank_that_never_comes_is_named():
     done = run("weft", "--fault", "sleep", "--rank", "1", "--step", "-1", "--connect-timeout", "2")
     assert done.returncode == 1

@@ -13,7 +13,7 @@ import pytest
 
 from tests.fault.restarts_battery import Battery, losses, undisturbed
 from tests.launching import Completed, processes_left, run_ranks, started
-from tests.long import long, one_in
+from tests.long import long, one_day_in, one_in
 from weft.checkpoint.find import in_order
 
 JOB = Path(__file__).parent / "workers" / "restarting.py"
@@ -57,6 +57,7 @@ def test_kills_change_nothing(tmp_path: Path, whole: Path, kills: int, more: lis
     assert sum(name.name.endswith("_partial") for name in (tmp_path / "saves").iterdir()) == 2
 
 
+@one_day_in(2)
 def test_a_newest_save_that_was_cut_is_not_taken(tmp_path: Path, whole: Path):
     run(tmp_path, STEPS - 8).check()
     newest, before = in_order(tmp_path / "saves", None)
@@ -68,6 +69,7 @@ def test_a_newest_save_that_was_cut_is_not_taken(tmp_path: Path, whole: Path):
     check_like(tmp_path, whole)
 
 
+@one_day_in(2)
 def test_a_failure_that_comes_back_at_the_same_step_ends_the_job(tmp_path: Path):
     done = run(tmp_path, STEPS, "--faults", json.dumps([[1, 7]] * 9), restarts=8)
     assert done.returncode == 128 + signal.SIGKILL
@@ -87,7 +89,7 @@ def test_wrong_use_is_not_tried_again():
     assert done.returncode == 2 and "restart" not in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("number", one_in(2, [signal.SIGUSR1, signal.SIGTERM]))
 def test_a_job_that_is_told_to_end_saves_and_goes_on(tmp_path: Path, whole: Path, number: int):
     given = [str(tmp_path), "100000", "--pause", "0.05"]
     with started(2, JOB, given, options=["--max-restarts", "5"], warm=True) as job:

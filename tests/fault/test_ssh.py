@@ -15,7 +15,7 @@ import pytest
 
 from tests import sshd
 from tests.launching import MARK, SOURCE, Running, processes_left, started
-from tests.long import long, one_in
+from tests.long import long, one_day_in, one_in
 from weft.errors import JobError
 from weft.launch import Job
 from weft.launch.journal.stopping import stop
@@ -91,6 +91,7 @@ def test_ranks_of_two_hosts_are_one_job(config: Path, tmp_path: Path, monkeypatc
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"hidden" in path.read_bytes()]
 
 
+@one_day_in(3)
 def test_a_failure_ends_all_hosts_and_the_job_goes_on_from_its_save(config: Path, tmp_path: Path):
     """A rank of the second host is killed; then the job is told to end, and saves."""
     folder = tmp_path / "runs"
@@ -208,6 +209,7 @@ for name in os.listdir("out") if os.environ["RANK"] == "1" else ():
 """
 
 
+@one_day_in(2)
 @pytest.mark.parametrize("shared", one_in(2, [True, False]))
 def test_recordings_of_all_hosts_are_judged(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
@@ -226,6 +228,7 @@ def test_recordings_of_all_hosts_are_judged(
         assert (text in done.stderr) is (not shared), done.stderr
 
 
+@one_day_in(3)
 def test_recordings_come_from_a_host_with_a_folder_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

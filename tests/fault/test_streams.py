@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import FOREIGN, SOURCE, Running, processes_left, started
-from tests.long import long, one_in
+from tests.long import long, one_day_in, one_in
 
 WEFT = f"{sys.executable} -m weft"
 PAIR = """
@@ -65,7 +65,7 @@ def test_without_standard_input_every_rank_finds_its_job(script):
     assert "✓ [0, 1] ''" in done.stdout and "[rank 1] ✓ [0, 1] ''" in done.stdout
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize("closed", one_in(3, [">&-", "2>&-", ">&- 2>&- <&-"]))
 def test_without_standard_output_or_error_a_job_ends_well(script, closed: str):
     done = shell(f"weft run -n 2 {script('import os')} {closed}")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -131,6 +131,7 @@ def test_unusual_surroundings(script):
     assert "\\u2713 [0, 1] ''" in done.stdout
 
 
+@one_day_in(2)
 def test_a_folder_and_a_home_that_cannot_be_written_to(script, tmp_path: Path):
     """Nothing of weft's own is written there: the files are read-only for everybody, root included."""
     if os.getuid() or shutil.which("unshare") is None:

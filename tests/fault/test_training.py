@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import processes_left, run_ranks, started
-from tests.long import one_in
+from tests.long import one_day_in, one_in
 
 JOB = Path(__file__).parent / "workers" / "training.py"
 KILLED = r"was killed by SIGKILL{} \(by hand, or because the machine ran out of memory\)"
@@ -81,7 +81,7 @@ EXCEPTIONS: dict[str, tuple[int, int, int, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", one_in(4, EXCEPTIONS))
+@pytest.mark.parametrize("name", one_in(8, EXCEPTIONS))
 def test_an_exception_is_told_with_its_place(name: str):
     ranks, rank, step, phase, where = EXCEPTIONS[name]
     ended = fault("exception", rank, step, phase, ranks=ranks)
@@ -106,7 +106,7 @@ KILLS = [
 ]
 
 
-@pytest.mark.parametrize(("ranks", "rank", "step", "phase", "where"), one_in(4, KILLS))
+@pytest.mark.parametrize(("ranks", "rank", "step", "phase", "where"), one_in(10, KILLS))
 def test_a_killed_rank_is_named(ranks: int, rank: int, step: int, phase: str, where: str):
     ended = fault("sigkill", rank, step, phase, ranks=ranks)
     assert ended.code == 137
@@ -129,6 +129,7 @@ def test_a_stopped_rank_is_found_by_its_missing_heartbeat(rank: int):
     assert_blames(ended, rank, rf"is frozen: no heartbeat for \d+\.\d s; {where}$")
 
 
+@one_day_in(2)
 def test_a_rank_that_sleeps_past_the_time_out_is_named_before_those_that_wait():
     ended = fault("sleep", 1, 2, "forward", "--wait-timeout", 8)
     assert ended.code == 1
@@ -171,7 +172,7 @@ DIFFERENCES: dict[str, tuple[Sequence[object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", one_in(2, DIFFERENCES))
+@pytest.mark.parametrize("name", one_in(5, DIFFERENCES))
 def test_ranks_that_differ_are_told_so_at_once(name: str):
     arguments, text = DIFFERENCES[name]
     ended = run(*arguments)
@@ -191,6 +192,7 @@ def test_a_fault_in_one_replica_ends_all_and_is_named_by_its_rank():
     assert "rank 2 then lost its connection" in ended.stderr
 
 
+@one_day_in(2)
 def test_a_replica_that_holds_the_others_up_is_named_first():
     ended = fault("sleep", 2, 2, "forward", "--replicas", 2, "--wait-timeout", 8, ranks=4)
     culprit = (
@@ -207,6 +209,7 @@ def test_replicas_may_have_different_batches():
 # --- other launchers ---------------------------------------------------------------------------------------
 
 
+@one_day_in(2)
 @pytest.mark.parametrize("launcher", one_in(2, ["mpirun", "torchrun"]))
 def test_the_same_script_runs_under_other_launchers(launcher: str):
     done = run_ranks(2, JOB, launcher=launcher).check()
@@ -216,6 +219,7 @@ def test_the_same_script_runs_under_other_launchers(launcher: str):
     assert losses[0] == losses[1]
 
 
+@one_day_in(2)
 @pytest.mark.parametrize("launcher", one_in(2, ["mpirun", "torchrun"]))
 def test_faults_are_named_under_other_launchers(launcher: str):
     ended = fault("exception", 1, 2, "forward", launcher=launcher)

@@ -16,12 +16,12 @@ from tests.fuzz.grammar import Block, Program, habits, programs
 from tests.fuzz.run import ranks
 from tests.fuzz.search import BATCH, search
 from tests.fuzz.source import written
-from tests.long import long
+from tests.long import drawn, long
 
 SEEDS = range(20)
 
 
-@pytest.mark.parametrize("seeds", [SEEDS[:4], pytest.param(SEEDS, marks=long)], ids=len)
+@pytest.mark.parametrize("seeds", [drawn(20, SEEDS), pytest.param(SEEDS, marks=long)], ids=len)
 def test_programs_give_what_one_process_gives(seeds: Sequence[int]) -> None:
     """Equal, or refused by an error of weft's own; and every habit is in some of them."""
     seen: Counter[str] = Counter()
@@ -39,7 +39,7 @@ def test_programs_give_what_one_process_gives(seeds: Sequence[int]) -> None:
         for number in seeds:
             search(number, programs, check)
     assert words["equal"] + words["refused"] == len(seeds) * BATCH, words
-    assert words["refused"] < len(seeds) * BATCH / 3, words
+    assert seeds != SEEDS or words["refused"] < len(seeds) * BATCH / 3, words
     assert set(seen) <= habits() and (seeds != SEEDS or set(seen) == habits()), (
         f"never: {sorted(habits() - set(seen))}, unknown: {sorted(set(seen) - habits())}"
     )

@@ -17,7 +17,7 @@ def job() -> Iterator[Ranks]:
         yield made
 
 
-@pytest.mark.parametrize("habit", one_in(3, HABITS))
+@pytest.mark.parametrize("habit", one_in(8, HABITS))
 def test_the_program_gives_what_one_process_gives(job: Ranks, habit: str):
     """With a schedule that takes weights' gradients out of the backward pass, too."""
     source = FRAME + HABITS[habit]

@@ -20,7 +20,7 @@ from tests.fuzz.search import BATCH, search
 from tests.long import one_in
 
 
-@pytest.mark.parametrize("layout", one_in(7, range(len(LAYOUTS))))
+@pytest.mark.parametrize("layout", one_in(16, range(len(LAYOUTS))))
 def test_models_train_as_in_one_process(layout: int) -> None:
     words: Counter[str] = Counter()
     with ranks(beside=BESIDE) as job:

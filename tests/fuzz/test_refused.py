@@ -85,7 +85,7 @@ OTHER_CODE = {
 }
 
 
-@pytest.mark.parametrize("kind", one_in(4, OTHER_CODE))
+@pytest.mark.parametrize("kind", one_in(12, OTHER_CODE))
 def test_ranks_that_run_different_code_are_told_where(job: Ranks, kind: str):
     outcome = run(job, "def forward(self, x):\n" + textwrap.indent(OTHER_CODE[kind], "    "))
     assert outcome.word == "refused" and outcome.text.startswith("DivergenceError"), outcome

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from tests.launching import FOREIGN, SOURCE
+from tests.long import one_day_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,6 +53,7 @@ def test_damaged_inputs_are_read_whole_or_refused() -> None:
     assert sum(words.values()) == 200 and words["right"] >= 3 and words["refused"] >= 100, words
 
 
+@one_day_in(3)
 def test_faults_are_found() -> None:
     """A reader that raises, one that takes for ever, one that takes all memory, and one that loads something else."""
     told = run(

@@ -118,14 +118,11 @@ def plain_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return found
 
 
-@CHECKS.check
-def models_with_a_cache_train_as_in_one_process() -> None:
-    names = ["LlamaForCausalLM", "GPT2LMHeadModel"]
-    names += [] if given.sequences else ["T5ForConditionalGeneration"]
-    for name in names:
-        net, batches, optimizer_for = case_of(name)
-        model = trained(net, batches, [plain_loss] * 3, optimizer_for)
-        assert in_parts_of(model), name
+@CHECKS.of_each("LlamaForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration")
+def a_model_with_a_cache_trains_as_in_one_process(name: str) -> None:
+    net, batches, optimizer_for = case_of(name)
+    model = trained(net, batches, [plain_loss] * 3, optimizer_for)
+    assert in_parts_of(model), name
 
 
 def llama(**more: Any) -> Any:

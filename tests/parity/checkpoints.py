@@ -1,6 +1,6 @@
 """Jobs that resume from checkpoints of their own and of other layouts; started by `test_checkpoints.py`.
 
-    checkpoints.py FOLDER
+    checkpoints.py FOLDER [KIND...] [LAYOUT...]        no kind, no layout that resumes: all
 
 A layout is so many partitions and replicas, split automatically or by hand. Every layout trains STEPS steps for every
 kind of numbers, saves, and goes on for MORE steps: the uninterrupted run. Then every layout resumes from the saves of
@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +54,15 @@ RESUMING = [
     *SAVING,
     *(Layout(place.partitions, place.replicas, True) for place in SAVING if place.partitions > 1),
 ]
+
+
+READ = Layout(2, 1)
+"""Whose save `read_ranges` reads."""
+
+
+def chosen(all_of_them: Sequence[Any]) -> list[Any]:
+    """Those that the command line names; all of them if it names none."""
+    return [each for each in all_of_them if str(each) in sys.argv[2:]] or [*all_of_them]
 
 
 def sources(place: Layout, kind: str) -> list[Layout]:
@@ -194,7 +203,7 @@ def start(place: Layout) -> None:
 def save(folder: Path, place: Layout) -> None:
     """Trains, saves, and writes down how the uninterrupted run goes on."""
     start(place)
-    for kind in KINDS:
+    for kind in chosen(KINDS):
         gc.collect()  # a model that is left over on some ranks only would take part in the others' steps
         job = Job(kind, place.by_hand, 0)
         job.train(STEPS)
@@ -213,7 +222,7 @@ def save(folder: Path, place: Layout) -> None:
 def resume(folder: Path, place: Layout) -> None:
     """Goes on from each of its sources."""
     start(place)
-    for kind in KINDS:
+    for kind in chosen(KINDS):
         for source in sources(place, kind):
             gc.collect()
             compare(folder / str(source) / kind, kind, place, source)
@@ -224,7 +233,7 @@ def read_ranges(folder: Path, place: Layout) -> None:
     """A rank of another layout reads all weights, as it holds all before the split, and of what the optimizer keeps its
     own part."""
     start(place)
-    root = folder / "2x1" / "fp32"
+    root = folder / str(READ) / "fp32"
     counted = {"pread": 0, "preadv": 0}
 
     def counting(name: str) -> Callable[..., Any]:
@@ -299,8 +308,13 @@ def tolerance(kind: str, place: Layout, source: Layout) -> float:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    others = [Layout(3, 1), Layout(3, 2), Layout(1, 1)]
-    for work, places in ((save, SAVING), (resume, RESUMING), (read_ranges, others)):
+    resuming = chosen(RESUMING)
+    needed = {source for place in resuming for kind in chosen(KINDS) for source in sources(place, kind)}
+    saving = [place for place in SAVING if place in needed]
+    reading = [Layout(3, 1), Layout(3, 2), Layout(1, 1)]
+    if READ not in needed or "fp32" not in chosen(KINDS):
+        reading = []
+    for work, places in ((save, saving), (resume, resuming), (read_ranges, reading)):
         for place in places:
             job = Ranks(
                 place.partitions * place.replicas,

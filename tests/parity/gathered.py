@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import weft.torch as weft
 from tests.parity import shared_parts
 from tests.parity.registry import Checks
-from tests.parity.shared_parts import WIDTH, WORDS, Block, Job, Net, train_models
+from tests.parity.shared_parts import WIDTH, WORDS, Block, Job, Net, a_model_trains_as_in_one_process
 
 CHECKS = Checks()
 CHECKS.given = shared_parts.given
@@ -38,14 +38,12 @@ CHECKS |= {
 }
 
 
-@CHECKS.check
-def models_train_as_in_one_process() -> None:
-    """Tied words, layers of one module, experts, checkpoints, code that reads other modules' weights, convolutions."""
-    train_models(
-        "GPT2LMHeadModel", "LlamaForCausalLM", "AlbertForMaskedLM", "MixtralForCausalLM", "BertForMaskedLM",
-        "GPT2LMHeadModel:checkpointed", "T5ForConditionalGeneration:checkpointed", "MambaForCausalLM", "Wav2Vec2ForCTC",
-        "BartForConditionalGeneration",
-    )  # fmt: skip
+# Tied words, layers of one module, experts, checkpoints, code that reads other modules' weights, convolutions.
+CHECKS.of_each(
+    "GPT2LMHeadModel", "LlamaForCausalLM", "AlbertForMaskedLM", "MixtralForCausalLM", "BertForMaskedLM",
+    "GPT2LMHeadModel:checkpointed", "T5ForConditionalGeneration:checkpointed", "MambaForCausalLM", "Wav2Vec2ForCTC",
+    "BartForConditionalGeneration",
+)(a_model_trains_as_in_one_process)  # fmt: skip
 
 
 class Deep(nn.Module):

@@ -21,7 +21,7 @@ import weft.torch as weft
 from tests.parity.registry import Checks
 from tests.parity.tensor_parallel_models import WIDTH as WIDE
 from tests.parity.tensor_parallel_models import Routed, Stacked
-from weft.errors import DivergenceError, UsageError
+from weft.errors import DivergenceError, PeerError, UsageError
 from weft.torch.delayed_parameters import materialise
 from weft.torch.replicas.whole_tensors import whole
 from weft.torch.session import current
@@ -568,7 +568,7 @@ def vocabularies_go_to_other_layouts() -> None:
 def unknown_words_are_an_error() -> None:
     job = WordsJob(True)
     job.train(1)
-    with pytest.raises(IndexError, match="out of range"):
+    with pytest.raises((IndexError, PeerError), match="out of range"):  # a late rank hears of the other's
         job.step(job.model, torch.full((ROWS, 5), WORDS))
     torch.distributed.barrier()  # who ends first would end the other's step
 

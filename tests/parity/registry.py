@@ -12,6 +12,7 @@ if __name__ == "__main__":
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +41,15 @@ class Checks(dict[str, Callable[[], Any]]):
             raise ValueError(f"two checks named {function.__name__}")
         self[function.__name__] = function
         return function
+
+    def of_each(self, *names: str) -> Callable[[Callable[[str], Any]], Callable[[str], Any]]:
+        """Makes a check of a function for each of `names`, which it is called with."""
+
+        def register(function: Callable[[str], Any]) -> Callable[[str], Any]:
+            self.update({f"{function.__name__}[{name}]": functools.partial(function, name) for name in names})
+            return function
+
+        return register
 
     def run(self, arguments: Sequence[str], start: Callable[[], object]) -> None:
         """Runs checks one after the other, after `start`, with splits that repeat. Each that has passed is told.

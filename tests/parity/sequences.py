@@ -546,38 +546,37 @@ def step_of(case: Case) -> Any:
     return step
 
 
-@CHECKS.check
-def models_of_transformers_train_as_in_one_process() -> None:
-    for name in ("GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM"):
-        gc.collect()
-        weft.init({"partitions": given.partitions, "microbatches": 2})
-        case = CASES[name]
-        net: Any = case.build()
-        net.config.use_cache = False
-        alone = copy.deepcopy(net)
-        model = weft.DistributedModel(net)
-        optimizer = weft.DistributedOptimizer(case.optimizer_for(model.parameters()))
-        plain = case.optimizer_for(alone.parameters())
+@CHECKS.of_each("GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM")
+def a_model_trains_as_in_one_process(name: str) -> None:
+    gc.collect()
+    weft.init({"partitions": given.partitions, "microbatches": 2})
+    case = CASES[name]
+    net: Any = case.build()
+    net.config.use_cache = False
+    alone = copy.deepcopy(net)
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(case.optimizer_for(model.parameters()))
+    plain = case.optimizer_for(alone.parameters())
 
-        step = step_of(case)
-        for number in range(3):
-            samples = case.batch(number)
-            parts = cut_between(samples, 2 * weft.rdp_size())
-            losses = [case.loss(alone(**part)) / len(parts) for part in parts]
-            plain.zero_grad()
-            for loss in losses:
-                loss.backward()
-            plain.step()
-            optimizer.zero_grad()
-            mine = step(model, **cut_between(samples, weft.rdp_size())[weft.rdp_rank()])
-            optimizer.step()
-            own = losses[2 * weft.rdp_rank() : 2 * weft.rdp_rank() + 2]
-            assert mine.reduce_mean().item() == pytest.approx(
-                sum(loss.item() for loss in own) * len(parts) / 2, rel=1e-5
-            )
-        layers = [n for n, m in net.named_modules() if isinstance(vars(m).get("forward"), Region)]
-        assert len(layers) == (5 if given.partitions == 1 else len(layers)) > 1, layers
-        torch.testing.assert_close(model.state_dict(), dict(alone.state_dict()), rtol=1e-5, atol=1e-6)
+    step = step_of(case)
+    for number in range(3):
+        samples = case.batch(number)
+        parts = cut_between(samples, 2 * weft.rdp_size())
+        losses = [case.loss(alone(**part)) / len(parts) for part in parts]
+        plain.zero_grad()
+        for loss in losses:
+            loss.backward()
+        plain.step()
+        optimizer.zero_grad()
+        mine = step(model, **cut_between(samples, weft.rdp_size())[weft.rdp_rank()])
+        optimizer.step()
+        own = losses[2 * weft.rdp_rank() : 2 * weft.rdp_rank() + 2]
+        assert mine.reduce_mean().item() == pytest.approx(
+            sum(loss.item() for loss in own) * len(parts) / 2, rel=1e-5
+        )
+    layers = [n for n, m in net.named_modules() if isinstance(vars(m).get("forward"), Region)]
+    assert len(layers) == (5 if given.partitions == 1 else len(layers)) > 1, layers
+    torch.testing.assert_close(model.state_dict(), dict(alone.state_dict()), rtol=1e-5, atol=1e-6)
 
 
 @CHECKS.check

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import weft.torch as weft
 from tests.parity.registry import Checks
 from tests.parity.zoo import CASES
-from tests.parity.zoo.case import MICROBATCHES, Case
+from tests.parity.zoo.case import MICROBATCHES
 from weft.compat.modelparallel import interface as smp
 from weft.errors import UsageError
 from weft.torch.replicas.whole_tensors import whole
@@ -272,45 +272,40 @@ def what_does_not_fit_is_told() -> None:
         other.train(1)
 
 
-@CHECKS.check
-def unmodified_models_train_as_in_one_process() -> None:
-    train_models("GPT2LMHeadModel", "LlamaForCausalLM", "T5ForConditionalGeneration")
+@CHECKS.of_each("GPT2LMHeadModel", "LlamaForCausalLM", "T5ForConditionalGeneration")
+def a_model_trains_as_in_one_process(name: str) -> None:
+    gc.collect()
+    case = CASES[name]
+    weft.init({"partitions": given.partitions, "microbatches": MICROBATCHES})
+    net = case.build()
+    alone = copy.deepcopy(net)
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(case.optimizer_for(model.parameters()))
+    plain = case.optimizer_for(alone.parameters())
 
+    @weft.step
+    def step(model: Any, batch: dict[str, Any]) -> Tensor:
+        loss = case.loss(model(**batch, **case.options))
+        model.backward(loss)
+        return loss
 
-def train_models(*names: str) -> None:
-    for name in names:
-        case = CASES[name]
-        weft.init({"partitions": given.partitions, "microbatches": MICROBATCHES})
-        net = case.build()
-        alone = copy.deepcopy(net)
-        model = weft.DistributedModel(net)
-        optimizer = weft.DistributedOptimizer(case.optimizer_for(model.parameters()))
-        plain = case.optimizer_for(alone.parameters())
-
-        @weft.step
-        def step(model: Any, batch: dict[str, Any], case: Case = case) -> Tensor:
-            loss = case.loss(model(**batch, **case.options))
-            model.backward(loss)
-            return loss
-
-        for number in range(STEPS):
-            optimizer.zero_grad()
-            loss = step(model, case.batch(number)).reduce_mean()  # the same one for all replicas
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-            plain.zero_grad()
-            losses = []
-            for part in range(MICROBATCHES):
-                rows = {key: each.chunk(MICROBATCHES)[part] for key, each in case.batch(number).items()}
-                losses.append(case.loss(alone(**rows, **case.options)))
-            torch.stack(losses).mean().backward()
-            torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.5)
-            plain.step()
-            assert loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-5)
-        assert sum(map(is_cut, model.local_parameters())) > 4
-        mine, theirs = dict(model.state_dict()), dict(alone.state_dict())
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-        gc.collect()
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        loss = step(model, case.batch(number)).reduce_mean()  # the same one for all replicas
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        plain.zero_grad()
+        losses = []
+        for part in range(MICROBATCHES):
+            rows = {key: each.chunk(MICROBATCHES)[part] for key, each in case.batch(number).items()}
+            losses.append(case.loss(alone(**rows, **case.options)))
+        torch.stack(losses).mean().backward()
+        torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.5)
+        plain.step()
+        assert loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-5)
+    assert sum(map(is_cut, model.local_parameters())) > 4
+    mine, theirs = dict(model.state_dict()), dict(alone.state_dict())
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 @CHECKS.check

@@ -30,7 +30,7 @@ def outcome_of(request: pytest.FixtureRequest) -> Callable[[str], Outcome]:
     return outcomes.__getitem__
 
 
-@pytest.mark.parametrize("name", one_in(8, CHECKS))
+@pytest.mark.parametrize("name", one_in(15, CHECKS))
 def test_check(name: str, outcome_of: Callable[[str], Outcome]) -> None:
     outcome = outcome_of(name)
     assert not outcome.faults(), outcome.faults()

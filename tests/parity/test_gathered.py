@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import run_ranks
-from tests.long import first_of, one_in
+from tests.long import one_in, some_of
 
 from .gathered import CHECKS
 from .jobs import FOLDER, ROOT, pass_checks
@@ -35,7 +35,7 @@ def settings(tensor: int = 1, sharers: int = 2) -> dict[str, str]:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("layouts", first_of(LAYOUTS), ids=["some", "all"])
+@pytest.mark.parametrize("layouts", some_of(6, LAYOUTS), ids=["some", "all"])
 def test_parameters_are_gathered_for_each_microbatch(
     layouts: list[tuple[int, int, int, list[str]]], tmp_path: Path
 ) -> None:

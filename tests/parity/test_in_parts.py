@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.launching import run_ranks
-from tests.long import first_of, one_in
+from tests.long import one_day_in, one_in, some_of
 
 from .in_parts import CHECKS
 from .jobs import FOLDER, PATHS, pass_checks
@@ -41,7 +41,7 @@ LAYOUTS = [  # ranks, partitions, ranks that split tensors
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("layouts", first_of(LAYOUTS), ids=["some", "all"])
+@pytest.mark.parametrize("layouts", some_of(3, LAYOUTS), ids=["some", "all"])
 def test_steps(layouts: list[tuple[int, int, int, list[str]]], tmp_path: Path) -> None:
     for ranks, partitions, parts, checks in layouts:
         settings = json.dumps({"tensor_parallel_degree": parts})
@@ -51,7 +51,7 @@ def test_steps(layouts: list[tuple[int, int, int, list[str]]], tmp_path: Path) -
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("check", ENDS)
+@pytest.mark.parametrize("check", one_in(3, ENDS))
 def test_what_would_differ_between_ranks_is_refused(check: str) -> None:
     settings = json.dumps({"tensor_parallel_degree": 2})
     pass_checks("in_parts.py", [check], 2, env={"WEFT_SET": settings})
@@ -68,6 +68,7 @@ def test_what_cannot_be_cut_as_the_script_says_ends_the_job() -> None:
 LOADS = "a_whole_state_is_loaded_into_parts"
 
 
+@one_day_in(2)
 @pytest.mark.parametrize(
     "layouts",
     one_in(

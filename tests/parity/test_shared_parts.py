@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.long import first_of
+from tests.long import some_of
 
 from .jobs import pass_checks
 from .shared_parts import CHECKS
@@ -29,7 +29,7 @@ LAYOUTS = [  # ranks, partitions, sharers
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("layouts", first_of(LAYOUTS), ids=["some", "all"])
+@pytest.mark.parametrize("layouts", some_of(4, LAYOUTS), ids=["some", "all"])
 def test_replicas_of_a_pipeline_share_parameters(
     layouts: list[tuple[int, int, int, list[str]]], tmp_path: Path
 ) -> None:

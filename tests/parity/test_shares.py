@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.long import some_of
+
 from .jobs import pass_checks
 from .shares import CHECKS
 
@@ -18,6 +20,7 @@ LAYOUTS = [
 
 
 @pytest.mark.timeout(1200)
-def test_replicas_share_states(tmp_path: Path):
-    for ranks, partitions, checks in LAYOUTS:
+@pytest.mark.parametrize("layouts", some_of(3, LAYOUTS), ids=["some", "all"])
+def test_replicas_share_states(layouts: list[tuple[int, int, list[str]]], tmp_path: Path):
+    for ranks, partitions, checks in layouts:
         pass_checks("shares.py", checks, ranks, "--folder", str(tmp_path), "--partitions", str(partitions))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.launching import run_ranks
-from tests.long import first_of
+from tests.long import some_of
 
 from .jobs import pass_checks
 from .spread import CHECKS
@@ -27,7 +27,7 @@ LAYOUTS = [(2, 1, 2, ALL), (4, 2, 2, [each for each in ALL if each not in WITHOU
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("layouts", first_of(LAYOUTS), ids=["some", "all"])
+@pytest.mark.parametrize("layouts", some_of(3, LAYOUTS), ids=["some", "all"])
 def test_steps(layouts: list[tuple[int, int, int, list[str]]]) -> None:
     for ranks, partitions, parts, checks in layouts:
         settings = json.dumps({"tensor_parallel_degree": parts})

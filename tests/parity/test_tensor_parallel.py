@@ -108,7 +108,7 @@ def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "case"), one_in(4, [(2, case) for case in SPLIT] + [(4, case) for case in OVER_FOUR]), ids=str
+    ("ranks", "case"), one_in(10, [(2, case) for case in SPLIT] + [(4, case) for case in OVER_FOUR]), ids=str
 )
 def test_trains_as_one_process_does(ranks: int, case: str, outcome_of: OutcomeOf) -> None:
     outcome = outcome_of(ranks, case)

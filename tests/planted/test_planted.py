@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.long import one_in
+from tests.long import one_day_in, one_in
 from tests.planted.jobs import JOBS, found_in
 from weft.rules.rule import Status
 
 QUICK = [name for name, planted in JOBS.items() if planted.quick]
 
 
+@one_day_in(3)
 @pytest.mark.parametrize("name", one_in(4, QUICK))
 def test_what_was_planted_is_found(name: str, tmp_path: Path):
     """Whether it comes first a busy machine decides as well: `python -m tests.planted` says that of a quiet one.

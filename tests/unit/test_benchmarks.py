@@ -18,7 +18,7 @@ from benchmarks.schedules.__main__ import compared, verdict
 from benchmarks.turns.driver import largest_difference
 from benchmarks.turns.figures import by_turns, ratio, seconds
 from benchmarks.turns.samples import RankStep, Record, Step, together
-from tests.long import one_in
+from tests.long import one_day_in, one_in
 
 ROOT = Path(__file__).parents[2]
 RUNS = {
@@ -49,6 +49,7 @@ def record(name: str, *steps_s: float, busy: float = 0.0) -> Record:
     return found
 
 
+@one_day_in(2)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", one_in(9, RUNS))
 def test_it_runs(name: str, tmp_path: Path):
@@ -58,8 +59,9 @@ def test_it_runs(name: str, tmp_path: Path):
     assert json.loads(out.read_text(encoding="utf-8"))
 
 
+@one_day_in(2)
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", one_in(4, OTHERS))
+@pytest.mark.parametrize("name", one_in(7, OTHERS))
 def test_it_prints_its_table(name: str):
     options, row = OTHERS[name]
     assert row in run(name, options)

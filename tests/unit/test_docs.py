@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from tests import warm
-from tests.long import long
+from tests.long import long, one_in
 from tests.parity.tensorflow import jobs
 
 ROOT = Path(__file__).parents[2]
@@ -107,8 +107,13 @@ COMMANDS = [
 
 @pytest.mark.parametrize(
     "block",
-    [pytest.param(block, marks=[long] if needs_tensorflow(block.text) else []) for block in SCRIPTS],
-    ids=[block.where for block in SCRIPTS],
+    one_in(
+        5,
+        [
+            pytest.param(block, marks=[long] if needs_tensorflow(block.text) else [], id=block.where)
+            for block in SCRIPTS
+        ],
+    ),
 )
 def test_scripts_run(block, tmp_path):
     script = tmp_path / "block.py"
@@ -122,7 +127,9 @@ def test_scripts_run(block, tmp_path):
     run([*launcher, str(script)], tmp_path)
 
 
-@pytest.mark.parametrize(("where", "command", "lines"), COMMANDS, ids=[where for where, *_ in COMMANDS])
+@pytest.mark.parametrize(
+    ("where", "command", "lines"), one_in(5, COMMANDS), ids=[where for where, *_ in COMMANDS]
+)
 def test_commands_print_what_is_shown(where, command, lines):
     output = run(shlex.split(command)[1:], ROOT)
     told = [line.rstrip() for line in output.splitlines()]

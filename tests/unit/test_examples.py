@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.long import one_in
+from tests.long import long, one_day_in, one_in
 from tests.parity.tensorflow import jobs
 from tests.unit.test_docs import needs_tensorflow
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
+KERAS = [name for name in EXAMPLES if needs_tensorflow((FOLDER / name).read_text(encoding="utf-8"))]
+OTHERS = [name for name in EXAMPLES if name not in KERAS]
 RANKS = {"train_hybrid.py": 4}
 OPTIONS = {"gpt_demo.py": ["--quick", "--out", "."]}
 LONGER = {"gpt_demo.py": 120, "train_lightning.py": 90}
@@ -22,14 +24,13 @@ def run(folder, name, *options, ranks=None):
     """Exit code and output."""
     arguments = ["run", "-n", str(ranks or RANKS.get(name, 2)), str(FOLDER / name), *options]
     start = warm.run
-    if needs_tensorflow((FOLDER / name).read_text(encoding="utf-8")):
+    if name in KERAS:
         pytest.importorskip("tensorflow")
         start = jobs.run
     return start(arguments, {**os.environ, "OMP_NUM_THREADS": "1"}, folder, timeout=400)
 
 
-# From the second on: the first of four would be keras_gpt.py, which takes minutes.
-@pytest.mark.parametrize("name", one_in(4, [*EXAMPLES[1:], *EXAMPLES[:1]]))
+@pytest.mark.parametrize("name", [*one_in(5, OTHERS), *(pytest.param(name, marks=long) for name in KERAS)])
 def test_runs(name, tmp_path):
     code, output = run(tmp_path, name, *OPTIONS.get(name, []))
     assert code == 0, output
@@ -49,6 +50,7 @@ def losses(output):
     return [line.removeprefix("loss") for line in output.splitlines() if line.startswith("loss")]
 
 
+@one_day_in(2)
 def test_a_killed_run_ends_as_one_that_was_not(tmp_path):
     code, whole = run(tmp_path, "train_and_resume.py", "--folder", "whole")
     assert code == 0, whole

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import FOREIGN
+from tests.long import one_day_in
 from tests.unit.test_docs import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +98,7 @@ def test_what_was_installed_runs(installed, tmp_path):
     assert "<svg" in (tmp_path / "seen.html").read_text()
 
 
+@one_day_in(3)
 def test_smdistributed_is_in_what_was_installed(installed, tmp_path):
     (tmp_path / "old.py").write_text(
         "import smdistributed.modelparallel.torch as smp\nsmp.init()\nprint('pp', smp.pp_rank(), smp.__file__)\n"

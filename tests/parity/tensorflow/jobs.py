@@ -1,63 +1,30 @@
-"""Starts jobs of ranks that use TensorFlow: each imports it anew, for it does not survive a fork."""
+"""Starts jobs of ranks that use TensorFlow; they are forked from a process that has imported it, and done no more.
+
+A process that has imported TensorFlow and Keras can be forked as long as it has made no context: no tensor, no
+operation, no list of devices. Jobs whose start is tested begin cold: `tests.launching.run_ranks` without `warm`.
+"""
 
 from __future__ import annotations
 
 import ast
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests import warm
+
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "1"}
+WARM = "tensorflow"
+"""The flavour of `tests.warm` with TensorFlow."""
 
 
-class Job:
-    """A job of `weft run`; as much of ``subprocess.Popen`` as `tests.parity.jobs` uses."""
-
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
-        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "weft", *arguments], env={**env, **QUIET}, cwd=cwd, stdout=self._output,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
-        self.pid = self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.returncode
-
-    def poll(self) -> int | None:
-        return self._process.poll()
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self._process.wait(timeout)
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        self._process.wait(timeout)
-        self._output.seek(0)
-        with self._output as output:
-            return output.read(), ""
-
-
-def start(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> Job:
+def start(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> warm.Job:
     """Start `weft ARGUMENTS` with variables in a folder."""
-    return Job(arguments, env, cwd)
+    return warm.start(arguments, {**env, **QUIET}, cwd, WARM)
 
 
 def run(arguments: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: float) -> tuple[int, str]:
     """The same to its end: the exit code and what it wrote; minus SIGKILL if it took `timeout` seconds."""
-    job = start(arguments, env, cwd)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        job.wait(timeout)
-    if job.returncode is None:
-        os.killpg(job.pid, signal.SIGKILL)
-    output, _ = job.communicate()
-    assert job.returncode is not None
-    return job.returncode, output
+    return warm.run(arguments, {**env, **QUIET}, cwd, timeout, WARM)
 
 
 def checks_of(worker: str) -> list[str]:

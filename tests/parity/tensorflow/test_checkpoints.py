@@ -16,6 +16,7 @@ pytest.importorskip("tensorflow")
 
 from tests.launching import ROOT, SOURCE, _environ, run_ranks  # noqa: E402
 from tests.long import long, one_in  # noqa: E402
+from tests.parity.tensorflow.jobs import WARM  # noqa: E402
 
 JOB = Path(__file__).with_name("saves.py")
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": os.pathsep.join([str(SOURCE), str(ROOT)])}
@@ -23,7 +24,7 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": os.pathsep.join([str(SOURCE)
 
 def run_job(ranks: int, action: str, folder: Path) -> list[Any]:
     """What each rank tells."""
-    run_ranks(ranks, JOB, [action, str(folder)], env=QUIET).check()
+    run_ranks(ranks, JOB, [action, str(folder)], env=QUIET, warm=WARM).check()
     return [json.loads((folder / f"{action}-{ranks}-{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -103,6 +104,6 @@ def test_what_is_read_before_the_first_step_is_right_or_refused(tmp_path):
     """A script that was started again once got an optimizer's zeros in silence, and lost its loss scale."""
     told = {}
     for action in ("write", "read"):
-        run_ranks(2, JOB.with_name("early_reads.py"), [action, str(tmp_path)], env=QUIET).check()
+        run_ranks(2, JOB.with_name("early_reads.py"), [action, str(tmp_path)], env=QUIET, warm=WARM).check()
         told[action] = [json.loads((tmp_path / f"{action}-{rank}.json").read_text()) for rank in (0, 1)]
     assert told["read"] == told["write"]

@@ -14,6 +14,7 @@ pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 from tests.launching import run_ranks  # noqa: E402
 from tests.long import long  # noqa: E402
+from tests.parity.tensorflow.jobs import WARM  # noqa: E402
 from weft.watch.judge import LEAVE_SECONDS  # noqa: E402
 
 SCRIPT = """
@@ -65,5 +66,5 @@ print("owned", weft.rank(), len(model.trainable_variables))
 
 @long
 def test_a_last_phase_that_takes_longer_than_a_message() -> None:
-    outcome = run_ranks(2, SCRIPT, [str(3 * LEAVE_SECONDS)]).check()
+    outcome = run_ranks(2, SCRIPT, [str(3 * LEAVE_SECONDS)], warm=WARM).check()
     assert "owned 0 2" in outcome.stdout and "owned 1 2" in outcome.stdout

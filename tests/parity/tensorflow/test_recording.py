@@ -11,6 +11,7 @@ pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 from tests.launching import run_ranks  # noqa: E402
 from tests.long import long, one_in  # noqa: E402
+from tests.parity.tensorflow.jobs import WARM  # noqa: E402
 from weft.analysis.analysis import Analysis  # noqa: E402
 from weft.profiler.reading import read_run  # noqa: E402
 
@@ -69,7 +70,7 @@ model.fit(data, verbose=0, steps_per_epoch=5)
 @pytest.mark.parametrize("script", one_in(2, [FIT, LOOP]), ids=["fit", "loop"])
 def test_a_data_set_that_sleeps_is_seen(tmp_path: Path, script: str):
     options = ["--record", str(tmp_path / "run")]
-    run_ranks(2, script, [str(tmp_path / "saved")], options=options).check()
+    run_ranks(2, script, [str(tmp_path / "saved")], options=options, warm=WARM).check()
     analysis = Analysis(read_run(tmp_path / "run"))
     run = analysis.run
     assert run.warnings == () and run.complete and run.ranks == (0, 1)
@@ -114,7 +115,7 @@ for x, y in data:
 
 
 def test_an_optimizer_that_xla_compiles_is_left_alone(tmp_path: Path):
-    run_ranks(2, XLA, options=["--record", str(tmp_path / "run")]).check()
+    run_ranks(2, XLA, options=["--record", str(tmp_path / "run")], warm=WARM).check()
     run = read_run(tmp_path / "run")
     assert run.complete and all(len(run.steps[rank]) == 5 for rank in run.ranks)
     assert all(step.optimizer_s == 0 for rank in run.ranks for step in run.steps[rank])
@@ -154,7 +155,7 @@ for x, y in data:
 def test_a_process_alone_counts_its_steps(tmp_path: Path, way: str):
     script = ALONE.replace('"partitions": 2', '"partitions": 1')
     options = ["--record", str(tmp_path / "run"), "--log-dir", str(tmp_path / "log")]
-    run_ranks(1, script, [way], options=options).check()
+    run_ranks(1, script, [way], options=options, warm=WARM).check()
     run = read_run(tmp_path / "run")
     steps = run.steps[0]
     assert [step.evaluates for step in steps] == [False, True] * 5 and all(
@@ -193,14 +194,14 @@ for samples in (8, 16):
 @long
 def test_samples_of_a_mini_batch_whose_size_is_left_open(tmp_path: Path):
     options = ["--record", str(tmp_path / "run")]
-    run_ranks(2, OPEN, [str(tmp_path / "run")], options=options).check()
+    run_ranks(2, OPEN, [str(tmp_path / "run")], options=options, warm=WARM).check()
     run = read_run(tmp_path / "run")
     assert [step.samples for step in run.steps[0]] == [8, 8, 12, 12, 8, 8, 16, 8]
 
 
 @long
 def test_a_function_that_was_traced_before_the_recording_is_named(tmp_path: Path):
-    outcome = run_ranks(2, OPEN, [str(tmp_path / "run")]).check()
+    outcome = run_ranks(2, OPEN, [str(tmp_path / "run")], warm=WARM).check()
     run = read_run(tmp_path / "run")
     assert [step.samples for step in run.steps[0]] == [8, 8, 16, 8]
     assert [step.work_s > 0 for step in run.steps[0]] == [True, False, True, False]

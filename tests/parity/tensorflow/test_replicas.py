@@ -9,6 +9,7 @@ import pytest
 
 from tests.launching import run_ranks
 from tests.long import long
+from tests.parity.tensorflow.jobs import WARM
 
 pytest.importorskip("tensorflow")
 
@@ -18,7 +19,7 @@ HERE = Path(__file__).parent
 def like_public(n, script, *args, options=()):
     """What each rank told of a script that was written for smdistributed."""
     options = ["--device", "cpu", "--smdistributed", *options]
-    done = run_ranks(n, HERE / "scripts" / script, args, timeout=300, options=options).check()
+    done = run_ranks(n, HERE / "scripts" / script, args, timeout=300, options=options, warm=WARM).check()
     lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
     return [json.loads(line) for line in lines]
 
@@ -28,7 +29,7 @@ def close(one, other):
 
 
 def test_two_replicas_compute_as_one_process_with_the_whole_batch():
-    done = run_ranks(2, HERE / "replicas.py", timeout=300).check()
+    done = run_ranks(2, HERE / "replicas.py", timeout=300, warm=WARM).check()
     assert done.stdout.count("passed\n") == 2
 
 

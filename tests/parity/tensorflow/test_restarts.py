@@ -12,7 +12,11 @@ import pytest
 pytest.importorskip("tensorflow")
 
 from tests.launching import ROOT, SOURCE, Completed, run_ranks  # noqa: E402
-from tests.long import one_in  # noqa: E402
+from tests.long import (
+    one_day_in,
+    one_in,  # noqa: E402
+)
+from tests.parity.tensorflow.jobs import WARM  # noqa: E402
 from weft.checkpoint.find import in_order  # noqa: E402
 
 JOB = Path(__file__).with_name("restarting.py")
@@ -28,7 +32,7 @@ def run(folder: Path, partitions: int, *args: str, restarts: int = 0) -> Complet
 def run_job(job: Path, given: list[str], folder: Path, restarts: int) -> Completed:
     folder.mkdir(exist_ok=True)
     options = ["--max-restarts", str(restarts)] if restarts else []
-    return run_ranks(2, job, given, options=options, env=QUIET, timeout=420).check()
+    return run_ranks(2, job, given, options=options, env=QUIET, timeout=420, warm=WARM).check()
 
 
 def losses(folder: Path, rank: int, name: str = "losses") -> dict[int, str]:
@@ -66,6 +70,7 @@ def test_a_kill_changes_nothing(tmp_path, partitions, more):
     check_like(killed, whole)
 
 
+@one_day_in(2)
 @pytest.mark.parametrize(("partitions", "data"), one_in(2, [(2, "dataset"), (1, "endless")]))
 def test_fit_goes_on_in_the_middle_of_an_epoch(tmp_path, partitions, data):
     """Losses, metrics, validation and averaged weights are those of a run that nothing befell."""

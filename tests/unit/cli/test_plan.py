@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import SOURCE
+from tests.long import one_day_in
 from weft.cli.main import main
 from weft.cli.plan import measure as measuring
 from weft.config import resolve
@@ -276,6 +277,7 @@ def test_numbers_are_whole(capsys):
     assert "'1.5B' is no whole number above 0, such as 2048 or 300B" in capsys.readouterr().err
 
 
+@one_day_in(4)
 @pytest.mark.timeout(300)
 def test_a_machine_is_measured_and_planned_for(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(SOURCE))

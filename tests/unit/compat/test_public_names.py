@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+from tests.long import one_day_in
 from tests.unit.compat.test_names import python
 
 LIST = Path(__file__).parents[2] / "data" / "smdistributed_names.txt"
@@ -65,6 +66,7 @@ def entries() -> list[tuple[str, list[str], str]]:
     return found
 
 
+@one_day_in(2)
 def test_every_name_works_or_is_refused_in_one_sentence():
     import json
     import os

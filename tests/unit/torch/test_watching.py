@@ -13,7 +13,7 @@ import pytest
 
 import weft.torch as weft
 from tests.launching import SOURCE, run_ranks
-from tests.long import one_in
+from tests.long import one_day_in, one_in
 from weft.errors import UsageError
 from weft.session import watching
 from weft.torch.watching import open_board
@@ -75,6 +75,7 @@ def on_a_terminal(*options: str, cwd: Path) -> str:
     return seen.decode()
 
 
+@one_day_in(2)
 @pytest.mark.parametrize("partitions", one_in(2, [2, 1]))
 def test_a_terminal_shows_one_line_that_makes_room_for_others(partitions, tmp_path):
     seen = on_a_terminal("-n", str(partitions), str(script(tmp_path, partitions)), cwd=tmp_path)
@@ -86,6 +87,7 @@ def test_a_terminal_shows_one_line_that_makes_room_for_others(partitions, tmp_pa
     assert "the end\r\n" in seen
 
 
+@one_day_in(2)
 def test_quiet_and_redirected_jobs_show_no_line_of_so_short_a_loop(tmp_path):
     assert " of 20 " not in on_a_terminal("--quiet", str(script(tmp_path, 1)), cwd=tmp_path)
     path = script(tmp_path, 2)

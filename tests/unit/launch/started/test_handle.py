@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.launching import FOREIGN, SOURCE
+from tests.long import one_in
 from weft.cli import run
 from weft.cli.engines import job_of, places
 from weft.cli.main import main
@@ -125,7 +126,7 @@ def with_mpi(engine: str) -> dict[str, str]:
     return {**environ(), **dict.fromkeys(names, "1")}
 
 
-@pytest.mark.parametrize("engine", ["torchrun", "mpirun"])
+@pytest.mark.parametrize("engine", one_in(2, ["torchrun", "mpirun"]))
 def test_another_engine_tells_of_ranks_and_of_the_culprit(engine: str, tmp_path: Path, capfd):
     handle = job(tmp_path, STEP, log_dir="runs/a", engine=engine).start(with_mpi(engine))
     with pytest.raises(JobError, match=r"^rank 1 on .* failed in step 2.*: ValueError: boom") as error:
@@ -143,7 +144,7 @@ def test_another_engine_tells_of_ranks_and_of_the_culprit(engine: str, tmp_path:
     )
 
 
-@pytest.mark.parametrize("engine", ["torchrun", "mpirun"])
+@pytest.mark.parametrize("engine", one_in(2, ["torchrun", "mpirun"]))
 def test_another_engine_is_stopped(engine: str, tmp_path: Path):
     source = "import time\nprint('here', flush=True)\ntime.sleep(1000)\n"
     handle = job(tmp_path, source, log_dir="a", engine=engine).start(with_mpi(engine))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.launching import run_ranks
+from tests.long import one_day_in
 from weft.torch.verify import self_check
 
 UNTESTED = """
@@ -65,6 +66,7 @@ except UsageError as error:
 """
 
 
+@one_day_in(2)
 def test_what_fails_is_refused_and_the_rest_works():
     done = run_ranks(2, UNTESTED)
     assert done.stdout.count("gradients are right") == 2, done

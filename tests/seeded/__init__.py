@@ -1,0 +1,1 @@
+"""Seeded faults, to measure which of them the tests catch."""
