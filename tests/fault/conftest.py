@@ -9,8 +9,8 @@ import pytest
 
 from tests import launching
 
-FOREIGN = ("__autograph", "torchinductor_", "torchelastic_", "ompi.")
-"""What PyTorch and Open MPI leave: a compiler's cache, an agent's logs, the folder of an mpirun that was killed."""
+FOREIGN = ("__autograph", "__pycache__", "torchinductor_", "torchelastic_", "ompi.")
+"""What TensorFlow, PyTorch and Open MPI leave: code they wrote, caches, logs, the folder of a killed mpirun."""
 
 
 @pytest.fixture(autouse=True)

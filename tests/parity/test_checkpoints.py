@@ -16,7 +16,7 @@ from .checkpoints import KINDS, RESUMING, Layout, sources
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("kinds", "layouts"),
-    [(drawn(3, KINDS), drawn(4, RESUMING)), pytest.param(KINDS, RESUMING, marks=long)],
+    [(drawn(3, KINDS), drawn(5, RESUMING)), pytest.param(KINDS, RESUMING, marks=long)],
     ids=["some", "all"],
 )
 def test_a_layout_resumes_from_another(kinds: Sequence[str], layouts: Sequence[Layout], tmp_path: Path):

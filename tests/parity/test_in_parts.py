@@ -41,7 +41,7 @@ LAYOUTS = [  # ranks, partitions, ranks that split tensors
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("layouts", some_of(3, LAYOUTS), ids=["some", "all"])
+@pytest.mark.parametrize("layouts", some_of(4, LAYOUTS), ids=["some", "all"])
 def test_steps(layouts: list[tuple[int, int, int, list[str]]], tmp_path: Path) -> None:
     for ranks, partitions, parts, checks in layouts:
         settings = json.dumps({"tensor_parallel_degree": parts})

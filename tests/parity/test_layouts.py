@@ -71,7 +71,7 @@ def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
     return outcome
 
 
-@pytest.mark.parametrize(("layout", "case"), one_in(14, ITEMS), ids=str)
+@pytest.mark.parametrize(("layout", "case"), one_in(20, ITEMS), ids=str)
 def test_trains_as_one_process_does(layout: str, case: str, outcome_of: OutcomeOf) -> None:
     outcome = outcome_of(layout, case)
     assert not outcome.faults(), outcome.faults()

@@ -66,7 +66,7 @@ def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
 
 @pytest.mark.parametrize(
     ("layout", "item"),
-    one_in(14, [(layout, item) for layout, items in SELECTED.items() for item in items]),
+    one_in(20, [(layout, item) for layout, items in SELECTED.items() for item in items]),
     ids=lambda value: value if isinstance(value, str) else "x".join(map(str, value)),
 )
 def test_trains_as_one_process_does(layout: tuple[int, int], item: str, outcome_of: OutcomeOf) -> None:

@@ -46,7 +46,7 @@ def _ids() -> list[tuple[int, str]]:
     return [(2, case) for case in CASES] + [(3, case) for case in ON_THREE]
 
 
-@pytest.mark.parametrize(("ranks", "case"), one_in(14, _ids()), ids=lambda value: str(value))
+@pytest.mark.parametrize(("ranks", "case"), one_in(20, _ids()), ids=lambda value: str(value))
 def test_trains_as_one_process_does(ranks: int, case: str, outcome_of: OutcomeOf) -> None:
     outcome = outcome_of(ranks, case)
     if transformers.__version__.startswith("4."):

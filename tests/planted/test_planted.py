@@ -13,7 +13,7 @@ from weft.rules.rule import Status
 QUICK = [name for name, planted in JOBS.items() if planted.quick]
 
 
-@one_day_in(3)
+@one_day_in(5)
 @pytest.mark.parametrize("name", one_in(4, QUICK))
 def test_what_was_planted_is_found(name: str, tmp_path: Path):
     """Whether it comes first a busy machine decides as well: `python -m tests.planted` says that of a quiet one.

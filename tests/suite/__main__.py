@@ -86,7 +86,9 @@ def sessions(paths: Sequence[str], *options: str) -> list[Session]:
     ignored = [f"--ignore={path}" for path in TENSORFLOW if any(_within(path, [each]) for each in general)]
     found = []
     if general:
-        found.append(Session("general", (*general, *ignored, *options), min(3, len(general))))
+        files = all((ROOT / path.partition("::")[0]).is_file() for path in general)
+        workers = min(3, len(general)) if files else 3
+        found.append(Session("general", (*general, *ignored, *options), workers if workers > 1 else 0))
     if inside or ignored:
         more = [each.removeprefix("--ignore=") for each in ignored]
         found.append(Session("tensorflow", (*inside, *more, *options)))
@@ -98,7 +100,8 @@ def _within(path: str, folders: Sequence[str]) -> bool:
 
 
 def run(wanted: Sequence[Session]) -> int:
-    """Runs sessions side by side, and returns the worst exit code. Output of all but the first comes at their end."""
+    """Runs sessions side by side; 0 if all went well. The output of all but the first comes at their end."""
+    # With it each process would compile weft anew, and each pytest rewrite its assertions: a tenth of the time.
     environ = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environ |= {"OMP_NUM_THREADS": "1", long.SEED: long.seed(), warm.ADDRESS: warm.serve()}
     outputs: list[IO[str] | None] = [None, *(tempfile.TemporaryFile("w+") for _ in wanted[1:])]
@@ -114,9 +117,8 @@ def run(wanted: Sequence[Session]) -> int:
     finally:
         for process in started:
             process.terminate()
-    return max(
-        (_outcome(session, code, environ) for session, code in zip(wanted, codes, strict=True)), default=0
-    )
+    outcomes = [_outcome(session, code, environ) for session, code in zip(wanted, codes, strict=True)]
+    return next(filter(None, outcomes), 0)
 
 
 def _show(output: IO[str] | None) -> None:
@@ -153,10 +155,10 @@ def main() -> int:
     which.add_argument("--only", choices=("tensorflow", "integrations"), help="all tests of these")
     parser.add_argument("pytest", nargs="*", help="options of pytest, after --")
     given = parser.parse_args()
-    atexit.register(
-        _tell, time.monotonic()
-    )  # before what jobs are forked from: that counts when it has ended
-    return run(_wanted(given, parser))
+    wanted = _wanted(given, parser)
+    # First, so that it runs last: the servers of `tests.warm`, which end at exit, have then been counted.
+    atexit.register(_tell, time.monotonic())
+    return run(wanted)
 
 
 def _tell(began: float) -> None:

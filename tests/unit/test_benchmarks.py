@@ -49,7 +49,7 @@ def record(name: str, *steps_s: float, busy: float = 0.0) -> Record:
     return found
 
 
-@one_day_in(2)
+@one_day_in(3)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", one_in(9, RUNS))
 def test_it_runs(name: str, tmp_path: Path):
@@ -59,7 +59,7 @@ def test_it_runs(name: str, tmp_path: Path):
     assert json.loads(out.read_text(encoding="utf-8"))
 
 
-@one_day_in(2)
+@one_day_in(3)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", one_in(7, OTHERS))
 def test_it_prints_its_table(name: str):

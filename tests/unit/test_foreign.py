@@ -19,7 +19,7 @@ from weft.cli.main import main
 from weft.config import parse_assignments, resolve
 from weft.document import Document
 from weft.errors import ConfigError, FormatError, LaunchError, WeftError
-from weft.foreign import read_limited
+from weft.foreign import read_limited, shown_path
 from weft.graph import Graph, read_profile
 from weft.launch.discovery import discover, expand_hosts
 from weft.profiler.format import Header
@@ -299,3 +299,7 @@ def test_names_that_a_terminal_cannot_show(tmp_path):
         [sys.executable, "-m", "weft", "draw", path, "--out", tmp_path / "x.html"], capture_output=True
     )
     assert done.returncode == 2 and b"Traceback" not in done.stderr, done.stderr
+
+
+def test_a_path_that_is_no_unicode_can_be_printed():
+    assert shown_path(Path("a\udcff.json")).encode() == rb"a\udcff.json"

@@ -30,7 +30,7 @@ def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "check"), one_in(5, [(2, name) for name in CHECKS] + [(3, name) for name in ON_THREE]), ids=str
+    ("ranks", "check"), one_in(8, [(2, name) for name in CHECKS] + [(3, name) for name in ON_THREE]), ids=str
 )
 def test_as_in_one_process(ranks: int, check: str, outcome_of: OutcomeOf) -> None:
     outcome = outcome_of(ranks, check)

@@ -46,7 +46,7 @@ ALONE = {"functions"}
 """Models that are one unit: a function that is called twice keeps their parts together."""
 
 
-@pytest.mark.parametrize(("ranks", "case"), one_in(10, _ids()), ids=lambda value: str(value))
+@pytest.mark.parametrize(("ranks", "case"), one_in(20, _ids()), ids=lambda value: str(value))
 def test_trains_as_one_process_does(ranks: int, case: str, outcome_of: OutcomeOf) -> None:
     outcome = outcome_of(ranks, case)
     assert not outcome.faults(), outcome.faults()
