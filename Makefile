@@ -30,7 +30,7 @@ test-long: $(TENSORFLOW)  ## run what `make test` leaves out: long tests, and mo
 test-tensorflow: $(TENSORFLOW)  ## all tests of TensorFlow
 	$(SUITE) --only tensorflow -- $(ARGS)
 
-test-integrations: $(TENSORFLOW)  ## run those with trainers of other libraries, and whole scripts written for smdistributed
+test-integrations: $(TENSORFLOW)  ## run most of those with trainers of other libraries, and whole scripts for smdistributed
 	$(SUITE) --only integrations -- $(ARGS)
 
 seeded: $(TENSORFLOW)  ## put faults into a copy of the source, one a room, and count those that tests catch; takes an hour

@@ -12,6 +12,7 @@ import pytest
 
 from tests import sshd
 from tests.launching import FOREIGN, SOURCE
+from tests.long import one_day_in
 from weft.compat.estimator import PyTorch
 from weft.errors import JobError
 
@@ -98,6 +99,7 @@ def test_fit_by_ssh(
     assert job is not None and "loss of rank 1 is" in job.logs(rank=1)
 
 
+@one_day_in(3)
 def test_fit_on_ray(folder: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[train]'")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")

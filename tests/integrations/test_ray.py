@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import FOREIGN, SOURCE
+from tests.long import one_day_in
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[train]'")
 
@@ -102,6 +103,7 @@ weft.shutdown()
 """
 
 
+@one_day_in(2)
 def test_weft_run_starts_a_script_on_rays_workers(tmp_path: Path):
     """The script lies in the folder where the command is typed, and gets its arguments, settings and variables."""
     (tmp_path / "script.py").write_text(SCRIPT)

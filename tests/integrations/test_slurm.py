@@ -14,6 +14,7 @@ import pytest
 from tests import slurm
 from tests.fault.matrix.strike import losses, undisturbed
 from tests.launching import ROOT, _environ
+from tests.long import one_day_in
 from weft.launch.journal.told import read
 
 JOB = ROOT / "tests" / "fault" / "workers" / "struck.py"
@@ -73,6 +74,7 @@ def test_a_fault_ends_all_and_names_the_rank(cluster: slurm.Cluster, tmp_path: P
         assert "weftb: task 1: Killed" in text, text  # Slurm was quicker than the rank that waited
 
 
+@one_day_in(2)
 def test_a_job_that_is_told_to_end_goes_back_into_the_queue_and_goes_on(
     cluster: slurm.Cluster, tmp_path: Path
 ):

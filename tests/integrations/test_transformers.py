@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.launching import SOURCE, run_ranks
+from tests.long import one_day_in
 from weft.compat.hf import steps
 from weft.compat.hf.options import refuse
 from weft.errors import ConfigError
@@ -82,6 +83,7 @@ def test_bfloat16_is_used(two_ranks):
     assert not equal(two_ranks[0]["variable lengths"]["logged"], two_ranks[0]["bfloat16"]["logged"], 1e-6)
 
 
+@one_day_in(2)
 def test_replicas_of_a_split_trainer_do_what_one_process_does(tmp_path):
     one = alone("hf_trainer.py", str(tmp_path / "one"), "4", "8", *REPLICATED)
     names = ["--device", "cpu", "--smdistributed", "--set", "partitions=2"]
@@ -108,6 +110,7 @@ def test_a_trainer_refuses_samples_of_each_rank_that_splits_tensors(tmp_path):
         split(2, "hf_trainer.py", str(tmp_path), "4", "8", "variable lengths", **settings)
 
 
+@one_day_in(2)
 def test_sft_with_an_adapter_goes_on_where_it_was(tmp_path):
     for name in ("trl", "peft", "datasets"):
         pytest.importorskip(name)
@@ -169,6 +172,7 @@ def test_accelerate_counts_replicas_and_one_rank_is_the_main_one(tmp_path):
     assert lines == [f"[{rank}, {rank == 0}, 2, {rank // 2}, 3.0, 1.5, [1.0, 2.0]]" for rank in range(4)]
 
 
+@one_day_in(2)
 def test_an_adapter_with_a_module_that_is_trained_whole_goes_on_where_it_was(tmp_path):
     pytest.importorskip("peft")
     one = alone("hf_adapter.py", str(tmp_path / "one"))

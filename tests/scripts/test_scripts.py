@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from tests.launching import Completed, run_ranks
+from tests.long import one_day_in
 
 HERE = Path(__file__).parent
 LOSS = re.compile(r"loss\s*[:=]?\s*(\d+\.\d+)", re.IGNORECASE)
@@ -76,6 +77,7 @@ GPT2 = "gpt2/train_gpt_simple.py"
 SPLIT = ("--pipeline_parallel_degree", 2, "--microbatches", 2)
 
 
+@one_day_in(3)
 def test_gpt2_with_data_on_the_first_rank_of_a_pipeline(folders, tmp_path):
     alone = losses(run(1, GPT2, "--validation_freq", 3, **folders))
     watched = ("--validation_freq", 3, "--enable_memory_profiling", 1, "--logits_output", 1)
@@ -92,6 +94,7 @@ def test_gpt2_with_data_on_the_first_rank_of_a_pipeline(folders, tmp_path):
     assert again[0] < trained[-1], "the full model was not taken up"
 
 
+@one_day_in(3)
 def test_gptj_with_a_trainer_of_its_own(tmp_path):
     script, kept = "gptj/train_gptj.py", ("--checkpoint_dir", tmp_path)
     alone = losses(run(1, script, *kept, "--tag", "one", SM_HP_PIPELINE_PARALLEL_DEGREE=1))
@@ -101,6 +104,7 @@ def test_gptj_with_a_trainer_of_its_own(tmp_path):
     assert close(losses(run(2, script, *kept, "--tag", "half", "--fp16")), alone, 5e-3)
 
 
+@one_day_in(3)
 def test_gpt_neox_logs_by_logging(tmp_path):
     alone = losses(run(1, "train_gpt_neox.py"))
     more = ("--pipeline_parallel_degree", 2, "--ckpt_layers", 1, "--workers", 1, "--model_dir", tmp_path)
@@ -150,6 +154,7 @@ def test_t5_with_its_shared_embedding(folders, tmp_path, optimizer):
     assert (tmp_path / "eval_results.txt").exists()
 
 
+@one_day_in(3)
 def test_sharded_data_parallelism_saves_and_resumes(tmp_path):
     script, kept = "train_gpt_sdp.py", ("--checkpoint-dir", tmp_path)
     one = ("--sharded_data_parallel_degree", 1, "--train_batch_size", 8)
@@ -222,6 +227,7 @@ def test_a_detector_whose_pictures_have_several_sizes(folders):
     assert losses(run(2, script, "-b", 2, "--resume", first, **folders)) == found[len(found) // 2 :]
 
 
+@one_day_in(3)
 def test_vit_with_hugging_face_s_trainer(tmp_path):
     pytest.importorskip("accelerate")
     one, two = tmp_path / "one", tmp_path / "two"

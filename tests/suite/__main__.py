@@ -177,11 +177,11 @@ def _wanted(given: argparse.Namespace, parser: argparse.ArgumentParser) -> list[
     if given.changed is not None:
         return _of_change(given.changed, parser, options)
     if given.only:
-        return [
-            Session(given.only, (*(TENSORFLOW if given.only == "tensorflow" else INTEGRATIONS), *options), 3)
-        ]
+        paths = TENSORFLOW if given.only == "tensorflow" else (*INTEGRATIONS, *(() if options else SHORT))
+        return [Session(given.only, (*paths, *options), 3)]
     if given.long:
-        return sessions([], "-m", "long", *options)
+        integrations = Session("integrations", (*INTEGRATIONS, "-m", "long", *options))
+        return [*sessions([], "-m", "long", *options), integrations]
     if any(not option.startswith("-") and (ROOT / option.partition("::")[0]).exists() for option in options):
         paths = [each for each in options if (ROOT / each.partition("::")[0]).exists()]
         return sessions(paths, *(each for each in options if each not in paths))
