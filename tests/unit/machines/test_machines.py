@@ -99,6 +99,16 @@ def test_a_ring_takes_the_slowest_link():
     assert machines.ring(16, 2).bytes_per_s == 4 * 20e9
 
 
+def test_parameters_are_shared_over_the_fast_link_inside_of_a_host_only():
+    """Ranks that are eight apart are on as many hosts, however few they are."""
+    fast = Link(1e-6, 500e9)
+    host = Host("h", ACCELERATORS["H100"], 8, Link(1e-6, 400e9), Link(1e-5, 40e9), sharing=fast)
+    machines = Machines(host, 4)
+    assert machines.sharing_ring(8, 1) == machines.sharing_ring(4, 2) == fast
+    for ranks, stride in ((4, 8), (8, 2), (32, 1)):
+        assert machines.sharing_ring(ranks, stride) == machines.ring(ranks, stride) != fast
+
+
 def test_hops_are_the_mean_of_all_ranks():
     host = Host("h", ACCELERATORS["H100"], 8, Link(0.0, 8e9), Link(0.0, 1e9))
     assert Machines(host, 1).hop_s(8e9, 1) == pytest.approx(1.0)

@@ -156,6 +156,14 @@ def test_the_file_is_looked_at_once_a_second(tmp_path: Path):
     assert control.look(7.0) is None
 
 
+def test_a_change_to_a_text_of_the_same_length_is_seen(tmp_path: Path):
+    control, path = Control(tmp_path), tmp_path / NAME
+    for at_s, steps in ((2.0, "6-7"), (4.0, "8-9")):
+        path.write_text(json.dumps({"record_steps": steps}))
+        os.utime(path, (at_s, at_s))  # as somebody writes it, and not as fast as a test
+        assert control.look(at_s) == parse_detail(steps)
+
+
 def test_a_file_of_an_earlier_job_does_not_count(tmp_path: Path):
     (tmp_path / NAME).write_text('{"record_steps": "all"}')
     assert Control(tmp_path).look(0.0) is None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,13 +19,6 @@ from weft.reduce.shards import bounds
 from weft.reduce.shared import SharedMemory
 from weft.reduce.worker import Worker
 from weft.transport.segment import Segment
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 @given(st.integers(0, 10_000), st.integers(1, 64))
@@ -75,6 +66,16 @@ def test_what_shared_memory_cannot_add_up_is_told(world: dist.ProcessGroup):
     shared.close()
     with pytest.raises(UsageError, match="this collective was closed: make a new one"):
         shared.all_reduce(torch.ones(2))
+
+
+def test_shared_memory_adds_up_gradients_of_every_size(world: dist.ProcessGroup):
+    """Small ones travel as one, up to 16384 values: neither side of that forgets one."""
+    shared = SharedMemory.connect(world)
+    gradients = [torch.full((size,), float(size)) for size in (1, 2, 128 * 128 - 1, 128 * 128, 128 * 128 + 1)]
+    shared.sum_pieces(gradients, 0.5).wait()
+    shared.close()
+    for gradient in gradients:
+        assert (gradient == gradient.numel() / 2).all(), gradient.numel()
 
 
 def test_memory_of_nobody_cannot_be_mapped():

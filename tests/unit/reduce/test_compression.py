@@ -7,6 +7,7 @@ import torch
 
 from weft.errors import ConfigError, UsageError
 from weft.reduce.compression import NAMES, make
+from weft.reduce.compression.topk import topk
 
 
 @pytest.mark.parametrize(

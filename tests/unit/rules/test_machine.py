@@ -93,6 +93,12 @@ def test_a_leak_far_from_the_limit_is_a_warning():
     assert (found.status, found.evidence["full after"]) == (Status.WARNING, "3216 more steps")
 
 
+def test_memory_that_grows_at_the_begin_only_is_no_leak():
+    """For half of the run: the median over all pairs of steps grows, too."""
+    begins = ask("MemoryLeak", Recorded(steps=30, step_values=memory(100, 10, until=14)))
+    assert (begins.status, begins.text) == (Status.PASS, "the memory stays as it is")
+
+
 def test_the_table_of_usage():
     found = ask("OverallSystemUsage", Recorded(sample=sample(read_rate=1 << 20)))
     assert found.evidence["node: cores"] == "max 50.0 %, p99 50.0 %, p95 50.0 %, p50 50.0 %"

@@ -60,6 +60,12 @@ def test_each_fault_has_a_remedy(what: str):
     assert str(bad).startswith("warning  node1: ") and re.search(told, str(bad)), str(bad)
 
 
+def test_a_host_without_a_limit_of_open_files_is_well():
+    found = [*of_host("node1", replace(GOOD, open_files=-1), alone=False)]
+    assert all(each.well for each in found)
+    assert "ok       node1: open files: no limit" in map(str, found)
+
+
 def test_hosts_that_differ_and_links_that_are_slow_or_closed():
     other = replace(GOOD, name="node2", torch="2.12.0", gpus=("H100",))
     answers = [

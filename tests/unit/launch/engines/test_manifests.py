@@ -69,3 +69,14 @@ def test_skypilot_takes_the_task():
     jsonschema.validate(made, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**made, "nodes": 2}, schema)
+
+
+@pytest.mark.parametrize("form", ["trainjob", "jobset"])
+def test_kubernetes_is_to_leave_values_of_variables_as_they_are(form: str):
+    """It reads `$(NAME)` as the variable's value, and `$$` as `$`."""
+    made = Job(**{**GIVEN, "variables": {"NOTE": "$(HOME) for $5"}}, **FULL, form=form).plan({})
+    spec = json.loads(made.files[0].text)["spec"]
+    if form == "jobset":
+        spec = spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    found = spec["trainer"]["env"] if form == "trainjob" else spec["containers"][0]["env"]
+    assert {"name": "NOTE", "value": "$$(HOME) for $$5"} in found

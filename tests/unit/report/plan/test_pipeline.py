@@ -13,7 +13,14 @@ from weft.plan.parallelism.memory import memory_of
 from weft.plan.parallelism.search import Plan
 from weft.plan.parallelism.stage_costs import stage_costs
 from weft.plan.parallelism.step import step_of
-from weft.report.plan.pipeline import MOST_MICROBATCHES, MOST_RANKS, Pipeline, drawn_size, pipeline
+from weft.report.plan.pipeline import (
+    MOST_MICROBATCHES,
+    MOST_RANKS,
+    MOST_STAGES,
+    Pipeline,
+    drawn_size,
+    pipeline,
+)
 
 MACHINES = parse_cluster("4x8xA100-80")
 
@@ -107,3 +114,14 @@ def test_every_plan_that_is_found_can_be_drawn(cluster):
     for plan in found.search.best:
         if plan.division.pipeline > 1:
             assert pipeline(plan, stage_costs(asked.job, asked.machines, plan.division)) is not None
+
+
+@pytest.mark.parametrize(
+    "division", [Division(pipeline=32), Division(pipeline=8, chunks=5, schedule="looped")], ids=str
+)
+def test_a_pipeline_that_is_cut_ends_in_the_stage_with_the_head(division: Division):
+    _, found = drawn(division, 640)
+    costs = stage_costs(Job(LARGE, 640), MACHINES, division)
+    forward = [box.width for box in found.lanes[-1].boxes if box.part == "F"]
+    assert max(forward) * found.step_s / 100 == pytest.approx(costs[-1].forward_s, rel=0.01)
+    assert costs[-1].forward_s not in [cost.forward_s for cost in costs[:MOST_STAGES]]
