@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from weft.errors import ConfigError, UsageError
+from weft.reduce.collective import Direct
 from weft.reduce.compression import NAMES, make
 from weft.reduce.compression.topk import topk
 
@@ -47,3 +49,15 @@ def test_all_faults_are_told_at_once():
 def test_whole_numbers_are_not_compressed():
     with pytest.raises(UsageError, match="gradients of torch.int64 cannot be compressed"):
         make("int8").init(3, torch.int64, torch.device("cpu"), 2)
+
+
+def test_after_an_overflow_topk_sends_gradients_again(world: dist.ProcessGroup):
+    init, update = topk(0.5)
+    state = init(2, torch.float16, torch.device("cpu"), 1)
+
+    def sent(*values: float) -> list[float]:
+        return update(state, torch.tensor(values, dtype=torch.float16), Direct(world)).tolist()
+
+    assert sent(float("inf"), 1.0) == [float("inf"), 0.0]
+    assert sent(3.0, 1.0) == [3.0, 0.0]
+    assert sent(0.0, 0.0) == [0.0, 2.0]
