@@ -35,7 +35,7 @@ LIMIT_S = 400.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests of a fault's room made of it."""
+    """The verdict of the tests of a fault's room."""
 
     fault: Fault
     caught_by: str
@@ -81,7 +81,7 @@ def put_into(tree: Path, fault: Fault) -> Iterator[None]:
 
 
 def judged(tree: Path, fault: Fault, long: bool = False) -> Outcome:
-    """What the tests of the fault's room, in the tree, make of it."""
+    """The verdict of the tests of the fault's room, in the tree."""
     began = time.monotonic()
     with put_into(tree, fault):
         caught_by = _first_failure(tree, fault.room, long)

@@ -10,7 +10,7 @@ from tests.suite.imports import ROOT
 BESIDE = ("", "torch", "tensorflow")
 """Folders whose files are rooms, too."""
 NO_ROOMS = ("static", "path")
-"""What a browser reads; names on the path of scripts, which `compat` tests."""
+"""Files that a browser reads; names on the path of scripts, which `compat` tests."""
 BEHAVIOUR = "tests/parity/test_behaviour.py"
 KERAS = "tests/parity/tensorflow/test_checks.py"
 
@@ -58,7 +58,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "transport": ("tests/parity/test_together.py",),
     "watch": ("tests/fault/test_waits.py",),
 }
-"""What tests a room beside the files that mirror it: mostly several processes that must give one's numbers."""
+"""Tests of a room beside those that mirror it: mostly several processes that must give one's numbers."""
 
 
 @functools.cache

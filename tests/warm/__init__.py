@@ -76,7 +76,7 @@ class Job:
         return code
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What it wrote, after its end."""
+        """Its output and its errors, after its end."""
         self.wait(timeout)
         if not self._texts:
             for file in self._output:
@@ -184,7 +184,7 @@ def _number(connection: socket.socket) -> int:
 
 
 def _log() -> str:
-    """What the servers wrote."""
+    """The text that the servers wrote."""
     try:
         return (_folder() / "log").read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""What a process has imported from which jobs are forked."""
+"""Modules that the processes have imported from which jobs are forked."""
 
 from __future__ import annotations
 
