@@ -1,4 +1,4 @@
-"""What `make test` leaves to `make test-long`: single tests that take long, and most of a long list of alike cases.
+"""Tests that `make test` leaves to `make test-long`: some that take long, and most of a long list of alike cases.
 
 Which cases of a list, and which of some long tests, `make test` runs is drawn anew each day. The seed is told in the
 first lines of a run, and the same seed draws the same: `TEST_SEED=20261128 make test`.

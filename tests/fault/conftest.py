@@ -10,7 +10,7 @@ import pytest
 from tests import launching
 
 FOREIGN = ("__autograph", "__pycache__", "torchinductor_", "torchelastic_", "ompi.")
-"""What TensorFlow, PyTorch and Open MPI leave: code they wrote, caches, logs, the folder of a killed mpirun."""
+"""Files that TensorFlow, PyTorch and Open MPI leave: code they wrote, caches, logs, the folder of a killed mpirun."""
 
 
 @pytest.fixture(autouse=True)

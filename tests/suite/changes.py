@@ -11,7 +11,7 @@ from tests.suite.imports import ROOT, Imports, python_files
 EVERYTHING = ("conftest.py", "tests/conftest.py", "pyproject.toml", "constraints.txt")
 """All tests use these."""
 MAIN = ("origin/main", "main")
-"""What a change is measured from: the first of these that is there."""
+"""Commits that a change is measured from: the first of these that is there."""
 
 
 class NothingToCompareError(Exception):

@@ -1,4 +1,4 @@
-"""Which tests `make test` runs for a room and for a change; see `tests/suite`."""
+"""The tests that `make test` runs for a room and for a change; see `tests/suite`."""
 
 from __future__ import annotations
 

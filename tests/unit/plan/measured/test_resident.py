@@ -1,4 +1,4 @@
-"""How many microbatches fit where nothing overlaps."""
+"""The number of microbatches that fit where nothing overlaps."""
 
 from __future__ import annotations
 
