@@ -44,7 +44,8 @@ FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), 
 ROOMS = {
     "torch": (
         ("pytorch",), ("tensors",), ("calls", "output"), ("session",),
-        ("amp", "backward", "delayed_parameters", "tensor_parallel", "watching"), ("context_parallel", "replicas"),
+        ("agreement", "amp", "backward", "delayed_parameters", "tensor_parallel", "watching"),
+        ("context_parallel", "replicas"),
         ("clip", "data_parallel"), ("optimizer",),
         ("execution",), ("activation_checkpointing", "placed", "trace"), ("model", "verify"),
         ("checkpoint", "join", "split"), ("example_graph", "step"), ("graph_file",), ("example_check",),
@@ -65,6 +66,7 @@ MAY_USE = {
         "session": {
             "checkpoint", "config", "errors", "launch", "reduce", "runtime", "session", "topology", "transport",
         },
+        "agreement": {"errors", "launch", "session"},
         "backward": {"errors"},
         "tensor_parallel": {"errors", "reduce", "topology"},
         "context_parallel": {"errors"},

@@ -26,6 +26,7 @@ from weft.errors import CheckpointError, PeerError, UsageError, WeftError
 from weft.launch.discovery import Place
 from weft.profiler.recorder import Recorder
 from weft.session.recording import record
+from weft.session.step_check import differing
 from weft.topology.mesh import Mesh
 from weft.watch.monitor import Monitor
 
@@ -147,7 +148,7 @@ class Request:
     """One call of ``save_checkpoint``.
 
     ``reached``: told of each phase; for tests of faults. ``everybody``: copies of the pipeline have something to save
-    too.
+    too. ``settings``: what all ranks must have alike, as JSON.
     """
 
     root: Path
@@ -156,6 +157,7 @@ class Request:
     background: bool
     reached: Callable[[str], None]
     everybody: bool = False
+    settings: str = "{}"
 
     @property
     def what(self) -> str:
@@ -163,7 +165,7 @@ class Request:
 
     def arguments(self, call: str) -> dict[str, str]:
         """The call and those of its arguments that must be the same on every rank."""
-        return {"call": call, "path": str(self.root.absolute()), "tag": self.tag}
+        return {"call": call, "path": str(self.root.absolute()), "tag": self.tag, "settings": self.settings}
 
 
 def meet(meeting: Meeting, arguments: Mapping[str, Any]) -> list[int]:
@@ -190,8 +192,9 @@ def differences(came: Mapping[int, Mapping[str, Any]]) -> list[str]:
             told = ", ".join(f"{value!r} on rank {rank}" for rank, value in values.items())
             faults.append(f"the {key} must be the same on every rank, it is {told}")
             if key == "call":
-                break  # different calls take different arguments
-    return faults
+                return faults  # different calls take different arguments
+    told = differing({rank: json.loads(each.get("settings", "{}")) for rank, each in sorted(came.items())})
+    return [*faults, told] if told else faults
 
 
 def run(
@@ -373,8 +376,8 @@ def assemble(tag: str, number: int, reports: Mapping[int, Any]) -> Index:
         for section, value in report["content"].items():
             if section == "rank":
                 content["ranks"][str(rank)] = value
-            elif section in ("extra", "optimizer_values"):
-                content[section] |= value
+            elif section == "extra" or section.endswith("_values"):
+                content[section] = content.get(section, {}) | value
             else:
                 content[section] = value
     return Index(tag, number, shards, tensors, content)

@@ -112,15 +112,6 @@ class WeftStrategy(Together, pl.strategies.ParallelStrategy):
                     "an optimizer that updates each parameter for itself"
                 )
         self.optimizers = [wrapped(optimizer) for optimizer in self.optimizers]
-        self._forget_remote_states()
-
-    def _forget_remote_states(self) -> None:
-        """Of several optimizers the model knows the last one."""
-        assert self.split is not None
-        optimizers = list(self.optimizers)
-        self.split.register_post_partition_hook(
-            lambda model, _: [each.forget_remote() for each in optimizers if hasattr(each, "forget_remote")]
-        )
 
     def teardown(self) -> None:
         """The model stays split, for the next call of the Trainer."""

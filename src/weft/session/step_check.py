@@ -6,6 +6,7 @@ They look at it when they have nothing else to do, so that it costs no time, and
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,34 @@ ADVICE = (
 )
 
 
+SETTINGS_ADVICE = (
+    ". Load states and set rates, scales and weights on every rank alike, not under `if rank() == 0`. Before the first "
+    "step one rank may do it alone: all begin with what the first rank has"
+)
+
+
+def differing(told: Mapping[int, Mapping[str, str]]) -> str:
+    """In words, where ranks differ in what all must have alike, such as rates, and what to do; empty if they do not.
+
+    Names that only some ranks have do not count: an object that nobody uses any more lives on in some processes.
+    """
+    common = set[str].intersection(*map(set, told.values()))
+    shared = {rank: {name: each[name] for name in each if name in common} for rank, each in told.items()}
+    difference = first_difference(shared).partition(": ")[2]
+    return f"the ranks were set differently: {difference}{SETTINGS_ADVICE}" if difference else ""
+
+
+def refuse_differing(step: int, told: Mapping[int, Mapping[str, str]]) -> None:
+    """Compare what ranks have that all must have alike.
+
+    Raises:
+        DivergenceError: Values differ; the text names the first difference.
+    """
+    difference = differing(told)
+    if difference:
+        raise DivergenceError(f"in step {step} {difference}")
+
+
 @dataclass
 class StepCheck:
     """What the peers said that they were called with in this step, and what the first one told, which all use.
@@ -30,6 +59,7 @@ class StepCheck:
         step: The number of the step.
         call: What this rank was called with, as JSON.
         timeout_s: How long this rank waits for the first one.
+        settings: What this rank has that all must have alike, as JSON.
         waiting: The peers that have not told yet.
     """
 
@@ -39,6 +69,7 @@ class StepCheck:
     step: int
     call: str
     timeout_s: float
+    settings: str = "{}"
     waiting: list[int] = field(default_factory=list)
 
     def begin(self, own: Any) -> Any:
@@ -47,7 +78,7 @@ class StepCheck:
         The others wait for the first rank: they could not run before it has begun anyway.
         """
         self.waiting = [peer for peer in range(len(self.ranks)) if peer != self.me]
-        text = json.dumps([own, self.call])
+        text = json.dumps([own, self.call, self.settings])
         for peer in self.waiting:
             self.channel.send(peer, Message(self.key, text=text))
         if self.me == 0:
@@ -70,8 +101,8 @@ class StepCheck:
             f"{self.timeout_s:g} s: does it call the step less often, or wait in a collective of its own?",
         )  # fmt: skip
         self.waiting.remove(peer)
-        theirs, call = json.loads(message.text or "")
-        self._compare(peer, call)
+        theirs, *told = json.loads(message.text or "")
+        self._compare(peer, *told)
         return theirs
 
     @property
@@ -89,12 +120,15 @@ class StepCheck:
             message = self.channel.mailbox.take(peer, self.key)
             if message is not None:
                 self.waiting.remove(peer)
-                self._compare(peer, json.loads(message.text or "")[1])
+                self._compare(peer, *json.loads(message.text or "")[1:])
 
-    def _compare(self, peer: int, call: str) -> None:
+    def _compare(self, peer: int, call: str, settings: str) -> None:
+        mine, other = self.ranks[self.me], self.ranks[peer]
+        if settings != self.settings:
+            told = {mine: json.loads(self.settings), other: json.loads(settings)}
+            refuse_differing(self.step, dict(sorted(told.items())))
         if call == self.call:
             return
-        mine, other = self.ranks[self.me], self.ranks[peer]
         pair = dict(sorted({mine: {"input": self.call}, other: {"input": call}}.items()))
         difference = first_difference(pair).partition(": ")[2]
         raise DivergenceError(f"in step {self.step} the ranks were called differently: {difference}{ADVICE}")

@@ -27,7 +27,9 @@ class GradScaler(torch.amp.GradScaler):
     """
 
     def __init__(self, device: str | None = None, *args: Any, **kwargs: Any) -> None:
-        super().__init__(device or current.session().device.type, *args, **kwargs)
+        session = current.session()
+        super().__init__(device or session.device.type, *args, **kwargs)
+        session.agreement.add_scaler(self)
 
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool

@@ -29,6 +29,7 @@ from weft.session.leaving import finish_at_the_end, finish_saving, leave
 from weft.session.session import JUDGE_S, timeout_of, wait_timeout_s
 from weft.session.travel import Travel
 from weft.topology.mesh import Mesh
+from weft.torch.agreement import Agreement
 from weft.torch.backward import matrix_products
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.optimizer import is_local
@@ -93,7 +94,9 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
     session.nccl = (
         device.type == "cuda" and dist.is_nccl_available() and have_own_gpus(device, session.group("world"))
     )
+    session.agreement = Agreement(session)
     current.enter(session)
+    session.agreement.watch_optimizers()
     if settings.partitions * settings.tp_size > 1:
         _connect(session)
     recording.start(session, recorder, session.channel, _process(session))

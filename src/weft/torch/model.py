@@ -97,12 +97,15 @@ class DistributedModel(nn.Module):
         self._after_step: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._deferred_state: tuple[Mapping[str, Any], bool] | None = None
         self._copies: list[weakref.ref[DistributedModel]] = []
-        self.optimizer: Any = None
+        self._optimizers: list[weakref.ref[Any]] = []
         self.outline: Any = None
         self.move(session.device)
         if has_delayed(module) and session.pipeline is None:
             materialise(module, lambda name: True, session.device, session.streams)
         session.add_model(self)
+        session.agreement.add_model(self)
+        for optimizer in session.agreement.optimizers:
+            self.add_optimizer(optimizer)
         if session.pipeline is None:
             self.finish_partition(None)
 
@@ -183,7 +186,25 @@ class DistributedModel(nn.Module):
         begin_backward()
         weight = share()
         scale = weight if self.averages and weight is not None else 1.0
-        return scale if self.optimizer is None else scale * self.optimizer.loss_scale
+        optimizers = self.optimizers
+        if not optimizers:
+            return scale
+        pending = [p for optimizer in optimizers if (p := optimizer.pending_scale) is not None]
+        common = min(pending or [optimizer.loss_scale for optimizer in optimizers])
+        for optimizer in optimizers:
+            optimizer.use_loss_scale(common)
+        return scale * common
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers that train parameters of this model, in the order of their making."""
+        return [found for each in self._optimizers if (found := each()) is not None]
+
+    def add_optimizer(self, optimizer: Any) -> None:
+        """Know one more optimizer, as long as it exists, if it trains parameters of this model."""
+        own = {id(parameter) for parameter in self.module.parameters()}
+        if any(id(weight) in own for weight in optimizer.weights()):
+            self._optimizers.append(weakref.ref(optimizer))
 
     @property
     def averages(self) -> bool:
@@ -202,8 +223,8 @@ class DistributedModel(nn.Module):
         self.plan = plan
         self.partitioned = True
         self.owners = {} if plan is None else plan.owners(self.module)
-        if self.optimizer is not None:
-            self.optimizer.forget_remote()
+        for optimizer in self.optimizers:
+            optimizer.forget_remote()
         session = current.session()
         with session.doing("the first weights of replicas"):
             synchronise(session, self)
@@ -238,8 +259,8 @@ class DistributedModel(nn.Module):
             with session.doing("cutting the weights"):
                 cut_weights(self.module, self.plan, self.owners, session)
                 self.cut = True
-                if self.optimizer is not None:
-                    self.optimizer.follow_cuts()
+                for optimizer in self.optimizers:
+                    optimizer.follow_cuts()
                 self._begin_reducing()
         if self.plan is not None and self.plan.sequences is not None:
             with session.doing("cutting sequences"):
@@ -271,8 +292,8 @@ class DistributedModel(nn.Module):
                 self.reducer.watch([(name, p) for name, p in named if not shared.has_in_units(p)])
         session.share_turns(1 if shared.units is None else degree)
         self.cut = True
-        if self.optimizer is not None:
-            self.optimizer.follow_cuts()
+        for optimizer in self.optimizers:
+            optimizer.follow_cuts()
 
     def run_partition_hooks(self) -> None:
         """Call the hooks that wait for the partition, each once."""
@@ -285,10 +306,12 @@ class DistributedModel(nn.Module):
     def _run_hooks(self, hooks: OrderedDict[int, Callable[..., Any]]) -> None:
         while hooks:
             _, hook = hooks.popitem(last=False)
-            hook(self, self.optimizer)
+            optimizers = self.optimizers
+            hook(self, optimizers if len(optimizers) > 1 else next(iter(optimizers), None))
 
     def register_post_partition_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """``hook(model, optimizer)`` runs after the split, before the first forward pass."""
+        """``hook(model, optimizer)`` runs after the split, before the first forward pass. Of several optimizers it gets
+        a list."""
         handle = RemovableHandle(self._after_partition)
         self._after_partition[handle.id] = hook
         return handle
@@ -475,6 +498,7 @@ class DistributedModel(nn.Module):
         faults += shape_faults(shapes_of(content), shapes_of(own))
         if faults:
             raise UsageError("the state does not fit the model: " + "; ".join(faults))
+        current.session().agreement.note_load(self)
         if not self.partitioned:
             self._deferred_state = None  # this one is newer
             return self.module.load_state_dict(content, strict=strict, assign=assign)
@@ -486,6 +510,11 @@ class DistributedModel(nn.Module):
         told.missing_keys.extend(missing)
         told.unexpected_keys.extend(unexpected)
         return told
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """PyTorch's: a module that has this one as a child loads its state."""
+        current.session().agreement.note_load(self)
+        super()._load_from_state_dict(*args, **kwargs)
 
     def _check_arrived(self, what: str) -> None:
         """Raise :class:`UsageError` if the weights are not yet those that the model is to have."""

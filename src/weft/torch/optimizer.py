@@ -22,6 +22,7 @@ from weft.torch.replicas.whole_tensors import is_sharded, like, whole
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
 from weft.torch.tensor_parallel import can_cut, cut, is_cut
+from weft.torch.tensors.marks import WRAPPED
 
 SHARE = "_weft_share"
 """Beside a replica's own part of a shared state: which replica's, of how many."""
@@ -68,8 +69,10 @@ class DistributedOptimizer(Optimizer):
         self.optimizer = optimizer
         _wrapped.add(optimizer)
         self._shares: Shares | None = None
+        current.session().agreement.add_optimizer(self)
+        setattr(optimizer, WRAPPED, self)
         for model in current.session().models:
-            model.optimizer = self
+            model.add_optimizer(self)
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":
@@ -92,6 +95,23 @@ class DistributedOptimizer(Optimizer):
     def loss_scale(self) -> float:
         """What losses are multiplied by before the backward pass."""
         return 1.0
+
+    @property
+    def pending_scale(self) -> float | None:
+        """What the losses were multiplied by whose gradients wait for this optimizer's step; None without any."""
+        return None
+
+    def use_loss_scale(self, scale: float) -> None:
+        """A backward pass begins with this scale, which all optimizers of the model have in common.
+
+        Raises:
+            UsageError: This optimizer does not divide its gradients by a scale, or has gradients of another one.
+        """
+        if scale != self.loss_scale:
+            raise UsageError(
+                f"the model has an optimizer whose losses are scaled (by {scale:g}) and this "
+                f"{type(self.optimizer).__name__}, which does not divide its gradients by that: wrap both alike"
+            )
 
     # ``torch.amp.GradScaler`` leaves these two on a fused optimizer, for its kernels
     grad_scale = _passed_on("grad_scale")
@@ -155,14 +175,17 @@ class DistributedOptimizer(Optimizer):
                 model.reducer.refuse_unseen()
         shares = self.shares
         with record_outermost(session, "optimizer"):
-            if shares is None:
-                return self._update()
             weights = self.weights()
+            if shares is None:
+                result = self._update()
+                session.agreement.note_weights(weights)
+                return result
             others = [weight for weight, mine in zip(weights, self.mine(), strict=True) if not mine]
             with without_gradients(others):
                 result = self._update()
             with session.doing("the optimizer's step"):
                 shares.exchange({n: w for n, w in enumerate(weights) if w.requires_grad and is_local(w)})
+            session.agreement.note_weights(weights)
             return result
 
     def _update(self) -> Any:

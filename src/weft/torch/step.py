@@ -20,6 +20,7 @@ from weft.session.cut import Cut
 from weft.session.recording import record_first, record_forward, record_preparation, record_step
 from weft.session.step_check import StepCheck
 from weft.torch import watching
+from weft.torch.agreement import follow_first_rank
 from weft.torch.execution.entry_points import install
 from weft.torch.execution.first_rank_inputs import from_first
 from weft.torch.execution.glue import Glue
@@ -85,6 +86,8 @@ class Step:
         if pending:
             with record_preparation(session):
                 batch = self._partition(session, pending, batch)
+        elif not session.agreement.begun:
+            follow_first_rank(session, [model for model in session.models if not model.sharded])
         if session.settings.microbatches == "auto" and _may_train(session):
             with record_preparation(session):
                 batch = accumulate(session, self.function, batch)
@@ -103,6 +106,7 @@ class Step:
             if session.device.type == "cpu":
                 session.growth.look()
                 session.huge_pages.look()
+        session.agreement.begin_step()
         begin_step(session, batch.microbatches)
         if session.pipeline is None:
             session.count_step(self._evaluates(session))
@@ -111,6 +115,7 @@ class Step:
             finish_step(session)
         else:
             results = self._pipelined(session, batch, proof)
+        session.agreement.end_step()
         self._ran = True
         for model in session.models:
             model.run_step_hooks()
@@ -124,6 +129,7 @@ class Step:
         name = self.function.__qualname__
         compare_start(session, pending, describe_call(name, batch, True), describe_inputs(name, batch))
         session.unproved = compare.reason_against(session, pending)
+        follow_first_rank(session, pending)
         return partition_models(session, pending, self.function, batch, counted=self.weight is not None)
 
     def note_training(self, trains: bool) -> None:
@@ -229,7 +235,7 @@ class StepRun:
         peers = session.peers("pp")
         self._check = StepCheck(
             self._pipeline.channel, peers, session.position("pp"), session.steps, self._call(),
-            self._executor.wait_timeout_s,
+            self._executor.wait_timeout_s, session.agreement.settings(),
         )  # fmt: skip
         self._calls = CallCheck(self._pipeline, peers, session.steps)
         self._returned = Returned(batch.microbatches, step.detach_outputs, self._calls)

@@ -148,8 +148,8 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
                 if not same_partition_load or "1" in told:
                     content = gather_tensors(tensors, {}, session.group("pp"), session.peers("pp"))
         result = super().load_state_dict(content, strict, assign)
-        if self.optimizer is not None:
-            self.optimizer.forget_masters()
+        for optimizer in self.optimizers:
+            optimizer.forget_masters()
         return result
 
     def cpu(self) -> DistributedModel:

@@ -124,7 +124,7 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
 
     def _waits_for(self) -> Any:
         """The model that has no partition yet, so that nobody knows which parameters are this rank's."""
-        models = (model for model in session_of.session().models if model.optimizer is self)
+        models = (model for model in session_of.session().models if self in model.optimizers)
         return next((model for model in models if not model.partitioned), None)
 
     def _merge(self, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,8 +171,8 @@ class MasterOptimizer(DistributedOptimizer):
     takes_whole = False  # masters are of the parameters that this rank updates
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
         self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+        super().__init__(*args, **kwargs)
         self._ready = False
         self._scale: float | None = None
 
@@ -183,6 +183,20 @@ class MasterOptimizer(DistributedOptimizer):
         if self._scale is None:
             self._scale = self.loss_scaler.loss_scale
         return self._scale
+
+    @property
+    def pending_scale(self) -> float | None:
+        """What the losses were multiplied by whose gradients wait for this optimizer's step; None without any."""
+        return self._scale
+
+    def use_loss_scale(self, scale: float) -> None:
+        """A backward pass begins with this scale."""
+        if self._scale not in (None, scale):
+            raise UsageError(
+                f"gradients of two optimizers of the model have different loss scales, {self._scale:g} and {scale:g}: "
+                "call step() or zero_grad() of both after the same backward passes"
+            )
+        self._scale = scale
 
     @property
     def fp16_groups(self) -> list[list[nn.Parameter]]:

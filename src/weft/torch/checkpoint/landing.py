@@ -7,6 +7,7 @@ states     what the optimizer keeps, several times as much, right after the spli
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from weft.checkpoint.agree import gather_faults
@@ -38,20 +39,20 @@ def fill(
     named_state.load_model(session, model, names, saved)
 
 
-def land(model: DistributedModel, optimizer: Any, weights: Put, states: Callable[[], Put] | None) -> None:
-    """Put a checkpoint into a model and its optimizer, each as early as it can be.
+def land(model: DistributedModel, weights: Put, states: Mapping[Any, Callable[[], Put]]) -> None:
+    """Put a checkpoint into a model and its optimizers, each as early as it can be.
 
     Args:
         model: The model.
-        optimizer: Its optimizer, of DistributedOptimizer's or PyTorch's; None if it gets nothing.
         weights: Puts the weights into the model.
-        states: Reads and tries the optimizer's states, and returns what puts them there; None if there are none.
+        states: For each optimizer, of DistributedOptimizer's or PyTorch's, what reads and tries its states, and returns
+            what puts them there.
     """
 
     if model.partitioned:
-        put = None if states is None else states()  # read first: what is altered changes nothing then
+        puts = [read() for read in states.values()]  # read first: what is altered changes nothing then
         weights()
-        if put is not None:
+        for put in puts:
             put()
         return
     delayed = has_delayed(model.module)
@@ -59,9 +60,13 @@ def land(model: DistributedModel, optimizer: Any, weights: Put, states: Callable
         model.register_post_partition_hook(lambda *_: weights())
     else:
         weights()
-    if states is not None:
-        read = states
-        Arrival(model, optimizer, lambda: read()(), not delayed and getattr(optimizer, "takes_whole", True))
+    for optimizer, read in states.items():
+        whole = not delayed and getattr(optimizer, "takes_whole", True)
+        Arrival(model, optimizer, partial(_read_and_put, read), whole)
+
+
+def _read_and_put(read: Callable[[], Put]) -> None:
+    read()()
 
 
 class Arrival:

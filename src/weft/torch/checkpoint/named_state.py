@@ -2,7 +2,8 @@
 
 model/<name>                    parameters and buffers, names as in the wrapped module
 optimizer/<name>/<key>          the optimizer's tensors for the parameter <name>; under the key fp32_master the copy
-                                of the parameter that it steps on, if it has one
+                                of the parameter that it steps on, if it has one. A second optimizer's are under
+                                optimizer.1, and so on
 ranks/<rank>/...                random states, and the states of `also`
 user/...                        tensors of the user's content
 """
@@ -122,29 +123,47 @@ def parameter_names(model: DistributedModel, optimizer: Any) -> list[list[str]]:
     return found
 
 
-def add_optimizer(part: Part, session: Session, model: DistributedModel, optimizer: Any) -> None:
-    """Add the optimizer's state for this rank's parameters, by their names; on the first partition the groups too."""
+def section_of(number: int) -> str:
+    """The name under which a save has the optimizer of that number."""
+    return f"optimizer.{number}" if number else "optimizer"
+
+
+def list_of(optimizers: Any) -> list[Any]:
+    """One optimizer, several, or none, as a list."""
+    return (
+        list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers] * (optimizers is not None)
+    )
+
+
+def add_optimizer(
+    part: Part, session: Session, model: DistributedModel, optimizer: Any, number: int = 0
+) -> None:
+    """Add the optimizer's state for this rank's parameters, by their names; on the first partition the groups too.
+
+    ``number``: which of the model's optimizers it is.
+    """
+    section = section_of(number)
     groups = parameter_names(model, optimizer)
     flat = [name for group in groups for name in group]
     wrapped = isinstance(optimizer, DistributedOptimizer)
     state_dict, more = optimizer.own_state() if wrapped else (optimizer.state_dict(), None)
     here = pipeline_position(session)
-    encoder = saved_values.encoder(part.tensors, f"optimizer-{session.rank}")
+    encoder = saved_values.encoder(part.tensors, f"{section}-{session.rank}")
     values: dict[str, Any] = {}
-    for number, entry in state_dict["state"].items():
-        name = flat[number]
+    for index, entry in state_dict["state"].items():
+        name = flat[index]
         if owner_of(model, name) != here:
             continue
         values[name] = {}
         for key, value in entry.items():
             if isinstance(value, Tensor):
-                part.tensors[f"optimizer/{name}/{key}"] = whole(value, model.module.get_parameter(name))
+                part.tensors[f"{section}/{name}/{key}"] = whole(value, model.module.get_parameter(name))
             else:
                 values[name][key] = encoder.encode(value, f"the optimizer's {key} of {name}")
-    part.content["optimizer_values"] = values
+    part.content[f"{section}_values"] = values
     if here == 0 and session.position("rdp") == 0:
         settings = [{k: v for k, v in group.items() if k != "params"} for group in state_dict["param_groups"]]
-        part.content["optimizer"] = {
+        part.content[section] = {
             "class": type(torch_optimizer_of(optimizer)).__qualname__,
             "more": encoder.encode(more, "the loss scale"),
             "groups": [
@@ -218,8 +237,8 @@ def load_model(session: Session, model: DistributedModel, names: Mapping[str, An
     with torch.no_grad():
         for name, target in _saved_targets(session, model, names):
             target.copy_(like(saved.read(name), target))
-    if model.optimizer is not None:
-        model.optimizer.forget_masters()
+    for optimizer in model.optimizers:
+        optimizer.forget_masters()
     torch.clear_autocast_cache()  # the tracing of a step inside of autocast has left casts of the former values
 
 

@@ -17,6 +17,7 @@ Anything else is refused: without the copies a resumed run would quietly go on f
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,12 @@ def resume(session: Session, folder: Path, wanted: Wanted) -> Any:
     try:
         with translated(f"{folder} holds what older scripts did not write", CheckpointError, "do not use it"):
             source = OldPartial(folder, wanted.allow_pickle is True, named_state.state_names(wanted.model))
-            optimizer = _read_optimizer(source, wanted) if wanted.optimizer is not None else None
+            optimizer = _read_optimizer(source, wanted) if wanted.optimizers else None
             user = source.user_content()
-            if optimizer is not None:
-                wrong = _check_groups(wanted.optimizer, optimizer)
+            if optimizer is not None and len(wanted.optimizers) > 1:
+                wrong = [f"one optimizer was saved, the script has {len(wanted.optimizers)}"]
+            elif optimizer is not None:
+                wrong = _check_groups(wanted.optimizers[0], optimizer)
     except CheckpointError as error:
         problem = [str(error)]
     problem = gather_faults(AllRanks(session), problem)
@@ -74,9 +77,8 @@ def resume(session: Session, folder: Path, wanted: Wanted) -> Any:
         whole = source
         land(
             wanted.model,
-            wanted.optimizer,
             lambda: fill(session, wanted.model, whole.shapes, whole),
-            None if optimizer is None else lambda: _read_states(wanted.optimizer, optimizer),
+            {target: partial(_read_states, target, optimizer) for target in wanted.optimizers if optimizer},
         )
     return user
 
@@ -87,7 +89,7 @@ def _read_optimizer(source: OldPartial, wanted: Wanted) -> dict[str, Any] | None
     if content is None:
         return None
     states = source.fp16_states()
-    groups = named_state.parameter_names(wanted.model, wanted.optimizer) if states else []
+    groups = named_state.parameter_names(wanted.model, wanted.optimizers[0]) if states else []
     for rank, state in states.items():
         where = str(source.folder / f"fp16_states_{rank}.pt")
         copies, scale = read_fp16_state(state, groups, source.held.get(rank, set()), where)

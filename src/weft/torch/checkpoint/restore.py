@@ -5,10 +5,12 @@ times as much, arrives right after the split, and each rank then reads its own p
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -42,21 +44,34 @@ class Wanted:
     """What the script wants back from a checkpoint."""
 
     model: Any
-    optimizer: Any
+    optimizers: Sequence[Any]
     also: Mapping[str, Any]
     strict: bool
     random_states: bool
     allow_pickle: bool | str
     states: bool = True
-    """Whether the optimizer's states come back, or only its 32-bit masters and the loss scale."""
+    """Whether the optimizers' states come back, or only their 32-bit masters and the loss scales."""
+
+
+@dataclass(frozen=True)
+class _States:
+    """What a checkpoint has of one optimizer, all but its tensors.
+
+    ``keys``: by parameter, the paths of its tensors; ``values``: what is no tensor; ``more``: what else was saved.
+    """
+
+    groups: Sequence[Mapping[str, Any]]
+    values: Mapping[str, Mapping[str, Any]]
+    more: Any
+    keys: Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
 class _Decoded:
     """All of a checkpoint but its tensors, read and checked, but not yet put in place.
 
-    ``means``: for each name in the checkpoint the model's; ``keys``: by parameter, the paths of its tensors in the
-    optimizer's state; ``exact``: whether the random states are those of this very place in the mesh.
+    ``means``: for each name in the checkpoint the model's; ``exact``: whether the random states are those of this very
+    place in the mesh; ``optimizers``: of each that the script wants back.
     """
 
     user: Any
@@ -66,11 +81,7 @@ class _Decoded:
     means: Mapping[str, str]
     aliases: Mapping[str, str]
     extra: Mapping[str, Any]
-    optimizer: bool
-    groups: Sequence[Mapping[str, Any]]
-    values: Mapping[str, Mapping[str, Any]]
-    more: Any
-    keys: Mapping[str, Mapping[str, str]]
+    optimizers: Sequence[_States]
     plan: Plan | None
 
 
@@ -83,7 +94,9 @@ def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
     index = save.index
     assert index is not None
     if "model" not in index.content:
-        wanted = replace(wanted, model=None, optimizer=None)
+        wanted = replace(wanted, model=None, optimizers=())
+    if "optimizer" not in index.content:
+        wanted = replace(wanted, optimizers=())
     reader = ShardReader(save.folder, index, verified=level == "full")
     decoded, wrong, damage = None, [], []
     try:
@@ -100,16 +113,19 @@ def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
         raise UsageError(f"{save.folder} does not fit this script: {'; '.join(wrong)}")
     assert decoded is not None
     named_state.load_also(wanted.also, decoded.also)
-    if wanted.optimizer is not None and wanted.states and decoded.optimizer:
-        named_state.load_groups(wanted.optimizer, decoded.groups)
+    if wanted.states:
+        for optimizer, states in zip(wanted.optimizers, decoded.optimizers, strict=True):
+            named_state.load_groups(optimizer, states.groups)
     if wanted.model is not None:
         if decoded.plan is not None:
             wanted.model.resumed_plan = decoded.plan
         land(
             wanted.model,
-            wanted.optimizer,
             lambda: _put_weights(session, reader, wanted.model, decoded),
-            (lambda: _read_states(reader, wanted, decoded)) if decoded.optimizer else None,
+            {
+                optimizer: partial(_read_states, reader, wanted.model, optimizer, states)
+                for optimizer, states in zip(wanted.optimizers, decoded.optimizers, strict=True)
+            },
         )
     if decoded.random is not None:
         named_state.load_random(session, decoded.random, decoded.exact)
@@ -126,9 +142,12 @@ def _find_misfits(session: Session, index: Index, wanted: Wanted) -> list[str]:
     if wanted.model is not None:
         names = {means[name]: shape for name, shape in saved.items()}
         wrong += named_state.check_model(wanted.model, names, wanted.strict)
-        if wanted.optimizer is not None and "optimizer" in content:
+        sections = _sections(content)
+        if wanted.optimizers and len(sections) != len(wanted.optimizers):
+            wrong.append(f"{len(sections)} optimizers were saved, the script has {len(wanted.optimizers)}")
+        for optimizer, section in zip(wanted.optimizers, sections, strict=False):
             wrong += named_state.check_optimizer(
-                wanted.model, wanted.optimizer, _rename_parameters(content["optimizer"], means)
+                wanted.model, optimizer, _rename_parameters(content[section], means)
             )
     mine, _ = named_state.find_rank_content(session, content["ranks"])
     return wrong + named_state.check_also(wanted.also, None if mine is None else mine["also"])
@@ -141,8 +160,6 @@ def _decode(session: Session, reader: ShardReader, wanted: Wanted) -> _Decoded:
     means = fitting(saved, named_state.state_names(wanted.model))
     mine, exact = named_state.find_rank_content(session, content["ranks"])
     random = None if mine is None or not wanted.random_states else mine["random"]
-    has_optimizer = wanted.optimizer is not None and "optimizer" in content
-    optimizer = content["optimizer"] if has_optimizer else {"groups": []}
     return _Decoded(
         user=decoder.decode(content.get("user")),
         also={} if mine is None else {name: decoder.decode(mine["also"][name]) for name in wanted.also},
@@ -151,17 +168,29 @@ def _decode(session: Session, reader: ShardReader, wanted: Wanted) -> _Decoded:
         means=means,
         aliases=_aliases(reader.index),
         extra={} if wanted.model is None else _decode_dict(decoder, content["extra"]),
-        optimizer=has_optimizer,
-        groups=[_decode_dict(decoder, group["values"]) for group in optimizer["groups"]],
-        values={
-            means.get(name, name): _decode_dict(decoder, value)
-            for name, value in (
-                content["optimizer_values"] if has_optimizer and wanted.states else {}
-            ).items()
-        },
-        more=decoder.decode(optimizer.get("more")),
-        keys=_find_optimizer_paths(reader.index, means, wanted.states),
+        optimizers=[
+            _decode_states(reader.index, section, decoder, means, wanted.states)
+            for section in _sections(content)[: len(wanted.optimizers)]
+        ],
         plan=None if wanted.model is None else _find_plan(session, wanted.model, content, saved.keys()),
+    )
+
+
+def _sections(content: Mapping[str, Any]) -> list[str]:
+    """The names under which a save has optimizers, in their order."""
+    names = map(named_state.section_of, itertools.count())
+    return list(itertools.takewhile(content.__contains__, names))
+
+
+def _decode_states(
+    index: Index, section: str, decoder: Decoder, means: Mapping[str, str], states: bool
+) -> _States:
+    values = index.content[f"{section}_values"] if states else {}
+    return _States(
+        groups=[_decode_dict(decoder, group["values"]) for group in index.content[section]["groups"]],
+        values={means.get(name, name): _decode_dict(decoder, value) for name, value in values.items()},
+        more=decoder.decode(index.content[section].get("more")),
+        keys=_find_optimizer_paths(index, section, means, states),
     )
 
 
@@ -172,11 +201,13 @@ def _decode_dict(decoder: Decoder, saved: Any) -> dict[str, Any]:
     return value
 
 
-def _find_optimizer_paths(index: Index, means: Mapping[str, str], states: bool) -> dict[str, dict[str, str]]:
+def _find_optimizer_paths(
+    index: Index, section: str, means: Mapping[str, str], states: bool
+) -> dict[str, dict[str, str]]:
     keys: dict[str, dict[str, str]] = {}
     for path in index.tensors:
-        if path.startswith("optimizer/"):
-            name, _, key = path.removeprefix("optimizer/").rpartition("/")
+        if path.startswith(f"{section}/"):
+            name, _, key = path.removeprefix(f"{section}/").rpartition("/")
             if states or key == MASTERS:
                 keys.setdefault(means.get(name, name), {})[key] = path
     return keys
@@ -267,11 +298,9 @@ def _put_weights(session: Session, reader: ShardReader, model: Any, decoded: _De
     reader.close()
 
 
-def _read_states(reader: ShardReader, wanted: Wanted, decoded: _Decoded) -> Put:
-    """Read what the optimizer is to keep, and try it; what puts it there."""
-    state = named_state.read_optimizer_state(
-        wanted.model, wanted.optimizer, decoded.keys, decoded.values, reader.read
-    )
+def _read_states(reader: ShardReader, model: Any, optimizer: Any, states: _States) -> Put:
+    """Read what an optimizer is to keep, and try it; what puts it there."""
+    state = named_state.read_optimizer_state(model, optimizer, states.keys, states.values, reader.read)
     reader.close()
-    named_state.try_state(wanted.optimizer, state)
-    return lambda: named_state.load_optimizer(wanted.optimizer, state, decoded.more)
+    named_state.try_state(optimizer, state)
+    return lambda: named_state.load_optimizer(optimizer, state, states.more)

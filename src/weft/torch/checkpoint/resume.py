@@ -57,7 +57,8 @@ def resume_from_checkpoint(
         translate_function: For full checkpoints, in any format: given the state with the names in the file, returns it
             with the model's. Names that only a wrapper has changed (``module.``, ``_orig_mod.``) fit without it.
         model: The model; not needed when there is one only.
-        optimizer: The optimizer; not needed when the model's is a ``DistributedOptimizer``.
+        optimizer: The optimizer, or a list of several in the order in which they were saved; not needed when each of
+            the model's is a ``DistributedOptimizer``.
         also: The objects whose states were saved with ``also``.
         random_states: Whether random numbers go on as they would have.
         verify: "full" compares all bytes with their checksums first, the ranks sharing the work; "sizes" compares the
@@ -80,14 +81,14 @@ def resume_from_checkpoint(
     if allow_pickle not in (True, False, "leave"):
         raise UsageError(f'allow_pickle is {allow_pickle!r}: write True, False or "leave"')
     model = only_model(session, model)
-    if optimizer is None and model is not None:
-        optimizer = model.optimizer
-    has_masters = partial and isinstance(optimizer, DistributedOptimizer)
-    if not load_optimizer or not (load_sharded_optimizer_state or has_masters):
-        optimizer = None
+    optimizers = (
+        model.optimizers if optimizer is None and model is not None else named_state.list_of(optimizer)
+    )
+    if not load_sharded_optimizer_state:  # then only masters come back
+        optimizers = [each for each in optimizers if partial and isinstance(each, DistributedOptimizer)]
     wanted = restore.Wanted(
         model,
-        optimizer,
+        optimizers if load_optimizer else [],
         named_state.need_states(also),
         strict,
         random_states,
@@ -107,7 +108,7 @@ def resume_from_checkpoint(
     old = ask_first(ranks, lambda: str(older_scripts.find_folder(Path(path), tag) or ""))
     if old:
         return older_scripts.resume(
-            session, Path(old), wanted if wanted.states else replace(wanted, optimizer=None)
+            session, Path(old), wanted if wanted.states else replace(wanted, optimizers=())
         )
     save = choose(ranks, Path(path), tag, verify)
     return restore.restore(session, save, wanted, verify)

@@ -43,7 +43,7 @@ def checkpoints(
         every: After how many steps the run is saved. The last step is saved too.
         keep: So many saves are kept.
         model: The model; not needed when there is one only.
-        optimizer: Its optimizer; not needed when it is a ``DistributedOptimizer``.
+        optimizer: Its optimizer, or a list of several; not needed when each is a ``DistributedOptimizer``.
         also: Further objects with ``state_dict()`` and ``load_state_dict()``: schedulers, loss scalers, samplers.
         asynchronous: Whether saves are written beside the training.
         allow_pickle: As for :func:`save_checkpoint` and :func:`resume_from_checkpoint`.
@@ -75,8 +75,8 @@ class Run(Loop):
             raise UsageError(
                 "there is no model yet: make the DistributedModel before weft.checkpoints is entered"
             )
-        self._optimizer = self._model.optimizer if self._optimizer is None else self._optimizer
-        if self._optimizer is None:
+        self._optimizer = self._model.optimizers if self._optimizer is None else self._optimizer
+        if not self._optimizer:
             raise UsageError("the model has no DistributedOptimizer: pass optimizer= to weft.checkpoints")
         position = Position(session.streams)
         self._also = {**self._also, RUN: position}

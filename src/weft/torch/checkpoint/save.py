@@ -54,7 +54,7 @@ def save_checkpoint(
         partial: Each rank writes its part: model, optimizer, random states. Otherwise one file ``path/tag`` with the
             whole model's state, which plain ``torch.load`` reads, and ``user_content_<tag>`` beside it.
         model: The model to save.
-        optimizer: Its optimizer; partial saves only.
+        optimizer: Its optimizer, or a list of several; partial saves only.
         user_content: Numbers, texts, lists, dicts, tensors, NumPy arrays; the first rank's counts.
         translate_if_full: Accepted; the names in a full file are those of the wrapped module anyway.
         num_kept_partial_checkpoints: After this save, keep so many partial ones; the oldest are removed.
@@ -80,12 +80,13 @@ def save_checkpoint(
         raise UsageError(
             f"num_kept_partial_checkpoints is {num_kept_partial_checkpoints!r}: write a whole number from 1 on, or None"
         )
-    shared = isinstance(optimizer, DistributedOptimizer) and optimizer.shares is not None
+    optimizers = named_state.list_of(optimizer)
+    shared = any(isinstance(each, DistributedOptimizer) and each.shares is not None for each in optimizers)
     sharded = model is not None and model.sharded
     cut = model is not None and model.cut
     request = Request(
         Path(path), tag, num_kept_partial_checkpoints, asynchronous, lambda phase: reached(phase),
-        everybody=sharded or cut or (shared and partial),
+        everybody=sharded or cut or (shared and partial), settings=session.agreement.settings(),
     )  # fmt: skip
     if not partial:
         if asynchronous:
@@ -101,8 +102,9 @@ def save_checkpoint(
         kept = part if first or (shared and session.position("tp") == 0) else Part()
         if model is not None and (first or sharded or cut):
             named_state.add_model(part if first else Part(), session, model)
-        if model is not None and optimizer is not None and (first or shared or sharded or cut):
-            named_state.add_optimizer(kept, session, model, optimizer)
+        if model is not None and (first or shared or sharded or cut):
+            for number, each in enumerate(optimizers):
+                named_state.add_optimizer(kept, session, model, each, number)
         if session.rank == session.mesh.group("mp", 0)[0]:
             _add_shared(part, session, user_content, allow_pickle)
         named_state.add_rank(part, session, also, allow_pickle)

@@ -241,7 +241,7 @@ def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, transl
         )
         if wrong:
             raise UsageError(f"{target} does not fit this script: {'; '.join(wrong)}")
-        land(wanted.model, None, lambda: fill(session, wanted.model, whole.shapes, whole), None)
+        land(wanted.model, lambda: fill(session, wanted.model, whole.shapes, whole), {})
     return user
 
 

@@ -1,6 +1,7 @@
 """Agreement of replicas about a step, by small sums of whole numbers beside the gradients.
 
-    header    who trains in this step, who has no batch left, who has yet to make buckets, who has changed the model
+    header    who trains in this step, who has no batch left, who has yet to make buckets, who has changed the model,
+              and a number that stands for rates, scales and loads, which must be alike
     trailer   which gradients somebody has, which buckets were launched too early
 
 So a gradient that only some replicas have counts as zero for the others. A step that trains nothing moves nothing. A
@@ -23,6 +24,11 @@ from weft.errors import DivergenceError
 NONE, DENSE, SPARSE = range(3)
 
 
+def _number_of(text: str) -> int:
+    """A number from 1 on, the same for the same text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") % (2**31 - 1) + 1
+
+
 @dataclass(frozen=True)
 class Header:
     """What replicas have told of a step.
@@ -36,10 +42,17 @@ class Header:
 
 
 class Votes:
-    """The small collectives of one reducer. ``group``: one that takes host tensors."""
+    """The small collectives of one reducer.
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    Args:
+        group: One that takes host tensors.
+        agreement: Knows what replicas must have alike between steps; if not given, that is not compared.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, agreement: Any = None) -> None:
         self.group = group
+        self._agreement = agreement
+        self._text = ""
         self.replica = dist.get_rank(group)
         self.replicas = dist.get_world_size(group)
         self._header: tuple[torch.Tensor, Any] | None = None
@@ -48,8 +61,11 @@ class Votes:
         """Tell the other replicas, once for each step, what this one does."""
         if self._header is not None:
             return
-        told = torch.zeros(self.replicas + 3, dtype=torch.int32)
+        told = torch.zeros(2 * self.replicas + 3, dtype=torch.int32)
         told[self.replica] = int(trains)
+        if not done:  # who has no batch left sets nothing any more
+            self._text = "" if self._agreement is None else self._agreement.told()
+            told[self.replicas + self.replica] = _number_of(self._text)
         told[-3:] = torch.tensor([done, building, changed])
         self._header = told, dist.all_reduce(told, group=self.group, async_op=True)
 
@@ -57,12 +73,16 @@ class Votes:
         """What all replicas have told.
 
         Raises:
-            DivergenceError: Only some replicas have changed the model, or what of it is trained.
+            DivergenceError: Only some replicas have changed the model, or what of it is trained; or they differ in what
+            all must have alike.
         """
         assert self._header is not None
-        (told, work), self._header = self._header, None
+        (sums, work), self._header = self._header, None
         work.wait()
-        *trains, done, building, changed = told.tolist()
+        *told, done, building, changed = sums.tolist()
+        trains, numbers = told[: self.replicas], told[self.replicas :]
+        if len({*numbers} - {0}) > 1:
+            self._agreement.compare_replicas(self._text)
         if changed not in (0, self.replicas):
             raise DivergenceError(
                 f"{changed} of {self.replicas} replicas have changed modules or parameters of the model, the others "

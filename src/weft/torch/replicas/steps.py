@@ -76,7 +76,8 @@ def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reduc
     named = list(model.local_named_parameters())
     own = beside if compression else group
     announced = partial(session.doing, "the gradients")
-    reducer = Reducer(named, lane, own, Votes(beside), options, buffers, announced)
+    votes = Votes(beside, session.agreement)
+    reducer = Reducer(named, lane, own, votes, options, buffers, announced)
     weakref.finalize(reducer, lane.close).atexit = False
     return reducer
 
@@ -96,6 +97,9 @@ def begin_step(session: Session, microbatches: int) -> None:
     if session.pipeline is not None:
         shared = [model.shared for model in session.models if model.shared is not None]
         session.pipeline.gathering = [each.units for each in shared if each.units is not None]
+    if session.mesh.rdp > 1 and all(model.reducer is None for model in session.models):
+        with session.doing("what replicas must have alike"):
+            session.agreement.compare_replicas(session.agreement.told())
     for model in session.models:
         if model.shared is not None:
             with session.doing("the parameters that replicas share"):

@@ -13,8 +13,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from weft.errors import DivergenceError
@@ -22,7 +20,6 @@ from weft.launch.startup import first_difference
 from weft.session.step_check import ADVICE
 from weft.torch.session.collectives import gather_texts
 from weft.torch.session.session import Session
-from weft.torch.tensors.marks import RECIPES
 from weft.torch.tensors.mini_batch import MiniBatch, named_tensors
 from weft.transport.tensor_bytes import to_bytes
 
@@ -62,9 +59,13 @@ def describe_call(name: str, batch: MiniBatch, values: bool, changes: Sequence[s
             if values and tensor.device.type != "meta":
                 content[f"the values in {path}"] = digest_of(tensor)
             elif tensor.device.type == "cpu" and tensor.numel() and tensor.is_contiguous():
-                some = tensor.detach().view(-1)[:: -(-tensor.numel() // SAMPLES)]
-                content[f"some values in {path}"] = digest_of(some)
+                content[f"some values in {path}"] = digest_of(some_of(tensor))
     return json.dumps(content)
+
+
+def some_of(tensor: Tensor) -> Tensor:
+    """At most `SAMPLES` of the values of a contiguous tensor, which has some."""
+    return tensor.detach().view(-1)[:: -(-tensor.numel() // SAMPLES)]
 
 
 def digest_of(tensor: Tensor) -> str:
@@ -103,9 +104,11 @@ def follow_first(session: Session, own: Any, call: str, step: int) -> Any:
         DivergenceError: One of them was called with something else.
     """
     with session.doing("the inputs of the ranks that split tensors"):
-        texts = gather_texts(json.dumps([own, call]), session.group("tp"))
+        have = session.agreement.told(cut=False)
+        texts = gather_texts(json.dumps([own, call, have]), session.group("tp"))
     told = [json.loads(text) for text in texts]
-    difference = different_inputs(session, [each for _, each in told])
+    session.agreement.compare(session.peers("tp"), [have for *_, have in told])
+    difference = different_inputs(session, [each for _, each, _ in told])
     if difference:
         raise DivergenceError(
             f"in step {step} the ranks were called differently: {difference}{TENSOR_ADVICE}"
@@ -153,51 +156,3 @@ def _compare(session: Session, shown: dict[str, str], axis: str) -> None:
         difference = difference.replace("the ranks were started differently", "the ranks differ")
         advice = ADVICE if session.mesh.tp == 1 else TENSOR_ADVICE
         raise DivergenceError(difference + (advice if "input" in shown else ""))
-
-
-def from_first_rank(session: Session, model: Any) -> None:
-    """What the model's tensors hold that differ between ranks becomes what they hold on the first one: scripts without
-    a seed, or that load weights on one rank only. Tensors that are still to be made get the first rank's seed.
-    Collective over all ranks."""
-    tensors = {
-        name: tensor
-        for name, tensor in tensors_of(model.module)
-        if tensor.layout == torch.strided and tensor.device.type != "meta"
-    }
-    own = {name: digest_of(tensor) + describe_tensor(tensor) for name, tensor in tensors.items()}
-    late = {id(each): each for m in model.module.modules() if (each := m.__dict__.get(RECIPES)) is not None}
-    with session.doing("the initial weights"):
-        seeds = [recipes.seed for recipes in late.values()]
-        texts = gather_texts(json.dumps([own, seeds]), session.group("world"))
-        known = [json.loads(text)[0] for text in texts]
-        for recipes, seed in zip(late.values(), json.loads(texts[0])[1], strict=False):
-            recipes.seed = seed
-        differing = [name for name in known[0] if any(each.get(name) != known[0][name] for each in known)]
-        for name in differing:
-            if not all(each.get(name, "")[12:] == known[0][name][12:] for each in known):
-                raise DivergenceError(
-                    f"{name} of the model has another shape or dtype on some ranks: build the same model everywhere"
-                )
-            content = tensors[name].detach().cpu().contiguous()
-            dist.broadcast(
-                content.view(-1).view(torch.uint8), session.peers("world")[0], session.group("world")
-            )
-            tensors[name].detach().copy_(content)
-    if differing:
-        if model.optimizer is not None:
-            model.optimizer.forget_masters()
-        if session.rank == 0:
-            log.info(
-                "%d of %d tensors of the model differ between ranks (%s, ...): those of the first rank count",
-                len(differing), len(tensors), differing[0],
-            )  # fmt: skip
-
-
-def tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, buffers and plain attributes of a module and those in it, each once."""
-    yield from module.named_parameters()
-    yield from module.named_buffers()
-    for name, inner in module.named_modules():
-        for key, value in vars(inner).items():
-            if isinstance(value, Tensor):
-                yield f"{name}.{key}".lstrip("."), value

@@ -54,6 +54,7 @@ class Session(base.Session):
         unproved: Why steps are not compared with one process.
         compared: The models that are compared, for ``weft verify``.
         left: What the last compared step has left in the modules of other ranks.
+        agreement: What this rank has that all must have alike, an ``Agreement``.
     """
 
     device: torch.device
@@ -75,6 +76,7 @@ class Session(base.Session):
     unproved: str = ""
     compared: Any = ()
     left: Any = None
+    agreement: Any = None
 
     @property
     def channel(self) -> Channel | None:

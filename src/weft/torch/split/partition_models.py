@@ -33,7 +33,6 @@ from weft.torch.model import DistributedModel
 from weft.torch.placed.apply import apply
 from weft.torch.placed.plan import Plan, PlannedUnit, is_below
 from weft.torch.session.collectives import agree_on
-from weft.torch.session.divergence import from_first_rank
 from weft.torch.session.session import Session
 from weft.torch.split.automatic import Watch, choose_automatically, place_units
 from weft.torch.split.by_hand import place_by_hand
@@ -87,7 +86,6 @@ def partition_models(
             session.use_schedule(Chosen.from_record(plans[-1].chosen), Watch())
     measured = not any(model.resumed_plan is not None or has_delayed(model.module) for model in models)
     for model, plan in zip(models, plans, strict=True):
-        from_first_rank(session, model)
         apply(model.module, plan, session)
         give_back()
         session.streams.numpy = session.streams.numpy or plan.numpy

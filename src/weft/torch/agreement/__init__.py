@@ -1,0 +1,15 @@
+"""What ranks must have alike between steps, although a script can load or set it on one rank alone.
+
+    before the first step    everybody gets what the first rank has                          ``first_rank``
+    at each later step       every rank tells what it has: rates, loss scales, loads,        ``settings``
+                             and digests of weights that something else than an optimizer
+                             has written                                                     ``written``
+
+What a rank tells goes along with messages that are sent anyway, so it costs no time of its own. Ranks that differ end
+with an error that names the value and the ranks.
+"""
+
+from weft.torch.agreement.first_rank import follow_first_rank
+from weft.torch.agreement.settings import Agreement
+
+__all__ = ["Agreement", "follow_first_rank"]

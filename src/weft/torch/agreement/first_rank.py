@@ -1,0 +1,150 @@
+"""What ranks have before their first step in common becomes what the first rank has."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from weft.errors import DivergenceError
+from weft.launch.startup import first_difference
+from weft.torch.session.collectives import gather_tensors, gather_texts
+from weft.torch.session.divergence import describe_tensor, digest_of
+from weft.torch.session.session import Session
+from weft.torch.tensors import saved_values
+from weft.torch.tensors.marks import RECIPES
+
+log = logging.getLogger("weft")
+
+
+def follow_first_rank(session: Session, models: Sequence[Any]) -> None:
+    """Give all ranks what the first one has of models that have had no step, of optimizers' states and settings, and of
+    loss scales: scripts without a seed, or that load on one rank only. Collective over all ranks.
+
+    Raises:
+        DivergenceError: A tensor, or an optimizer's groups of parameters, are not of one shape on all ranks.
+    """
+    if session.place.world_size == 1:
+        session.agreement.begun = True
+        return
+    for model in models:
+        _share_weights(session, model)
+    agreement = session.agreement
+    if not agreement.begun:
+        agreement.begun = True
+        targets: dict[str, _Target] = {}
+        for name, optimizer in agreement.present("optimizer").items():
+            sharded = any(model.sharded and optimizer in model.optimizers for model in session.models)
+            whole = optimizer.shares is None and not sharded
+            targets[name] = _whole(optimizer.optimizer) if whole else _settings(optimizer)
+        targets |= {name: _whole(scaler) for name, scaler in agreement.present("scaler").items()}
+        _share_states(session, targets)
+        agreement.forget_loads()
+
+
+class _Target(NamedTuple):
+    """Something whose state ranks may have different: what gives it, and what takes it."""
+
+    give: Callable[[], Any]
+    take: Callable[[Any], object]
+
+
+def _whole(target: Any) -> _Target:
+    return _Target(target.state_dict, target.load_state_dict)
+
+
+def _settings(optimizer: Any) -> _Target:
+    """The settings of an optimizer of whose states each rank has a share."""
+
+    def give() -> list[dict[str, Any]]:
+        return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+    def take(groups: list[dict[str, Any]]) -> None:
+        for group, given in zip(optimizer.param_groups, groups, strict=True):
+            group.update(given)
+
+    return _Target(give, take)
+
+
+def _share_states(session: Session, targets: Mapping[str, _Target]) -> None:
+    """Give all ranks the first one's states, where some have another one."""
+    tensors: dict[str, dict[str, Tensor]] = {name: {} for name in targets}
+    encoded = {
+        name: saved_values.encoder(tensors[name], "state").encode(target.give(), name)
+        for name, target in targets.items()
+    }
+    own = {
+        name: [
+            content,
+            {path: digest_of(each) + describe_tensor(each) for path, each in tensors[name].items()},
+        ]
+        for name, content in encoded.items()
+    }
+    group = session.group("world")
+    with session.doing("the states that ranks begin with"):
+        texts = gather_texts(json.dumps(own), group)
+        told = [json.loads(text) for text in texts]
+        if any([*each] != [*told[0]] for each in told):
+            kinds = {rank: {"optimizers and scalers": ", ".join(each)} for rank, each in enumerate(told)}
+            raise DivergenceError(
+                f"{first_difference(kinds).partition(': ')[2]}: make the same ones on every rank"
+            )
+        for name in [name for name, first in told[0].items() if any(each[name] != first for each in told)]:
+            given = tensors[name] if session.rank == 0 else {}
+            content = gather_tensors(given, {}, group, session.peers("world"))
+            targets[name].take(saved_values.decoder(content.__getitem__).decode(told[0][name][0]))
+            if session.rank == 0:
+                log.info("the state of the %s differs between ranks: that of the first rank counts", name)
+
+
+def _share_weights(session: Session, model: Any) -> None:
+    """What the model's tensors hold that differ between ranks becomes what they hold on the first one: scripts without
+    a seed, or that load weights on one rank only. Tensors that are still to be made get the first rank's seed.
+    Collective over all ranks."""
+    tensors = {
+        name: tensor
+        for name, tensor in tensors_of(model.module)
+        if tensor.layout == torch.strided and tensor.device.type != "meta"
+    }
+    own = {name: digest_of(tensor) + describe_tensor(tensor) for name, tensor in tensors.items()}
+    late = {id(each): each for m in model.module.modules() if (each := m.__dict__.get(RECIPES)) is not None}
+    with session.doing("the initial weights"):
+        seeds = [recipes.seed for recipes in late.values()]
+        texts = gather_texts(json.dumps([own, seeds]), session.group("world"))
+        known = [json.loads(text)[0] for text in texts]
+        for recipes, seed in zip(late.values(), json.loads(texts[0])[1], strict=False):
+            recipes.seed = seed
+        differing = [name for name in known[0] if any(each.get(name) != known[0][name] for each in known)]
+        for name in differing:
+            if not all(each.get(name, "")[12:] == known[0][name][12:] for each in known):
+                raise DivergenceError(
+                    f"{name} of the model has another shape or dtype on some ranks: build the same model everywhere"
+                )
+            content = tensors[name].detach().cpu().contiguous()
+            dist.broadcast(
+                content.view(-1).view(torch.uint8), session.peers("world")[0], session.group("world")
+            )
+            tensors[name].detach().copy_(content)
+    if differing:
+        for optimizer in model.optimizers:
+            optimizer.forget_masters()
+        if session.rank == 0:
+            log.info(
+                "%d of %d tensors of the model differ between ranks (%s, ...): those of the first rank count",
+                len(differing), len(tensors), differing[0],
+            )  # fmt: skip
+
+
+def tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, buffers and plain attributes of a module and those in it, each once."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+    for name, inner in module.named_modules():
+        for key, value in vars(inner).items():
+            if isinstance(value, Tensor):
+                yield f"{name}.{key}".lstrip("."), value

@@ -1,0 +1,222 @@
+"""Rates, loss scales and loads, as each rank tells of them at the beginning of a step."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from weft.errors import DivergenceError
+from weft.launch.startup import first_difference
+from weft.session.step_check import SETTINGS_ADVICE, refuse_differing
+from weft.torch.agreement.written import Written
+from weft.torch.session.collectives import gather_texts
+from weft.torch.session.session import Session
+from weft.torch.tensors.marks import CUT
+
+
+class Agreement:
+    """What this rank has that all must have alike.
+
+    Attributes:
+        begun: Whether the ranks have had a step in common, before which everybody got what the first rank had.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.begun = False
+        self._session = session
+        self._known: dict[str, list[weakref.ref[Any]]] = {"model": [], "optimizer": [], "scaler": []}
+        self._loads: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._written = Written()
+        self._told: tuple[dict[str, str], dict[str, str]] | None = None
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._hooks: list[Any] = []
+        self._weights: weakref.WeakKeyDictionary[Any, dict[str, Tensor]] = weakref.WeakKeyDictionary()
+
+    # --- what there is --------------------------------------------------------------------------------------
+
+    def add_model(self, model: Any) -> None:
+        """Know one more ``DistributedModel``, as long as it exists."""
+        self._known["model"].append(weakref.ref(model))
+
+    def add_optimizer(self, optimizer: Any) -> None:
+        """Know one more ``DistributedOptimizer``, as long as it exists."""
+        self._known["optimizer"].append(weakref.ref(optimizer))
+        known = weakref.ref(self)
+
+        def loaded(loading: Optimizer) -> None:
+            present = known()
+            if present is not None:
+                present.note_load(loading)
+
+        optimizer.optimizer.register_load_state_dict_post_hook(loaded)
+
+    def add_scaler(self, scaler: Any) -> None:
+        """Know one more gradient scaler, as long as it exists."""
+        self._known["scaler"].append(weakref.ref(scaler))
+
+    def note_load(self, target: Any) -> None:
+        """The script has loaded a state into a model or an optimizer."""
+        self._loads[target] = self._loads.get(target, 0) + 1
+
+    def present(self, kind: str) -> dict[str, Any]:
+        """What there is of a kind ("model", "optimizer" or "scaler"), by names that are the same on every rank."""
+        several = len(self._known[kind]) > 1
+        present = [(number, each()) for number, each in enumerate(self._known[kind])]
+        return {f"{kind} {number}" if several else kind: each for number, each in present if each is not None}
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers that exist, in the order of their making."""
+        return list(self.present("optimizer").values())
+
+    # --- what is told ---------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Find out, before a step, what this rank has."""
+        self._told = self._find()
+
+    def end_step(self) -> None:
+        """A step has ended, and has written what it writes."""
+        self._told = None
+        self._written.begin_anew(weight for weights in self._watched() for weight in weights.values())
+
+    def note_weights(self, tensors: Iterable[Tensor]) -> None:
+        """An optimizer has written these."""
+        self._written.note(tensors)
+
+    def settings(self) -> str:
+        """Rates, scales and numbers of loads by the names that errors use, as JSON; all ranks have the same."""
+        return json.dumps(self._found()[0])
+
+    def told(self, cut: bool = True) -> str:
+        """These and digests of the weights that the script wrote, as JSON, for ranks that have the same weights.
+
+        ``cut``: whether they have the same parts of weights that are cut, too.
+        """
+        settings, weights = self._found()
+        if weights and not cut:
+            parts = {
+                name for each in self._watched() for name, w in each.items() if getattr(w, CUT) is not None
+            }
+            weights |= dict.fromkeys(parts & weights.keys(), "a part")
+        return json.dumps([settings, weights])
+
+    def compare(self, ranks: Sequence[int], texts: Sequence[str]) -> None:
+        """Compare what ranks have :meth:`told`; an empty text does not count.
+
+        Raises:
+            DivergenceError: They differ.
+        """
+        told = {rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True) if text}
+        refuse_differing(self._session.steps, {rank: settings for rank, (settings, _) in told.items()})
+        difference = first_difference({rank: weights for rank, (_, weights) in told.items()}).partition(": ")[
+            2
+        ]
+        if difference:
+            raise DivergenceError(
+                f"in step {self._session.steps} the ranks have other weights, which the script wrote between steps "
+                f"(a digest of {difference}; missing: not written there){SETTINGS_ADVICE}"
+            )
+
+    def compare_replicas(self, text: str) -> None:
+        """Compare what the replicas have; collective over them. ``text``: what this one has told, or empty."""
+        self.compare(self._session.peers("rdp"), gather_texts(text, self._session.group("rdp")))
+
+    def _found(self) -> tuple[dict[str, str], dict[str, str]]:
+        return self._find() if self._told is None else self._told
+
+    def _find(self) -> tuple[dict[str, str], dict[str, str]]:
+        if self._session.place.world_size == 1:
+            return {}, {}
+        return dict(self._settings()), self._find_written()
+
+    def _watched(self) -> Iterator[dict[str, Tensor]]:
+        """The weights that other ranks have as this one, by name; of one model after the other."""
+        if self._session.mesh.rdp * self._session.mesh.tp == 1:
+            return
+        for model in self._session.models:
+            outline = model.outline
+            if (
+                outline is not None and not model.sharded and model.shared is None
+            ):  # else each rank has a share
+                if outline not in self._weights:
+                    named = outline.parameters.items()
+                    self._weights[outline] = {name: weight for name, weight in named if model.is_local(name)}
+                yield self._weights[outline]
+
+    def _find_written(self) -> dict[str, str]:
+        """Digests of the weights that the script has written and an optimizer trains; not those of averages."""
+        found = self._written.take(self._watched())
+        if not found:
+            return {}
+        steps = [*self.optimizers, *self._stepped]
+        trained = {id(w) for each in steps for group in each.param_groups for w in group["params"]}
+        trained |= {id(weight) for each in self.optimizers for weight in each.weights()}
+        return self._written.digests({name: w for name, w in found.items() if id(w) in trained})
+
+    def _settings(self) -> Iterator[tuple[str, str]]:
+        for name, model in self.present("model").items():
+            yield f"the number of states loaded into the {name}", str(self._loads.get(model, 0))
+        for name, optimizer in self.present("optimizer").items():
+            groups = optimizer.param_groups
+            yield f"the number of states loaded into the {name}", str(self._loads.get(optimizer.optimizer, 0))
+            yield f"the number of groups of the {name}", str(len(groups))
+            for place, group in enumerate(groups):
+                here = f"of group {place} of the {name}" if len(groups) > 1 else f"of the {name}"
+                for key, value in group.items():
+                    if key != "params" and (text := _plain(value)):
+                        yield f"{key} {here}", text
+            scaler = getattr(optimizer, "loss_scaler", None)
+            if scaler is not None:
+                yield f"the loss scale of the {name}", repr(scaler.loss_scale)
+        for name, scaler in self.present("scaler").items():
+            if scaler.is_enabled():
+                yield f"the scale of the {name}", repr(scaler.get_scale())
+
+    def forget_loads(self) -> None:
+        """All ranks have the same now."""
+        self._loads.clear()
+
+    # --- optimizers that step -------------------------------------------------------------------------------
+
+    def watch_optimizers(self) -> None:
+        """From now on what an optimizer's step writes is not taken for written by the script."""
+        session = self._session
+        if session.mesh.rdp * session.mesh.tp == 1:
+            return
+
+        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            self._stepped.add(optimizer)
+            self._written.look(_weights_of(optimizer))
+
+        def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            self._written.note(_weights_of(optimizer))
+
+        self._hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+
+    def close(self) -> None:
+        """The session ends."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _weights_of(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _plain(value: Any) -> str:
+    """A setting as text; empty if it cannot be compared between processes."""
+    if isinstance(value, Tensor):
+        return repr(value.item()) if value.numel() == 1 else ""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        parts = [_plain(each) for each in value]
+        return f"({', '.join(parts)})" if all(parts) else ""
+    return ""
