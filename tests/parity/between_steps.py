@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
+import math
 import os
 import shutil
 import sys
@@ -16,12 +18,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import weft.torch as weft
 from tests.parity.registry import Checks
 from weft.errors import WeftError
+from weft.reduce.extremes import all_reduce_extreme
 
 CHECKS = Checks()
 given = CHECKS.given
@@ -316,6 +321,104 @@ def several_optimizers_go_to_other_layouts() -> None:
             job.step(x)
         job.compare(alone, f"from {before} to {after}")
         weft.shutdown()
+
+
+# --- numbers that are not finite, and microbatches that count nothing ---------------------------------------------
+
+NORMS = (0.5, 1.0, 2.0, 3.0, float("inf"), float("-inf"))
+
+
+@CHECKS.check
+def norms_are_those_of_one_process() -> None:
+    """Of every type; and NaN or inf if one number of one rank is."""
+    for layout, settings in layouts():
+        if layout in ("copies", *SHARE_FROM_THE_START):
+            continue  # each rank has all gradients
+        job, alone = Split(settings, adam), Alone(adam)
+        x = batches()[0]
+        job.backward(x)
+        alone.backward(x)
+        for kind in NORMS:
+            one = nn.utils.clip_grad_norm_(alone.net.parameters(), 1e9, kind)
+            split = nn.utils.clip_grad_norm_(job.model.parameters(), 1e9, kind)
+            torch.testing.assert_close(split, one, msg=lambda text, k=kind: f"{layout}, {k}: {text}")
+        if weft.rdp_size() > 1:
+            continue  # replicas have the same gradients, and ask nobody else
+        for bad, rank, kind in itertools.product((float("nan"), float("inf")), range(2), NORMS[:-1]):
+            job.optimizers[0].zero_grad()
+            job.backward(x)
+            if weft.mp_rank() == rank:
+                next(job.model.local_parameters()).grad.fill_(bad)
+            with pytest.raises(RuntimeError, match="norm of the gradients over all ranks is (nan|inf)"):
+                nn.utils.clip_grad_norm_(job.model.parameters(), 1e9, kind, error_if_nonfinite=True)
+            norm = nn.utils.clip_grad_norm_(job.model.parameters(), 1e9, kind).item()
+            assert math.isnan(norm) if math.isnan(bad) else norm == bad, (layout, kind, rank, norm)
+
+
+@CHECKS.check
+def overflows_of_one_rank_are_all_ranks() -> None:
+    for layout, settings in layouts():
+        job, scale = Split(settings, adam), 4.0
+        for bad in (float("nan"), float("inf")):
+            for rank in range(weft.size()):
+                job.backward(batches()[0])
+                if weft.rank() == rank:
+                    for parameter in job.model.local_parameters():
+                        if parameter.grad is not None:
+                            parameter.grad.mul_(bad)
+                job.scaler.scale(torch.ones(()))
+                job.scaler.step(job.optimizers[0])
+                job.scaler.update()
+                scale /= 2
+                assert job.scaler.get_scale() == scale, (layout, bad, rank, job.scaler.get_scale())
+                job.optimizers[0].zero_grad()
+
+
+@CHECKS.check
+def the_largest_of_several_ranks_may_be_nan() -> None:
+    weft.init({"microbatches": 2, "ddp": True})
+    group = weft.get_world_process_group()
+    for rank in range(weft.size()):
+        for op, extreme in ((dist.ReduceOp.MAX, float("inf")), (dist.ReduceOp.MIN, float("-inf"))):
+            found = torch.tensor([1.0 + weft.rank(), 2.0, 3.0, -extreme])
+            if weft.rank() == rank:
+                found[1:3] = torch.tensor([float("nan"), extreme])
+            all_reduce_extreme(found, op, group)
+            assert found[0] == (weft.size() if op == dist.ReduceOp.MAX else 1)
+            assert found[1].isnan() and found[2] == extreme and found[3] == -extreme, found
+    weft.shutdown()
+
+
+def mean_of_some(net: Callable[[Tensor], Tensor], x: Tensor, mask: Tensor) -> Tensor:
+    return ((net(x) - 1).square().mean(-1) * mask).sum() / mask.sum()
+
+
+@CHECKS.check
+def a_microbatch_that_counts_nothing_takes_no_part() -> None:
+    """Its loss is 0 / 0; loss and gradients are those of the whole batch."""
+    for layout, settings in layouts():
+        if layout in ("shared parameters", "pipelines that share parameters"):
+            continue  # replicas gather and add up in each backward pass: all take part
+        x, mask = batches()[0], torch.ones(ROWS, 4, dtype=torch.float64)
+        mask[2:4] = mask[0, 2:] = 0
+        net = network()
+        loss = mean_of_some(net, x, mask)
+        loss.backward()
+        job = Split({**settings, "microbatches": 4}, adam)
+
+        @weft.step(weight=lambda model, x, mask: mask.sum())
+        def train(model: Any, x: Tensor, mask: Tensor) -> Tensor:
+            loss = mean_of_some(model, x, mask)
+            model.backward(loss)
+            return loss
+
+        torch.testing.assert_close(train(job.model, x, mask).reduce_mean(), loss.detach())
+        for mine in (job.model.module, net):
+            torch.optim.SGD(mine.parameters(), lr=0.1).step()
+        for name, value in job.model.state_dict().items():
+            torch.testing.assert_close(
+                value, net.state_dict()[name], msg=lambda text, n=name: f"{layout}, {n}: {text}"
+            )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from weft.errors import UsageError
 from weft.foreign import MOST_RANKS, whole
 from weft.integrations.alike import refuse_apart
 from weft.launch.discovery import discover
+from weft.reduce.extremes import EXTREMES, all_reduce_extreme
 from weft.session import ranks
 from weft.torch import join
 from weft.torch.optimizer import DistributedOptimizer
@@ -146,7 +147,8 @@ class Together:
             "cpu", torch.float32 if mean and not tensor.is_floating_point() else None, copy=True
         )
         with current.session().doing("a value that the Trainer adds up"):
-            dist.all_reduce(result, how, group=current.session().group("rdp"))
+            reduce = all_reduce_extreme if how in EXTREMES else dist.all_reduce
+            reduce(result, how, current.session().group("rdp"))
         return (result / ranks.rdp_size() if mean else result).to(tensor.device)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:

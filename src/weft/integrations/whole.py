@@ -156,7 +156,7 @@ def mean_of(values: Sequence[Any], weights: Sequence[float], how: str = "mean") 
     """One number of those of the microbatches: "mean", "sum", "min" or "max"."""
     if how == "mean" and not any(isinstance(value, Tensor) for value in values):
         same = all(value == values[0] for value in values)
-        return values[0] if same else sum(w * value for w, value in zip(weights, values, strict=True))
+        return values[0] if same else sum(w * value for w, value in zip(weights, values, strict=True) if w)
     stacked = torch.stack([torch.as_tensor(value) for value in values])
     if how == "mean":
         return StepOutput(list(stacked), weights).reduce_mean()

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from weft.reduce.extremes import all_reduce_extreme
 from weft.torch.session import current
 
 
@@ -42,7 +43,7 @@ class GradScaler(torch.amp.GradScaler):
         if group is not None:
             anywhere = torch.stack([flag.cpu() for flag in found.values()]).amax()
             with session.doing("GradScaler: looking for overflows"):
-                dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=group)
+                all_reduce_extreme(anywhere, dist.ReduceOp.MAX, group)
             for flag in found.values():
                 flag.copy_(anywhere)
         return found

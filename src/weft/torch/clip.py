@@ -8,13 +8,14 @@ have to talk follows from the owners of what is given alone, so it is the same o
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from weft.reduce.exchange import gather_rows
 from weft.torch.calls.stand_ins import StandIn, elsewhere
 from weft.torch.replicas.whole_tensors import whole
 from weft.torch.session import current
@@ -87,7 +88,9 @@ def clip_along(
     """
     parameters = [p for p in parameters if p.grad is not None]
     grads = [p.grad for p in (parameters if counted is None else counted) if p.grad is not None]
-    total = norm_along(axis, grads, norm_type, "clip_grad_norm_()")
+    counts = {id(grad) for grad in grads}
+    others = [p.grad for p in parameters if p.grad is not None and id(p.grad) not in counts]
+    total = norm_along(axis, grads, norm_type, "clip_grad_norm_()", others)
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(
             f"the norm of the gradients over all ranks is {total.item()}, so they cannot be clipped"
@@ -114,10 +117,13 @@ def _tell(norm: Any) -> None:
 _PRECISIONS = torch.float32, torch.bfloat16, torch.float16, torch.float64
 
 
-def norm_along(axis: str | None, grads: Sequence[Tensor], norm_type: float, what: str) -> Tensor:
+def norm_along(
+    axis: str | None, grads: Sequence[Tensor], norm_type: float, what: str, alike: Sequence[Tensor] = ()
+) -> Tensor:
     """The norm of gradients of which each rank along an axis of the mesh has others; collective over these.
 
-    On all of them in the same precision: the widest that one of them has.
+    On all of them in the same precision: the widest that one of them has. ``alike``: gradients that another rank counts
+    because it has the same; one that is not finite here alone makes the norm so.
     """
     session, norm_type = current.session(), float(norm_type)
     grads = [each for each in grads if each.numel()]  # of what another rank holds there is nothing
@@ -125,15 +131,27 @@ def norm_along(axis: str | None, grads: Sequence[Tensor], norm_type: float, what
     if axis is None:
         return local
     # the precisions that ranks have go along: a factor in another one would let what all hold drift apart
-    precisions = [bool(grads) and local.dtype == each for each in _PRECISIONS]
-    sums = norm_type != float("inf")
-    shared = local.detach().double().cpu() ** (norm_type if sums else 1.0)
-    shared = torch.cat([shared.view(1), torch.tensor(precisions, dtype=torch.float64)])
+    precisions = [float(bool(grads) and local.dtype == each) for each in _PRECISIONS]
+    bad = float(whole(_Torch.total_norm(alike, 1.0))) if alike else 0.0
+    own = torch.tensor(
+        [float(local), bool(grads), 0.0 if math.isfinite(bad) else bad, *precisions], dtype=torch.float64
+    )
     with session.doing(what):
-        dist.all_reduce(shared, dist.ReduceOp.SUM if sums else dist.ReduceOp.MAX, group=session.group(axis))
-    total = shared[0] ** (1.0 / norm_type if sums else 1.0)
-    found = [each for each, held in zip(_PRECISIONS, shared[1:].tolist(), strict=True) if held]
-    return total.to(session.device, functools.reduce(torch.promote_types, found or [torch.float32]))
+        rows = gather_rows(own, session.group(axis))
+    held = [each for each, has in zip(_PRECISIONS, rows[:, 3:].any(0).tolist(), strict=True) if has]
+    norms = rows[rows[:, 1] > 0, 0]  # of ranks that have gradients
+    total = _norm_of(norms, norm_type) + rows[:, 2].sum()
+    return total.to(session.device, functools.reduce(torch.promote_types, held or [torch.float32]))
+
+
+def _norm_of(norms: Tensor, norm_type: float) -> Tensor:
+    """The norm of several tensors together from the norm of each, as ``torch.nn.utils.get_total_norm`` has it; NaN if
+    one is."""
+    if not len(norms):
+        return torch.zeros(())
+    if norm_type == 0:  # of each part it is how many of its tensors are not zero
+        return norms.sum()
+    return torch.linalg.vector_norm(norms, norm_type)
 
 
 # --- PyTorch's own functions ----------------------------------------------------------------------------------

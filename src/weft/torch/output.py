@@ -26,12 +26,15 @@ class StepOutput(NotATensor):
         self.weights = list(weights) if weights is not None else [1.0 / len(self.outputs)] * len(self.outputs)
 
     def reduce_mean(self) -> Tensor:
-        """The mean over microbatches, each with its share of the samples; shape of one entry."""
+        """The mean over microbatches, each with its share of the samples; shape of one entry.
+
+        A microbatch whose share is 0 takes no part, whatever it has: the mean over no label at all is NaN.
+        """
         if len(set(self.weights)) == 1:
             return (
                 self.stack().mean(0) if self.outputs[0].is_floating_point() else self.stack().float().mean(0)
             )
-        return sum(w * t for w, t in zip(self.weights, self.outputs, strict=True))  # type: ignore[return-value]
+        return sum(w * t for w, t in zip(self.weights, self.outputs, strict=True) if w)  # type: ignore[return-value]
 
     def reduce_sum(self) -> Tensor:
         """The sum over microbatches; shape of one entry."""

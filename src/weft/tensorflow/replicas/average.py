@@ -17,6 +17,7 @@ import torch.distributed as dist
 from weft.errors import DivergenceError, UsageError
 from weft.reduce.choice import choose
 from weft.reduce.compression import make
+from weft.reduce.extremes import all_reduce_extreme
 from weft.reduce.lane import Lane
 from weft.session.collectives import gather_texts
 from weft.session.recording import record
@@ -88,7 +89,8 @@ def all_reduce(tensor: Any, op: str, session: Session, axis: str = "rdp") -> Any
     def run(given: Sequence[Any]) -> list[Any]:
         flat = Flat(given, 1.0 / len(ranks) if op == "average" else 1.0)
         for part in flat.parts:
-            dist.all_reduce(part, OPERATIONS[op], group=session.group(axis))
+            reduce = all_reduce_extreme if op in ("min", "max") else dist.all_reduce
+            reduce(part, OPERATIONS[op], session.group(axis))
         return flat.tensors()
 
     @tf.custom_gradient

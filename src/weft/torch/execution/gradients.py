@@ -41,9 +41,11 @@ Gradients = Tensor | Sequence[Tensor | None] | None
 def run_backward(program: Program, tensors: Tensors, grads: Gradients, keep: bool = False) -> None:
     """The backward pass of the microbatch from one tensor or several.
 
-    On every rank of the pipeline. ``keep``: another pass may go through the same graph later.
+    On every rank of the pipeline. ``keep``: another pass may go through the same graph later. A microbatch that weighs
+    nothing goes back without a gradient: one of zeros would become NaN where its loss divides by what it counts.
     """
-    _seed(program, *pair_gradients(tensors, grads), program.scale)
+    if program.scale or program.pipeline.gathering:  # these gather parameters together
+        _seed(program, *pair_gradients(tensors, grads), program.scale)
     program.microbatch.begin("B")
     program.tape.walk_back(keep)
 

@@ -62,6 +62,8 @@ class Autograd:
     def backward(
         self, tensors: Tensors, grads: Gradients = None, keep: bool = False, scale: float = 1.0
     ) -> None:
+        if share() == 0 and not any(model.sharded for model in current.session().models):
+            return  # zeros would become NaN where the loss divides by what it counts
         roots, given = root_gradients(tensors, grads, scale)
         with record_backward(current.session()), going_back():
             run_autograd(roots, given, keep=keep)

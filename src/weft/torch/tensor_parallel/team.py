@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
+from weft.reduce.extremes import all_reduce_extreme
 from weft.reduce.parts import Parts
 from weft.torch.tensors.cut_weights import inside_unit
 from weft.torch.tensors.places import Places, sizes_of
@@ -95,7 +96,7 @@ class Team:
         if self.group is not None:
             self._outside("looks for the largest numbers of a tensor in parts")
             with self.record():
-                dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
+                all_reduce_extreme(tensor, dist.ReduceOp.MAX, self.group)
         return tensor
 
     def add_up_parts(self, tensor: Tensor, along: int, places: Places) -> Tensor:
