@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import weft.torch as weft
 from tests.parity.registry import Checks
@@ -417,6 +418,90 @@ def a_microbatch_that_counts_nothing_takes_no_part() -> None:
             torch.optim.SGD(mine.parameters(), lr=0.1).step()
         for name, value in job.model.state_dict().items():
             torch.testing.assert_close(value, net.state_dict()[name], msg=f"{name} in {layout}")
+
+
+class Kept(nn.Module):
+    """A layer that keeps a loss of its own in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(torch.relu(self.up(x)))
+        self.loss = y.square().mean()
+        return x + y
+
+
+class Rounded(nn.Module):
+    """Layers whose result goes on in less precision, as logits of some models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).float().double()
+
+
+@CHECKS.check
+def losses_that_layers_keep_are_read_by_the_step() -> None:
+    for layout, settings in layouts():
+        if layout in ("sequences", "shared parameters"):
+            continue  # each rank has the loss of its own part; FSDP2 sees results of layers only
+        torch.manual_seed(0)
+        net = nn.Sequential(Kept(), Kept(), Kept()).double()
+        x = batches()[0]
+
+        def loss_with(model: Any, layers: Any, x: Tensor) -> Tensor:
+            return loss_of(model, x) + 0.1 * sum(each.loss for each in layers)
+
+        loss_with(net, net, x).backward()
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+        weft.init({"microbatches": 2, "ddp": True, **settings})
+        torch.manual_seed(0)
+        model = weft.DistributedModel(nn.Sequential(Kept(), Kept(), Kept()).double())
+        optimizer = weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+        @weft.step
+        def train(model: Any, x: Tensor) -> None:
+            model.backward(loss_with(model, model.module, x))
+
+        train(model, x.tensor_split(weft.rdp_size())[weft.rdp_rank()])
+        optimizer.step()
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, net.state_dict()[name], msg=f"{name} in {layout}")
+
+
+@CHECKS.check
+def a_step_that_rounds_is_no_fault() -> None:
+    """The proof of the first step measures by the least precise type, wherever it is."""
+    for _, settings in layouts():
+        weft.init({"microbatches": 2, "ddp": True, **settings})
+        model = weft.DistributedModel(Rounded())
+
+        @weft.step
+        def train(model: Any, x: Tensor) -> None:
+            model.backward(loss_of(model, x))
+
+        train(model, batches()[0])
+
+
+@CHECKS.check
+def averages_made_before_the_first_step_follow_the_cuts() -> None:
+    for layout, settings in layouts():
+        if "share" in layout:
+            continue  # refused by name
+        job = Split(settings, adam)
+        average = AveragedModel(job.model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+        expected: dict[str, Tensor] = {}
+        for x in batches()[:STEPS]:
+            job.step(x)
+            average.update_parameters(job.model)
+            now = {name: value.clone() for name, value in job.model.state_dict().items()}
+            expected = {n: 0.5 * expected[n] + 0.5 * v if expected else v for n, v in now.items()}
+        for name, value in average.module.state_dict().items():
+            torch.testing.assert_close(value, expected[name], msg=f"{name} in {layout}")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "tensorflow/split": (KERAS,),
     "tensorflow/step": (KERAS, "tests/unit/tensorflow"),
     "tensorflow/trace": (KERAS,),
+    "torch/agreement": ("tests/parity/test_between_steps.py",),
     "torch/amp": ("tests/parity/test_shares.py", "tests/unit/torch/test_optimizer.py"),
     "torch/backward": ("tests/parity/test_schedules.py",),
     "torch/calls": (BEHAVIOUR,),

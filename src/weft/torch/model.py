@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
@@ -83,6 +84,11 @@ class DistributedModel(nn.Module):
         if isinstance(module, DistributedModel):
             raise UsageError("the model is a DistributedModel already: wrap a plain nn.Module, once")
         _refuse_lazy(module)
+        if any(isinstance(inner, DistributedDataParallel) for inner in module.modules()):
+            raise UsageError(
+                "the model has a DistributedDataParallel inside, which would average gradients a second time, and wait "
+                "for parameters of other ranks: leave it out, weft averages over copies of the model by itself"
+            )
         self.module = module
         self.partitioned = False
         self.sharded = False
@@ -237,11 +243,8 @@ class DistributedModel(nn.Module):
             content, strict = self._deferred_state
             self._deferred_state = None
             self.load_state_dict(content, strict)
-        copies = [each() for each in self._copies]
-        self._copies.clear()
-        for each in copies:
-            if each is not None:
-                each._split(plan)
+        for each in self.copies:
+            each._split(plan)
 
     def _begin_reducing(self) -> None:
         """The parameters are as they stay: average their gradients from now on."""
@@ -251,9 +254,17 @@ class DistributedModel(nn.Module):
         self.reducer = make_reducer(current.session(), self, self._options)
         self._use_comm_hook()
 
+    @property
+    def copies(self) -> list[DistributedModel]:
+        """The models that are split as this one is, because they were copied from it before it was."""
+        return [found for each in self._copies if (found := each()) is not None]
+
     def cut_tensors(self) -> None:
         """Keep only this rank's part of the weights that its plan cuts, and compute on parts of sequences; collective
         over all ranks."""
+        for each in self.copies:
+            each.cut_tensors()
+        self._copies.clear()
         session = current.session()
         if self.plan is not None and self.plan.tensors is not None and not self.cut:
             with session.doing("cutting the weights"):

@@ -180,6 +180,11 @@ def version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def dtypes_of(node: Any) -> set[torch.dtype]:
+    """The types of an autograd node's results; none where PyTorch does not tell."""
+    return {each.dtype for each in getattr(node, "_input_metadata", ())}
+
+
 def base_of(tensor: Tensor) -> Tensor | None:
     """The tensor of which autograd knows this one to be a view."""
     return tensor._base if tensor._is_view() else None

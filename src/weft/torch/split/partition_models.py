@@ -220,14 +220,15 @@ def _sendable(splits: Splits | None, traced: Trace, session: Session, root: nn.M
     """The splits without modules that must be opened between partitions: those that tensors get out of otherwise, and
     those that hold so much that no part of the model would be left for others."""
     partitions = session.settings.partitions
-    if splits is None or partitions == 1:
+    if splits is None:
         return splits
     most = sum(p.numel() for p in root.parameters()) / partitions
     names = [region.name for region in splits.regions]
     large = {
         name
         for name in names
-        if any(other != name and is_below(other, name) for other in names)
+        if partitions > 1
+        and any(other != name and is_below(other, name) for other in names)
         and sum(p.numel() for p in root.get_submodule(name).parameters()) > most
     }
     splits = _without(splits, large, "what calls it would have to stay on one partition as a whole", root)

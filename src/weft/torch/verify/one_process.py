@@ -29,6 +29,7 @@ from weft.torch.execution.unit_call import FLOATING, UnitCall
 from weft.torch.pytorch import torch_functions
 from weft.torch.pytorch.private import (
     any_autocast,
+    dtypes_of,
     has_backward_hooks,
     has_forward_hooks,
     no_torch_function,
@@ -134,6 +135,7 @@ class Alone:
         """A backward pass; only noted unless its gradients are wanted."""
         several, _ = pair_gradients(tensors, grads)
         self.given += [fingerprint(tensor) for tensor in several]
+        self.dtypes |= {kind for node in graph_nodes(several) for kind in dtypes_of(node)}
         if not self.whole:
             return
         roots, given = root_gradients(tensors, grads, self.scale)

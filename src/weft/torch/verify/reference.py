@@ -52,7 +52,7 @@ class Reference:
         buffers: The buffers at the end. None where there are activation checkpoints: code that a checkpoint runs again
             may write buffers once more, in an order of its own.
         outside: Trainable parameters that are none of the model's, with the gradients before the step and after it.
-        dtypes: The types that the step computes in under autocast.
+        dtypes: The types that the step computes in, glue and what runs inside of units included.
         whole: Whether backward passes ran.
         again: The tensors that the first microbatch returns when the same process runs it once more.
         drew: The units, and what else has a stream of its own, that have drawn random numbers.
