@@ -27,7 +27,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import weft.torch as weft
 from tests.parity.registry import Checks
 from weft.errors import WeftError
-from weft.reduce.extremes import all_reduce_extreme
+from weft.reduce.exchange import all_reduce_extreme
 
 CHECKS = Checks()
 given = CHECKS.given

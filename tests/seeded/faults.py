@@ -149,7 +149,7 @@ FAULTS = (
     Fault(
         "integrations",
         "integrations/whole.py",
-        "sum(w * value for w, value in zip(weights, values, strict=True))",
+        "sum(w * value for w, value in zip(weights, values, strict=True) if w)",
         "sum(values) / len(values)",
         "logs a mean in which a smaller microbatch counts as much as the others",
     ),
@@ -521,16 +521,15 @@ FAULTS = (
     Fault(
         "torch/clip",
         "torch/clip.py",
-        "dist.all_reduce(shared, dist.ReduceOp.SUM if sums else dist.ReduceOp.MAX, "
-        "group=session.group(axis))",
-        "dist.all_reduce(shared, dist.ReduceOp.SUM, group=session.group(axis))",
+        "    return torch.linalg.vector_norm(norms, norm_type)",
+        "    return torch.linalg.vector_norm(norms, min(norm_type, 2.0))",
         "clips by a norm that is too large where the norm is the largest value (inf)",
     ),
     Fault(
         "torch/amp",
         "torch/amp.py",
-        "dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=group)",
-        "dist.all_reduce(anywhere, dist.ReduceOp.MIN, group=group)",
+        "all_reduce_extreme(anywhere, dist.ReduceOp.MAX, group)",
+        "all_reduce_extreme(anywhere, dist.ReduceOp.MIN, group)",
         "lets all ranks step though one of them found an overflow",
     ),
     Fault(

@@ -16,7 +16,7 @@ from weft.errors import UsageError
 from weft.foreign import MOST_RANKS, whole
 from weft.integrations.alike import refuse_apart
 from weft.launch.discovery import discover
-from weft.reduce.extremes import EXTREMES, all_reduce_extreme
+from weft.reduce.exchange import EXTREMES, all_reduce_extreme
 from weft.session import ranks
 from weft.torch import join
 from weft.torch.optimizer import DistributedOptimizer

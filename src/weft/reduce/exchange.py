@@ -15,11 +15,37 @@ _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tenso
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+EXTREMES = (dist.ReduceOp.MAX, dist.ReduceOp.MIN)
+
+
 def gather_rows(flat: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """``flat`` of every rank of a group, in the order of the ranks: shape (ranks, numel)."""
     found = flat.new_empty(group.size() * flat.numel())
     _gather(found, flat.contiguous(), group=group)
     return found.view(-1, flat.numel())
+
+
+def all_reduce_extreme(
+    tensor: torch.Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None
+) -> None:
+    """Write into ``tensor`` the largest (``MAX``) or smallest (``MIN``) number of the ranks at each place.
+
+    As ``torch.amax`` and ``torch.amin`` do it for one process, a place where a rank has NaN becomes NaN. gloo compares
+    with ``<``, which is false for NaN: whether one is kept there depends on which rank has it.
+
+    Args:
+        tensor: Of the same shape and dtype on all ranks.
+        op: ``ReduceOp.MAX`` or ``ReduceOp.MIN``.
+        group: The ranks.
+    """
+    if not tensor.is_floating_point():
+        dist.all_reduce(tensor, op, group=group)
+        return
+    sign = 1.0 if op == dist.ReduceOp.MAX else -1.0
+    nan = tensor.isnan()
+    both = torch.stack([tensor.masked_fill(nan, -sign * torch.inf), nan * torch.full_like(tensor, sign)])
+    dist.all_reduce(both, op, group=group)
+    tensor.copy_(both[0].masked_fill(both[1] != 0, torch.nan))
 
 
 def sum_of_own_shard(flat: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from weft.reduce.extremes import all_reduce_extreme
+from weft.reduce.exchange import all_reduce_extreme
 from weft.torch.session import current
 
 

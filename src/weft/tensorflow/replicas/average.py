@@ -17,7 +17,7 @@ import torch.distributed as dist
 from weft.errors import DivergenceError, UsageError
 from weft.reduce.choice import choose
 from weft.reduce.compression import make
-from weft.reduce.extremes import all_reduce_extreme
+from weft.reduce.exchange import all_reduce_extreme
 from weft.reduce.lane import Lane
 from weft.session.collectives import gather_texts
 from weft.session.recording import record

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
-from weft.reduce.extremes import all_reduce_extreme
+from weft.reduce.exchange import all_reduce_extreme
 from weft.reduce.parts import Parts
 from weft.torch.tensors.cut_weights import inside_unit
 from weft.torch.tensors.places import Places, sizes_of
