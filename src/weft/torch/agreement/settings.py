@@ -33,7 +33,11 @@ class Agreement:
         self._known: dict[str, list[weakref.ref[Any]]] = {"model": [], "optimizer": [], "scaler": []}
         self._loads: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._written = Written()
-        self._told: tuple[dict[str, str], dict[str, str]] | None = None
+        self._told: tuple[str, dict[str, str]] | None = None
+        self._outlines: set[int] = set()
+        self._described: list[_Described] = []
+        """What there was when :attr:`_text` was made."""
+        self._text = "{}"
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._hooks: list[Any] = []
         self._weights: weakref.WeakKeyDictionary[Any, dict[str, Tensor]] = weakref.WeakKeyDictionary()
@@ -84,7 +88,10 @@ class Agreement:
     def end_step(self) -> None:
         """A step has ended, and has written what it writes."""
         self._told = None
-        self._written.begin_anew(weight for weights in self._watched() for weight in weights.values())
+        outlines = {id(model.outline) for model in self._session.models}
+        if outlines != self._outlines:  # models are new, or were split or changed in this step
+            self._outlines = outlines
+            self._written.begin_anew(weight for weights in self._watched() for weight in weights.values())
 
     def note_weights(self, tensors: Iterable[Tensor]) -> None:
         """An optimizer has written these."""
@@ -92,7 +99,7 @@ class Agreement:
 
     def settings(self) -> str:
         """Rates, scales and numbers of loads by the names that errors use, as JSON; all ranks have the same."""
-        return json.dumps(self._found()[0])
+        return self._found()[0]
 
     def told(self, cut: bool = True) -> str:
         """These and digests of the weights that the script wrote, as JSON, for ranks that have the same weights.
@@ -105,7 +112,7 @@ class Agreement:
                 name for each in self._watched() for name, w in each.items() if getattr(w, CUT) is not None
             }
             weights |= dict.fromkeys(parts & weights.keys(), "a part")
-        return json.dumps([settings, weights])
+        return f"[{settings}, {json.dumps(weights)}]"
 
     def compare(self, ranks: Sequence[int], texts: Sequence[str]) -> None:
         """Compare what ranks have :meth:`told`; an empty text does not count.
@@ -128,13 +135,19 @@ class Agreement:
         """Compare what the replicas have; collective over them. ``text``: what this one has told, or empty."""
         self.compare(self._session.peers("rdp"), gather_texts(text, self._session.group("rdp")))
 
-    def _found(self) -> tuple[dict[str, str], dict[str, str]]:
+    def _found(self) -> tuple[str, dict[str, str]]:
         return self._find() if self._told is None else self._told
 
-    def _find(self) -> tuple[dict[str, str], dict[str, str]]:
+    def _find(self) -> tuple[str, dict[str, str]]:
         if self._session.place.world_size == 1:
-            return {}, {}
-        return dict(self._settings()), self._find_written()
+            return "{}", {}
+        described = [*self._describe()]
+        if described != self._described:
+            self._described = described
+            self._text = json.dumps(
+                {f"{key} {of}": text for of, values in described for key, text in _texts(values)}
+            )
+        return self._text, self._find_written()
 
     def _watched(self) -> Iterator[dict[str, Tensor]]:
         """The weights that other ranks have as this one, by name; of one model after the other."""
@@ -160,24 +173,24 @@ class Agreement:
         trained |= {id(weight) for each in self.optimizers for weight in each.weights()}
         return self._written.digests({name: w for name, w in found.items() if id(w) in trained})
 
-    def _settings(self) -> Iterator[tuple[str, str]]:
+    def _describe(self) -> Iterator[_Described]:
+        """What there is, and its settings; texts of them are made only when one has changed."""
+        loaded = "the number of states loaded into"
         for name, model in self.present("model").items():
-            yield f"the number of states loaded into the {name}", str(self._loads.get(model, 0))
+            yield f"the {name}", [(loaded, self._loads.get(model, 0))]
         for name, optimizer in self.present("optimizer").items():
             groups = optimizer.param_groups
-            yield f"the number of states loaded into the {name}", str(self._loads.get(optimizer.optimizer, 0))
-            yield f"the number of groups of the {name}", str(len(groups))
+            yield f"the {name}", [(loaded, self._loads.get(optimizer.optimizer, 0))]
+            yield f"of the {name}", [("the number of groups", len(groups))]
             for place, group in enumerate(groups):
                 here = f"of group {place} of the {name}" if len(groups) > 1 else f"of the {name}"
-                for key, value in group.items():
-                    if key != "params" and (text := _plain(value)):
-                        yield f"{key} {here}", text
+                yield here, [(key, _value(value)) for key, value in group.items() if key != "params"]
             scaler = getattr(optimizer, "loss_scaler", None)
             if scaler is not None:
-                yield f"the loss scale of the {name}", repr(scaler.loss_scale)
+                yield f"of the {name}", [("the loss scale", scaler.loss_scale)]
         for name, scaler in self.present("scaler").items():
             if scaler.is_enabled():
-                yield f"the scale of the {name}", repr(scaler.get_scale())
+                yield f"of the {name}", [("the scale", scaler.get_scale())]
 
     def forget_loads(self) -> None:
         """All ranks have the same now."""
@@ -210,13 +223,30 @@ def _weights_of(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+_Described = tuple[str, list[tuple[str, Any]]]
+"""An object, as errors call it, and its settings."""
+
+
+def _value(setting: Any) -> Any:
+    """A setting whose later changes are not seen: a number in the place of a tensor."""
+    if isinstance(setting, Tensor):
+        return setting.item() if setting.numel() == 1 else None
+    return tuple(setting) if isinstance(setting, list) else setting
+
+
+def _texts(values: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Settings as texts; without those that cannot be compared between processes, such as functions."""
+    for key, value in values:
+        text = _plain(value)
+        if text:
+            yield key, text
+
+
 def _plain(value: Any) -> str:
     """A setting as text; empty if it cannot be compared between processes."""
-    if isinstance(value, Tensor):
-        return repr(value.item()) if value.numel() == 1 else ""
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
-    if isinstance(value, (list, tuple)):
-        parts = [_plain(each) for each in value]
+    if isinstance(value, tuple):
+        parts = [_plain(_value(each)) for each in value]
         return f"({', '.join(parts)})" if all(parts) else ""
     return ""

@@ -35,7 +35,7 @@ class Written:
         for tensor in tensors:
             before = known.get(id(tensor))
             # ids are used again: one that a freed tensor had tells nothing of this one
-            if before is not None and before[0]() is tensor and before[1:] != _state(tensor)[1:]:
+            if before is not None and before != (now := _state(tensor)) and before[0] is now[0]:
                 self._by_script.add(id(tensor))
 
     def note(self, tensors: Iterable[Tensor]) -> None:
@@ -50,6 +50,7 @@ class Written:
             if self._by_script:
                 found |= {name: tensor for name, tensor in each.items() if id(tensor) in self._by_script}
         self._by_script.clear()
+        self.note(found.values())
         return found
 
     def digests(self, found: Mapping[str, Tensor]) -> dict[str, str]:
