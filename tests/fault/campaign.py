@@ -208,7 +208,10 @@ def _problem(one: Run, found: Struck, left: list[str], running: bool) -> str:
         return f"left behind: {', '.join([*left, *(['the launcher'] if running else [])])}"
     if found.late or found.code == 0:  # a signal may come when a rank has done all that it had to
         return ""
-    first = found.said.splitlines()[0] if found.said else ""
+    told = [
+        line for line in found.said.splitlines() if not line.startswith("step ")
+    ]  # a slow job shows its progress
+    first = told[0] if told else ""
     if one.whom == "launcher":
         number = signal.Signals[one.signal]
         return "" if found.code in (-number, 128 + number) else f"the code is not {128 + number}"

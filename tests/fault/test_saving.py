@@ -46,7 +46,7 @@ def test_a_last_save_that_fails_is_an_error_of_the_job(tmp_path, end, launcher):
 def test_a_last_save_that_fails_ends_a_single_process(tmp_path):
     alone = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     done = subprocess.run(
-        [sys.executable, JOB, "last", tmp_path], capture_output=True, text=True, timeout=60,
+        [sys.executable, JOB, "last", tmp_path], capture_output=True, text=True, timeout=240,
         env={**alone, "PYTHONPATH": str(SOURCE)},
     )  # fmt: skip
     assert done.returncode == 1

@@ -40,9 +40,9 @@ def follow_first_rank(session: Session, models: Sequence[Any]) -> None:
         targets: dict[str, _Target] = {}
         for name, optimizer in agreement.present("optimizer").items():
             sharded = any(model.sharded and optimizer in model.optimizers for model in session.models)
-            whole = optimizer.shares is None and not sharded
-            targets[name] = _whole(optimizer.optimizer) if whole else _settings(optimizer)
-        targets |= {name: _whole(scaler) for name, scaler in agreement.present("scaler").items()}
+            targets[name] = _of_optimizer(optimizer, optimizer.shares is None and not sharded)
+        for name, scaler in agreement.present("scaler").items():
+            targets[name] = _Target(scaler.state_dict, scaler.load_state_dict)
         _share_states(session, targets)
         agreement.forget_loads()
 
@@ -54,19 +54,26 @@ class _Target(NamedTuple):
     take: Callable[[Any], object]
 
 
-def _whole(target: Any) -> _Target:
-    return _Target(target.state_dict, target.load_state_dict)
+def _of_optimizer(optimizer: Any, whole: bool) -> _Target:
+    """The settings of an optimizer; and what it keeps by now, if the rank has the ``whole`` of it.
 
+    Its ``state_dict()`` is not asked: what a checkpoint has for it would arrive, which waits for the split.
+    """
+    inner = optimizer.optimizer
+    weights = [weight for group in inner.param_groups for weight in group["params"]]
 
-def _settings(optimizer: Any) -> _Target:
-    """The settings of an optimizer of whose states each rank has a share."""
+    def give() -> Any:
+        states = {n: inner.state[w] for n, w in enumerate(weights) if w in inner.state} if whole else {}
+        return [{k: v for k, v in group.items() if k != "params"} for group in inner.param_groups], states
 
-    def give() -> list[dict[str, Any]]:
-        return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-
-    def take(groups: list[dict[str, Any]]) -> None:
-        for group, given in zip(optimizer.param_groups, groups, strict=True):
-            group.update(given)
+    def take(given: Any) -> None:
+        groups, states = given
+        for group, settings in zip(inner.param_groups, groups, strict=True):
+            group.update(settings)
+        if states:
+            inner.load_state_dict({"state": states, "param_groups": inner.state_dict()["param_groups"]})
+        elif whole:
+            inner.state.clear()
 
     return _Target(give, take)
 

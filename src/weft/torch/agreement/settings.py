@@ -184,7 +184,10 @@ class Agreement:
             yield f"of the {name}", [("the number of groups", len(groups))]
             for place, group in enumerate(groups):
                 here = f"of group {place} of the {name}" if len(groups) > 1 else f"of the {name}"
-                yield here, [(key, _value(value)) for key, value in group.items() if key != "params"]
+                without = (
+                    ("params", "lr") if group.get("relative_step") else ("params",)
+                )  # Adafactor makes its own
+                yield here, [(key, _value(value)) for key, value in group.items() if key not in without]
             scaler = getattr(optimizer, "loss_scaler", None)
             if scaler is not None:
                 yield f"of the {name}", [("the loss scale", scaler.loss_scale)]
