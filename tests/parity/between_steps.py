@@ -250,6 +250,31 @@ def after_a_step(what: str) -> None:
         assert any(text in each for each in texts), f"{what} in {layout}: {texts}"
 
 
+@CHECKS.check
+def a_save_of_different_settings_is_refused() -> None:
+    for layout, settings in layouts():
+        job = Split(settings, adam, momentum)
+        job.step(batches()[0])
+        if weft.rank() == 0:
+            set_rate(job, trained())
+        folder = Path(given.folder) / "refused"
+        with pytest.raises(WeftError, match="lr of the optimizer 1 is 0.003 on rank 0 but 0.05 on rank 1"):
+            weft.save_checkpoint(folder, "a", model=job.model, optimizer=job.optimizers)
+        assert not list(folder.glob("a*")), layout
+
+
+@CHECKS.check
+def a_save_hides_no_weights_that_one_rank_wrote() -> None:
+    job = Split(LAYOUTS[2]["copies"], adam, momentum)
+    job.step(batches()[0])
+    if weft.rank() == 0:
+        write_weights(job)
+    weft.save_checkpoint(Path(given.folder) / "hides", "a", model=job.model, optimizer=job.optimizers)
+    with pytest.raises(WeftError, match="which the script wrote between steps"):
+        job.step(batches()[1])
+    weft.shutdown()
+
+
 @CHECKS.of_each(*AFTER)
 def ends_the_job(what: str) -> None:
     """The same with copies of a pipeline, none of whose ranks catches the error."""

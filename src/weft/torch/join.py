@@ -212,6 +212,7 @@ def _leave() -> None:
         return
     finish_at_the_end(leaving)
     current.leave()
+    leaving.agreement.close()
     if leaving.saves is not None:
         leaving.saves.close()
     leave(leaving, leaving.channels)

@@ -99,19 +99,19 @@ class Agreement:
 
     def settings(self) -> str:
         """Rates, scales and numbers of loads by the names that errors use, as JSON; all ranks have the same."""
-        return self._found()[0]
+        return self._find_settings() if self._told is None else self._told[0]
 
     def told(self, cut: bool = True) -> str:
         """These and digests of the weights that the script wrote, as JSON, for ranks that have the same weights.
 
         ``cut``: whether they have the same parts of weights that are cut, too.
         """
-        settings, weights = self._found()
+        settings, weights = self._find() if self._told is None else self._told
         if weights and not cut:
             parts = {
                 name for each in self._watched() for name, w in each.items() if getattr(w, CUT) is not None
             }
-            weights |= dict.fromkeys(parts & weights.keys(), "a part")
+            weights = {**weights, **dict.fromkeys(parts & weights.keys(), "a part")}
         return f"[{settings}, {json.dumps(weights)}]"
 
     def compare(self, ranks: Sequence[int], texts: Sequence[str]) -> None:
@@ -122,9 +122,8 @@ class Agreement:
         """
         told = {rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True) if text}
         refuse_differing(self._session.steps, {rank: settings for rank, (settings, _) in told.items()})
-        difference = first_difference({rank: weights for rank, (_, weights) in told.items()}).partition(": ")[
-            2
-        ]
+        weights = {rank: each for rank, (_, each) in told.items()}
+        difference = first_difference(weights).partition(": ")[2]
         if difference:
             raise DivergenceError(
                 f"in step {self._session.steps} the ranks have other weights, which the script wrote between steps "
@@ -135,19 +134,19 @@ class Agreement:
         """Compare what the replicas have; collective over them. ``text``: what this one has told, or empty."""
         self.compare(self._session.peers("rdp"), gather_texts(text, self._session.group("rdp")))
 
-    def _found(self) -> tuple[str, dict[str, str]]:
-        return self._find() if self._told is None else self._told
-
     def _find(self) -> tuple[str, dict[str, str]]:
+        return self._find_settings(), self._find_written()
+
+    def _find_settings(self) -> str:
         if self._session.place.world_size == 1:
-            return "{}", {}
+            return "{}"
         described = [*self._describe()]
         if described != self._described:
             self._described = described
             self._text = json.dumps(
                 {f"{key} {of}": text for of, values in described for key, text in _texts(values)}
             )
-        return self._text, self._find_written()
+        return self._text
 
     def _watched(self) -> Iterator[dict[str, Tensor]]:
         """The weights that other ranks have as this one, by name; of one model after the other."""
