@@ -377,6 +377,8 @@ def norms_are_those_of_one_process() -> None:
                 [*job.model.local_parameters()][rank // 2 - 1].grad.fill_(bad)
             with pytest.raises(RuntimeError, match="norm of the gradients over all ranks is (nan|inf)"):
                 nn.utils.clip_grad_norm_(job.model.parameters(), 1e9, kind, error_if_nonfinite=True)
+            grads = [each.grad for each in job.model.local_parameters()]
+            assert not nn.utils.get_total_norm(grads, kind).isfinite(), (layout, kind, rank)
             norm = nn.utils.clip_grad_norm_(job.model.parameters(), 1e9, kind).item()
             assert math.isnan(norm) if math.isnan(bad) else norm == bad, (layout, kind, rank, norm)
 

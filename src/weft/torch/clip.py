@@ -196,12 +196,13 @@ def _norm(
     session = current.session() if current.is_initialized() else None
     if session is None or session.pipeline is None or not _are_gradients(session, given):
         return _Torch.total_norm(given, norm_type, error_if_nonfinite, foreach)
-    sharing = shares_parameters(session)
+    sharing, alike = shares_parameters(session), list[Tensor]()
     if session.mesh.tp > 1 or sharing:
         parameters = {id(p.grad): p for model in session.models for p in model.local_parameters()}
         counted = {id(p.grad) for p in counted_once(session, [parameters[id(each)] for each in given])}
+        alike = [each for each in given if id(each) not in counted]
         given = [each for each in given if id(each) in counted]
-    total = norm_along("world" if sharing else "mp", given, norm_type, "get_total_norm()")
+    total = norm_along("world" if sharing else "mp", given, norm_type, "get_total_norm()", alike)
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(f"the norm over all ranks is {total.item()}")
     return total.to(given[0].device) if given else total

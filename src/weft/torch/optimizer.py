@@ -98,7 +98,7 @@ class DistributedOptimizer(Optimizer):
 
     @property
     def pending_scale(self) -> float | None:
-        """What the losses were multiplied by whose gradients wait for this optimizer's step; None without any."""
+        """The loss scale of the gradients that wait for this optimizer's step; None without any."""
         return None
 
     def use_loss_scale(self, scale: float) -> None:

@@ -186,7 +186,7 @@ class MasterOptimizer(DistributedOptimizer):
 
     @property
     def pending_scale(self) -> float | None:
-        """What the losses were multiplied by whose gradients wait for this optimizer's step; None without any."""
+        """The loss scale of the gradients that wait for this optimizer's step; None without any."""
         return self._scale
 
     def use_loss_scale(self, scale: float) -> None:

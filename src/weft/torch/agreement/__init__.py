@@ -1,4 +1,4 @@
-"""What ranks must have alike between steps, although a script can load or set it on one rank alone.
+"""Rates, scales, states and weights that all ranks must have alike, though a script can set them on one rank alone.
 
     before the first step    everybody gets what the first rank has                          ``first_rank``
     at each later step       every rank tells what it has: rates, loss scales, loads,        ``settings``

@@ -1,4 +1,4 @@
-"""What ranks have before their first step in common becomes what the first rank has."""
+"""The first rank's weights, states and settings go to all ranks before their first step in common."""
 
 from __future__ import annotations
 
@@ -110,9 +110,8 @@ def _share_states(session: Session, targets: Mapping[str, _Target]) -> None:
 
 
 def _share_weights(session: Session, model: Any) -> None:
-    """What the model's tensors hold that differ between ranks becomes what they hold on the first one: scripts without
-    a seed, or that load weights on one rank only. Tensors that are still to be made get the first rank's seed.
-    Collective over all ranks."""
+    """Give tensors of the model that differ between ranks the first rank's values: scripts without a seed, or that load
+    weights on one rank only. Tensors that are still to be made get the first rank's seed. Collective over all ranks."""
     tensors = {
         name: tensor
         for name, tensor in tensors_of(model.module)

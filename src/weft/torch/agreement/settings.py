@@ -21,7 +21,7 @@ from weft.torch.tensors.marks import CUT
 
 
 class Agreement:
-    """What this rank has that all must have alike.
+    """This rank's settings, loads and weights that all ranks must have alike.
 
     Attributes:
         begun: Whether the ranks have had a step in common, before which everybody got what the first rank had.
@@ -36,7 +36,7 @@ class Agreement:
         self._told: tuple[str, dict[str, str]] | None = None
         self._outlines: set[int] = set()
         self._described: list[_Described] = []
-        """What there was when :attr:`_text` was made."""
+        """The settings of which :attr:`_text` was made."""
         self._text = "{}"
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._hooks: list[Any] = []
@@ -69,7 +69,7 @@ class Agreement:
         self._loads[target] = self._loads.get(target, 0) + 1
 
     def present(self, kind: str) -> dict[str, Any]:
-        """What there is of a kind ("model", "optimizer" or "scaler"), by names that are the same on every rank."""
+        """The living objects of a kind ("model", "optimizer" or "scaler"), by names that are the same on every rank."""
         several = len(self._known[kind]) > 1
         present = [(number, each()) for number, each in enumerate(self._known[kind])]
         return {f"{kind} {number}" if several else kind: each for number, each in present if each is not None}
@@ -173,7 +173,7 @@ class Agreement:
         return self._written.digests({name: w for name, w in found.items() if id(w) in trained})
 
     def _describe(self) -> Iterator[_Described]:
-        """What there is, and its settings; texts of them are made only when one has changed."""
+        """The objects and their settings; texts of them are made only when one has changed."""
         loaded = "the number of states loaded into"
         for name, model in self.present("model").items():
             yield f"the {name}", [(loaded, self._loads.get(model, 0))]

@@ -43,7 +43,7 @@ class Written:
         self._known.update((id(tensor), _state(tensor)) for tensor in tensors)
 
     def take(self, named: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """What the script has written since the last call, by its name."""
+        """The tensors that the script has written since the last call, by name."""
         found: dict[str, Tensor] = {}
         for each in named:
             self.look(each.values())

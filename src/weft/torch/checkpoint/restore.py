@@ -55,7 +55,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class _States:
-    """What a checkpoint has of one optimizer, all but its tensors.
+    """One optimizer in a checkpoint, all but its tensors.
 
     ``keys``: by parameter, the paths of its tensors; ``values``: what is no tensor; ``more``: what else was saved.
     """

@@ -63,8 +63,8 @@ class Votes:
             return
         told = torch.zeros(2 * self.replicas + 3, dtype=torch.int32)
         told[self.replica] = int(trains)
+        self._text = "" if done or self._agreement is None else self._agreement.told()
         if not done:  # who has no batch left sets nothing any more
-            self._text = "" if self._agreement is None else self._agreement.told()
             told[self.replicas + self.replica] = _number_of(self._text)
         told[-3:] = torch.tensor([done, building, changed])
         self._header = told, dist.all_reduce(told, group=self.group, async_op=True)
