@@ -287,6 +287,17 @@ def ends_the_job(what: str) -> None:
 
 
 @CHECKS.check
+def settings_that_are_functions_are_left_alone() -> None:
+    for layout, settings in layouts():
+        job, alone = Split(settings, adam), Alone(adam)
+        job.optimizers[0].param_groups[0]["rule"] = lambda step: step
+        for x in batches()[:2]:
+            job.step(x)
+            alone.step(x)
+        job.compare(alone, layout)
+
+
+@CHECKS.check
 def alike_on_all_ranks_is_no_fault() -> None:
     for layout, settings in layouts():
         job, alone = Split(settings, adam, momentum), Alone(adam, momentum)

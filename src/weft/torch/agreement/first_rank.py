@@ -64,7 +64,10 @@ def _of_optimizer(optimizer: Any, whole: bool) -> _Target:
 
     def give() -> Any:
         states = {n: inner.state[w] for n, w in enumerate(weights) if w in inner.state} if whole else {}
-        return [{k: v for k, v in group.items() if k != "params"} for group in inner.param_groups], states
+        if not all(_travels(value) for entry in states.values() for value in entry.values()):
+            states = {}  # of classes of its own; then how often a state was loaded is all that is compared
+        groups = ([(k, v) for k, v in g.items() if k != "params" and _travels(v)] for g in inner.param_groups)
+        return [dict(group) for group in groups], states
 
     def take(given: Any) -> None:
         groups, states = given
@@ -72,10 +75,19 @@ def _of_optimizer(optimizer: Any, whole: bool) -> _Target:
             group.update(settings)
         if states:
             inner.load_state_dict({"state": states, "param_groups": inner.state_dict()["param_groups"]})
-        elif whole:
+        elif whole and give()[1]:
             inner.state.clear()
 
     return _Target(give, take)
+
+
+def _travels(value: Any) -> bool:
+    """Whether a value can be compared, and sent: numbers, texts and plain tensors, not functions and other objects."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_travels, value))
+    if isinstance(value, Tensor):
+        return type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _share_states(session: Session, targets: Mapping[str, _Target]) -> None:

@@ -154,9 +154,8 @@ class Agreement:
             return
         for model in self._session.models:
             outline = model.outline
-            if (
-                outline is not None and not model.sharded and model.shared is None
-            ):  # else each rank has a share
+            whole = not model.sharded and model.shared is None
+            if outline is not None and whole:
                 if outline not in self._weights:
                     named = outline.parameters.items()
                     self._weights[outline] = {name: weight for name, weight in named if model.is_local(name)}
@@ -183,9 +182,8 @@ class Agreement:
             yield f"of the {name}", [("the number of groups", len(groups))]
             for place, group in enumerate(groups):
                 here = f"of group {place} of the {name}" if len(groups) > 1 else f"of the {name}"
-                without = (
-                    ("params", "lr") if group.get("relative_step") else ("params",)
-                )  # Adafactor makes its own
+                # Adafactor makes a rate of its own for each weight
+                without = ("params", "lr") if group.get("relative_step") else ("params",)
                 yield here, [(key, _value(value)) for key, value in group.items() if key not in without]
             scaler = getattr(optimizer, "loss_scaler", None)
             if scaler is not None:
