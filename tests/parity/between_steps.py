@@ -459,15 +459,20 @@ def a_microbatch_that_counts_nothing_takes_no_part() -> None:
 
 
 class Kept(nn.Module):
-    """A layer that keeps a loss of its own in an attribute."""
+    """A layer that keeps losses of its own in attributes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+        self.number = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.down(torch.relu(self.up(x)))
         self.loss = y.square().mean()
+        self.losses = [self.loss, {"twice": 2 * self.loss}]
+        self.number = float(self.loss.detach())
+        if self.training:
+            self.trained = self.loss
         return x + y
 
 
@@ -482,33 +487,65 @@ class Rounded(nn.Module):
         return self.layers(x).float().double()
 
 
-@CHECKS.check
-def losses_that_layers_keep_are_read_by_the_step() -> None:
-    for layout, settings in layouts():
-        if layout in ("sequences", "shared parameters"):
+KEPT: dict[str, Callable[[Any], Any]] = {
+    "loss": lambda layer: layer.loss,
+    "list": lambda layer: layer.losses[0] + layer.losses[1]["twice"],
+    "number": lambda layer: layer.number * layer.loss,
+    "while training": lambda layer: layer.trained,
+}
+"""What layers keep in their attributes, as the step reads it."""
+
+
+@CHECKS.of_each(*KEPT)
+def what_layers_keep_is_read_by_the_step(what: str) -> None:
+    """With a first step that reads it, and with one that does not and evaluates."""
+
+    def loss_with(model: Any, layers: Any, x: Tensor) -> Tensor:
+        return loss_of(model, x) + 0.1 * sum(map(KEPT[what], layers))
+
+    for (layout, settings), evaluates in itertools.product(layouts(), (False, True)):
+        if layout in ("sequences", "shared parameters", "pipelines that share parameters"):
             continue  # each rank has the loss of its own part; FSDP2 sees results of layers only
-        torch.manual_seed(0)
-        net = nn.Sequential(Kept(), Kept(), Kept()).double()
         x = batches()[0]
-
-        def loss_with(model: Any, layers: Any, x: Tensor) -> Tensor:
-            return loss_of(model, x) + 0.1 * sum(each.loss for each in layers)
-
-        loss_with(net, net, x).backward()
-        torch.optim.SGD(net.parameters(), lr=0.1).step()
+        net, optimizer = kept(lambda net: net)
+        weft.shutdown()
         weft.init({"microbatches": 2, "ddp": True, **settings})
-        torch.manual_seed(0)
-        model = weft.DistributedModel(nn.Sequential(Kept(), Kept(), Kept()).double())
-        optimizer = weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        model, own = kept(weft.DistributedModel)
 
         @weft.step
-        def train(model: Any, x: Tensor) -> None:
-            model.backward(loss_with(model, model.module, x))
+        def evaluate(model: Any, x: Tensor) -> Tensor:
+            return model(x)
 
-        train(model, x.tensor_split(weft.rdp_size())[weft.rdp_rank()])
-        optimizer.step()
+        @weft.step
+        def train(model: Any, x: Tensor) -> Tensor:
+            loss = loss_with(model, model.module, x)
+            model.backward(loss)
+            return loss
+
+        if evaluates:
+            with torch.no_grad():
+                evaluate(model.eval(), x)
+        model.train()
+        for number in range(2):
+            expected = sum(loss_with(net, net, half) for half in x.chunk(2)) / 2
+            optimizer.zero_grad()
+            expected.backward()
+            optimizer.step()
+            own.zero_grad()
+            loss = train(model, x)
+            own.step()
+            torch.testing.assert_close(
+                loss.reduce_mean().reshape(()), expected.detach(), msg=f"{layout}, {number}"
+            )
         for name, value in model.state_dict().items():
             torch.testing.assert_close(value, net.state_dict()[name], msg=f"{name} in {layout}")
+
+
+def kept(wrap: Callable[[nn.Module], Any]) -> tuple[Any, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = wrap(nn.Sequential(Kept(), Kept(), Kept()).double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer if isinstance(model, nn.Sequential) else weft.DistributedOptimizer(optimizer)
 
 
 @CHECKS.check

@@ -4,7 +4,8 @@
     read before they are written     what one microbatch leaves the next one finds: a unit that has them to itself sees
                                      microbatches in order, as with buffers; elsewhere they are refused
 
-A unit gets those that the code around it has set as it gets its arguments, and gradients go back the same way.
+A unit gets those that the code around it has set as it gets its arguments, and gradients go back the same way. Those
+that a unit writes go to all ranks with its result (:func:`told`), since any code may read them, in later steps too.
 Which is which is seen in the trace, where reading and writing of attributes is noted. Counters (whole numbers) stay as
 they are, for in whatever order microbatches add to them, the sum is the same; so does what is made where it is missing,
 and only then. The value of a counter is that of one process as long as no microbatch has waited for another rank, so
@@ -14,16 +15,17 @@ it may be used before the first module with parameters is called. What each micr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from weft.errors import PlacementError
+from weft.errors import PlacementError, UsageError
 from weft.torch.calls.call_signature import meta_like
 from weft.torch.pytorch.private import SLOT, has_memory, storage_key, tables_of, version
+from weft.torch.tensors.description import Describer
 from weft.torch.tensors.nested import replace, tensors_in
 
 _ABSENT = object()
@@ -197,6 +199,28 @@ def own(attributes: Sequence[Attribute], units: Sequence[str]) -> tuple[tuple[st
     return tuple(each.place for each in shared if each.is_own)
 
 
+def told(unit: nn.Module, noted: Sequence[Attribute]) -> dict[str, Any]:
+    """What a call of ``unit`` has written into attributes of its modules, for the other ranks: values by name.
+
+    Left out is what goes from microbatch to microbatch, and what other ranks cannot be told.
+    """
+    found: dict[str, Any] = {}
+    for each in noted:
+        value = vars(unit.get_submodule(each.module)).get(each.name, _ABSENT)
+        if each.carried or value is _ABSENT:
+            continue
+        with suppress(UsageError):
+            Describer(()).describe(value)
+            found[f"{each.module}.{each.name}"] = value
+    return found
+
+
+def spot_of(unit: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Where :func:`told` has found the value of this name: the attributes of a module, and the attribute's name."""
+    module, _, attribute = name.rpartition(".")
+    return vars(unit.get_submodule(module)), attribute
+
+
 class Given:
     """The attributes inside of a unit that the code around it sets, for one call of the unit."""
 
@@ -226,7 +250,9 @@ class Own:
 
     def __init__(self) -> None:
         self._spots: list[tuple[dict[str, Any], str]] = []
+        self._known: set[tuple[int, str]] = set()
         self._trained: list[nn.Parameter] = []
+        self._runs = False
         self.first: list[Any] = []
         """What they were when the step began: microbatches begin with that."""
         self._left: list[tuple[int, Any]] = []
@@ -235,9 +261,15 @@ class Own:
     def __bool__(self) -> bool:
         return bool(self._spots or self._trained)
 
-    def add(self, module: nn.Module, name: str) -> None:
-        """From now on ``module.name`` is each microbatch's own."""
-        self._spots.append((vars(module), name))
+    def add(self, attributes: dict[str, Any], name: str) -> None:
+        """From now on the attribute of this name, one of a module's ``attributes``, is each microbatch's own."""
+        if (id(attributes), name) in self._known:
+            return
+        self._known.add((id(attributes), name))
+        self._spots.append((attributes, name))
+        if self._runs:
+            self.first.append(attributes.get(name, _ABSENT))
+            self._left.append((-1, self.first[-1]))
 
     def add_trained(self, parameter: nn.Parameter) -> None:
         """From now on it is each microbatch's own whether the parameter needs a gradient."""
@@ -247,6 +279,7 @@ class Own:
         """A step begins."""
         self.first = self.take()
         self._left = [(-1, value) for value in self.first]
+        self._runs = True
 
     def leave(self, index: int, rank: int) -> None:
         """A microbatch has ended on this ``rank``."""
@@ -257,22 +290,23 @@ class Own:
     def end(self) -> None:
         """The step is over: they are as one process leaves them."""
         self.put([value for _, value in self._left])
-        self.first, self._left = [], []
+        self.first, self._left, self._runs = [], [], False
 
     def take(self) -> list[Any]:
         """What they are now."""
         values = [attributes.get(name, _ABSENT) for attributes, name in self._spots]
-        return values + [parameter.requires_grad for parameter in self._trained]
+        return [*(parameter.requires_grad for parameter in self._trained), *values]
 
     def put(self, values: Sequence[Any]) -> None:
-        """Let them be what :meth:`take` gave."""
-        for (attributes, name), value in zip(self._spots, values, strict=False):
+        """Let them be what :meth:`take` gave; those that were added since are what they were when the step began."""
+        values = [*values, *self.first[len(values) :]]
+        for parameter, needed in zip(self._trained, values, strict=False):
+            parameter.requires_grad = needed
+        for (attributes, name), value in zip(self._spots, values[len(self._trained) :], strict=True):
             if value is _ABSENT:
                 attributes.pop(name, None)
             else:
                 attributes[name] = value
-        for parameter, needed in zip(self._trained, values[len(self._spots) :], strict=True):
-            parameter.requires_grad = needed
 
 
 def as_left(tensor: Tensor, rank: int) -> Tensor:
@@ -288,4 +322,4 @@ def as_left(tensor: Tensor, rank: int) -> Tensor:
     return left
 
 
-__all__ = ["Attribute", "Given", "Own", "as_left", "note_attributes", "own"]
+__all__ = ["Attribute", "Given", "Own", "as_left", "note_attributes", "own", "spot_of", "told"]

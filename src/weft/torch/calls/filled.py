@@ -80,15 +80,31 @@ Change = tuple[int, list[tuple[Any, Any]]]
 
 
 class Filled(NamedTuple):
-    """What a call returns, and what it has put into the things that it was given."""
+    """What a call returns, and what it has put into the things that it was given.
+
+    ``written``: what it has written into attributes of its own modules, by the names of module and attribute.
+    """
 
     result: Any
     changes: list[Change]
+    written: dict[str, Any]
 
     @property
     def uncertain(self) -> bool:
         """Whether numbers or texts were put somewhere, which may be others at each call."""
         return any(_is_uncertain(item) for _, items in self.changes for _, item in items)
+
+    def without_numbers(self) -> Filled:
+        """The same without floating-point numbers in attributes, which may be others at each call."""
+        return self._replace(
+            written={key: value for key, value in self.written.items() if not _has_float(value)}
+        )
+
+
+def _has_float(item: Any) -> bool:
+    if isinstance(item, dict):
+        item = [*item.values()]
+    return any(map(_has_float, item)) if isinstance(item, (list, tuple)) else isinstance(item, float)
 
 
 def _is_uncertain(item: Any) -> bool:
@@ -102,6 +118,13 @@ def _is_uncertain(item: Any) -> bool:
 def fills(description: list[Any]) -> bool:
     """Whether the description of a `Filled` tells of changes."""
     return bool(description[2][1][2])
+
+
+def written_by(description: list[Any]) -> list[str]:
+    """The names of the attributes that a call with this description writes; see `Filled`."""
+    if description[0] != "sequence" or description[1] != class_name(Filled):
+        return []
+    return [key[1] for key, _ in description[2][2][2]]
 
 
 def puts_the_same(description: list[Any], other: list[Any]) -> bool:
@@ -396,4 +419,4 @@ def _fill_by_key(
             put(thing, key, item)
 
 
-__all__ = ["Change", "Contents", "Filled", "fills", "outside", "puts_the_same"]
+__all__ = ["Change", "Contents", "Filled", "fills", "outside", "puts_the_same", "written_by"]

@@ -236,8 +236,11 @@ class Program:
             )
         check_outside(name, result, tensors)
         mutated = tuple(number for number, as_before in enumerate(untouched) if not as_before())
+        dynamic = watch.dynamic or bool(random & ~TORCH)
+        if isinstance(result, Filled):
+            dynamic |= result.uncertain
+            result = result if dynamic else result.without_numbers()
         description, passed = describe_result(result, name, inputs, tensors, self.pipeline.size > 1)
-        dynamic = watch.dynamic or bool(random & ~TORCH) or (isinstance(result, Filled) and result.uncertain)
         self.pipeline.specs[key] = spec = Spec(description, dynamic, random, mutated, passed)
         return result, spec
 

@@ -21,9 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from weft.errors import UsageError
 from weft.torch.backward.offload import offloading
 from weft.torch.backward.weight_gradients import large
-from weft.torch.calls.attributes import Given
+from weft.torch.calls.attributes import Given, note_attributes, spot_of, told
 from weft.torch.calls.call_signature import ONE, scan
-from weft.torch.calls.filled import Contents, Filled, fills, outside
+from weft.torch.calls.filled import Contents, Filled, fills, outside, written_by
 from weft.torch.calls.interception import intercept, interceptor_of, with_hooks
 from weft.torch.calls.left import Left
 from weft.torch.execution.glue import Glue, running, running_here, settings
@@ -80,7 +80,8 @@ class UnitCall:
         if owner in (FLOATING, pipeline.rank) and pipeline.device.type == "cpu":
             pipeline.fuses |= any(map(large, module.parameters()))
         self.inner = call_of(module)
-        self.compiled = is_compiled(module) or hasattr(module, "_orig_mod")
+        self.compiled, *inside = (is_compiled(one) or hasattr(one, "_orig_mod") for one in module.modules())
+        self.compiled_inside = any(inside)
         self.told = False
         self.around: Callable[..., Any] | None = None
         """Runs the unit's code, which it is given with its arguments; None: nobody has anything to do around it."""
@@ -161,22 +162,29 @@ class UnitCall:
             push_mode(glue)
             running_here.glue = glue
 
-    def attributes(self) -> list[tuple[str, dict[str, Any]]]:
-        """What its modules hold, but for parameters, buffers and modules."""
-        return [
-            (name, {key: value for key, value in vars(module).items() if not key.startswith("_")})
-            for name, module in self.module.named_modules()
-        ]
+    def run_noted(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Run the unit, for the first time with such arguments: its result, and what other ranks are to know of its
+        attributes. Warns of those that they cannot know."""
+        if self.compiled or self.compiled_inside:  # the compiler would see the notes
+            return forward(*args, **kwargs), {}
+        with note_attributes(self.module, lambda: "") as noted:
+            result = forward(*args, **kwargs)
+        written = told(self.module, noted)
+        old = [each for each in noted if not self.traced and f"{each.module}.{each.name}" not in written]
+        if old:
+            log.warning(
+                "%s was not called in the first microbatch of the first step, and writes its attributes %s: what other "
+                "ranks read there is old", self.name,
+                ", ".join(f"{each.module}.{each.name}".strip(".") for each in old),
+            )  # fmt: skip
+        return result, written
 
-    def tell_written(self, before: list[tuple[str, dict[str, Any]]]) -> None:
-        """Warn of attributes that a call has written, of a module of which only this call tells."""
-        for (name, old), (_, new) in zip(before, self.attributes(), strict=False):
-            written = [key for key, value in new.items() if key not in old or old[key] is not value]
-            if written:
-                log.warning(
-                    "%s was not called in the first microbatch of the first step, and writes its attributes %s: what "
-                    "other ranks read there is old", f"{self.name}.{name}".strip("."), ", ".join(written),
-                )  # fmt: skip
+    def keep(self, written: dict[str, Any]) -> None:
+        """Let its attributes be what a call has written, as this rank has it; each microbatch has its own."""
+        for name, value in written.items():
+            attributes, attribute = spot_of(self.module, name)
+            self.pipeline.own.add(attributes, attribute)
+            attributes[attribute] = value
 
     def may_run_again(self, inputs: Any) -> bool:
         """Whether an activation checkpoint can run the unit again: an object that it gets may have changed by then."""
@@ -244,8 +252,7 @@ class PlainCall:
                 program.module = unit.name
                 program.send_all(placed, owner)
                 spec = program.spec_for(self.key, unit.name, owner, call)
-                result = program.stand_ins(spec, owner, self.tensors, self.inputs)
-                return self._filled(result) if self.contents.things else result
+                return self._filled(program.stand_ins(spec, owner, self.tensors, self.inputs))
         if owner == FLOATING:
             return self.inner(*self.inputs[0], **self.inputs[1])
         with self.glue.lifted():
@@ -319,11 +326,9 @@ class PlainCall:
             self.key, unit.name, call, self._run, self.tensors, self.inputs, self._localise
         )
         program.module = ""
-        if self.contents.things:
-            result = self._filled(result)
         if unit.stateful:
             program.microbatch.passed(unit.name)
-        return result
+        return self._filled(result)
 
     def _may_run_again(self) -> bool:
         """Whether an activation checkpoint may run the unit again. Containers that it fills would be filled twice; of
@@ -336,12 +341,15 @@ class PlainCall:
                 return False
         return self.unit.may_run_again(self.inputs[:2])
 
-    def _filled(self, filled: Filled) -> Any:
-        """The unit's own result, after what it has left is in the things that it was given."""
+    def _filled(self, filled: Any) -> Any:
+        """The unit's own result, after what it has left is in the things that it was given and in its attributes."""
+        if not isinstance(filled, Filled):
+            return filled
+        self.unit.keep(filled.written)
         if filled.changes:
             self.program.note_left(filled.changes, self.contents.things, self.unit.name, self.unit.serial)
             self.contents.apply(filled.changes)
-        return self.contents.find(filled.result)
+        return self.contents.find(filled.result) if self.contents.things else filled.result
 
     def _localise(self, inputs: Any, transform: Callable[[Tensor], Tensor]) -> Any:
         """The inputs as this rank has them."""
@@ -381,22 +389,23 @@ class PlainCall:
         """Run the unit on local inputs: its result, and where it was given containers what it has put there."""
         contents = self.contents
         if not contents.things:
-            return self._forward(local)
+            result, written = self._forward(local)
+            return Filled(result, [], written) if written else result
         if self.again:
             contents = Contents((*local[0], *local[1].values()))
-            result = self._forward(local)
+            result, written = self._forward(local)
             if self._changes(contents):
                 raise UsageError(
                     f"{self.unit.name} in an activation checkpoint fills a container that it is given, and did not "
                     "when it was called with the same shapes before: call it without the checkpoint"
                 )
-            return Filled(result, [])
+            return Filled(result, [], written)
         contents.local()
         untouched = [unwritten(tensor) for tensor in self.held]
         try:
-            result = self._forward(local)
+            result, written = self._forward(local)
             changes = self._changes(contents)
-            filled = Filled(contents.refer(result), changes)
+            filled = Filled(contents.refer(result), changes, written)
         finally:
             contents.restore()
         if not all(as_before() for as_before in untouched):
@@ -413,20 +422,25 @@ class PlainCall:
         except UsageError as error:
             raise UsageError(f"{self.unit.name} {error}") from None
 
-    def _forward(self, local: Any) -> Any:
+    def _forward(self, local: Any) -> tuple[Any, dict[str, Any]]:
+        """The unit's result, and what it has written into its attributes for the other ranks."""
         unit, program = self.unit, self.program
         args, kwargs, given = local
         forward = self.inner if not given else functools.partial(self._forward_with, given)
         program.enter(unit.name)
-        if not unit.traced and self.key not in program.pipeline.specs:
-            before = unit.attributes()
-            result = forward(*args, **kwargs)
-            unit.tell_written(before)
-            return result
         if self.again:
-            with offloading():
-                return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-        return forward(*args, **kwargs)
+            forward = functools.partial(self._checkpointed, forward)
+        spec = program.pipeline.specs.get(self.key)
+        if spec is None:
+            return unit.run_noted(forward, args, kwargs)
+        result = forward(*args, **kwargs)
+        spots = [(name, *spot_of(unit.module, name)) for name in written_by(spec.description)]
+        return result, {name: attributes.get(attribute) for name, attributes, attribute in spots}
+
+    def _checkpointed(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run the unit so that an activation checkpoint can run it again."""
+        with offloading():
+            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
     def _forward_with(self, given: Sequence[Tensor], /, *args: Any, **kwargs: Any) -> Any:
         """Run the unit while its attributes that others set are ``given``."""

@@ -39,7 +39,7 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
         if owners[name] != pipeline.rank:
             stand_in(parameter, owners[name], name)
     for name, attribute in plan.attributes:
-        pipeline.own.add(modules[name], attribute)
+        pipeline.own.add(modules[name].__dict__, attribute)
         for unit in plan.units:
             if name == unit.name or is_below(name, unit.name):
                 unit_call(modules[unit.name]).spots.append((modules[name].__dict__, attribute))
