@@ -23,7 +23,8 @@ HERE = Path(__file__).parent / "jobs"
 OLD = transformers.__version__.startswith("4.")
 CASES = [
     "variable lengths", "smoothing", "own loss", "loss function", "accumulated", "bfloat16", "checkpointing", "workers",
-    "own optimizer", "classes", "best", "generation",
+    "own optimizer", "classes", "best", "generation", "halves", "evaluated first", "neighbours", "contrasts",
+    "like its reference",
 ]  # fmt: skip
 REPLICATED = ["variable lengths", "smoothing", "accumulated", "best"]
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -120,6 +121,17 @@ def test_sft_with_an_adapter_goes_on_where_it_was(tmp_path):
     for result in split(2, "hf_sft.py", str(tmp_path / "again"), str(tmp_path / "two" / "checkpoint-2")):
         kept = [entry[:3] for entry in result]
         assert equal([entry[:3] for entry in one], kept, 2e-4), (one, result)
+
+
+@one_day_in(2)
+def test_preferences_and_rewards_are_those_of_one_process(tmp_path):
+    """Their losses join rows: pairs, a mean divergence of the batch."""
+    for name in ("trl", "peft", "datasets"):
+        pytest.importorskip(name)
+    kinds = ["dpo", "dpo adapter", "reward", "reward adapter", "kto", "grpo"]
+    one = alone("hf_trl.py", str(tmp_path / "one"), *kinds)
+    for result in split(2, "hf_trl.py", str(tmp_path / "two"), *kinds):
+        assert equal(one, result, 2e-4), (one, result)
 
 
 @pytest.mark.parametrize(

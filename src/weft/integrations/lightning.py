@@ -173,8 +173,13 @@ class WeftStrategy(Together, pl.strategies.ParallelStrategy):
         self.split.training = self.lightning_module.training  # without its modules, each of which has its own
         what = f"{type(self.lightning_module).__name__}.{name}"
         refuse_uncut(args[0], what)
-        if name not in self._steps:
-            self._steps[name] = self._step(name, what)
+        for each in (
+            {"training_step": None, name: None}
+            if hasattr(self.lightning_module, "training_step")
+            else (name,)
+        ):
+            if each not in self._steps:
+                self._steps[each] = self._step(each, f"{type(self.lightning_module).__name__}.{each}")
         with self._inside.microbatches(what):
             result = self._steps[name](*args, **kwargs)
         whole = Whole(result, what)
@@ -198,7 +203,10 @@ class WeftStrategy(Together, pl.strategies.ParallelStrategy):
             return record.returned()
 
         run.__name__ = run.__qualname__ = what
-        return step(run, allow_uneven=True)
+        made: Step = step(run, allow_uneven=True)
+        trains = made if name == "training_step" else self._steps.get("training_step")
+        made.keep_rows(what, like=trains)
+        return made
 
     # --- gradients -------------------------------------------------------------------------------------------
 

@@ -9,16 +9,50 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class Joined:
+    """Which rows of a mini-batch a loss joins, so that they are in one microbatch.
+
+    Each ``rows`` neighbours; 0 stands for all rows. ``blocks``: the mini-batch is made of so many blocks of one size,
+    the first rows of which belong together, and the second rows, and so on.
+
+    >>> Joined(blocks=2).units(8), Joined(rows=2).units(8), Joined(rows=0).units(8), Joined(rows=4).units(6)
+    (4, 4, 1, 1)
+    """
+
+    rows: int = 1
+    blocks: int = 1
+
+    def units(self, size: int) -> int:
+        """Into how many pieces a mini-batch of ``size`` rows can be cut at most."""
+        together = self.rows * self.blocks
+        return size // together if together and size % together == 0 else 1
+
+    def ranges(self, size: int, count: int, index: int) -> list[tuple[int, int]]:
+        """First and one past the last row of microbatch ``index`` of ``count`` in each block.
+
+        >>> Joined(blocks=2).ranges(8, 2, 1), Joined(rows=2).ranges(8, 3, 1), Joined(rows=0).ranges(8, 1, 0)
+        ([(2, 4), (6, 8)], [(2, 4)], [(0, 8)])
+        """
+        units = self.units(size)
+        if units == 1:
+            return [(0, size)]
+        start, stop = (self.rows * (at * units // count) for at in (index, index + 1))
+        length = size // self.blocks
+        return [(block * length + start, block * length + stop) for block in range(self.blocks)]
+
+
+@dataclass(frozen=True)
 class Cut:
     """How the arguments of one step function are cut.
 
     ``whole``: arguments that are not cut; ``axes``: the dim of an argument that is not cut along dim 0; ``uneven``:
-    sizes of microbatches may differ by one.
+    sizes of microbatches may differ by one. ``joined``: the rows that no cut may part.
     """
 
     whole: Collection[str] = ()
     axes: Mapping[str, int] = field(default_factory=dict)
     uneven: bool = False
+    joined: Joined = Joined()
 
 
 def argument_names(function: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from typing import Any
 
@@ -16,7 +19,7 @@ from weft.runtime.executor import Checks
 from weft.runtime.microbatch import Microbatch
 from weft.runtime.turns import Turns
 from weft.schedule.order import Order
-from weft.session.cut import Cut
+from weft.session.cut import Cut, Joined
 from weft.session.recording import record_first, record_forward, record_preparation, record_step
 from weft.session.step_check import StepCheck
 from weft.torch import watching
@@ -33,6 +36,7 @@ from weft.torch.placed import changes
 from weft.torch.replicas.steps import begin_step, finish_step
 from weft.torch.replicas.sync_batch_norm import warn_of_few_samples
 from weft.torch.session import current
+from weft.torch.session.collectives import agree_on
 from weft.torch.session.differing_calls import CallCheck
 from weft.torch.session.divergence import compare_start, describe_call, describe_inputs, follow_first
 from weft.torch.session.random_streams import mix
@@ -44,6 +48,19 @@ from weft.torch.tensors.microbatch_weights import shares_of
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.tensors.nested import replace
 from weft.torch.verify import compare
+from weft.torch.verify.whole_batch import Verdict, judge
+
+log = logging.getLogger("weft")
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """See :meth:`Step.keep_rows`; ``trainer``: the script did not choose the microbatches."""
+
+    title: str
+    like: Step
+    trainer: bool = False
+    reorders: bool = False
 
 
 class Step:
@@ -55,6 +72,7 @@ class Step:
     ) -> None:  # fmt: skip
         self.function = function
         self.weight = weight
+        self.rows = _Rows(function.__qualname__, self)
         self._trains = self._ran = False
         self.cut = cut
         self.detach_outputs = detach_outputs
@@ -67,10 +85,10 @@ class Step:
         session = current.session()
         if session.tracing or in_microbatch():
             raise UsageError(f"{self.function.__name__}: a step cannot call another step")
-        batch = prepare(self.function, args, kwargs, self.cut, _count(session))
+        batch = self._prepare(session, args, kwargs)
         if session.settings.inputs == "apart" and session.mesh.tp > 1:
             args, kwargs = with_samples_of_all(session, batch)
-            batch = prepare(self.function, args, kwargs, self.cut, _count(session))
+            batch = self._prepare(session, args, kwargs)
         if batch.fault and self._trains:
             raise SplitError(batch.fault)
         with record_step(session, lambda: (batch.size or 0, watching.memory_bytes(session))):
@@ -78,6 +96,10 @@ class Step:
         if self._trains:
             watching.after_step(session, batch.size, collected)
         return collected
+
+    def _prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MiniBatch:
+        cut = replace_fields(self.cut, joined=self.rows.like.cut.joined)
+        return prepare(self.function, args, kwargs, cut, _count(session))
 
     def _run(self, session: Session, batch: MiniBatch) -> Any:
         """What the step returns."""
@@ -88,6 +110,9 @@ class Step:
                 batch = self._partition(session, pending, batch)
         elif not session.agreement.begun:
             follow_first_rank(session, [model for model in session.models if not model.sharded])
+        whole = session.pipeline is None and not any(model.sharded for model in session.models)
+        if whole and not (pending or self._ran):
+            batch = self._together(session, session.models, batch)
         if session.settings.microbatches == "auto" and _may_train(session):
             with record_preparation(session):
                 batch = accumulate(session, self.function, batch)
@@ -130,7 +155,41 @@ class Step:
         compare_start(session, pending, describe_call(name, batch, True), describe_inputs(name, batch))
         session.unproved = compare.reason_against(session, pending)
         follow_first_rank(session, pending)
+        batch = self._together(session, pending, batch)
         return partition_models(session, pending, self.function, batch, counted=self.weight is not None)
+
+    def keep_rows(self, title: str, like: Step | None = None, reorders: bool = False) -> None:
+        """For a step of a trainer, called ``title``: let rows that its loss joins be in one microbatch.
+
+        ``like``: the step that shows which rows those are, as the one that trains does. ``reorders``: rows of one
+        microbatch need not be neighbours; the trainer puts what the step returns in order again.
+        """
+        self.rows = _Rows(title, like or self, True, reorders)
+
+    def _together(self, session: Session, models: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
+        """The batch cut so that rows which the loss joins are in one microbatch, or else a warning."""
+        if session.settings.verify == "off" or batch.size is None:
+            return batch
+        step, open_number = self.rows.like, session.settings.microbatches == "auto"
+        count = min(batch.size, 2 * session.settings.partitions) if open_number else batch.microbatches
+        known = inspect.signature(step.function).parameters
+        args = batch.args[: len(known)] if step is not self else batch.args
+        trial = prepare(
+            step.function, args, {k: v for k, v in batch.kwargs.items() if k in known}, step.cut, count
+        )
+        find = functools.partial(
+            judge, session, models, step.function, step.rows.title, trial, step.weight,
+            self.rows.trainer or open_number, self.rows.reorders,
+        )  # fmt: skip
+        verdict = Verdict.from_text(
+            agree_on(session, lambda: find().to_text(), "the whole batch in one piece")
+        )
+        if verdict.text and session.rank == 0:
+            log.log(logging.WARNING if verdict.warns else logging.INFO, "%s", verdict.text)
+        if verdict.joined == Joined():
+            return batch
+        step.cut = replace_fields(step.cut, joined=verdict.joined)
+        return self._prepare(session, batch.args, batch.kwargs)
 
     def note_training(self, trains: bool) -> None:
         """Say of a microbatch that has run whether it had a backward pass."""

@@ -4,6 +4,7 @@ usage: hf_trainer.py FOLDER BATCH EVALUATED CASE...
 Prints a line RESULT with what each case logged, evaluated and wrote
 """
 
+import functools
 import json
 import os
 import sys
@@ -41,6 +42,7 @@ CASES_OF_ARGUMENTS = {
     "bfloat16": {"bf16": True},
     "checkpointing": {"gradient_checkpointing": True},
     "workers": {"dataloader_num_workers": 2},
+    "evaluated first": {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 2},
     "best": {
         "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2,
         "load_best_model_at_end": True, "learning_rate": 0.05, "max_steps": 5,
@@ -87,6 +89,31 @@ class OwnLoss(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
+class Joined(Trainer):
+    """Losses that join rows of the batch, by the scores of the rows."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(input_ids=inputs["input_ids"])
+        scores = outputs.logits[:, 0]
+        loss = JOINED[self.args.run_name](scores) + 0.1 * scores.square().mean()  # biases have a gradient
+        return (loss, outputs) if return_outputs else loss
+
+
+def of_halves(scores):
+    good, bad = scores.chunk(2)
+    return -torch.nn.functional.logsigmoid(good - bad).mean()
+
+
+JOINED = {
+    "halves": of_halves,
+    "evaluated first": of_halves,
+    "thirds": lambda scores: (scores.chunk(3)[0] - scores.chunk(3)[1] * scores.chunk(3)[2]).square().mean(),
+    "neighbours": lambda scores: -torch.nn.functional.logsigmoid(scores[::2] - scores[1::2]).mean(),
+    "contrasts": lambda scores: (3 * (scores[:, None] - scores)).exp().mean(),
+    "like its reference": lambda scores: of_halves(scores - scores.detach()),  # log 2, whatever the pairs
+}
+
+
 def half_of_the_sum(outputs, labels, num_items_in_batch=None):
     logits, labels = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
     return 0.5 * cross_entropy(logits, labels, reduction="sum") / num_items_in_batch
@@ -101,11 +128,11 @@ def gpt2():
     )  # fmt: skip
 
 
-def bert():
+def bert(labels=3):
     return BertForSequenceClassification(
         BertConfig(
             vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-            max_position_embeddings=16, hidden_dropout_prob=0, attention_probs_dropout_prob=0, num_labels=3,
+            max_position_embeddings=16, hidden_dropout_prob=0, attention_probs_dropout_prob=0, num_labels=labels,
         )
     )  # fmt: skip
 
@@ -117,6 +144,14 @@ def t5():
             pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
         )
     )  # fmt: skip
+
+
+def doubled(rows):
+    """Other rows behind these, so that there are always pairs; three times as many for thirds."""
+    times = 3 if "thirds" in CASES else 2
+    batch = default_data_collator(rows)
+    moved = [(batch["input_ids"] + 5 * number) % WORDS for number in range(times)]
+    return {"input_ids": torch.cat(moved), "labels": batch["labels"].repeat(times)}
 
 
 def accuracy(found):
@@ -139,6 +174,9 @@ def trainer_of(case, folder):
         given |= {"predict_with_generate": True, "generation_max_length": 8}
     elif case == "own loss":
         cls = OwnLoss
+    elif case in JOINED:
+        cls, model, kind = Joined, functools.partial(bert, 1), Classes
+        given |= {"run_name": case, "remove_unused_columns": False}
     elif case == "loss function":
         extra["compute_loss_func"] = half_of_the_sum
     elif case == "best":
@@ -149,7 +187,7 @@ def trainer_of(case, folder):
         extra["optimizers"] = optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     return cls(
         model=module, args=arguments(**given), train_dataset=kind(32, whole), eval_dataset=kind(int(EVALUATED), whole),
-        data_collator=default_data_collator, **extra,
+        data_collator=doubled if case in JOINED else default_data_collator, **extra,
     )  # fmt: skip
 
 

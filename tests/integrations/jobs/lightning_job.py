@@ -234,6 +234,28 @@ def mixed() -> Any:
     return {"losses": seen.losses}
 
 
+class Pairs(Classifier):
+    """Each row of the first half belongs to one of the second."""
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        scores = self.layers(batch[0])[:, 0]
+        good, bad = scores.tensor_split(2)
+        loss = -nn.functional.logsigmoid(good[: len(bad)] - bad).mean() + 0.1 * scores.square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.log("val_loss", self.training_step(batch, index))
+
+
+def joined() -> Any:
+    torch.manual_seed(0)
+    seen = Seen()
+    made = trainer("joined", [seen], num_sanity_val_steps=2)
+    made.fit(Pairs(), data(8), data(8))
+    return {"losses": seen.losses, "metrics": numbers(made.callback_metrics)}
+
+
 class InOrder(Classifier):
     """Reads its share in the order of the rows; the Trainer's own sampler shuffles for training."""
 

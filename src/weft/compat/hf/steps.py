@@ -103,6 +103,9 @@ class _Steps:
         self._predict = step(
             predict, non_split_inputs=["items", "loss_only", "ignored"], allow_uneven=True, weight=self._count
         )
+        title = f"{type(trainer).__name__}.compute_loss"
+        self._train.keep_rows(title, reorders=True)
+        self._predict.keep_rows(title, like=self._train, reorders=True)
 
     def train(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """The batch's loss, after its backward pass; replicas meet where the optimizer's step follows."""
@@ -164,7 +167,10 @@ class _Steps:
         if isinstance(tree, StepOutput) and not tree.outputs[0].dim():
             return tree.reduce_mean()
         if isinstance(tree, StepOutput):
-            return functools.reduce(functools.partial(self.concat, padding_index=IGNORED), tree.outputs)
+            blocks = self._train.cut.joined.blocks
+            parts = [each.chunk(blocks) for each in tree.outputs]
+            inorder = [part[block] for block in range(blocks) for part in parts]
+            return functools.reduce(functools.partial(self.concat, padding_index=IGNORED), inorder)
         if isinstance(tree, dict):
             return type(tree)({key: self._whole(value) for key, value in tree.items()})
         if isinstance(tree, list) and all(each is None for each in tree):

@@ -39,9 +39,9 @@ class Attribute:
 
     ``carried``: the step looked for the attribute before writing it. ``users``: the modules whose code used it.
     ``counter``: its value is a whole number, a text or None. ``lazy``: it is made where it is missing, and stays then.
-    ``restored``: a counter that was at the end what it had been. ``valued``: its value was used, and not only added to;
-    ``late``: used so after other modules had been called. ``held``: the memory of the tensors in it, and how often each
-    had been written when the attribute was.
+    ``restored``: a constant that was at the end what it had been. ``valued``: its value was used, and not only added
+    to; ``late``: used so after other modules had been called. ``held``: the memory of the tensors in it, and how often
+    each had been written when the attribute was.
     """
 
     module: str
@@ -138,6 +138,13 @@ def note_attributes(root: nn.Module, user: Callable[[], str]) -> Iterator[list[A
                 found.append(noted.attribute(names[number], name))
 
 
+def _is_constant(value: Any) -> bool:
+    """Whether it is a name, a number, or a list or tuple of such, as the active adapters of a layer are."""
+    return isinstance(value, _COUNTERS) or (
+        isinstance(value, (list, tuple)) and all(map(_is_constant, value))
+    )
+
+
 class _Notes:
     """What became of one attribute. Reading only to write at once, as ``+=`` does, is no use of the value."""
 
@@ -164,7 +171,10 @@ class _Notes:
     def attribute(self, module: str, name: str) -> Attribute:
         """Of all that was noted."""
         carried, counter = self.first != "write", isinstance(self.value, _COUNTERS)
-        restored = carried and counter and type(self.before) is type(self.value) and self.before == self.value
+        same = (
+            type(self.before) is type(self.value) and _is_constant(self.value) and self.before == self.value
+        )
+        restored = carried and same
         lazy = self.first == "missing"
         return Attribute(
             module,

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
-from weft.torch.tensors.mini_batch import MiniBatch, named_tensors
+from weft.torch.tensors.mini_batch import MiniBatch, named_tensors, part
 
 LOSSES = {F.cross_entropy, F.nll_loss}
 
@@ -71,11 +71,9 @@ class Padding(TorchFunctionMode):
                 for ignored in () if tensor.is_floating_point() or tensor.is_complex() else self.ignored:
                     padded = tensor == ignored
                     axis = batch.cut.axes.get(name, 0)
-                    counts = [
-                        int((~padded.narrow(axis, start, stop - start)).sum())
-                        for start, stop in map(batch.bounds, range(batch.microbatches))
-                    ]
-                    samples = [stop - start for start, stop in map(batch.bounds, range(batch.microbatches))]
+                    numbers = range(batch.microbatches)
+                    counts = [int((~part(padded, axis, batch.ranges(number))).sum()) for number in numbers]
+                    samples = map(batch.samples, numbers)
                     if padded.any() and len({n / s for n, s in zip(counts, samples, strict=True)}) > 1:
                         shown = ", ".join(map(str, counts[:8])) + (", ..." if counts[8:] else "")
                         warnings.warn(

@@ -2,22 +2,24 @@
 
 Every tensor among the step's arguments is cut along dim 0 (or along the dim that ``input_split_axes`` gives for its
 argument), inside lists, tuples, dicts and dataclasses too. Modules, optimizers and anything else without tensors go
-whole to each microbatch, as do the arguments named in ``non_split_inputs``.
+whole to each microbatch, as do the arguments named in ``non_split_inputs``. Rows that the loss joins stay together, see
+`weft.session.cut.Joined`.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from weft.errors import SplitError
-from weft.session.cut import Cut, argument_names, find_different, find_unknown
+from weft.errors import SplitError, UsageError
+from weft.session.cut import Cut, Joined, argument_names, find_different, find_unknown
 from weft.torch.tensors.nested import attributes_of, rebuild_dataclass, rebuild_dict, rebuild_sequence
 
 
@@ -39,10 +41,13 @@ class MiniBatch:
     fault: str = ""
     shares: tuple[float, ...] | None = None
 
-    def bounds(self, microbatch: int) -> tuple[int, int]:
-        """First and one past the last sample of a microbatch."""
-        size, count = self.size or 0, self.microbatches
-        return microbatch * size // count, (microbatch + 1) * size // count
+    def ranges(self, microbatch: int) -> list[tuple[int, int]]:
+        """First and one past the last sample of a microbatch, in each block of the mini-batch."""
+        return self.cut.joined.ranges(self.size or 0, self.microbatches, microbatch)
+
+    def samples(self, microbatch: int) -> int:
+        """How many samples a microbatch has."""
+        return sum(stop - start for start, stop in self.ranges(microbatch))
 
     def weight(self, microbatch: int) -> float:
         """The weight of a microbatch in the mini-batch: its share of the samples, or the share that the step gives."""
@@ -50,8 +55,7 @@ class MiniBatch:
             return self.shares[microbatch]
         if not self.size:
             return 1.0 / self.microbatches
-        start, stop = self.bounds(microbatch)
-        return (stop - start) / self.size
+        return self.samples(microbatch) / self.size
 
     def weights(self) -> list[float]:
         """The weights of all microbatches."""
@@ -59,29 +63,38 @@ class MiniBatch:
 
     def slice(self, microbatch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments for one microbatch; tensors are views."""
-        args = tuple(
-            self._one(name, arg, microbatch) for name, arg in zip(self.names, self.args, strict=True)
-        )
-        return args, {name: self._one(name, arg, microbatch) for name, arg in self.kwargs.items()}
+        return self.take(self.ranges(microbatch), microbatch)
 
-    def _one(self, name: str, argument: Any, microbatch: int) -> Any:
+    def take(
+        self, ranges: Sequence[tuple[int, int]], microbatch: int | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments for these samples, which are the microbatch of that index or no microbatch at all."""
+        args = tuple(
+            self._one(name, arg, ranges, microbatch) for name, arg in zip(self.names, self.args, strict=True)
+        )
+        return args, {name: self._one(name, arg, ranges, microbatch) for name, arg in self.kwargs.items()}
+
+    def _one(
+        self, name: str, argument: Any, ranges: Sequence[tuple[int, int]], microbatch: int | None
+    ) -> Any:
         if name in self.cut.whole:
             return argument
         axis = self.cut.axes.get(name, 0)
-        start, stop = self.bounds(microbatch)
         if type(argument) is Tensor and not hasattr(argument, "smp_slice"):
-            return _part(argument, axis, start, stop)
+            return part(argument, axis, ranges)
         if is_whole(argument):
             return argument
-        return _cut(argument, lambda t: _part(t, axis, start, stop), self.microbatches, microbatch, axis)
+        return _cut(argument, lambda t: part(t, axis, ranges), self.microbatches, microbatch, axis)
 
 
-def _part(tensor: Tensor, axis: int, start: int, stop: int) -> Tensor:
-    """A microbatch's part of a tensor: a view with a count of writes of its own.
+def part(tensor: Tensor, axis: int, ranges: Sequence[tuple[int, int]]) -> Tensor:
+    """A microbatch's part of a tensor: a view with a count of writes of its own, or a copy of several ranges.
 
     Microbatches are in flight together. A write of one into its part must not make autograd refuse the parts of others.
     """
-    return (tensor if tensor.requires_grad else tensor.data).narrow(axis, start, stop - start)
+    plain = tensor if tensor.requires_grad else tensor.data
+    pieces = [plain.narrow(axis, start, stop - start) for start, stop in ranges]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, axis)
 
 
 def is_whole(argument: Any) -> bool:
@@ -89,13 +102,15 @@ def is_whole(argument: Any) -> bool:
     return argument is None or isinstance(argument, (nn.Module, Optimizer, str, int, float, nn.Parameter))
 
 
-def _cut(tree: Any, narrow: Callable[[Tensor], Tensor], count: int, microbatch: int, axis: int) -> Any:
+def _cut(tree: Any, narrow: Callable[[Tensor], Tensor], count: int, microbatch: int | None, axis: int) -> Any:
     """``tree`` with its tensors narrowed; the same object where nothing was cut."""
 
     def cut(item: Any) -> Any:
         return _cut(item, narrow, count, microbatch, axis)
 
     if hasattr(tree, "smp_slice"):
+        if microbatch is None:
+            raise UsageError(f"{type(tree).__qualname__} cuts itself, and into microbatches only")
         return tree.smp_slice(count, microbatch, axis)
     if isinstance(tree, Tensor):
         return tree if isinstance(tree, nn.Parameter) else narrow(tree)
@@ -157,8 +172,10 @@ def prepare(
         faults.append(f"{sizes[0][0]} has no samples: leave the step out for an empty batch")
     if faults:
         raise SplitError("\n".join(faults))
-    fault = "" if size is None or cut.uneven else _find_remainder(sizes[0][0], size, microbatches)
-    return MiniBatch(args, kwargs, names, cut, min(size or microbatches, microbatches), size, fault)
+    even = size is None or cut.uneven or cut.joined != Joined()
+    fault = "" if even else _find_remainder(sizes[0][0], size or 0, microbatches)
+    count = microbatches if size is None else min(cut.joined.units(size), microbatches)
+    return MiniBatch(args, kwargs, names, cut, count, size, fault)
 
 
 def _find_remainder(path: str, size: int, microbatches: int) -> str:

@@ -41,7 +41,7 @@ def told(before: Any, call: Callable[[Any], object]) -> Any:
     assert mine.signature() == theirs.signature()
     call(before)
     changes = mine.changes()
-    text = json.dumps(Describer(()).describe(Filled(None, changes)))
+    text = json.dumps(Describer(()).describe(Filled(None, changes, {})))
 
     def make(description: Any) -> Tensor:
         return torch.empty(description[1], device="meta")
@@ -172,7 +172,7 @@ def test_results_hold_what_was_given_and_made() -> None:
     given.append(made)
     changes = contents.changes()
     result = contents.refer({"given": [given], "made": (made, 2)})
-    description = json.loads(json.dumps(Describer(()).describe(Filled(result, changes))))
+    description = json.loads(json.dumps(Describer(()).describe(Filled(result, changes, {}))))
     theirs: list[Any] = []
     other = Contents([theirs])
     filled = build(description, [], lambda each: torch.empty(0), ())
@@ -211,14 +211,17 @@ def test_calls_that_put_something_else_are_noticed() -> None:
         store: dict[str, Any] = {}
         contents = Contents([store])
         call(store)
-        return Describer(()).describe(Filled(torch.ones(1), contents.changes()))
+        return Describer(()).describe(Filled(torch.ones(1), contents.changes(), {}))
 
     one = description(lambda store: store.update(a=torch.ones(2)))
     assert puts_the_same(one, description(lambda store: store.update(a=torch.zeros(2).requires_grad_())))
     assert not puts_the_same(one, description(lambda store: store.update(a=torch.ones(3))))
     assert not puts_the_same(one, description(lambda store: store.update(b=torch.ones(2))))
     assert fills(one) and not fills(description(lambda store: None))
-    assert Filled(None, [(0, [("a", 0.5)])]).uncertain and not Filled(None, [(0, [("a", True)])]).uncertain
+    assert (
+        Filled(None, [(0, [("a", 0.5)])], {}).uncertain
+        and not Filled(None, [(0, [("a", True)])], {}).uncertain
+    )
 
 
 def test_tensors_are_local_during_the_call_only() -> None:

@@ -1,0 +1,375 @@
+"""Whether a loss of microbatches is that of the whole batch, and which rows must stay together so that it is.
+
+A mean over rows is the mean of its microbatches. A loss that joins rows is not: one that pairs the first half of the
+batch with the second (DPO, rewards), or each row with all others (contrastive losses, CLIP). The proof of the first
+step does not see that, for it compares with one process that runs the same microbatches.
+
+So before a model is split the rank that decides runs the step's forward pass on the whole batch and on microbatches.
+Modules are in evaluation mode, since batch norm and dropout differ between the two by right. Compared are
+
+    the losses that backward passes begin at      sum of w_i loss_i = loss of all rows
+    their gradients in what the model returns     for each row, since losses may be equal by chance: log 2 of a DPO
+                                                  whose policy is still its reference
+
+where w_i is what microbatch i weighs. The model itself goes forward without a graph. For a trainer they are compared
+twice more, with what the model returns multiplied by a number for each row. Else what joins rows may not show yet: the
+divergence from a reference in KTO is 0 at least, and at most 0 as long as the two are alike.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from dataclasses import replace as replace_fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.session.cut import Joined
+from weft.torch.calls.interception import intercepted
+from weft.torch.delayed_parameters import has_delayed
+from weft.torch.execution.gradients import Gradients, Tensors, root_gradients
+from weft.torch.execution.thread_settings import current_scale, rehearse
+from weft.torch.pytorch.private import any_autocast, call_of
+from weft.torch.session.session import Session
+from weft.torch.tensors.mini_batch import MiniBatch
+from weft.torch.tensors.nested import replace
+from weft.torch.trace.kept_state import Kept, copy_argument, hand_to_step, homes_of
+from weft.torch.trace.side_effects import ParameterWrites, without_side_effects
+from weft.torch.verify.findings import LEAST, LIMITS, LOOSEST, SMALL
+
+log = logging.getLogger("weft")
+
+Weight = Callable[..., Any] | None
+SEED = 7
+STRETCHES = ((1.0, 1.0), (0.0, 1.0), (1.0, 3.0))
+"""Between which numbers those lie by which a trial multiplies what the model returns for a row."""
+BLOCKS = (2, 3)
+"""Pairs, and triplets of an anchor, a positive and a negative one."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the deciding rank has found, for all ranks.
+
+    ``joined``: the rows that must stay together. ``text``: what to say of it. ``warns``: it is a warning.
+    """
+
+    joined: Joined = Joined()
+    text: str = ""
+    warns: bool = False
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Verdict:
+        content = json.loads(text)
+        return cls(Joined(**content.pop("joined")), **content)
+
+
+@dataclass
+class Outcome:
+    """What a batch gave, as one piece or in microbatches: losses in their order, and what their absolute values add up
+    to; for each tensor that a call of a model returned the gradient in it, rows in the order of the batch."""
+
+    losses: list[float] = field(default_factory=list)
+    sizes: list[float] = field(default_factory=list)
+    gradients: list[Tensor] = field(default_factory=list)
+
+    def add(self, losses: Sequence[float]) -> None:
+        """Add what one more piece gave."""
+        if self.losses and len(losses) != len(self.losses):
+            raise Incomparable("its microbatches have different numbers of backward passes")
+        self.losses = [a + b for a, b in zip(self.losses or [0.0] * len(losses), losses, strict=True)]
+        self.sizes = [a + abs(b) for a, b in zip(self.sizes or [0.0] * len(losses), losses, strict=True)]
+
+
+def _together(parts: Sequence[Tensor], rows: Sequence[int]) -> Tensor:
+    """The gradient in what the whole batch gave, from those in its pieces, whose rows were these."""
+    if not parts[0].dim():
+        return torch.stack([*parts]).sum()
+    if len({part.shape[1:] for part in parts}) > 1:
+        return parts[0]  # padded to other lengths
+    joined = torch.cat([*parts])
+    return joined[torch.tensor(rows).argsort().to(joined.device)] if len(joined) == len(rows) else joined
+
+
+class Incomparable(Exception):
+    """Why the two cannot be compared."""
+
+
+class OnlyForward(Incomparable):
+    """There is no backward pass, so there are no gradients that could be wrong."""
+
+
+def judge(
+    session: Session, models: Sequence[Any], function: Callable[..., Any], title: str, batch: MiniBatch, weight: Weight,
+    adapts: bool, blocks: bool,
+) -> Verdict:  # fmt: skip
+    """The verdict on a step that is about to be split; on the rank that decides.
+
+    ``title``: what messages call it. ``weight``: what its microbatches weigh. ``adapts``: rows are kept together, if
+    that helps, else it is a warning. ``blocks``: also rows that are not neighbours.
+    """
+    if batch.microbatches < 2:
+        return Verdict()
+    trial = _Trial(session, models, function, weight)
+    try:
+        if any(has_delayed(model.module) for model in models):
+            raise Incomparable("the model is built without memory")
+        return _adapted(trial, batch, title, blocks) if adapts else _warned(trial, batch, title)
+    except Incomparable as reason:
+        text = f"{title} was not compared with the whole batch in one piece: {reason}"
+        if not adapts or isinstance(reason, OnlyForward):
+            log.info("%s", text)
+            return Verdict()
+        return Verdict(text=f'{text}. If its loss joins rows, write "microbatches": 1', warns=True)
+
+
+def _warned(trial: _Trial, batch: MiniBatch, title: str) -> Verdict:
+    """The verdict on a step of the script's own. The first two microbatches are enough, and take less memory."""
+    ranges = [batch.ranges(0), batch.ranges(1)]
+    parts, whole = trial.run(batch, ranges), trial.run(batch, [[(0, ranges[1][0][1])]])
+    if not trial.differ(whole, parts):
+        return Verdict()
+    return Verdict(
+        text=f"the loss of {title} is not the same for two microbatches as for their rows in one piece: "
+        f"{_shown(parts, whole)}. So it joins rows (pairs, contrasts with the rest of the batch), or is a mean "
+        'over something else than rows, and depends on "microbatches". Count what it is a mean over with '
+        '@weft.step(weight=...), or write "microbatches": 1 if rows belong together',
+        warns=True,
+    )
+
+
+def _adapted(trial: _Trial, batch: MiniBatch, title: str, blocks: bool) -> Verdict:
+    """The verdict on a step whose microbatches the script did not choose."""
+    assert batch.size is not None
+    size, count = batch.size, batch.microbatches
+    wholes = [trial.run(batch, [[(0, size)]], stretch) for stretch in STRETCHES]
+
+    def fault(ranges: list[list[tuple[int, int]]]) -> str:
+        """What is wrong with these pieces; empty if they give what the whole batch gives."""
+        try:
+            for whole, stretch in zip(wholes, STRETCHES, strict=True):
+                parts = trial.run(batch, ranges, stretch)
+                if trial.differ(whole, parts):
+                    return f"its loss is {_shown(parts, whole)}"
+        except Incomparable as reason:
+            return f"it fails with {reason}"
+        return ""
+
+    def cut(joined: Joined, number: int) -> str:
+        return fault([joined.ranges(size, number, index) for index in range(number)])
+
+    found = cut(Joined(), count)
+    if not found:  # other batches are cut elsewhere, perhaps behind the first row
+        least = size // count
+        return Verdict(
+            Joined(next((n for n in range(1, least) if not fault([[(0, n)], [(n, size)]])), least))
+        )
+    begin = f"{title} joins rows of the batch: in {count} microbatches of neighbouring rows {found}"
+    for joined, how in _candidates(size, blocks):
+        number = min(joined.units(size), count)
+        if number > 1 and not cut(joined, number):
+            return Verdict(joined, f"{begin}. {how} stay in one microbatch from now on, {number} in all")
+    return Verdict(
+        Joined(rows=0),
+        f"{begin}, and no cut gives the same. So a batch is one microbatch from now on, and ranks wait for each other: "
+        'choose larger batches, or accept the other loss with "verify": "off"',
+        warns=True,
+    )
+
+
+def _candidates(size: int, blocks: bool) -> Iterator[tuple[Joined, str]]:
+    for number in BLOCKS if blocks else ():
+        if size % number == 0:
+            yield Joined(blocks=number), f"Row i of each of the {number} equal blocks of rows"
+    for rows in range(2, size // 2 + 1):
+        if size % rows == 0:
+            yield Joined(rows=rows), f"Each {rows} neighbouring rows"
+
+
+def _shown(parts: Outcome, whole: Outcome) -> str:
+    one, other = sum(parts.losses), sum(whole.losses)
+    if not math.isclose(one, other, rel_tol=1e-4):
+        return f"{one:.6g} instead of {other:.6g}"
+    return f"{one:.6g} as in one piece, but its gradients are others"
+
+
+class _Trial:
+    """Runs the forward pass of a step, and leaves nothing behind. It takes the step's backward passes."""
+
+    going_back = False
+    outside_modules = True
+
+    def __init__(
+        self, session: Session, models: Sequence[Any], function: Callable[..., Any], weight: Weight
+    ) -> None:
+        self.session, self.models, self.function, self.weight = session, models, function, weight
+        self.averages = all(model.averages for model in models)
+        self.dtypes = {
+            p.dtype for model in models for p in model.module.parameters() if p.is_floating_point()
+        }
+        self._scale = 1.0
+        self._losses: list[float] = []
+        self._leaves: list[Tensor] = []
+        self._factors = torch.ones(0)
+        self._rows: list[int] = []
+
+    def run(
+        self,
+        batch: MiniBatch,
+        ranges: Sequence[list[tuple[int, int]]],
+        stretch: tuple[float, float] = STRETCHES[0],
+    ) -> Outcome:
+        """What pieces of a batch give, of which these are the rows.
+
+        Raises:
+            Incomparable: The step draws random numbers, has no backward pass, or cannot be run in this way.
+        """
+        try:
+            with self._inside(batch) as arguments:
+                least, most = stretch
+                self._factors = least + (most - least) * torch.rand(
+                    batch.size or 0, generator=torch.Generator().manual_seed(SEED)
+                )
+                return self._collect(arguments, ranges)
+        except Incomparable:
+            raise
+        except Exception as error:
+            raise Incomparable(f"{type(error).__name__}: {error}") from error
+
+    @contextmanager
+    def _inside(self, batch: MiniBatch) -> Iterator[MiniBatch]:
+        """Inside, nothing that runs leaves anything behind; a copy of the batch."""
+        args, kwargs = replace((batch.args, batch.kwargs), copy_argument, attributes=False)
+        modules: list[nn.Module] = [model.module for model in self.models]
+        kept = Kept({home for module in modules for home in homes_of(self.function, module)})
+        for thing in (self.function, args, kwargs, *modules):
+            kept.note(thing)
+        with self.session.rehearsing(), ExitStack() as stack:
+            for number, module in enumerate(modules):
+                writes = ParameterWrites(module)
+                stack.enter_context(
+                    without_side_effects(module, self.session.streams, None, writes, None if number else kept)
+                )
+                stack.enter_context(writes)
+                for part in module.modules():
+                    part.training &= part is module  # the module itself: losses may ask it
+            stack.enter_context(intercepted([(module, self._called(module)) for module in modules]))
+            stack.enter_context(torch.enable_grad())
+            rehearse(self)
+            try:
+                yield replace_fields(batch, args=args, kwargs=kwargs)
+            finally:
+                rehearse(None)
+
+    def _collect(self, batch: MiniBatch, ranges: Sequence[list[tuple[int, int]]]) -> Outcome:
+        """What the step gives for these pieces of a batch, one after the other."""
+        pieces = [batch.take(each) for each in ranges]
+        shares = self._shares(pieces, ranges)
+        outcome, streams = Outcome(), self.session.streams
+        parts: list[list[Tensor]] = []
+        for (args, kwargs), share, piece in zip(pieces, shares, ranges, strict=True):
+            self._losses, self._leaves, self._scale = [], [], share if self.averages else 1.0
+            self._rows = [row for start, stop in piece for row in range(start, stop)]
+            given, named = replace((args, kwargs), hand_to_step, attributes=False)
+            streams.seed(SEED)
+            with current_scale(share):
+                self.function(*given, **named)
+            if streams.has_drawn_since(SEED):
+                raise Incomparable("it draws random numbers")
+            if not self._losses:
+                raise OnlyForward("it has no backward pass")
+            outcome.add(self._losses)
+            parts.append(
+                [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self._leaves]
+            )
+        rows = [row for piece in ranges for start, stop in piece for row in range(start, stop)]
+        outcome.gradients = [_together(each, rows) for each in zip(*parts, strict=True)]
+        return outcome
+
+    def _shares(self, pieces: Sequence[Any], ranges: Sequence[list[tuple[int, int]]]) -> list[float]:
+        """What each piece has of the whole."""
+        counts = [float(sum(stop - start for start, stop in each)) for each in ranges]
+        if self.weight is not None:
+            counts = [float(self.weight(*args, **kwargs)) for args, kwargs in pieces]
+        return [count / sum(counts) if sum(counts) else 1 / len(counts) for count in counts]
+
+    def backward(
+        self, tensors: Tensors, grads: Gradients = None, keep: bool = False, scale: float = 1.0
+    ) -> None:
+        """Note what a backward pass begins at, and go back as far as to what the models returned."""
+        roots, given = root_gradients(tensors, grads, self._scale)
+        pairs = zip(roots, given, strict=True)
+        self._losses.append(sum(float((root.detach() * grad).sum()) for root, grad in pairs if self._scale))
+        leaves = [leaf for leaf in self._leaves if self._scale]
+        if leaves and any(root.requires_grad for root in roots):
+            found = torch.autograd.grad(roots, leaves, given, retain_graph=True, allow_unused=True)
+            for leaf, gradient in zip(leaves, found, strict=True):
+                if gradient is not None:
+                    leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+
+    @contextmanager
+    def inside_function(self, name: str, given: Any) -> Iterator[None]:
+        """A function of the script's runs."""
+        yield
+
+    def differ(self, whole: Outcome, parts: Outcome) -> bool:
+        """Whether rounding does not explain the difference.
+
+        Raises:
+            Incomparable: The two have different numbers of losses, or numbers that are not finite.
+        """
+        limit = max(LIMITS.get(dtype, LOOSEST) for dtype in self.dtypes or {torch.float32})
+        if len(whole.losses) != len(parts.losses):
+            raise Incomparable("it has other numbers of backward passes")
+        if not all(map(math.isfinite, (*whole.losses, *parts.losses))):
+            raise Incomparable("a loss is not finite")
+        for one, other, size in zip(whole.losses, parts.losses, parts.sizes, strict=True):
+            if abs(one - other) > limit * max(abs(one), size, LEAST):
+                return True
+        largest = max((float(each.norm()) for each in whole.gradients), default=0.0)
+        return any(
+            float((one - other).norm()) > 10 * limit * max(float(one.norm()), SMALL * largest, LEAST)
+            for one, other in zip(whole.gradients, parts.gradients, strict=True)
+            if one.shape == other.shape
+        )
+
+    def _stretched(self, tensor: Tensor) -> Tensor:
+        """A tensor with rows of the batch, each multiplied by its number."""
+        if not tensor.dim() or len(tensor) != len(self._rows):
+            return tensor
+        factors = self._factors[self._rows].to(tensor.device, tensor.dtype)
+        return tensor * factors.view(-1, *[1] * (tensor.dim() - 1))
+
+    def _called(self, module: nn.Module) -> Callable[..., Any]:
+        """A call of a model without a graph: what it returns are leaves."""
+        inner = call_of(module)
+
+        def leaf(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            self.dtypes.add(tensor.dtype)
+            made = self._stretched(tensor.detach()).requires_grad_()
+            self._leaves.append(made)
+            return made.clone()  # the step may write into it
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if any_autocast():
+                self.dtypes |= {
+                    torch.get_autocast_dtype(kind)
+                    for kind in ("cpu", "cuda")
+                    if torch.is_autocast_enabled(kind)
+                }
+            with torch.no_grad():
+                result = inner(*args, **kwargs)
+            return replace(result, leaf, attributes=False)
+
+        return call
