@@ -475,8 +475,8 @@ FAULTS = (
     Fault(
         "torch/tensors",
         "torch/tensors/mini_batch.py",
-        "cut, min(size or microbatches, microbatches), size, fault)",
-        "cut, microbatches, size, fault)",
+        "count = microbatches if size is None else min(cut.joined.units(size), microbatches)",
+        "count = microbatches",
         "makes empty microbatches, whose losses are nan, of a mini-batch with fewer samples than "
         "microbatches",
     ),

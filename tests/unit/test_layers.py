@@ -74,7 +74,7 @@ MAY_USE = {
         "execution": {"communication", "errors", "runtime", "session", "transport"},
         "trace": {"errors", "graph", "runtime"},
         "placed": {"errors", "foreign", "graph", "partition", "report", "session"},
-        "verify": {"errors", "runtime", "schedule", "transport"},
+        "verify": {"errors", "runtime", "schedule", "session", "transport"},
         "split": {
             "analysis", "config", "errors", "foreign", "graph", "partition", "plan", "report", "runtime", "schedule",
             "session", "simulate", "timeline", "topology", "transport", "units",
