@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.launching import SOURCE, run_ranks
-from tests.long import one_day_in
+from tests.long import one_day_in, one_in
 from weft.compat.hf import steps
 from weft.compat.hf.options import refuse
 from weft.errors import ConfigError
@@ -121,6 +121,51 @@ def test_sft_with_an_adapter_goes_on_where_it_was(tmp_path):
     for result in split(2, "hf_sft.py", str(tmp_path / "again"), str(tmp_path / "two" / "checkpoint-2")):
         kept = [entry[:3] for entry in result]
         assert equal([entry[:3] for entry in one], kept, 2e-4), (one, result)
+
+
+LAYOUTS = {
+    "one process": (1, {}),
+    "partitions": (2, {"partitions": 2}),
+    "tensors": (2, {"partitions": 1, "tensor_parallel_degree": 2}),
+    "copies that share states": (4, {"partitions": 2, "shard_optimizer_state": True, "ddp": True}),
+}
+
+
+def in_layout(layout: str, *args: str) -> dict:
+    ranks, settings = LAYOUTS[layout]
+    if not settings:
+        return alone("hf_layouts.py", *args)
+    os.environ["REPLICAS"] = "2" if ranks == 4 else "1"
+    try:
+        return split(ranks, "hf_layouts.py", *args, **settings)[0]
+    finally:
+        del os.environ["REPLICAS"]
+
+
+@pytest.mark.parametrize("saved", one_in(4, LAYOUTS))
+def test_every_layout_goes_on_from_every_other(saved, tmp_path):
+    """The whole state of the optimizer, in the plain Trainer, too."""
+    through = in_layout("one process", str(tmp_path / "through"), "5")
+    before = in_layout(saved, str(tmp_path / "saved"), "5")
+    assert equal(through, before, 2e-4), (through, before)
+    for layout in LAYOUTS:
+        after = in_layout(layout, str(tmp_path / layout), "5", str(tmp_path / "saved" / "checkpoint-3"))
+        assert after["steps"] == [5.0] and equal(through["logged"], after["logged"], 2e-4), (
+            layout,
+            through,
+            after,
+        )
+
+
+def test_states_of_single_ranks_of_another_layout_are_refused(tmp_path):
+    """As older saves have them."""
+    in_layout("partitions", str(tmp_path / "saved"), "3")
+    folder = tmp_path / "saved" / "checkpoint-3"
+    for partition in range(3):
+        (folder / f"optimizer.pt_{partition}_0").write_bytes((folder / "optimizer.pt").read_bytes())
+    (folder / "optimizer.pt").unlink()
+    with pytest.raises(AssertionError, match="parts of 3 partitions and 1 ranks"):
+        in_layout("partitions", str(tmp_path / "two"), "4", str(folder))
 
 
 @one_day_in(2)

@@ -1,10 +1,15 @@
-"""The files that Hugging Face's Trainer writes and reads for a split model."""
+"""The files that Hugging Face's Trainer writes and reads for a split model.
+
+They are those of a Trainer in one process: any layout goes on from any other's, and the plain Trainer from both.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +20,7 @@ from weft.compat.later import later
 from weft.compat.modelparallel.session import state
 from weft.errors import CheckpointError
 
+OPTIMIZER = "optimizer.pt"
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 WHOLE = (
     "pytorch_model.bin", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin.index.json",
@@ -22,10 +28,14 @@ WHOLE = (
 """The first one stands for all, see ``weft.compat.modelparallel.resuming``."""
 
 
-def install(trainer: ModuleType) -> None:
-    """Change ``transformers.trainer.Trainer``, as far as ``smp.init()`` has been called when it is used."""
+def install(trainer: ModuleType, as_in_one_process: Callable[[], AbstractContextManager[None]]) -> None:
+    """Change ``transformers.trainer.Trainer``, as far as ``smp.init()`` has been called when it is used.
+
+    ``as_in_one_process``: inside, the Trainer's code does not know that the model is split.
+    """
     cls = trainer.Trainer
     _write_random_states_once(cls)
+    _write_whole_optimizers(trainer, cls, as_in_one_process)
     load, best = cls._load_from_checkpoint, cls._load_best_model
 
     @functools.wraps(load)
@@ -108,3 +118,61 @@ def _write_random_states_once(cls: Any) -> None:
             save(self, output_dir)
 
     cls._save_rng_state = save_rng_state
+
+
+class _Whole:
+    """Stands for the optimizer while its state is written, which all ranks have put together."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
+
+
+def _write_whole_optimizers(
+    trainer: ModuleType, cls: Any, as_in_one_process: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """Let the optimizer's state be one file with all of it. Older ones, a file for each rank, are read, too."""
+    save, load = cls._save_optimizer_and_scheduler, cls._load_optimizer_and_scheduler
+
+    @functools.wraps(save)
+    def save_optimizer(self: Any, output_dir: str) -> None:
+        if not (state.initialized and trainer.is_sagemaker_mp_enabled()):
+            save(self, output_dir)
+            return
+        optimizer = self.optimizer
+        self.optimizer = _Whole(optimizer.state_dict())
+        try:
+            with as_in_one_process():
+                save(self, output_dir)
+        finally:
+            self.optimizer = optimizer
+
+    @functools.wraps(load)
+    def load_optimizer(self: Any, checkpoint: str | None) -> None:
+        splits = state.initialized and trainer.is_sagemaker_mp_enabled()
+        if splits and checkpoint is not None and Path(checkpoint, OPTIMIZER).is_file():
+            with as_in_one_process():
+                load(self, checkpoint)
+            return
+        if splits and checkpoint is not None:
+            _check_parts(Path(checkpoint))
+        load(self, checkpoint)
+
+    cls._save_optimizer_and_scheduler, cls._load_optimizer_and_scheduler = save_optimizer, load_optimizer
+
+
+def _check_parts(folder: Path) -> None:
+    """Refuse states of single ranks that were saved by another layout: each rank would read its own file only."""
+    from weft.torch.session.current import session
+
+    parts = [path.name.removeprefix(f"{OPTIMIZER}_").split("_") for path in folder.glob(f"{OPTIMIZER}_*")]
+    found = tuple(len({part[at] for part in parts if len(part) == 2}) for at in (0, 1))
+    here = session().mesh.pp, session().mesh.tp
+    if parts and found != here:
+        raise CheckpointError(
+            f"{folder} has the optimizer's state in parts of {found[0]} partitions and {found[1]} ranks that split "
+            f"tensors, but this job has {here[0]} and {here[1]}: resume with that layout once; what is saved then fits "
+            "every layout"
+        )

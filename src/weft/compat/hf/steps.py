@@ -32,7 +32,7 @@ def install(trainer: Any) -> None:
     split = trainer.is_sagemaker_mp_enabled
     trainer.is_sagemaker_mp_enabled = lambda: split() and not getattr(_here, "inside", False)
     options.install(trainer)
-    files.install(trainer)
+    files.install(trainer, _inside)
     _count_once(cls)
     _wrap_for_steps(trainer, cls, makes_optimizer=hasattr(cls, "_prepare_for_training"))
 
