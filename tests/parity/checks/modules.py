@@ -199,6 +199,93 @@ def hooks_run_once_for_each_microbatch() -> None:
         assert module.calls.count(kind) == mine * MICROBATCHES, f"{kind}: {module.calls.count(kind)} calls"
 
 
+class Scaled(nn.Linear):
+    """Computes with what hooks have left: a buffer, a number, a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.largest, self.shift, self.last = 1.0, torch.zeros(()), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - self.mean) / self.largest + self.shift
+
+
+def follow(module: Any, args: tuple[Tensor]) -> None:
+    module.mean.lerp_(args[0].detach().mean(0), 0.3)
+
+
+def measure(module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
+    module.largest = float(module.weight.abs().max())
+    module.shift = args[0].mean()
+    return (args[0] * 2,)
+
+
+def add_mean(module: Any, args: Any, result: Tensor) -> Tensor:
+    return result + module.mean
+
+
+def keep(module: Any, args: Any, result: Tensor) -> None:
+    module.last = result
+
+
+def standardise(module: Any, args: Any) -> None:
+    module.weight = module.raw - module.raw.mean(1, keepdim=True)
+
+
+def standardised(linear: nn.Linear) -> nn.Linear:
+    raw = linear.weight
+    del linear.weight
+    linear.raw, linear.weight = raw, raw.detach()
+    linear.register_forward_pre_hook(standardise)
+    return linear
+
+
+def scaled() -> nn.Module:
+    layer = Scaled()
+    for hook in (follow, measure):
+        layer.register_forward_pre_hook(hook)
+    for after in (add_mean, keep):
+        layer.register_forward_hook(after)
+    return layer
+
+
+HOOKED: dict[str, Callable[[], nn.Module]] = {
+    "spectral_norm": lambda: nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH)),
+    "weight_norm": lambda: nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH)),
+    "standardised": lambda: standardised(nn.Linear(WIDTH, WIDTH)),
+    "scaled": scaled,
+}
+
+
+@check
+def hooks_write_what_their_module_computes_with() -> None:
+    for made in HOOKED.values():
+        nets = [seeded(lambda made=made: nn.Sequential(made(), nn.Tanh(), made(), made())) for _ in range(4)]
+        for pipeline in ("simple", "interleaved"):
+            places = {"0": 0, "2": 1, "3": 0}
+            same_as_alone(nets.pop(), vectors(), places=places, alone=nets.pop(), pipeline=pipeline)
+
+
+@check
+def hooks_beside_those_that_write_for_their_module_run_on_every_rank() -> None:
+    class Net(Three):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b = scaled()
+            self.b.register_forward_hook(lambda module, args, result: self.kept.append(result))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept: list[Tensor] = []
+            last = super().forward(x)
+            (result,) = self.kept
+            return last + result + self.b.last
+
+    for places in (ALTERNATING, OPPOSITE):
+        net = seeded(Net)
+        same_as_alone(net, vectors(), places=places, alone=seeded(Net))
+
+
 @check
 def hooks_of_tensors() -> None:
     class Net(Three):

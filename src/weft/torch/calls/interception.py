@@ -41,11 +41,15 @@ def intercepted(calls: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterat
 
 
 def with_hooks(
-    module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """``nn.Module.__call__``'s protocol for a module's own forward hooks, around another ``forward``."""
+    module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+    wanted: Callable[[Callable[..., Any]], bool] = lambda hook: True,
+) -> Any:  # fmt: skip
+    """``nn.Module.__call__``'s protocol for a module's own forward hooks that are ``wanted``, around another
+    ``forward``."""
     refuse(HOOKS)
     for hook, takes_kwargs in forward_pre_hooks(module):
+        if not wanted(hook):
+            continue
         if takes_kwargs:
             changed = hook(module, args, kwargs)
             if changed is not None:
@@ -56,6 +60,8 @@ def with_hooks(
                 args = changed if isinstance(changed, tuple) else (changed,)
     result = forward(*args, **kwargs)
     for after, takes_kwargs in forward_hooks(module):
+        if not wanted(after):
+            continue
         if takes_kwargs:
             changed = after(module, args, kwargs, result)
         else:

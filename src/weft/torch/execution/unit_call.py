@@ -1,7 +1,8 @@
 """A unit's call: the whole module runs on the rank that owns it, and nowhere else.
 
 Forward hooks of the unit itself are glue: they run on every rank, on tensors with places, so that what they
-do (collect outputs, say) is done everywhere. With backward hooks on it, all its hooks run with it.
+do (collect outputs, say) is done everywhere. Those that write what the unit computes with run with it
+(``calls.own_hooks``). With backward hooks on it, all its hooks run with it.
 
 ``attach`` intercepts a module's calls, see ``calls.interception``.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from weft.torch.calls.call_signature import ONE, scan
 from weft.torch.calls.filled import Contents, Filled, fills, outside, written_by
 from weft.torch.calls.interception import intercept, interceptor_of, with_hooks
 from weft.torch.calls.left import Left
+from weft.torch.calls.own_hooks import find_hooks
 from weft.torch.execution.glue import Glue, running, running_here, settings
 from weft.torch.execution.gradients import check_hidden
 from weft.torch.execution.program import Signature
@@ -58,12 +60,12 @@ class UnitCall:
     ``stage``: the stage it belongs to; a partition may have several. ``spots``: attributes in it that others set;
     ``toggled``: its parameters of which the step says whether they need gradients.
     ``traced``: whether the trace has called it, so that one knows what it writes. ``reads``: whether it may use what
-    other units have left in containers and objects.
+    other units have left in containers and objects. ``hooks``: the names of its forward hooks that run with it.
     """
 
     def __init__(
         self, module: nn.Module, name: str, owner: int, pipeline: Pipeline, writes: int, stage: int, traced: bool,
-        reads: bool = True,
+        reads: bool = True, hooks: Iterable[str] = (),
     ) -> None:  # fmt: skip
         self.traced = traced
         self.reads = reads
@@ -83,6 +85,7 @@ class UnitCall:
         self.compiled, *inside = (is_compiled(one) or hasattr(one, "_orig_mod") for one in module.modules())
         self.compiled_inside = any(inside)
         self.told = False
+        self.hooks = find_hooks(module, hooks)
         self.around: Callable[..., Any] | None = None
         """Runs the unit's code, which it is given with its arguments; None: nobody has anything to do around it."""
 
@@ -92,13 +95,31 @@ class UnitCall:
             return self._outside(args, kwargs)
         module = self.module
         if has_forward_hooks(module) and not has_backward_hooks(module):
-            return with_hooks(module, self._call_forward, args, kwargs)
+            return self.inside_glue_hooks(self._call_forward, args, kwargs)
         return self._call(glue, self.inner, args, kwargs)
 
-    def _call_forward(self, *args: Any, **kwargs: Any) -> Any:
+    def inside_glue_hooks(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the hooks that are glue around ``call``, which is given what runs in the unit, and its arguments."""
+        forward: Callable[..., Any] = self.module.forward
+        if not self.hooks:
+            return with_hooks(self.module, functools.partial(call, forward), args, kwargs)
+        forward = functools.partial(self._with_own_hooks, forward)
+        return with_hooks(
+            self.module, functools.partial(call, forward), args, kwargs, lambda hook: not self._is_own(hook)
+        )
+
+    def _with_own_hooks(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return with_hooks(self.module, forward, args, kwargs, self._is_own)
+
+    def _is_own(self, hook: Callable[..., Any]) -> bool:
+        return any(hook is each for each in self.hooks)
+
+    def _call_forward(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         glue = running()
         assert glue is not None
-        return self._call(glue, self.module.forward, args, kwargs)
+        return self._call(glue, forward, args, kwargs)
 
     def _call(
         self, glue: Glue, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -460,11 +481,11 @@ def received_data(tensor: Tensor) -> Tensor:
 
 def attach(
     module: nn.Module, name: str, owner: int, pipeline: Pipeline, writes: int = 0, stage: int | None = None,
-    traced: bool = True, reads: bool = True,
+    traced: bool = True, reads: bool = True, hooks: Iterable[str] = (),
 ) -> None:  # fmt: skip
     """Intercept calls of ``module``, a unit called ``name``; see :class:`UnitCall`."""
     stage = owner if stage is None else stage
-    intercept(module, UnitCall(module, name, owner, pipeline, writes, stage, traced, reads))
+    intercept(module, UnitCall(module, name, owner, pipeline, writes, stage, traced, reads, hooks))
 
 
 def unit_call(module: nn.Module) -> UnitCall:

@@ -29,6 +29,7 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
             unit.stage,
             unit.traced,
             unit.reads,
+            unit.hooks,
         )
     owners = plan.owners(root)
     if has_delayed(root):

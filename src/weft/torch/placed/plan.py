@@ -44,6 +44,7 @@ class PlannedUnit:
         stage: Which stage it is in, where partitions have several.
         traced: Whether the trace has called it.
         reads: Whether it may use what other units have put into lists, dicts and objects.
+        hooks: Its forward hooks that run with it; see ``calls.own_hooks``.
     """
 
     unit: Unit
@@ -53,6 +54,7 @@ class PlannedUnit:
     stage: int | None = None
     traced: bool = True
     reads: bool = True
+    hooks: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -75,6 +77,7 @@ class PlannedUnit:
         """
         own = {**record}  # a TypeError where a file has something else in the place of a row
         costs = {name: own.pop(name, 0) for name in COSTS}
+        own["hooks"] = tuple(own.pop("hooks", ()))
         return cls(Unit(own.pop("name"), **costs), **own)
 
 

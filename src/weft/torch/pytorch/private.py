@@ -144,6 +144,11 @@ def has_forward_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
+def forward_hook_tables(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The module's hooks before and after ``forward``, by their numbers; to be changed."""
+    return module._forward_pre_hooks, module._forward_hooks
+
+
 def forward_pre_hooks(module: nn.Module) -> list[tuple[Callable[..., Any], bool]]:
     """The hooks before ``forward``, and whether each takes keyword arguments."""
     with_kwargs = module._forward_pre_hooks_with_kwargs

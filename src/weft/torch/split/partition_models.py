@@ -362,10 +362,11 @@ def _plan(
     )  # fmt: skip
 
 
-def _known(traced: Trace, name: str) -> tuple[bool, bool]:
-    """Whether the trace has called the unit, and whether the unit may use what others leave in what it is given."""
+def _known(traced: Trace, name: str) -> tuple[bool, bool, tuple[str, ...]]:
+    """Whether the trace has called the unit, whether the unit may use what others leave in what it is given, and the
+    unit's hooks that run with it."""
     called = traced.records[name].calls > 0
-    return called, not called or name in traced.readers
+    return called, not called or name in traced.readers, traced.hooks.get(name, ())
 
 
 def _must_follow(traced: Trace, units: Sequence[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.torch.pytorch.private import version
 
@@ -22,6 +22,11 @@ def unwritten(tensor: Tensor) -> Callable[[], bool]:
         )
     count = version(tensor)
     return lambda: version(tensor) == count
+
+
+def noted(module: nn.Module) -> dict[str, tuple[Tensor, int, Tensor]]:
+    """The buffers of a module by name, each as :func:`is_new` asks for it later."""
+    return {name: (b, version(b), b.detach().clone()) for name, b in module.named_buffers()}
 
 
 def is_new(buffer: Tensor, old: Tensor, old_version: int, content: Tensor) -> bool:

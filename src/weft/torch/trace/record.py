@@ -111,6 +111,7 @@ class Trace:
         written_parameters: Parameters that a forward pass writes, and whether autograd keeps each for going backward.
         toggled: Parameters of which the step says whether they need gradients.
         users: The modules whose own code uses a parameter or buffer, by its name; None stands for the step's code.
+        hooks: Forward hooks that write what their module computes with, by the module's name; see ``calls.own_hooks``.
     """
 
     records: dict[str, Record]
@@ -128,6 +129,7 @@ class Trace:
     toggled: set[str] = field(default_factory=set)
     users: dict[str, set[str | None]] = field(default_factory=dict)
     readers: set[str] = field(default_factory=set)
+    hooks: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def has_other_parameters(module: nn.Module, own: Mapping[int, str]) -> bool:

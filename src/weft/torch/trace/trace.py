@@ -28,10 +28,11 @@ from torch import Tensor, nn
 
 from weft.runtime.huge_pages import HugePages
 from weft.torch.calls.attributes import Attribute, note_attributes
+from weft.torch.calls.own_hooks import Hooks
 from weft.torch.execution.thread_settings import rehearse
-from weft.torch.pytorch.private import numbers_nodes, version
+from weft.torch.pytorch.private import numbers_nodes
 from weft.torch.session.random_streams import NUMPY, Streams, same_states
-from weft.torch.tensors.writes import is_new
+from weft.torch.tensors.writes import is_new, noted
 from weft.torch.trace.backward_halves import measure_halves
 from weft.torch.trace.compiled import compiles
 from weft.torch.trace.estimated_times import Clock
@@ -75,7 +76,9 @@ def trace(
             rehearse(tracer)
             try:
                 if number == 0:
-                    attributes, written, replaced, numpy = _run_and_watch(tracer, run, streams, compiled)
+                    attributes, hooks, written, replaced, numpy = _run_and_watch(
+                        tracer, run, streams, compiled
+                    )
                     kinds = kinds_of(tracer.everything)
                     if device.type == "cpu":
                         HugePages().look()  # steps have huge pages, too, and the times are for steps
@@ -102,7 +105,7 @@ def trace(
     return Trace(
         {r.name: r for r in records}, leaking, tracer.whole, tracer.together, written, replaced, attributes,
         tracer.operations, tracer.top, numpy, time.perf_counter() - started, tracer.written_parameters(),
-        tracer.toggled, tracer.users, tracer.readers,
+        tracer.toggled, tracer.users, tracer.readers, hooks,
     )  # fmt: skip
 
 
@@ -124,19 +127,21 @@ def _set_times(tracer: Tracer, best: dict[Any, tuple[float, ...]]) -> None:
 
 def _run_and_watch(
     tracer: Tracer, run: Callable[[], Any], streams: Streams, compiled: bool
-) -> tuple[list[Attribute], set[str], set[str], bool]:
-    """The attributes that ``run`` writes, the buffers that it writes or replaces, and whether it draws from NumPy.
+) -> tuple[list[Attribute], dict[str, tuple[str, ...]], set[str], set[str], bool]:
+    """The attributes that ``run`` writes, the hooks that run with their modules, the buffers that ``run`` writes or
+    replaces, and whether it draws from NumPy.
 
     ``compiled``: some modules are. Attributes are not looked at then.
     """
     root = tracer.root
+    hooks = Hooks(root)
 
     def note() -> AbstractContextManager[list[Attribute]]:
         if compiled:
             return nullcontext(list[Attribute]())
-        return note_attributes(root, lambda: tracer.stack[-1].name)
+        return note_attributes(root, lambda: hooks.user(tracer.stack[-1].name))
 
-    with note() as attributes:
+    with nullcontext() if compiled else hooks.watched(), note() as attributes:
         buffers = _watch_buffers(tracer, run, streams)
     tracer.find_written_later(attributes)
     if any(each.lazy for each in attributes):  # made where missing: a second run finds them
@@ -148,7 +153,7 @@ def _run_and_watch(
                 run()
             places = {each.place for each in again}
         attributes = [replace(each, lazy=each.place not in places) for each in attributes]
-    return attributes, *buffers
+    return attributes, hooks.own(attributes), *buffers
 
 
 def _watch_buffers(
@@ -156,7 +161,7 @@ def _watch_buffers(
 ) -> tuple[set[str], set[str], bool]:
     """The buffers that ``run`` writes, those that it replaces, and whether it draws from NumPy."""
     root = tracer.root
-    known = {name: (b, version(b), b.detach().clone()) for name, b in root.named_buffers()}
+    known = noted(root)
     before = streams.capture(NUMPY)
     with tracer.writes, GlueWatch(tracer), see_saved_tensors(tracer.save):
         run()

@@ -22,7 +22,7 @@ from weft.errors import UsageError
 from weft.torch.backward.autograd import graph_nodes, leaf_of, run_autograd
 from weft.torch.calls.call_signature import function_name, scan
 from weft.torch.calls.filled import Contents
-from weft.torch.calls.interception import intercepted, with_hooks
+from weft.torch.calls.interception import intercepted
 from weft.torch.execution.glue import Glue, running
 from weft.torch.execution.gradients import pair_gradients, root_gradients
 from weft.torch.execution.unit_call import FLOATING, UnitCall
@@ -266,7 +266,7 @@ class AloneCall:
         if not isinstance(running(), AloneGlue):
             return self.call.inner(*args, **kwargs)  # in another unit, or again in a backward pass
         if has_forward_hooks(self.module) and not has_backward_hooks(self.module):
-            return with_hooks(self.module, functools.partial(self._run, self.module.forward), args, kwargs)
+            return self.call.inside_glue_hooks(self._run, args, kwargs)
         return self._run(self.call.inner, *args, **kwargs)
 
     def _run(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
