@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import namedtuple
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import weft.torch as weft
 from weft.errors import UsageError
 
 from .. import models
+from ..compare import device
 from .harness import (
     ROWS,
     WIDTH,
@@ -163,6 +166,79 @@ def nested_structures_between_parts() -> None:
     places = {"wrap": 0, "unwrap": 1, "rewrap": 0, "last": 1}
     same_as_alone(seeded(models.Nested), vectors(), places=places)
     same_as_alone(seeded(models.Nested), vectors())
+
+
+class Pair(namedtuple("Pair", "left right")):
+    """Looks at what it is made of, and fills in what is missing."""
+
+    def __new__(cls, left: Tensor, right: Tensor | None = None) -> Pair:
+        if left.device.type != device().type:
+            raise ValueError(f"left is on {left.device}")
+        return super().__new__(cls, left, 2 * left if right is None else right)
+
+
+class Packing(nn.Module):
+    """Two recurrent networks that are given packed sequences."""
+
+    def __init__(self, inside: bool, sort: bool) -> None:
+        super().__init__()
+        self.embed, self.gru = nn.Embedding(models.TOKENS, WIDTH), nn.GRU(WIDTH, WIDTH)
+        self.lstm, self.pad = nn.LSTM(WIDTH, WIDTH), Padding(inside)
+        self.last = nn.Linear(WIDTH, 1)
+        self.sort = sort
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        if not self.sort:
+            lengths = lengths.sort(descending=True)[0]
+        packed = pack_padded_sequence(
+            self.embed(ids), lengths, batch_first=True, enforce_sorted=not self.sort
+        )
+        packed, state = self.gru(packed)
+        packed, _ = self.lstm(packed, (state, torch.zeros_like(state)))
+        packed = self.pad(packed)
+        if not isinstance(packed, Tensor):
+            packed = pad_packed_sequence(packed, batch_first=True, total_length=ids.shape[1])[0]
+        return (self.last(packed) - 1).square().mean()
+
+
+class Padding(nn.Module):
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.inside, self.scale = inside, nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, packed: PackedSequence) -> Any:
+        packed = packed._replace(data=packed.data * self.scale)
+        return pad_packed_sequence(packed, batch_first=True, total_length=6)[0] if self.inside else packed
+
+
+@check
+def packed_sequences_between_parts() -> None:
+    numbers = torch.Generator().manual_seed(4)
+    batches = [{**each, "lengths": torch.randint(1, 7, (ROWS,), generator=numbers)} for each in tokens()]
+    for inside, sort in ((True, True), (False, True), (False, False)):
+        for at in (0, 1):
+            places = {"embed": at, "gru": 1, "lstm": 0, "pad": 1, "last": 1 - at}
+            same_as_alone(seeded(Packing, inside, sort), batches, own_loss, places=places)
+
+
+@check
+def named_tuples_that_look_at_what_they_are_made_of() -> None:
+    class Make(nn.Linear):
+        def forward(self, x: Tensor) -> Pair:
+            return Pair(super().forward(x))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.make, self.last = Make(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            pair = self.make(x)
+            pair = pair._replace(left=pair.left.tanh())
+            return self.last(pair.left + pair.right)
+
+    for at in (0, 1):
+        same_as_alone(seeded(Net), vectors(), places={"make": at, "last": 1 - at})
 
 
 @check

@@ -183,9 +183,12 @@ def same_objects(some: Iterable[Any], others: Iterable[Any]) -> bool:
 
 
 def rebuild_sequence(kind: type, items: list[Any]) -> Any:
-    """A list or tuple of that kind with these items: named tuples and ``torch.return_types`` too."""
+    """A list or tuple of that kind with these items: named tuples and ``torch.return_types`` too.
+
+    A named tuple is made without its ``__new__``, which may refuse tensors without data (``PackedSequence``).
+    """
     if hasattr(kind, "_fields"):
-        return kind(*items)
+        return tuple.__new__(kind, items)
     return kind(items)
 
 
