@@ -562,21 +562,94 @@ def a_step_that_rounds_is_no_fault() -> None:
         train(model, batches()[0])
 
 
-@CHECKS.check
-def averages_made_before_the_first_step_follow_the_cuts() -> None:
+class Mixed(nn.Module):
+    """Experts that ranks share one by one, on their way around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.route = nn.Linear(WIDTH, 3)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.route(x).softmax(-1)
+        return x + sum(shares[..., [n]] * expert(x) for n, expert in enumerate(self.experts))
+
+
+class Words(nn.Module):
+    """An embedding and scores of one weight, and attention between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.scores = nn.Embedding(13, WIDTH), nn.Linear(WIDTH, 13)
+        self.attend = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.0, batch_first=True)
+        self.scores.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scores(self.attend(self.embed(x.abs().sum(-1).long() % 13)))
+
+
+COPIED: dict[str, Callable[[], nn.Module]] = {
+    "linears": network,
+    "experts": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Mixed(), nn.Linear(WIDTH, WIDTH)).double(),
+    "words": lambda: Words().double(),
+}
+
+
+@CHECKS.of_each(*COPIED)
+def copies_follow_the_cuts(kind: str) -> None:
+    """Averages and copies of a model, made before its first step and after it, have its parts; a copy trains, too."""
     for layout, settings in layouts():
+        if kind != "linears" and layout == "sequences":
+            continue  # nothing in it could take a part of one
+        torch.manual_seed(0)
+        net = COPIED[kind]()
+        weft.init({"microbatches": 2, "ddp": True, **settings})
+        model = weft.DistributedModel(copy.deepcopy(net))
         if "share" in layout:
-            continue  # refused by name
-        job = Split(settings, adam)
-        average = AveragedModel(job.model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-        expected: dict[str, Tensor] = {}
-        for x in batches()[:STEPS]:
-            job.step(x)
-            average.update_parameters(job.model)
-            now = {name: value.clone() for name, value in job.model.state_dict().items()}
-            expected = {n: 0.5 * expected[n] + 0.5 * v if expected else v for n, v in now.items()}
-        for name, value in average.module.state_dict().items():
-            torch.testing.assert_close(value, expected[name], msg=f"{name} in {layout}")
+            if layout == "shared parameters":
+                with pytest.raises(WeftError, match="parameters are shared by replicas"):
+                    copy.deepcopy(model)
+            continue
+        pairs = [(net, model), (copy.deepcopy(net), copy.deepcopy(model))]
+        averages = [tuple(map(averaged, pairs[0]))]
+
+        @weft.step
+        def train(model: Any, x: Tensor) -> Tensor:
+            loss = loss_of(model, x)
+            model.backward(loss)
+            return loss
+
+        optimizers = {}
+        for number, x in enumerate(batches()[:STEPS]):
+            for alone, split in pairs:
+                if id(split) not in optimizers:
+                    optimizers[id(split)] = (
+                        momentum(list(alone.parameters())),
+                        weft.DistributedOptimizer(momentum(list(split.parameters()))),
+                    )
+                for optimizer in optimizers[id(split)]:
+                    optimizer.zero_grad()
+                loss = loss_of(alone, x)
+                loss.backward()
+                mine = train(split, x.tensor_split(weft.rdp_size())[weft.rdp_rank()]).reduce_mean()
+                if weft.rdp_size() == 1:
+                    torch.testing.assert_close(mine, loss.detach())
+                for optimizer in optimizers[id(split)]:
+                    optimizer.step()
+            if number == 0:
+                pairs.append((copy.deepcopy(net), copy.deepcopy(model)))
+                averages.append(tuple(map(averaged, pairs[0])))
+            for alone_mean, split_mean in averages:
+                alone_mean.update_parameters(net)
+                split_mean.update_parameters(model)
+        for alone, split in (*pairs, *((mean.module, twin.module) for mean, twin in averages)):
+            state = split.state_dict()
+            for name, value in alone.state_dict().items():
+                torch.testing.assert_close(state[name], value, msg=f"{name} of {kind} in {layout}")
+
+
+def averaged(model: nn.Module) -> AveragedModel:
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
 
 
 if __name__ == "__main__":

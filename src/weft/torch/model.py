@@ -117,10 +117,10 @@ class DistributedModel(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
         """A model of its own that is split as this one is, or will be: an average of weights, say."""
-        if self.sharded or self.cut or has_delayed(self.module):
+        if self.sharded or self.shared is not None or has_delayed(self.module):
             raise UsageError(
-                "copy.deepcopy does not work for a model whose parameters are shared by replicas, or cut over ranks, "
-                "or not made yet: copy its state_dict()"
+                "copy.deepcopy does not work for a model whose parameters are shared by replicas, or not made yet: "
+                "copy its state_dict()"
             )
         self._check_arrived("copy.deepcopy")
         session, options = current.session(), self._options
@@ -137,6 +137,10 @@ class DistributedModel(nn.Module):
         new.sharers = self.sharers
         if self.plan is not None:
             new._split(self.plan)
+            if self.cut:
+                new.cut_tensors()
+            elif self.plan.tensors is not None:  # a hook after the partition makes the copy
+                self._copies.append(weakref.ref(new))
         elif session.pipeline is not None:
             session.known_models.popitem()  # its own steps need not call it: it is split when this one is
             self._copies.append(weakref.ref(new))

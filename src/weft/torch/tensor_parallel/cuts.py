@@ -101,7 +101,7 @@ def mark_copies(module: nn.Module, cuts: Mapping[str, Cut], team: Holders, memo:
     """Mark the copies of a module's parameters: ``copy.deepcopy`` leaves marks out. ``memo``: its own."""
     for name, how in cuts.items():
         parameter = memo.get(id(module.get_parameter(name)))
-        if parameter is not None:
+        if parameter is not None and not is_cut(parameter):  # modules may share it
             mark(parameter, how, team)
 
 
