@@ -391,5 +391,38 @@ def what_experts_of_one_weight_keep_is_whole() -> None:
         assert "layers.0.mixture.experts" in job.splits().whole
 
 
+class Around(Mixture):
+    """A mixture whose module has something of its own besides: an embedding, scores, attention, a pair of linears."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        if kind in ("words", "scores"):
+            self.embed = nn.Embedding(41, WIDTH)
+        if kind == "attention":
+            self.attend = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        if kind in ("scores", "linears"):
+            self.up = nn.Linear(WIDTH, 41 if kind == "scores" else 64)
+            self.down = nn.Linear(self.up.out_features, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind in ("words", "scores"):
+            x = x + self.embed((8 * x.detach().abs().sum(-1)).long() % 41)
+        if self.kind == "attention":
+            x = x + self.attend(x, x, x, need_weights=False)[0]
+        if self.kind in ("scores", "linears"):
+            x = x + self.down(self.up(x).tanh())
+        return x + super().forward(x)
+
+
+@CHECKS.of_each("words", "scores", "attention", "linears")
+def modules_beside_experts_stay_whole(kind: str) -> None:
+    torch.manual_seed(0)
+    job = Job(nn.Sequential(*(Layer(Around(kind)) for _ in range(2))), verify="gradients")
+    assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
+    assert [*job.splits().linears()] == ["0.mixture", "1.mixture"]
+    job.compare()
+
+
 if __name__ == "__main__":
     CHECKS.run(sys.argv[1:], lambda: None)

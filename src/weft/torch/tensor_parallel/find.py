@@ -41,6 +41,7 @@ from .trial import Stop, Trial, Watcher
 from .vocabulary import find_vocabulary
 
 _WANTED = "the script wants it whole"
+_BESIDE = "each rank makes something of its own of it, for its share of the experts around"
 
 
 def find(
@@ -98,7 +99,10 @@ def find(
             pass  # each run keeps more linears whole, or takes one more for a fused projection
         adopt_uncalled(model, trial)
         whole.update(trial.whole)
-        words, others = find_vocabulary(model, run, size, owners, whole, wish, words_wanted)
+        words, others = find_vocabulary(
+            model, run, size, owners, whole,
+            lambda name: _BESIDE if name in inside else wish(name), words_wanted,
+        )  # fmt: skip
         refuse_whole(model, others)
         stacked, uncut, told = find_experts(
             model, run, size, owners, wish, experts, inside, {*trial.kinds, *trial.alone, *words}, leaking
