@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,8 @@ def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01, eps=1e-3)
 
 
-def momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+def momentum(parameters: list[nn.Parameter], **more: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, **more)
 
 
 class Alone:
@@ -560,6 +561,91 @@ def a_step_that_rounds_is_no_fault() -> None:
             model.backward(loss_of(model, x))
 
         train(model, batches()[0])
+
+
+class Tempered(nn.Module):
+    """A layer with parameters of no dimension and of one number, and a buffer that it writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.scale, self.gate = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.ones(1))
+        self.fixed = nn.Parameter(torch.tensor(0.5), requires_grad=False)
+        self.register_buffer("calls", torch.tensor(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.fixed * self.gate * torch.tanh(self.scale * self.inner(x))
+
+
+class Scalars(nn.Module):
+    """Layers of a kind, and a temperature of the whole model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor(0.7 + 0.1 * weft.rank()))  # the first replica's counts
+        self.layers = nn.Sequential(Tempered(), Tempered(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x) / self.temperature
+
+
+def groups(net: nn.Module, how: str) -> list[dict[str, Any]]:
+    """What an optimizer gets; with lists of parameters that are updated at once, those without dimensions apart."""
+    trained = [p for p in net.parameters() if p.requires_grad]
+    if how == "loop":
+        return [{"params": trained}]
+    return [
+        {"params": [p for p in trained if bool(p.dim()) == large], "foreach": True} for large in (True, False)
+    ]
+
+
+@CHECKS.of_each("foreach", "loop")
+def parameters_without_dimensions_where_replicas_share_others(how: str) -> None:
+    """Steps, clipping, a scaler, gradients that add up and states are those of one process."""
+    for layout, settings in layouts():
+        if "share parameters" not in layout and "shared parameters" != layout:
+            continue
+        weft.init({"microbatches": 2, "ddp": True, **settings})
+        torch.manual_seed(0)
+        net = Scalars().double()
+        with torch.no_grad():
+            alone = copy.deepcopy(net)
+            alone.temperature.fill_(0.7)
+        model = weft.DistributedModel(net)
+        made = [torch.optim.AdamW(groups(each, how), lr=0.05, eps=1e-3) for each in (model, alone)]
+        if how == "foreach" and layout == "shared parameters":
+            with pytest.raises(WeftError, match="has foreach=True, and PyTorch cannot update"):
+                weft.DistributedOptimizer(momentum(list(model.parameters()), foreach=True))
+        optimizer, scaler = weft.DistributedOptimizer(made[0]), weft.amp.GradScaler("cpu", init_scale=4.0)
+
+        @weft.step
+        def train(model: Any, scaler: Any, x: Tensor) -> None:
+            model.backward(scaler.scale(loss_of(model, x)))
+
+        for number, x in enumerate(batches()):
+            mine = x.tensor_split(weft.rdp_size())[weft.rdp_rank()]
+            if number % 2 == 0:  # else gradients add up
+                optimizer.zero_grad()
+                made[1].zero_grad()
+            with model.no_sync() if number == 2 else nullcontext():
+                train(model, scaler, mine)
+            loss_of(alone, x).backward()
+            if number % 2 == 0:
+                continue
+            scaler.unscale_(optimizer)
+            norms = [torch.nn.utils.clip_grad_norm_(each.parameters(), 0.05) for each in (model, alone)]
+            torch.testing.assert_close(float(norms[0]), float(norms[1]))
+            scaler.step(optimizer)
+            scaler.update()
+            made[1].step()
+        state, kept = model.state_dict(), optimizer.state_dict()["state"]
+        for name, value in alone.named_parameters():
+            torch.testing.assert_close(state[name], value.detach(), msg=f"{name} in {layout}")
+        assert float(state["layers.0.calls"]) == 2 * len(batches()), layout
+        expected = made[1].state_dict()["state"]
+        for number in kept:
+            torch.testing.assert_close(kept[number]["exp_avg"], expected[number]["exp_avg"])
 
 
 class Mixed(nn.Module):

@@ -425,7 +425,7 @@ FAULTS = (
         "torch/placed/changes.py",
         "        synchronise(session, model, only={id(tensor) for tensor in "
         "outline.new_tensors(model.module)})\n"
-        "    model.reducer.watch(list(model.local_named_parameters()))\n",
+        "    model.reducer.watch(model.reduced_parameters())\n",
         "        synchronise(session, model, only={id(tensor) for tensor in "
         "outline.new_tensors(model.module)})\n",
         "does not average the gradients of a layer that was replaced between steps over the replicas",

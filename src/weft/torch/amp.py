@@ -6,11 +6,13 @@ falls apart; so all ranks skip when one of them must, those without parameters i
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from weft.reduce.exchange import all_reduce_extreme
@@ -36,7 +38,10 @@ class GradScaler(torch.amp.GradScaler):
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
         """Where PyTorch looks for overflows, for ``unscale_`` and ``step`` alike: what all ranks found."""
-        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        found: dict[torch.device, Tensor] = {}
+        for one in _alike(optimizer):  # PyTorch's own function takes either kind
+            for device, flag in super()._unscale_grads_(one, inv_scale, found_inf, allow_fp16).items():
+                found[device] = torch.maximum(found[device], flag) if device in found else flag
         found = found or {found_inf.device: found_inf}  # a rank without gradients must answer too
         session = current.session()
         group = session.group("world")
@@ -47,3 +52,14 @@ class GradScaler(torch.amp.GradScaler):
             for flag in found.values():
                 flag.copy_(anywhere)
         return found
+
+
+def _alike(optimizer: Optimizer) -> list[Any]:
+    """The optimizer; where it has shares of FSDP2's and whole parameters, two with one kind each."""
+    kinds: dict[bool, list[Tensor]] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            kinds.setdefault(isinstance(parameter, DTensor), []).append(parameter)
+    if len(kinds) < 2:
+        return [optimizer]
+    return [SimpleNamespace(param_groups=[{"params": parameters}]) for parameters in kinds.values()]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from weft.reduce.exchange import gather_rows
 from weft.torch.calls.stand_ins import StandIn, elsewhere
-from weft.torch.replicas.whole_tensors import whole
+from weft.torch.replicas.whole_tensors import is_sharded, whole
 from weft.torch.session import current
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import axes_of, is_cut
@@ -114,6 +114,22 @@ def _tell(norm: Any) -> None:
         session.recorder.note({"gradient_norm": float(norm)})
 
 
+def _total_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
+    """The norm of gradients, of which some may be shares of FSDP2's; collective over the ranks that have the others."""
+    shares = [each for each in grads if is_sharded(each)]
+    rest = [each for each in grads if not is_sharded(each)]
+    norms = [whole(_Torch.total_norm(each, norm_type)) for each in (shares, rest) if each]
+    if len(norms) == 1:
+        return norms[0]
+    kind = functools.reduce(torch.promote_types, [each.dtype for each in norms])
+    return _norm_of(torch.stack([each.to(norms[0].device, kind) for each in norms]), norm_type)
+
+
+def _is_mixed(tensors: Sequence[Tensor]) -> bool:
+    """Whether some of the tensors are shares, and some are not: PyTorch's functions take no such list."""
+    return len({is_sharded(each) for each in tensors}) > 1
+
+
 _PRECISIONS = torch.float32, torch.bfloat16, torch.float16, torch.float64
 
 
@@ -127,7 +143,7 @@ def norm_along(
     """
     session, norm_type = current.session(), float(norm_type)
     grads = [each for each in grads if each.numel()]  # of what another rank holds there is nothing
-    local = whole(_Torch.total_norm(grads, norm_type)) if grads else torch.zeros(())
+    local = _total_norm(grads, norm_type) if grads else torch.zeros(())
     if axis is None:
         return local
     # the precisions that ranks have go along: a factor in another one would let what all hold drift apart
@@ -177,7 +193,7 @@ def _clip(
         counted = counted_once(current.session(), given)
         axis = "stage" if shares_parameters(current.session()) else "tp"
         return clip_along(axis, given, max_norm, norm_type, error_if_nonfinite, counted)
-    if owners:  # all here: PyTorch's function would ask for the norm of all ranks
+    if owners or _is_mixed(given):  # all here: PyTorch's function would ask for the norm of all ranks
         return clip_along(None, given, max_norm, norm_type, error_if_nonfinite)
     norm = _Torch.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
     _tell(norm)
@@ -195,7 +211,9 @@ def _norm(
     given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     session = current.session() if current.is_initialized() else None
     if session is None or session.pipeline is None or not _are_gradients(session, given):
-        return _Torch.total_norm(given, norm_type, error_if_nonfinite, foreach)
+        if not _is_mixed(given):
+            return _Torch.total_norm(given, norm_type, error_if_nonfinite, foreach)
+        return _finite(_total_norm(given, float(norm_type)), error_if_nonfinite)
     sharing, alike = shares_parameters(session), list[Tensor]()
     if session.mesh.tp > 1 or sharing:
         parameters = {id(p.grad): p for model in session.models for p in model.local_parameters()}
@@ -203,9 +221,14 @@ def _norm(
         alike = [each for each in given if id(each) not in counted]
         given = [each for each in given if id(each) in counted]
     total = norm_along("world" if sharing else "mp", given, norm_type, "get_total_norm()", alike)
-    if error_if_nonfinite and not torch.isfinite(total):
-        raise RuntimeError(f"the norm over all ranks is {total.item()}")
+    total = _finite(total, error_if_nonfinite)
     return total.to(given[0].device) if given else total
+
+
+def _finite(total: Tensor, needed: bool) -> Tensor:
+    if needed and not torch.isfinite(total):
+        raise RuntimeError(f"the norm over all ranks is {total.item()}")
+    return total
 
 
 def _are_gradients(session: Session, given: Sequence[Tensor]) -> bool:

@@ -92,6 +92,8 @@ class DistributedModel(nn.Module):
         self.module = module
         self.partitioned = False
         self.sharded = False
+        self.unsharded: frozenset[str] = frozenset()
+        """The names of parameters of a sharded model that every replica has whole."""
         self.cut = False
         self.shared: SharedParameters | None = None
         self.sharers: Sharers | None = None
@@ -239,7 +241,7 @@ class DistributedModel(nn.Module):
         with session.doing("the first weights of replicas"):
             synchronise(session, self)
             if session.settings.sharded_data_parallel_degree > 1 and session.pipeline is None:
-                shard(session, self.module)
+                self.unsharded = shard(session, self.module)
                 self.sharded = True
             if plan is None or plan.tensors is None:  # else when they are cut
                 self._begin_reducing()
@@ -357,6 +359,13 @@ class DistributedModel(nn.Module):
         for name, parameter in self.module.named_parameters():
             if self.is_local(name):
                 yield f"module.{name}", parameter
+
+    def reduced_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Name and parameter of those in this rank's part whose gradients FSDP2 does not average."""
+        found = self.local_named_parameters()
+        return [
+            each for each in found if not self.sharded or each[0].removeprefix("module.") in self.unsharded
+        ]
 
     def local_parameters(self) -> Iterator[nn.Parameter]:
         """The parameters of this rank's part."""

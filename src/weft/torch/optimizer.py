@@ -59,13 +59,16 @@ class DistributedOptimizer(Optimizer):
             raise UsageError(
                 f"DistributedOptimizer wraps a torch.optim optimizer, once; it got a {type(optimizer).__qualname__}"
             )
-        if any(model.sharded for model in current.session().models) and not all(
-            is_sharded(p) for group in optimizer.param_groups for p in group["params"]
+        sharded = [model for model in current.session().models if model.sharded]
+        known = {id(parameter) for model in sharded for _, parameter in model.reduced_parameters()}
+        if sharded and not all(
+            is_sharded(p) or id(p) in known for group in optimizer.param_groups for p in group["params"]
         ):
             raise UsageError(
                 "the optimizer has parameters from before they were sharded: build it from model.parameters() after "
                 "model = DistributedModel(...)"
             )
+        _refuse_mixed_lists(optimizer)
         self.optimizer = optimizer
         _wrapped.add(optimizer)
         self._shares: Shares | None = None
@@ -294,6 +297,18 @@ class DistributedOptimizer(Optimizer):
             if mine[int(n)]
         }
         self.optimizer.load_state_dict(content)
+
+
+def _refuse_mixed_lists(optimizer: Optimizer) -> None:
+    """Refuse to update lists of parameters at once, of which some are shares and some are whole."""
+    for group in optimizer.param_groups:
+        how = next((name for name in ("foreach", "fused") if group.get(name)), None)
+        if how is not None and len({is_sharded(p) for p in group["params"]}) > 1:
+            raise UsageError(
+                f"the optimizer has {how}=True, and PyTorch cannot update parameters that replicas share together with "
+                "parameters without dimensions, which each replica has whole: give these a group of their own, "
+                '{"params": [p for p in model.parameters() if not p.dim()]}, or leave the argument out'
+            )
 
 
 def _refuse_norms(optimizer: Optimizer) -> None:

@@ -192,7 +192,7 @@ def look(session: Session) -> None:
             if session.pipeline is not None:
                 _relearn(session, model, outline)
             elif model.reducer is not None and outline.trains_other_parameters():
-                model.reducer.watch(list(model.local_named_parameters()))
+                model.reducer.watch(model.reduced_parameters())
         else:
             continue
         model.outline = Outline(model.module, not model.sharded)
@@ -213,7 +213,7 @@ def _renew(session: Session, model: Any, outline: Outline) -> None:
     with session.doing("a changed model"):
         compare_models(session, [model], "rdp")
         synchronise(session, model, only={id(tensor) for tensor in outline.new_tensors(model.module)})
-    model.reducer.watch(list(model.local_named_parameters()))
+    model.reducer.watch(model.reduced_parameters())
 
 
 def _relearn(session: Session, model: Any, outline: Outline) -> None:

@@ -44,11 +44,12 @@ def synchronise(
 
 
 def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reducer | None:
-    """The reducer for the gradients of ``model``; ``None`` if there is one replica, or if FSDP2 averages them.
+    """The reducer for the gradients of ``model``; ``None`` if there is one replica, or if FSDP2 averages all of them.
 
     Collective over the replicas.
     """
-    if session.mesh.rdp == 1 or model.sharded:
+    named = model.reduced_parameters()
+    if session.mesh.rdp == 1 or (model.sharded and not named):
         return None
     ranks = session.peers("rdp")
     on_gpus, own_gpus = session.device.type == "cuda", session.nccl
@@ -71,9 +72,8 @@ def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reduc
 
     options = replace(options, outside=session.pipeline is None, fixed=settings.deterministic)
     if settings.sharded_data_parallel_degree > 1:  # every step leaves shares of averages
-        options = replace(options, as_view=False, passes=1)
+        options = replace(options, as_view=False, passes=1, buffers=options.buffers and not model.sharded)
     lane = Lane(collective, compression)
-    named = list(model.local_named_parameters())
     own = beside if compression else group
     announced = partial(session.doing, "the gradients")
     votes = Votes(beside, session.agreement)
@@ -118,7 +118,7 @@ def finish_step(session: Session) -> None:
             if model.reducer is not None:
                 units = None if model.shared is None else model.shared.units
                 model.reducer.finish(trained=units is not None and units.trained)
-            elif model.sharded and model.broadcasts_buffers:
+            if model.sharded and model.broadcasts_buffers:
                 synchronise(session, model, parameters=False)
             if model.shared is not None:
                 model.shared.share()

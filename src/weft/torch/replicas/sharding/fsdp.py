@@ -3,7 +3,7 @@
 ``torch.distributed.fsdp.fully_shard`` does the work. With a degree below the number of replicas, each *sharding group*
 of that many replicas holds the model once, and gradients are averaged over the groups too (a mesh with two dims).
 Outside of a forward and backward pass a parameter is a ``DTensor``; what leaves weft (states, checkpoints) is whole and
-plain. See ``docs/decisions/0051-sharded-parameters-on-fsdp2.md``.
+plain. Parameters without dimensions stay as they are. See ``docs/decisions/0051-sharded-parameters-on-fsdp2.md``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,18 @@ from weft.torch.replicas.steps import backend_of, new_group
 from weft.torch.session.session import Session
 
 
-def shard(session: Session, module: nn.Module) -> None:
-    """Let this rank keep only its share of every parameter of ``module``; collective over the replicas."""
+def shard(session: Session, module: nn.Module) -> frozenset[str]:
+    """Let this rank keep only its share of every parameter of ``module``; collective over the replicas.
+
+    Returns:
+        The names of those without dimensions, which FSDP2 does not take: they stay whole, and nobody averages their
+        gradients by now.
+    """
     mesh = _mesh(session)
-    for block in blocks(module):
-        fully_shard(block, mesh=mesh, reshard_after_forward=True)
-    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    scalars = {name: p for name, p in module.named_parameters(remove_duplicate=False) if not p.dim()}
+    for block in (*blocks(module), module):
+        fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=set(scalars.values()))
+    return frozenset(scalars)
 
 
 def _mesh(session: Session) -> DeviceMesh:
