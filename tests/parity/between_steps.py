@@ -563,6 +563,44 @@ def a_step_that_rounds_is_no_fault() -> None:
         train(model, batches()[0])
 
 
+PENALTIES: dict[str, Callable[[nn.Module], Tensor]] = {
+    "squares": lambda net: sum(p.square().sum() for p in net.parameters()),  # type: ignore[misc,return-value]
+    "one weight": lambda net: (net[0][0].weight.T @ net[0][0].weight).square().sum(),
+    "absolute values": lambda net: torch.cat([p.flatten() for p in net.parameters()]).abs().sum(),
+}
+REFUSED = {
+    "tensors": "code outside of a cut module reads its weight",
+    "shared parameters": "computes with its weight",
+}
+
+
+@CHECKS.of_each(*PENALTIES)
+def penalties_on_weights_in_the_step(kind: str) -> None:
+    """They count as in one process, or an error tells what to do instead."""
+    for layout, settings in layouts():
+        net = network()
+        weft.init({"microbatches": 2, "ddp": True, **settings})
+        model = weft.DistributedModel(network())
+        optimizer = weft.DistributedOptimizer(momentum(list(model.parameters())))
+
+        @weft.step
+        def train(model: Any, x: Tensor) -> None:
+            model.backward(loss_of(model, x) + 0.01 * PENALTIES[kind](model.module))
+
+        x = batches()[0]
+        mine = x.tensor_split(weft.rdp_size())[weft.rdp_rank()]
+        if layout in REFUSED or "tensors" in layout:
+            with pytest.raises(WeftError, match=REFUSED.get(layout, REFUSED["tensors"])):
+                train(model, mine)
+            continue
+        train(model, mine)
+        optimizer.step()
+        (loss_of(net, x) + 0.01 * PENALTIES[kind](net)).backward()
+        momentum(list(net.parameters())).step()
+        for name, value in net.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[name], value, msg=f"{name} in {layout}")
+
+
 class Tempered(nn.Module):
     """A layer with parameters of no dimension and of one number, and a buffer that it writes."""
 

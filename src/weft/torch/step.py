@@ -62,6 +62,14 @@ class _Rows:
     trainer: bool = False
     reorders: bool = False
 
+MIXES_SHARES = "got mixed torch.Tensor and DTensor", "does not have a sharding strategy"
+"""Words of PyTorch's errors where a share of a weight meets what is whole."""
+READS_SHARES = (
+    "code outside of a layer computes with its weight, of which this replica has a share between calls "
+    "(sharded_data_parallel_degree): let the layer's own forward do it and return the result, let the optimizer do it "
+    "(weight_decay, say), or leave sharded_data_parallel_degree out"
+)
+
 
 class Step:
     """The callable that ``weft.step`` makes. It does not bind as a method, so it may be a class attribute."""
@@ -219,7 +227,14 @@ class Step:
         for index in range(batch.microbatches):
             args, kwargs = batch.slice(index)
             with current_scale(batch.weight(index), batch.fault), record_forward(session, index):
-                result = self.function(*args, **kwargs)
+                try:
+                    result = self.function(*args, **kwargs)
+                except RuntimeError as error:
+                    if any(model.sharded for model in session.models) and any(
+                        text in str(error) for text in MIXES_SHARES
+                    ):
+                        raise UsageError(READS_SHARES) from error
+                    raise
                 self.note_training(trains())
             results.append(replace(result, lambda t: t.detach()) if self.detach_outputs else result)
         return results
