@@ -62,6 +62,7 @@ class _Rows:
     trainer: bool = False
     reorders: bool = False
 
+
 MIXES_SHARES = "got mixed torch.Tensor and DTensor", "does not have a sharding strategy"
 """Words of PyTorch's errors where a share of a weight meets what is whole."""
 READS_SHARES = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -18,10 +19,19 @@ from typing import Any
 
 from weft.compat.hf import files, options
 from weft.compat.modelparallel.session import state
+from weft.errors import ConfigError
 
 IGNORED = -100
 """The label of a token that no loss counts, everywhere in the library."""
 
+OLDEST = "4.40"
+"""The oldest transformers whose Trainer works; docs/versions.md says which ones are tested."""
+NEEDED = (
+    "_save_rng_state",
+    "_save_optimizer_and_scheduler",
+    "_load_optimizer_and_scheduler",
+    "_load_best_model",
+)
 _here = threading.local()
 log = logging.getLogger("weft")
 
@@ -29,12 +39,37 @@ log = logging.getLogger("weft")
 def install(trainer: Any) -> None:
     """Change ``transformers.trainer.Trainer``, as far as ``smp.init()`` has been called when it is used."""
     cls = trainer.Trainer
+    missing = [name for name in NEEDED if not hasattr(cls, name)]
+    if missing:
+        cls.__init__ = _refuse
+        return
+    _end_unwrapping(trainer)
     split = trainer.is_sagemaker_mp_enabled
     trainer.is_sagemaker_mp_enabled = lambda: split() and not getattr(_here, "inside", False)
     options.install(trainer)
     files.install(trainer, _inside)
     _count_once(cls)
     _wrap_for_steps(trainer, cls, makes_optimizer=hasattr(cls, "_prepare_for_training"))
+
+
+def _refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+    version = importlib.import_module("transformers").__version__
+    raise ConfigError(
+        f"the Trainer of transformers {version} cannot be split: weft knows those from {OLDEST} on "
+        f'(pip install "transformers>={OLDEST}"). A loop of the script\'s own works with any version'
+    )
+
+
+def _end_unwrapping(trainer: ModuleType) -> None:
+    """Let older versions' ``unwrap_model`` end at a model that is its own ``module``, as wrapped ones are here."""
+
+    def unwrap_model(model: Any) -> Any:
+        inner = getattr(model, "module", model)
+        return model if inner is model else unwrap_model(inner)
+
+    for module in (trainer, importlib.import_module("transformers.modeling_utils")):
+        if len(inspect.signature(getattr(module, "unwrap_model", _refuse)).parameters) == 1:
+            setattr(module, "unwrap_model", unwrap_model)  # noqa: B010
 
 
 def _wrap_for_steps(trainer: ModuleType, cls: Any, makes_optimizer: bool) -> None:
@@ -181,9 +216,14 @@ class _Steps:
 
 
 def _train_microbatch(trainer: Any, model: Any, inputs: Any, items: Any) -> Any:
-    """The step of training; a method of the Trainer, so that what it counts is noted, see ``kept_state``."""
+    """The step of training; a method of the Trainer, so that what it counts is noted, see ``kept_state``.
+
+    Trainers before transformers 4.46 count no items.
+    """
+    train = type(trainer).training_step
+    counts = len(inspect.signature(train).parameters) > 3
     with _inside():
-        return type(trainer).training_step(trainer, model, inputs, _part_of(items))
+        return train(trainer, model, inputs, *([_part_of(items)] if counts else []))
 
 
 def _predict_microbatch(
