@@ -24,7 +24,7 @@ from tests.parity.registry import Checks
 from tests.parity.shares import WIDTH, Block
 from tests.parity.together import told
 from weft.compat.modelparallel import interface as smp
-from weft.errors import ConfigError, UsageError
+from weft.errors import ConfigError, DivergenceError, UsageError
 from weft.torch.activation_checkpointing import set_activation_checkpointing
 from weft.torch.replicas.sharding.fsdp import blocks
 from weft.torch.replicas.whole_tensors import is_sharded, share_of, whole
@@ -237,6 +237,48 @@ def checkpoints_go_to_other_layouts() -> None:
     close("parameters", named(job.model), parameters)
     weft.resume_from_checkpoint(root, "shares", model=job.model)
     del job
+
+
+class Choosing(nn.Module):
+    """Samples decide which one of two layers runs."""
+
+    def __init__(self, kind: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.head = kind([nn.Linear(WIDTH, WIDTH) for _ in range(2)]), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = [*self.layers.children()]
+        return self.head(layers[int(x[0, 0] > 0)](x))
+
+
+def by_name(layers: list[nn.Linear]) -> nn.Module:
+    return nn.ModuleDict({str(number): layer for number, layer in enumerate(layers)})
+
+
+OTHERS: dict[str, tuple[Callable[..., nn.Module], str]] = {
+    "layers": (nn.ModuleList, "rank 0 calls layers.0, rank 1 calls layers.1"),
+    "gradients": (
+        by_name,
+        "rank 0 has a gradient of layers.0.weight, rank 1 has a gradient of layers.1.weight",
+    ),
+}
+
+
+@CHECKS.of_each(*OTHERS)
+def replicas_use_others(what: str) -> None:
+    kind, text = OTHERS[what]
+    gc.collect()
+    weft.init({"sharded_data_parallel_degree": 4})
+    model = weft.DistributedModel(Choosing(kind))
+
+    @weft.step
+    def step(model: Any, x: Tensor) -> None:
+        model.backward(model(x).square().mean())
+
+    step(model, torch.ones(2, WIDTH))
+    with told(DivergenceError, text):
+        step(model, torch.full((2, WIDTH), weft.rank() % 2 - 0.5))
 
 
 @CHECKS.check

@@ -29,6 +29,7 @@ from weft.torch.replicas.comm_hook import HookLane
 from weft.torch.replicas.reducer import Reducer, ReducerOptions
 from weft.torch.replicas.sharding.between_steps import SharedParameters
 from weft.torch.replicas.sharding.fsdp import shard
+from weft.torch.replicas.sharding.order import SharingOrder
 from weft.torch.replicas.steps import join_steps, make_reducer, synchronise
 from weft.torch.replicas.whole_tensors import is_sharded, like, whole
 from weft.torch.session import current
@@ -94,6 +95,7 @@ class DistributedModel(nn.Module):
         self.sharded = False
         self.unsharded: frozenset[str] = frozenset()
         """The names of parameters of a sharded model that every replica has whole."""
+        self.sharing_order: SharingOrder | None = None
         self.cut = False
         self.shared: SharedParameters | None = None
         self.sharers: Sharers | None = None
@@ -241,7 +243,7 @@ class DistributedModel(nn.Module):
         with session.doing("the first weights of replicas"):
             synchronise(session, self)
             if session.settings.sharded_data_parallel_degree > 1 and session.pipeline is None:
-                self.unsharded = shard(session, self.module)
+                self.sharing_order, self.unsharded = shard(session, self.module)
                 self.sharded = True
             if plan is None or plan.tensors is None:  # else when they are cut
                 self._begin_reducing()

@@ -101,6 +101,8 @@ def begin_step(session: Session, microbatches: int) -> None:
         with session.doing("what replicas must have alike"):
             session.agreement.compare_replicas(session.agreement.told())
     for model in session.models:
+        if model.sharing_order is not None:
+            model.sharing_order.begin()
         if model.shared is not None:
             with session.doing("the parameters that replicas share"):
                 model.shared.gather()
@@ -118,6 +120,8 @@ def finish_step(session: Session) -> None:
             if model.reducer is not None:
                 units = None if model.shared is None else model.shared.units
                 model.reducer.finish(trained=units is not None and units.trained)
+            if model.sharing_order is not None:
+                model.sharing_order.compare()
             if model.sharded and model.broadcasts_buffers:
                 synchronise(session, model, parameters=False)
             if model.shared is not None:

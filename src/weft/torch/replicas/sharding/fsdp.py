@@ -15,22 +15,25 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from weft.torch.replicas.sharding.order import SharingOrder
 from weft.torch.replicas.steps import backend_of, new_group
 from weft.torch.session.session import Session
 
 
-def shard(session: Session, module: nn.Module) -> frozenset[str]:
+def shard(session: Session, module: nn.Module) -> tuple[SharingOrder, frozenset[str]]:
     """Let this rank keep only its share of every parameter of ``module``; collective over the replicas.
 
     Returns:
-        The names of those without dimensions, which FSDP2 does not take: they stay whole, and nobody averages their
-        gradients by now.
+        What compares the order in which replicas use their layers; and the names of parameters without dimensions,
+        which FSDP2 does not take: they stay whole, and nobody averages their gradients by now.
     """
     mesh = _mesh(session)
     scalars = {name: p for name, p in module.named_parameters(remove_duplicate=False) if not p.dim()}
-    for block in (*blocks(module), module):
+    names = {part: name for name, part in module.named_modules()}
+    layers = {names[block]: block for block in blocks(module)}
+    for block in (*layers.values(), module):
         fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=set(scalars.values()))
-    return frozenset(scalars)
+    return SharingOrder(session, module, layers), frozenset(scalars)
 
 
 def _mesh(session: Session) -> DeviceMesh:

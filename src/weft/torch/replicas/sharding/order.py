@@ -1,0 +1,73 @@
+"""The order in which replicas gather layers and add up gradients, compared at the end of each step.
+
+FSDP2 takes for granted that replicas call the same layers in the same order, and have gradients of the same parameters.
+Where samples decide that, it would join a share of one layer with one of another, and add up gradients of different
+parameters. With equal shapes nothing would fail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+from torch import Tensor, nn
+
+from weft.errors import DivergenceError
+from weft.torch.session.collectives import gather_texts
+from weft.torch.session.session import Session
+
+
+class SharingOrder:
+    """What this rank has gathered and added up in a step.
+
+    Args:
+        session: The session.
+        module: The model, whose parameters are shared by now.
+        layers: Those of its modules that are gathered one at a time, by name.
+    """
+
+    def __init__(self, session: Session, module: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+        self._session, self._module = session, module
+        self._done: list[str] = []
+        self._watched: set[int] = set()
+        for name, layer in layers.items():
+            layer.register_forward_pre_hook(partial(self._note_call, f"calls {name}"))
+
+    def _note_call(self, text: str, layer: nn.Module, args: Any) -> None:
+        self._done.append(text)
+
+    def _note_gradient(self, text: str, parameter: Tensor) -> None:
+        self._done.append(text)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._done.clear()
+        for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in self._watched:
+                self._watched.add(id(parameter))
+                parameter.register_post_accumulate_grad_hook(
+                    partial(self._note_gradient, f"has a gradient of {name}")
+                )
+
+    def compare(self) -> None:
+        """The step has ended; collective over the replicas.
+
+        Raises:
+            DivergenceError: Replicas have called other layers, or have gradients of other parameters.
+        """
+        group = self._session.group("rdp")
+        digest = hashlib.blake2b("\n".join(self._done).encode(), digest_size=8).hexdigest()
+        if len({*gather_texts(digest, group)}) == 1:
+            return
+        told = [text.split("\n") for text in gather_texts("\n".join(self._done), group)]
+        first = next(each for each in zip_longest(*told, fillvalue="does nothing more") if len({*each}) > 1)
+        ranks = self._session.peers("rdp")
+        shown = ", ".join(f"rank {rank} {text}" for rank, text in zip(ranks, first, strict=True) if text)
+        raise DivergenceError(
+            f"in step {self._session.steps} replicas that share parameters did not use the same ones in the same "
+            f"order, so sums are of different layers: {shown}. Call all layers on every replica (times 0, if their "
+            "samples do not need one), or leave out sharded_data_parallel_degree"
+        )
