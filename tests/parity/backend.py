@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import weft.torch.data_parallel as data_parallel
 from tests.parity.data_parallel_models import Convolutions, Plain, Sometimes, Wide
+from weft.compat.dataparallel import data_parallel as smdistributed
 from weft.errors import ConfigError, UsageError
 
 
@@ -55,6 +56,36 @@ def check_collectives(name: str) -> None:
     beside = dist.new_group([0, 1], backend="gloo")
     dist.all_reduce(tensor, group=beside)
     assert tensor.tolist() == [2] * 3 and dist.get_backend(beside) == "gloo"
+
+
+def check_extremes() -> None:
+    """NaN and inf of each rank, in each place, as `torch.amax` and `torch.amin` have them for one process."""
+    nan, inf, rank = float("nan"), float("inf"), dist.get_rank()
+    numbers = torch.tensor([1.0, -2.0, nan, inf, -inf])
+    pairs = torch.cartesian_prod(numbers, numbers).T.contiguous()  # of the ranks' numbers, all
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        ranks = pairs.to(dtype)
+        for op, expected in ((dist.ReduceOp.MAX, ranks.amax(0)), (dist.ReduceOp.MIN, ranks.amin(0))):
+            for several in (False, True):
+                found = ranks[rank].clone()
+                work = dist.all_reduce(found, op, async_op=several)
+                if several:
+                    work.wait()
+                torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
+            for root in range(2):
+                found = ranks[rank].clone()
+                dist.reduce(found, root, op)
+                if rank == root:
+                    torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
+            shared = ranks[rank].clone()
+            smdistributed.all_reduce(shared, smdistributed.ReduceOp.MAX)
+            torch.testing.assert_close(shared, ranks.amax(0), equal_nan=True, rtol=0, atol=0)
+    weight = nn.Parameter(torch.full((3,), float(rank)))
+    dist.all_reduce(weight, dist.ReduceOp.MAX)
+    assert weight.tolist() == [1.0] * 3
+    whole = torch.tensor([rank, -rank])
+    dist.all_reduce(whole, dist.ReduceOp.MIN)
+    assert whole.tolist() == [0, -1]
 
 
 def train(model: Any, net: Any, steps: int, accumulate: int = 1) -> list[torch.Tensor]:
@@ -172,6 +203,7 @@ def main() -> None:
     name = sys.argv[1]
     dist.init_process_group(name)
     check_collectives(name)
+    check_extremes()
     gloo = dist.new_group([0, 1], backend="gloo")
     if "short" not in sys.argv:
         check_all(gloo)

@@ -41,11 +41,21 @@ def all_reduce_extreme(
     if not tensor.is_floating_point():
         dist.all_reduce(tensor, op, group=group)
         return
+    marked = mark_nan(tensor, op)
+    dist.all_reduce(marked, op, group=group)
+    tensor.copy_(nan_where_marked(marked))
+
+
+def mark_nan(tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> torch.Tensor:
+    """Numbers that a comparison keeps: ``tensor`` without NaN, and beside it marks where it has some."""
     sign = 1.0 if op == dist.ReduceOp.MAX else -1.0
     nan = tensor.isnan()
-    both = torch.stack([tensor.masked_fill(nan, -sign * torch.inf), nan * torch.full_like(tensor, sign)])
-    dist.all_reduce(both, op, group=group)
-    tensor.copy_(both[0].masked_fill(both[1] != 0, torch.nan))
+    return torch.stack([tensor.masked_fill(nan, -sign * torch.inf), nan * torch.full_like(tensor, sign)])
+
+
+def nan_where_marked(marked: torch.Tensor) -> torch.Tensor:
+    """The numbers that :func:`mark_nan` has taken apart, once they are reduced."""
+    return marked[0].masked_fill(marked[1] != 0, torch.nan)
 
 
 def sum_of_own_shard(flat: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

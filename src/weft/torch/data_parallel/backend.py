@@ -3,7 +3,7 @@
     torch.distributed.init_process_group("weft")        or "smddp", for scripts that say so
 
     WeftGroup           what PyTorch and scripts hold
-        all-reduce      large sums on the CPU by weft's algorithms, ReduceOp.AVG on the CPU too
+        all-reduce      large sums on the CPU by weft's algorithms, ReduceOp.AVG on the CPU too, NaN kept by MAX and MIN
         all others      as they are
     ProcessGroup        PyTorch's own, finds the backend by the tensors' device
     gloo, NCCL
@@ -29,6 +29,7 @@ from torch import Tensor
 from weft.launch.rendezvous import let_go
 from weft.reduce.choice import choose
 from weft.reduce.collective import Collective, Work
+from weft.reduce.exchange import EXTREMES, mark_nan, nan_where_marked
 from weft.transport.private_c10d import gives_works, nccl_options, number_operations, use_backend, work_of
 
 NAMES = ("weft", "smddp")
@@ -39,7 +40,7 @@ PASSED_ON = (
     "_allgather_base", "_end_coalescing", "_reduce_scatter_base", "_start_coalescing", "all_gather_single",
     "all_gather_single_coalesced", "all_to_all_single", "allgather", "allgather_coalesced",
     "allgather_into_tensor_coalesced", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast",
-    "gather", "monitored_barrier", "recv", "recv_anysource", "reduce", "reduce_scatter", "reduce_scatter_single",
+    "gather", "monitored_barrier", "recv", "recv_anysource", "reduce_scatter", "reduce_scatter_single",
     "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "scatter", "send",
 )  # fmt: skip
 """What goes to the group below as it is, as far as this version of PyTorch has it."""
@@ -81,6 +82,8 @@ class WeftGroup(dist.ProcessGroup):
         """Reduce each tensor in place over the ranks; returns a work."""
         options = args[0] if args else kwargs.get("opts")
         several = [tensors] if isinstance(tensors, Tensor) else tensors
+        if _keeps_no_nan(several, options):
+            return self._extremes("allreduce", several, options)
         if isinstance(options, dist.AllreduceOptions) and all(
             t.device.type == "cpu" and (t.is_floating_point() or t.is_complex()) for t in several
         ):
@@ -97,16 +100,43 @@ class WeftGroup(dist.ProcessGroup):
                 return self._sum(several[0])
         return self._below.allreduce(tensors, *args, **kwargs)
 
+    def reduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Reduce each tensor to one rank; returns a work."""
+        options = args[0] if args else kwargs.get("opts")
+        several = [tensors] if isinstance(tensors, Tensor) else tensors
+        if _keeps_no_nan(several, options):
+            return self._extremes("reduce", several, options)
+        return self._below.reduce(tensors, *args, **kwargs)
+
+    def _extremes(self, name: str, tensors: list[Tensor], options: Any) -> Any:
+        """Largest or smallest numbers, and NaN where a rank has it."""
+        values = [tensor.detach() for tensor in tensors]
+        marked = [mark_nan(value, options.reduceOp) for value in values]
+        work = getattr(self._below, name)(marked, options)
+
+        def write() -> None:
+            if name == "allreduce" or options.rootRank == self.rank():
+                for value, reduced in zip(values, marked, strict=True):
+                    value.copy_(nan_where_marked(reduced))
+
+        if not gives_works:
+            work.wait()
+            write()
+            return work
+        return self._later(work, tensors, write)
+
+    def _later(self, work: Work, tensors: list[Tensor], then: Callable[[], None] = lambda: None) -> Any:
+        """A work that is done when this one is, and what comes ``then``."""
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        self._waiting.submit(_wait, work, tensors, then, future)
+        return work_of(future)
+
     def _sum(self, tensor: Tensor) -> Any:
         """By the algorithm that is the fastest here; measured at the first sum."""
         if self._collective is None:
             self._collective = choose(self._below)
         work = self._collective.all_reduce(tensor.view(-1))
-        if isinstance(work, dist.Work):
-            return work
-        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-        self._waiting.submit(_wait, work, tensor, future)
-        return work_of(future)
+        return work if isinstance(work, dist.Work) else self._later(work, [tensor])
 
 
 _living: weakref.WeakSet[WeftGroup] = weakref.WeakSet()
@@ -126,10 +156,20 @@ def _is_large(tensor: Tensor) -> bool:
     return large and tensor.layout == torch.strided and tensor.is_contiguous()
 
 
-def _wait(work: Work, tensor: Tensor, future: torch.futures.Future[list[Tensor]]) -> None:
+def _keeps_no_nan(tensors: list[Tensor], options: Any) -> bool:
+    """Whether gloo would compare numbers, of which NaN is no larger and no smaller than others."""
+    op = getattr(options, "reduceOp", None)
+    compares = any(op == extreme for extreme in EXTREMES)  # not "in", which asks the other one
+    return compares and all(t.device.type == "cpu" and t.is_floating_point() for t in tensors)
+
+
+def _wait(
+    work: Work, tensors: list[Tensor], then: Callable[[], None], future: torch.futures.Future[list[Tensor]]
+) -> None:
     try:
         work.wait()
-        future.set_result([tensor])
+        then()
+        future.set_result(tensors)
     except Exception as error:
         future.set_exception(error)  # type: ignore[arg-type]
 
