@@ -776,5 +776,17 @@ def averaged(model: nn.Module) -> AveragedModel:
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
 
 
+@CHECKS.check
+def models_that_replicas_share_are_not_copied() -> None:
+    """Not before they are shared either: the copy would keep all of each weight."""
+    for layout, settings in layouts():
+        if "share parameters" in layout or layout == "shared parameters":
+            job = Split(settings, adam)
+            with pytest.raises(
+                WeftError, match="copy.deepcopy does not work for a model whose parameters are shared"
+            ):
+                copy.deepcopy(job.model)
+
+
 if __name__ == "__main__":
     CHECKS.run(sys.argv[1:], lambda: None)

@@ -121,7 +121,7 @@ class DistributedModel(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
         """A model of its own that is split as this one is, or will be: an average of weights, say."""
-        if self.sharded or self.shared is not None or has_delayed(self.module):
+        if current.session().settings.sharded_data_parallel_degree > 1 or has_delayed(self.module):
             raise UsageError(
                 "copy.deepcopy does not work for a model whose parameters are shared by replicas, or not made yet: "
                 "copy its state_dict()"
