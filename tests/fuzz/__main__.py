@@ -1,7 +1,7 @@
 """make fuzz: runs new programs until it is stopped, or so many; prints what differs as a program that runs by itself.
 
 python -m tests.fuzz [COUNT] [--seed SEED] [--wait SECONDS]
-python -m tests.fuzz --layouts [--only NUMBER]      models whose layers, sequences or parameters ranks share
+python -m tests.fuzz --layouts [--only NUMBER] [--ranks COUNT]    models whose layers, sequences or weights are shared
 """
 
 from __future__ import annotations
@@ -76,12 +76,15 @@ def main() -> int:
         "--layouts", action="store_true", help="models whose layers, sequences or parameters ranks share"
     )
     parser.add_argument("--only", type=int, help="of the layouts this one")
+    parser.add_argument("--ranks", type=int, help="of the layouts those of so many processes")
     given = parser.parse_args()
     programs, written = grammar.programs, lambda program: source.written(program)[0]
     if given.layouts:
         programs, written = layouts.programs, source_of_layouts.written
         if given.only is not None:
             programs = programs.map(lambda program: replace(program, layout=given.only))
+        if given.ranks is not None:
+            programs = programs.filter(lambda program: program.ranks == given.ranks)
     with ranks(wait_s=given.wait, beside=LAYOUTS if given.layouts else BESIDE) as job:
         batches = Batches(job, programs, written)
         number = given.seed

@@ -160,7 +160,7 @@ class Job:
         texts = [f"rank {rank}: {word} {text}" for rank, (word, text) in sorted(told.items())]
         if len(told) == self.ranks and words <= {"equal", "differs"}:
             return Outcome("differs", "\n".join(texts)), True
-        for word in ("differs", "crashed", "stuck", "refused"):
+        for word in ("silent", "differs", "crashed", "stuck", "refused"):
             if word in words:
                 if word == "refused":
                     return Outcome(word, next(text for which, text in told.values() if which == word)), False

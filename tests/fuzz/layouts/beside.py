@@ -18,12 +18,15 @@ from torch import Tensor, nn
 import weft.torch as weft
 from tests.fuzz import beside as programs
 from tests.fuzz.beside import DIFFERS, EQUAL, INVALID, REFUSED, compiled, judged
+from tests.fuzz.layouts.between import Alone, Job, SilentError, Split
 from weft.errors import WeftError
 from weft.torch.context_parallel.apply import Region
 from weft.torch.session import current
 from weft.torch.tensor_parallel import is_cut
 
-IN_PARTS = "in parts"
+IN_PARTS, SILENT = "in parts", "silent"
+PARTED = ("losses", "scores", "scores in between")
+"""Numbers of which each copy of the model has its own samples'."""
 TOLD = 6
 TOLERANCE = 1e-8
 """Of the largest number that is compared."""
@@ -31,53 +34,46 @@ TOLERANCE = 1e-8
 
 @dataclass
 class Done:
-    """What is compared after one step."""
+    """What is compared after one step. `copies`: of the model, each of which has its part of `PARTED`; `rank`: the
+    place of this one among them."""
 
+    copies: int
+    rank: int
     numbers: dict[str, Tensor] = field(default_factory=dict)
 
 
-def start(names: Mapping[str, Any]) -> nn.Module:
-    torch.manual_seed(3)
-    net: nn.Module = names["Model"]()
-    return net.double()
-
-
-def batch(names: Mapping[str, Any], number: int) -> Tensor:
-    numbers = torch.Generator().manual_seed(11 + number)
-    return torch.randint(0, 17, (names["ROWS"], names["LENGTHS"][number]), generator=numbers)
-
-
-def loss_of(names: Mapping[str, Any], given: tuple[Tensor, Any], words: Tensor) -> Tensor:
-    loss: Tensor = names["loss_of"](given[0], words) + 0.1 * given[1]
-    return loss
-
-
-def alone(names: Mapping[str, Any], copies: int) -> list[Done]:
-    """What one process has after each step, on microbatches as all copies of the model have them together."""
-    net = start(names)
-    optimizer = names["optimizer_of"](net.parameters())
-    microbatches = names["SETTINGS"]["microbatches"]
-    found = []
+def trained(job: Job, names: Mapping[str, Any]) -> list[Done]:
+    """What one process or this rank has after each step; up to one that has to be refused."""
+    found: list[Done] = []
     for number in range(names["STEPS"]):
-        words, done = batch(names, number), Done()
+        events = [event for event in names["EVENTS"] if event[1] == number]
+        between: dict[str, Tensor] = {}
+        for event in events:
+            if event[0] != "not finite" and not job.silent:
+                between |= job.happen(*event)
+        if job.silent and isinstance(job, Alone):
+            return found
+        done = Done(job.copies, job.copy, between)
         if number == 0 or not names["ACCUMULATE"]:
-            optimizer.zero_grad()
-        parts = [part for share in words.chunk(copies) for part in share.chunk(microbatches)]
-        losses = []
-        for part in parts:
-            loss = loss_of(names, net(part), part)
-            (loss / len(parts)).backward()
-            losses.append(loss.detach())
-        done.numbers["losses"] = torch.stack(losses)
-        if names["CLIP"]:
-            done.numbers["norm"] = torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05).detach()
-        optimizer.step()
+            job.zero_grad()
+        done.numbers["losses"] = job.train(job.batch(number))
+        if job.silent:
+            raise SilentError(job.silent)
+        job.begun = True
+        ruined = [pick for kind, *_, pick in events if kind == "not finite"]
+        if ruined:
+            done.numbers |= job.ruin(ruined[0])
+            job.zero_grad()
+        else:
+            if names["CLIP"]:
+                done.numbers["norm"] = job.clip()
+            for optimizer in job.optimizers:
+                optimizer.step()
+            job.follow()
         if names["EVALUATE"]:
-            net.eval()
-            with torch.no_grad():
-                done.numbers["scores"] = torch.cat([net(part)[0] for part in parts])
-            net.train()
-        done.numbers |= {f"weight {name}": value.clone() for name, value in net.state_dict().items()}
+            done.numbers["scores"] = job.scores(job.batch(number))
+        done.numbers |= {f"weight {name}": value.clone() for name, value in job.model.state_dict().items()}
+        done.numbers |= dict(job.averaged())
         found.append(done)
     return found
 
@@ -90,63 +86,42 @@ def is_in_parts(net: nn.Module) -> bool:
     return cut and (regions or settings.context_parallel_degree == 1)
 
 
-def split(net: nn.Module, names: Mapping[str, Any]) -> list[Done]:
-    """What this rank has after each step."""
-    model = weft.DistributedModel(net)
-    optimizer = weft.DistributedOptimizer(names["optimizer_of"](model.parameters()))
-
-    @weft.step
-    def step(model: Any, words: Tensor) -> Tensor:
-        loss = loss_of(names, model(words), words)
-        model.backward(loss)
-        return loss
-
-    @weft.step
-    def scores(model: Any, words: Tensor) -> Tensor:
-        result: Tensor = model(words)[0]
-        return result
-
-    found = []
-    for number in range(names["STEPS"]):
-        words, done = batch(names, number), Done()
-        mine = words.chunk(weft.rdp_size())[weft.rdp_rank()]
-        if number == 0 or not names["ACCUMULATE"]:
-            optimizer.zero_grad()
-        done.numbers["losses"] = torch.stack([each.detach() for each in step(model, mine).outputs])
-        if names["CLIP"]:
-            done.numbers["norm"] = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05).detach()
-        optimizer.step()
-        if names["EVALUATE"]:
-            model.eval()
-            with torch.no_grad():
-                done.numbers["scores"] = torch.cat([each.detach() for each in scores(model, mine).outputs])
-            model.train()
-        done.numbers |= {f"weight {name}": value.clone() for name, value in model.state_dict().items()}
-        found.append(done)
-    return found
-
-
-def differences(mine: list[Done], theirs: list[Done], rank: int, copies: int) -> str:
+def differences(mine: list[Done], theirs: list[Done]) -> str:
     """What differs by more than rounding; nothing if all is well."""
     told = []
     for number, (actual, expected) in enumerate(zip(mine, theirs, strict=True)):
-        if actual.numbers.keys() != expected.numbers.keys():
-            told.append(
-                f"step {number}: {sorted(actual.numbers.keys() ^ expected.numbers.keys())} on one side only"
-            )
+        lacking = {
+            name
+            for name in actual.numbers.keys() ^ expected.numbers.keys()
+            if not name.startswith("gradient")
+        }
+        if lacking:
+            told.append(f"step {number}: {sorted(lacking)} on one side only")
         for name in [name for name in expected.numbers if name in actual.numbers]:
             one, other = actual.numbers[name], expected.numbers[name]
-            if name in ("losses", "scores"):
-                other = other.chunk(copies)[rank]
+            if name in PARTED:
+                other = other.chunk(expected.copies)[actual.rank]
             if one.shape != other.shape or one.dtype != other.dtype:
                 told.append(
                     f"step {number}: {name} is {one.dtype} {tuple(one.shape)}, not {other.dtype} {tuple(other.shape)}"
                 )
-            elif one.numel() and not float((one - other).abs().max()) <= TOLERANCE * max(
-                1.0, float(other.abs().max())
-            ):
+            elif one.numel() and not torch.allclose(one, other, 0.0, tolerance(other), equal_nan=True):
                 told.append(f"step {number}: {name} differs by {float((one - other).abs().max()):.2g}")
     return "\n".join(told[:TOLD])
+
+
+def tolerance(numbers: Tensor) -> float:
+    """Of the largest finite one."""
+    return TOLERANCE * float(numbers.abs().nan_to_num(0.0, 0.0).max().clamp(min=1.0))
+
+
+def is_usable(done: Done, some: bool) -> bool:
+    """Whether the numbers are finite, but for those that are not by purpose: `some`: only some samples count."""
+    return all(
+        bool(value.isfinite().all())
+        for name, value in done.numbers.items()
+        if not (some and name == "losses" or name.startswith("norm of"))
+    )
 
 
 def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
@@ -154,20 +129,29 @@ def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
     names = compiled(source)
     try:
         weft.init({**names["SETTINGS"], **settings})
-        copies, rank = weft.rdp_size(), weft.rdp_rank()
     except WeftError as error:
         return REFUSED, f"{type(error).__name__}: {error}"
     try:
-        expected = alone(names, copies)
-        if not all(bool(value.isfinite().all()) for done in expected for value in done.numbers.values()):
-            return INVALID, "the numbers are not finite"
+        expected = trained(Alone(names, weft.size()), names)
+        usable = all(is_usable(done, names["COUNTED"] is not None) for done in expected)
+        invalid = "" if usable else "the numbers are not finite"
     except Exception as error:
-        return INVALID, f"{type(error).__name__}: {error}"
+        invalid = f"{type(error).__name__}: {error}"
 
     def beside() -> tuple[str, str]:
-        net = start(names)
-        found = differences(split(net, names), expected, rank, copies)
-        return (DIFFERS, found) if found else (EQUAL, IN_PARTS if is_in_parts(net) else "")
+        if invalid:
+            weft.shutdown()
+            return INVALID, invalid
+        job = Split(names, settings, weft.size())
+        try:
+            found = differences(trained(job, names), expected)
+            parted = IN_PARTS if is_in_parts(job.net) else ""
+            weft.shutdown()
+        except SilentError as error:
+            return SILENT, f"no error, though {error}"
+        finally:
+            job.close()
+        return (DIFFERS, found) if found else (EQUAL, parted)
 
     return judged(beside)
 

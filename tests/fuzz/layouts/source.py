@@ -5,6 +5,8 @@ A model gets words (samples, positions) and gives scores. Its layers get `x` (sa
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.fuzz.layouts.grammar import LAYOUTS, Program
 from tests.fuzz.layouts.layers import WIDTH, WORDS, WRITERS, Picks
 
@@ -18,8 +20,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
 SETTINGS = {settings}
-STEPS, ROWS, LENGTHS = 2, {rows}, {lengths}
+STEPS, ROWS, LENGTHS = {steps}, {rows}, {lengths}
 CLIP, EVALUATE, CHECKPOINTED, ACCUMULATE = {clip}, {evaluate}, {checkpointed}, {accumulate}
+COUNTED = {counted}
+EVENTS = {events}
 
 
 class RMS(nn.Module):
@@ -42,7 +46,17 @@ def rotated(x, places):  # samples, heads, positions, features
 
 HEADS_OF_MODELS = ("own", "tied", "biased", "mean", "last", "first")
 LOSSES = ("mean", "shifted", "ignored", "smoothed", "sums", "squares", "z")
-OPTIMIZERS = ("sgd", "momentum", "adam", "groups")
+OPTIMIZERS = {
+    "sgd": "torch.optim.SGD(parameters{half}, lr=0.1)",
+    "momentum": "torch.optim.SGD(parameters{half}, lr=0.1, momentum=0.9)",
+    "adam": "torch.optim.AdamW(parameters{half}, lr=0.01, eps=1e-3)",
+    "groups": (
+        "torch.optim.AdamW(\n"
+        "        [{{'params': [each for each in parameters{half} if each.ndim < 2], 'weight_decay': 0.0}},\n"
+        "         {{'params': [each for each in parameters{half} if each.ndim > 1], 'weight_decay': 0.1}}],\n"
+        "        lr=0.01, eps=1e-3)"
+    ),
+}
 EXTRAS = ("nothing", "hidden", "all hidden", "norms")
 """What a model gives besides its scores, which is added to the loss."""
 
@@ -145,33 +159,24 @@ def loss(program: Program) -> str:
 
 def written(program: Program) -> str:
     """The program's source. Its names are what `beside` runs."""
-    _, layout = LAYOUTS[program.layout % len(LAYOUTS)]
-    settings = {
-        "microbatches": 2, **layout, "pipeline": ("interleaved", "simple", "zb_h1")[program.schedule % 3],
-        "verify": "losses" if program.verify else "off",
-    }  # fmt: skip
-    lengths = [(8, 8), (9, 9), (8, 6), (7, 10), (4, 4), (5, 12)][program.length % 6]
-    optimizer = {
-        "sgd": "torch.optim.SGD(parameters, lr=0.1)",
-        "momentum": "torch.optim.SGD(parameters, lr=0.1, momentum=0.9)",
-        "adam": "torch.optim.AdamW(parameters, lr=0.01, eps=1e-3)",
-        "groups": (
-            "torch.optim.AdamW(\n"
-            "        [{'params': [each for each in parameters if each.ndim < 2], 'weight_decay': 0.0},\n"
-            "         {'params': [each for each in parameters if each.ndim > 1], 'weight_decay': 0.1}],\n"
-            "        lr=0.01, eps=1e-3)"
-        ),
-    }[OPTIMIZERS[program.optimizer % len(OPTIMIZERS)]]
+    settings = settings_of(program, program.layout)
     start = START
     for name, value in (
-        ("settings", settings), ("rows", 8), ("lengths", lengths), ("clip", program.clip),
-        ("evaluate", program.evaluate), ("checkpointed", program.checkpointed), ("accumulate", program.accumulate),
+        ("settings", settings), ("rows", 8), ("lengths", lengths(program)), ("steps", 3 if program.events else 2),
+        ("clip", program.clip), ("evaluate", program.evaluate), ("checkpointed", program.checkpointed),
+        ("accumulate", program.accumulate), ("counted", counted(program)), ("events", events(program)),
     ):  # fmt: skip
         start = start.replace(f"{{{name}}}", repr(value))
+    kinds = [*OPTIMIZERS.values()] * 2
+    first = program.optimizer % len(OPTIMIZERS)
+    if program.several:
+        made = ", ".join(kinds[first + n].format(half=half) for n, half in enumerate(("[::2]", "[1::2]")))
+    else:
+        made = kinds[first].format(half="")
     ending = f"""\
-def optimizer_of(parameters):
+def optimizers_of(parameters):
     parameters = [*parameters]
-    return {optimizer}
+    return [{made}]
 
 
 if __name__ == "__main__":  # weft run -n {program.ranks} this_file.py
@@ -180,3 +185,36 @@ if __name__ == "__main__":  # weft run -n {program.ranks} this_file.py
     beside.main(dict(globals()))
 """
     return start + "\n" + model(program) + "\n\n" + loss(program) + ending
+
+
+def settings_of(program: Program, layout: int) -> dict[str, Any]:
+    """Those of the job in one of the layouts."""
+    return {
+        "microbatches": 2, **LAYOUTS[layout % len(LAYOUTS)][1],
+        "pipeline": ("interleaved", "simple", "zb_h1")[program.schedule % 3],
+        "verify": "losses" if program.verify else "off",
+    }  # fmt: skip
+
+
+def lengths(program: Program) -> tuple[int, ...]:
+    """Positions in the batch of each step."""
+    return [(8, 8, 8), (9, 9, 9), (8, 6, 8), (7, 10, 7), (4, 4, 4), (5, 12, 5)][program.length % 6]
+
+
+def counted(program: Program) -> list[bool] | None:
+    """Which quarters of the samples of a copy count in the loss; None: all, without a word of it."""
+    return [bool(program.counted >> quarter & 1) for quarter in range(4)] if program.counted else None
+
+
+def events(program: Program) -> list[tuple[Any, ...]]:
+    """What happens before which step, whether one rank alone does it, and what of; a layout instead, if it changes."""
+    others = [number for number, (ranks, _) in enumerate(LAYOUTS) if ranks == program.ranks]
+    return [
+        (
+            e.kind,
+            e.at,
+            e.alone,
+            settings_of(program, others[e.pick % len(others)]) if e.kind == "resumed" else e.pick,
+        )
+        for e in sorted(program.events, key=lambda event: event.at)
+    ]
