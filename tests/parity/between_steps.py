@@ -276,6 +276,23 @@ def a_save_hides_no_weights_that_one_rank_wrote() -> None:
     weft.shutdown()
 
 
+@CHECKS.check
+def a_weight_that_one_rank_wrote_is_seen_beside_an_average() -> None:
+    """The average has the same names, and is written on all ranks after each step."""
+    job = Split(LAYOUTS[2]["copies"], adam)
+    average = copy.deepcopy(job.model)
+    for x in batches()[:2]:
+        job.step(x)
+        with torch.no_grad():
+            for mean, now in zip(average.parameters(), job.model.parameters(), strict=True):
+                mean.lerp_(now, 0.5)
+    if weft.rank() == 0:
+        write_weights(job)
+    with pytest.raises(WeftError, match="which the script wrote between steps"):
+        job.step(batches()[2])
+    weft.shutdown()
+
+
 @CHECKS.of_each(*AFTER)
 def ends_the_job(what: str) -> None:
     """The same with copies of a pipeline, none of whose ranks catches the error."""

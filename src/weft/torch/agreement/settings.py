@@ -149,16 +149,19 @@ class Agreement:
         return self._text
 
     def _watched(self) -> Iterator[dict[str, Tensor]]:
-        """The weights that other ranks have as this one, by name; of one model after the other."""
+        """The weights that other ranks have as this one, by names of their own; of one model after the other."""
         if self._session.mesh.rdp * self._session.mesh.tp == 1:
             return
-        for model in self._session.models:
+        for which, model in self.present("model").items():
+            of = "" if which == "model" else f" of the {which}"  # an average has the names of its model
             outline = model.outline
             whole = not model.sharded and model.shared is None
             if outline is not None and whole:
                 if outline not in self._weights:
                     named = outline.parameters.items()
-                    self._weights[outline] = {name: weight for name, weight in named if model.is_local(name)}
+                    self._weights[outline] = {
+                        f"{name}{of}": weight for name, weight in named if model.is_local(name)
+                    }
                 yield self._weights[outline]
 
     def _find_written(self) -> dict[str, str]:
