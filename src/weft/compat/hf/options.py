@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +14,8 @@ from weft.errors import ConfigError
 
 log = logging.getLogger("weft")
 
+OLDEST = "4.40"
+"""The oldest transformers whose Trainer works; docs/versions.md says which ones are tested."""
 OVERLAP = 2
 """Microbatches for each partition where nobody says how many: with less, partitions wait for each other."""
 
@@ -54,6 +58,9 @@ def install(trainer: ModuleType) -> None:
 def arguments(module: ModuleType) -> None:
     """Change ``transformers.training_args``: ``use_cpu`` works, and replicas are no wrong way of starting."""
     cls = module.TrainingArguments
+    if not hasattr(cls, "use_cpu"):
+        refuse_older(cls, module.is_sagemaker_mp_enabled)
+        return
     found = cls._setup_devices.func if hasattr(cls._setup_devices, "func") else cls._setup_devices.fget
 
     def devices(self: Any) -> Any:
@@ -79,6 +86,23 @@ def arguments(module: ModuleType) -> None:
     if hasattr(module, name):
         initialized = getattr(module, name)
         setattr(module, name, lambda: initialized() and not module.is_sagemaker_mp_enabled())
+
+
+def refuse_older(cls: Any, splits: Callable[[], bool]) -> None:
+    """Let nobody make an object of a class of an older transformers where a model is to be split."""
+    made = cls.__init__
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if splits():
+            version = importlib.import_module("transformers").__version__
+            raise ConfigError(
+                f"the {cls.__name__} of transformers {version} cannot split a model: weft knows those from {OLDEST} on "
+                f'(pip install "transformers>={OLDEST}"). A loop of the script\'s own works with any version'
+            )
+        made(self, *args, **kwargs)
+
+    cls.__init__ = init
 
 
 def refuse(args: Any) -> None:

@@ -19,13 +19,10 @@ from typing import Any
 
 from weft.compat.hf import files, options
 from weft.compat.modelparallel.session import state
-from weft.errors import ConfigError
 
 IGNORED = -100
 """The label of a token that no loss counts, everywhere in the library."""
 
-OLDEST = "4.40"
-"""The oldest transformers whose Trainer works; docs/versions.md says which ones are tested."""
 NEEDED = (
     "_save_rng_state",
     "_save_optimizer_and_scheduler",
@@ -39,9 +36,8 @@ log = logging.getLogger("weft")
 def install(trainer: Any) -> None:
     """Change ``transformers.trainer.Trainer``, as far as ``smp.init()`` has been called when it is used."""
     cls = trainer.Trainer
-    missing = [name for name in NEEDED if not hasattr(cls, name)]
-    if missing:
-        cls.__init__ = _refuse
+    if not all(hasattr(cls, name) for name in NEEDED):
+        options.refuse_older(cls, trainer.is_sagemaker_mp_enabled)
         return
     _end_unwrapping(trainer)
     split = trainer.is_sagemaker_mp_enabled
@@ -52,14 +48,6 @@ def install(trainer: Any) -> None:
     _wrap_for_steps(trainer, cls, makes_optimizer=hasattr(cls, "_prepare_for_training"))
 
 
-def _refuse(self: Any, *args: Any, **kwargs: Any) -> None:
-    version = importlib.import_module("transformers").__version__
-    raise ConfigError(
-        f"the Trainer of transformers {version} cannot be split: weft knows those from {OLDEST} on "
-        f'(pip install "transformers>={OLDEST}"). A loop of the script\'s own works with any version'
-    )
-
-
 def _end_unwrapping(trainer: ModuleType) -> None:
     """Let older versions' ``unwrap_model`` end at a model that is its own ``module``, as wrapped ones are here."""
 
@@ -68,8 +56,9 @@ def _end_unwrapping(trainer: ModuleType) -> None:
         return model if inner is model else unwrap_model(inner)
 
     for module in (trainer, importlib.import_module("transformers.modeling_utils")):
-        if len(inspect.signature(getattr(module, "unwrap_model", _refuse)).parameters) == 1:
-            setattr(module, "unwrap_model", unwrap_model)  # noqa: B010
+        known = getattr(module, "unwrap_model", None)
+        if known is not None and len(inspect.signature(known).parameters) == 1:
+            vars(module)["unwrap_model"] = unwrap_model
 
 
 def _wrap_for_steps(trainer: ModuleType, cls: Any, makes_optimizer: bool) -> None:
