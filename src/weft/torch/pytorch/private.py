@@ -422,6 +422,21 @@ def _bound_tries() -> None:
     _tries._get_candidate_placements = staticmethod(ways)
 
 
+_READ = "values read out of shared parameters are those of the whole", "each replica reads its share's"
+_handlers = _find("torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers", *_READ)
+
+
+def read_whole() -> None:
+    """From now on a value that is read out of a ``DTensor`` (``item()``, ``float(...)``, ``if``) is the whole tensor's.
+
+    PyTorch reads what this rank has, a part of a sum say. All ranks of the tensor's mesh read together.
+    """
+    if _handlers is not None:
+        _handlers[torch.ops.aten._local_scalar_dense.default] = lambda op, args, kwargs: (
+            args[0].full_tensor().item()
+        )
+
+
 _ORDER = "causal attention takes all ranks as long", "each rank has one block of positions"
 _redistribute = _find("torch.distributed.tensor._redistribute.redistribute_local_tensor", *_ORDER)
 _redistributing = [
