@@ -618,6 +618,15 @@ def penalties_on_weights_in_the_step(kind: str) -> None:
             torch.testing.assert_close(model.state_dict()[name], value, msg=f"{name} in {layout}")
 
 
+READS: list[Callable[[Tensor], Any]] = [
+    lambda p: float(p.square().sum()), lambda p: p.abs().max().item(), lambda p: bool(p.sum() > 0),
+]  # fmt: skip
+
+
+def read_out(net: Any) -> Tensor:
+    return torch.tensor([float(read(p.detach())) for p in net.parameters() for read in READS])
+
+
 @CHECKS.check
 def numbers_read_out_of_shared_weights_are_those_of_the_whole() -> None:
     """PyTorch reads what this rank has of a DTensor."""
@@ -625,19 +634,16 @@ def numbers_read_out_of_shared_weights_are_those_of_the_whole() -> None:
         if layout != "shared parameters":
             continue
         weft.init({"microbatches": 2, **settings})
-        net, model = network(), weft.DistributedModel(network())
+        model = weft.DistributedModel(network())
         weft.DistributedOptimizer(momentum(list(model.parameters())))
-        reads: list[Callable[[Tensor], Any]] = [
-            lambda p: float(p.square().sum()), lambda p: p.abs().max().item(), lambda p: bool(p.sum() > 0),
-        ]  # fmt: skip
 
         @weft.step
-        def train(model: Any, x: Tensor) -> list[Any]:
+        def train(model: Any, x: Tensor) -> Tensor:
             model.backward(loss_of(model, x))
-            return [read(p.detach()) for p in model.parameters() for read in reads]
+            return read_out(model)
 
-        for found in train(model, batches()[0]):
-            assert found == pytest.approx([read(p.detach()) for p in net.parameters() for read in reads])
+        for found in train(model, batches()[0]).outputs:
+            torch.testing.assert_close(found, read_out(network()))
 
 
 class Tempered(nn.Module):
