@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import Completed, run_ranks
+from tests.long import one_in
 
 WHO = r"weft: rank {} on \S+ \(pid \d+\) failed in "
 BEFORE = "its start, before weft.init: "
@@ -118,3 +119,61 @@ def test_the_script_finds_what_python_would_give_it(tmp_path: Path):
     done = run_ranks(1, script, ["a", "--b"], timeout=60).check()
     assert "[['a', '--b'], 7, True, None, None, True, True, [2]]" in done.stdout, done.stdout + done.stderr
     assert "FILE" not in done.stdout
+
+
+HANDLING = """
+import sys
+import torch
+from torch import nn
+import weft.torch as weft
+
+weft.init({"partitions": 2, "microbatches": 2})
+torch.manual_seed(0)
+model = weft.DistributedModel(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)))
+optimizer = weft.DistributedOptimizer(torch.optim.Adam(model.parameters()))
+
+
+@weft.step
+def step(model, x):
+    model.backward((model(x) - x).square().mean())
+
+
+def train():
+    for number in range(8):
+        if number == 2 and weft.rank() == 1:
+            raise ValueError("broken")
+        step(model, torch.ones(4, 8))
+        optimizer.step()
+
+
+CLEANS_UP = {
+    "a barrier": weft.barrier,
+    "PyTorch's barrier": torch.distributed.barrier,
+    "a state": model.state_dict,
+    "a save": lambda: weft.save_checkpoint(sys.argv[2], "last", model=model, optimizer=optimizer),
+    "a sum": lambda: torch.distributed.all_reduce(torch.ones(1)),
+    "a step": lambda: step(model, torch.ones(4, 8)),
+}
+if sys.argv[1] == "a step":
+    try:
+        train()
+    except ValueError:
+        weft.allgather("over")
+else:
+    try:
+        train()
+    finally:
+        CLEANS_UP[sys.argv[1]]()
+"""
+
+
+@pytest.mark.parametrize(
+    "what", one_in(3, ["a barrier", "PyTorch's barrier", "a state", "a save", "a sum", "a step"])
+)
+def test_an_exception_stands_first_whatever_its_handler_waits_for(what: str, tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(HANDLING)
+    done = run_ranks(2, script, [what, str(tmp_path / "saved")], warm=True, timeout=60)
+    assert done.returncode == 1
+    assert re.match(WHO.format(1) + r"step 2(, \S.*)?: ValueError: broken$", first_line(done)), done.stderr
+    assert not list(tmp_path.glob("saved/*/done")) and "weft.errors" not in first_line(done)

@@ -29,6 +29,7 @@ from weft.errors import (
     SplitError,
     UsageError,
     VerifyError,
+    WeftError,
 )
 from weft.visible import LINES, visible
 from weft.watch.heartbeat import Sign
@@ -80,7 +81,8 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException, rank: int, sign: Sign) -> Failure:
         """The failure of this process; `sign` is what it did at that time."""
-        lost = next((cause for cause in chain(error) if is_lost_peer(cause)), None)
+        first = first_cause(error)
+        lost = next((cause for cause in chain(first) if is_lost_peer(cause)), None)
         full = "".join(
             _own_frames(error) or traceback.format_exception(type(error), error, error.__traceback__)
         )
@@ -90,12 +92,12 @@ class Failure:
             rank=rank,
             host=host_name(),
             pid=os.getpid(),
-            kind=type(error).__name__,
-            text=visible(str(error).replace("\n", " "))[:2000],
+            kind=type(first).__name__,
+            text=visible(str(first).replace("\n", " "))[:2000],
             traceback=visible(full, LINES),
             where=sign.where(),
             time=time.monotonic(),
-            line=visible(own_line(error.__traceback__)),
+            line=visible(own_line(first.__traceback__)),
             victim=lost is not None,
             peer=lost.rank if isinstance(lost, PeerError) else sign.peer if lost is not None else None,
         )
@@ -152,6 +154,17 @@ def own_line(trace: TracebackType | None) -> str:
             line = f": {frame.line}" if frame.line else ""
             return f"at {frame.filename}, line {frame.lineno}, in {frame.name}{line}"
     return ""
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The exception to blame: what the script handled when weft refused something, or another rank was gone."""
+    while (
+        (isinstance(error, WeftError) or is_lost_peer(error))
+        and not error.__suppress_context__
+        and isinstance(error.__context__, Exception)
+    ):
+        error = error.__context__
+    return error
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

@@ -16,6 +16,10 @@ from weft.watch.heartbeat import Sign, State
 
 LEAVE_SECONDS = 2.0
 """How long a message of a rank that came to its end may still be on its way."""
+HANDLER_SECONDS = 5.0
+"""How long a rank may handle an exception while all others wait for it."""
+HANDLER_NOTES = 8
+"""How often it may turn to something new meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,40 @@ class Judge:
         ]
         head = "no rank gets on" if behind else "all ranks wait for each other"
         return Verdict("stalled", tuple(suspects), f"{head}: {'; '.join(parts)}")
+
+
+class Handler:
+    """Whether this rank stands still in code that handles an exception (``except``, ``finally``), and so holds up the
+    others: a barrier, or a save, of which the others know nothing. Pure, as `Judge`.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._error: BaseException | None = None
+        self._notes = 0
+        self._seen: tuple[int, ...] = ()
+        self._since = 0.0
+
+    def observe(self, now: float, error: BaseException | None, signs: Mapping[int, Sign]) -> bool:
+        """Whether ``error``, which this rank handles now, is what ends the job."""
+        running = {rank: sign for rank, sign in signs.items() if sign.state is State.RUNNING}
+        own = running.get(self._rank)
+        if own is None or not isinstance(error, Exception):
+            self._error = None
+            return False
+        if error is not self._error:
+            self._error, self._notes, self._seen = error, own.notes, ()
+        seen = tuple(sign.notes for sign in running.values())
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        others = [sign for rank, sign in running.items() if rank != self._rank]
+        elsewhere = any((sign.phase, sign.module) != (own.phase, own.module) for sign in others)
+        return (
+            now - self._since > HANDLER_SECONDS
+            and own.notes - self._notes <= HANDLER_NOTES  # else the script runs in a handler
+            and all(sign.waiting for sign in others)
+            and elsewhere
+        )
 
 
 def leaving_text(rank: int, sign: Sign, others: Mapping[int, Sign]) -> str:

@@ -27,9 +27,9 @@ from weft.watch.board import Board, Launched, Stored
 from weft.watch.early import report as report_early
 from weft.watch.failure import Failure, chain, root_cause
 from weft.watch.heartbeat import Page, Sign, State
-from weft.watch.judge import Verdict
+from weft.watch.judge import Handler, Verdict
 from weft.watch.pace import Pace
-from weft.watch.process import answer_with_stacks, die_with_parent, exit_now
+from weft.watch.process import answer_with_stacks, die_with_parent, exit_now, handled_in
 
 _POLL_SECONDS = 0.005
 _LAST_SECONDS = 2.0
@@ -77,6 +77,7 @@ class Monitor:
         self._previous_hook: Callable[..., Any] = sys.excepthook
         self._process = os.getpid()
         self._judged = False
+        self._handler, self._handling = Handler(place.rank), False
         self._pace = Pace()
         self._store: Any = None
         self.beside: Beside | None = None
@@ -135,11 +136,22 @@ class Monitor:
                 verdict = self._store_lost()
             if verdict is not None:
                 self._end(verdict)
+            self._look_at_handler()
             if self.beside is not None and self._board.somebody_left:
                 self.beside.note_leaving()
             self._tell_step()
             if self._stop.wait(self._limits.interval):
                 return
+
+    def _look_at_handler(self) -> None:
+        """End the job with the exception that the main thread handles, if it waits there for what nobody else does."""
+        error = handled_in(threading.main_thread())
+        if error is None and not self._handling:
+            return
+        self._handling = error is not None
+        if self._handler.observe(time.monotonic(), error, self.signs() if self._handling else {}):
+            assert error is not None
+            self.end_with(error)
 
     def _tell_step(self, last: bool = False) -> None:
         """Rank 0 says how far the job is, where no launcher of weft's sees that."""

@@ -10,7 +10,8 @@ import os
 import signal
 import socket
 import sys
-from typing import NoReturn
+import threading
+from typing import Any, NoReturn
 
 from weft.visible import visible
 
@@ -120,3 +121,9 @@ def boot() -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+def handled_in(thread: threading.Thread) -> BaseException | None:
+    """The exception that code of a thread handles now, in an ``except`` or a ``finally``; None if there is none."""
+    found: Any = sys._current_exceptions().get(thread.ident or 0)
+    return found[1] if isinstance(found, tuple) else found  # a tuple before Python 3.12

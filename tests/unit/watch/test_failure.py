@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from weft.errors import PeerError
-from weft.watch.failure import Failure, chain, is_lost_peer, root_cause
+from weft.errors import PeerError, UsageError
+from weft.watch.failure import Failure, chain, first_cause, is_lost_peer, root_cause
 from weft.watch.heartbeat import Sign
 
 SIGN = Sign(pid=7, step=3, microbatch=1, phase="forward", module="layers.0", peer=2)
@@ -88,3 +88,30 @@ def test_a_long_report_loses_the_start_of_its_traceback():
     text = failure.to_json(4000)
     assert len(text.encode()) <= 4000
     assert json.loads(text)["traceback"].endswith("the end")
+
+
+@pytest.mark.parametrize(
+    "second", [UsageError("only here"), PeerError(0, "gone"), RuntimeError("Broken pipe")]
+)
+def test_what_a_script_was_handling_comes_before_what_weft_refused_then(second: BaseException):
+    with pytest.raises(type(second)) as told:
+        try:
+            raise ValueError("first")
+        finally:
+            raise second
+    assert first_cause(told.value) is told.value.__context__
+    failure = Failure.of(told.value, 1, SIGN)
+    assert (failure.kind, failure.text, failure.victim) == ("ValueError", "first", False)
+    assert type(second).__name__ in failure.traceback
+
+
+def test_an_exception_made_of_another_one_is_itself():
+    one = caught(KeyError("a"))
+    for error in (caught(UsageError("no"), one), caught(ValueError("no"), one)):
+        assert first_cause(error) is error
+    with pytest.raises(ValueError, match="second") as told:
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise ValueError("second")  # noqa: B904
+    assert first_cause(told.value) is told.value, "the script says what is wrong"

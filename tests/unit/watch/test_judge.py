@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 
 from weft.watch.heartbeat import Sign, State
-from weft.watch.judge import LEAVE_SECONDS, Judge, Verdict, leaving_text
+from weft.watch.judge import (
+    HANDLER_NOTES,
+    HANDLER_SECONDS,
+    LEAVE_SECONDS,
+    Handler,
+    Judge,
+    Verdict,
+    leaving_text,
+)
 
 FORWARD = Sign(State.RUNNING, pid=7, heartbeat=2.0, stall=10.0, notes=1, step=3, phase="forward", host="node")
 RECEIVE = replace(FORWARD, phase="receive")
@@ -162,3 +170,38 @@ def test_the_words_for_leaving():
         == "rank 1 left while rank 0 and rank 2 still need it: step 3, receive"
     )
     assert leaving_text(1, Sign(), {0: Sign()}) == "rank 1 left while rank 0 still needs it"
+
+
+BARRIER = replace(FORWARD, phase="collective", module="barrier()")
+ERROR = ValueError("broken")
+
+
+def handles(
+    signs: dict[int, Sign], error: BaseException | None = ERROR, seconds: float = HANDLER_SECONDS + 1
+) -> bool:
+    """Whether rank 1 is found to hold up the others after so many seconds."""
+    handler = Handler(1)
+    return [handler.observe(0.5 * look, error, signs) for look in range(round(2 * seconds))][-1]
+
+
+def test_a_rank_that_handles_an_exception_while_all_others_wait_elsewhere_ends_the_job():
+    assert handles({0: RECEIVE, 1: BARRIER})
+    assert handles({0: RECEIVE, 1: replace(FORWARD, phase="")}), "in a collective that weft does not know"
+    assert handles({0: RECEIVE, 1: BARRIER, 2: RECEIVE, 3: FINISHED})
+
+
+def test_handlers_that_hold_up_nobody_are_left_alone():
+    assert not handles({0: RECEIVE, 1: BARRIER}, None)
+    assert not handles({0: RECEIVE, 1: BARRIER}, KeyboardInterrupt())
+    assert not handles({0: RECEIVE, 1: BARRIER}, seconds=HANDLER_SECONDS / 2)
+    assert not handles({0: FORWARD, 1: BARRIER}), "rank 0 computes"
+    assert not handles({0: BARRIER, 1: BARRIER}), "all ranks have come there"
+
+
+def test_a_script_that_runs_in_a_handler_is_left_alone():
+    """`except ImportError: main()`"""
+    handler = Handler(1)
+    for number in range(HANDLER_NOTES + 2):
+        assert not handler.observe(number, ERROR, {0: RECEIVE, 1: replace(BARRIER, notes=number)})
+    signs = {0: RECEIVE, 1: replace(BARRIER, notes=HANDLER_NOTES + 2)}
+    assert not any(handler.observe(100.0 + look, ERROR, signs) for look in range(20))
