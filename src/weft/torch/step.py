@@ -177,7 +177,7 @@ class Step:
 
     def _together(self, session: Session, models: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
         """The batch cut so that rows which the loss joins are in one microbatch, or else a warning."""
-        if session.settings.verify == "off" or batch.size is None:
+        if session.settings.verify == "off" or batch.size is None or not models:
             return batch
         step, open_number = self.rows.like, session.settings.microbatches == "auto"
         count = min(batch.size, 2 * session.settings.partitions) if open_number else batch.microbatches

@@ -67,6 +67,8 @@ def _cannot(session: Session, batch: MiniBatch) -> str | None:
     modules = [module for model in session.models for module in model.module.modules()]
     if batch.size is None:
         return "the step is given no tensor that is cut"
+    if batch.size > 1 and batch.cut.joined.units(batch.size) == 1:
+        return "its loss joins all rows of the mini-batch"
     if session.mesh.tp > 1:
         return "weights are cut over ranks"
     if any(model.sharded for model in session.models):

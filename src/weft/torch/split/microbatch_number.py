@@ -58,7 +58,7 @@ def decide_number(
     """
     assert batch.size is not None
     partitions = session.settings.partitions
-    tried = numbers(batch.size, partitions, batch.cut.uneven)
+    tried = numbers(batch.cut.joined.units(batch.size), partitions, batch.cut.uneven)
     if len(tried) == 1:
         return 1, f"microbatches: 1, because a mini-batch of {batch.size} cannot be cut otherwise"
     measured = to_measure(tried, partitions)

@@ -119,6 +119,7 @@ HOLDERS = {
 }  # fmt: skip
 OTHERS = {
     "_asdict": "named tuples",
+    "_current_exceptions": "sys",
     "_exit": "os",
     "_fields": "named tuples",
     "_prepare_backend": "accelerate's, in compat/hf/ranks.py",

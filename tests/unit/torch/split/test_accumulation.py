@@ -104,7 +104,7 @@ def taken(limit_gib: float, how: str = "usual", ranks: int = 1) -> tuple[int, st
                 1,
                 "whole",
                 1,
-                "microbatches: 1, because a small microbatch cannot be run (ValueError: 48 rows",
+                "microbatches: 1, because its loss joins all rows of the mini-batch",
             ),
         ],
     ),
