@@ -121,7 +121,8 @@ class Step:
             follow_first_rank(session, [model for model in session.models if not model.sharded])
         whole = session.pipeline is None and not any(model.sharded for model in session.models)
         if whole and not (pending or self._ran):
-            batch = self._together(session, session.models, batch)
+            everybody = self.rows.trainer or (session.settings.microbatches == "auto" and _may_train(session))
+            batch = self._together(session, session.models, batch, everybody)
         if session.settings.microbatches == "auto" and _may_train(session):
             with record_preparation(session):
                 batch = accumulate(session, self.function, batch)
@@ -164,7 +165,7 @@ class Step:
         compare_start(session, pending, describe_call(name, batch, True), describe_inputs(name, batch))
         session.unproved = compare.reason_against(session, pending)
         follow_first_rank(session, pending)
-        batch = self._together(session, pending, batch)
+        batch = self._together(session, pending, batch, everybody=True)
         return partition_models(session, pending, self.function, batch, counted=self.weight is not None)
 
     def keep_rows(self, title: str, like: Step | None = None, reorders: bool = False) -> None:
@@ -175,24 +176,42 @@ class Step:
         """
         self.rows = _Rows(title, like or self, True, reorders)
 
-    def _together(self, session: Session, models: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
-        """The batch cut so that rows which the loss joins are in one microbatch, or else a warning."""
-        if session.settings.verify == "off" or batch.size is None or not models:
+    def _together(
+        self, session: Session, models: list[DistributedModel], batch: MiniBatch, everybody: bool
+    ) -> MiniBatch:
+        """The batch cut so that rows which the loss joins are in one microbatch, or else a warning.
+
+        ``everybody``: all ranks are here. Else the first rank looks, and only warns.
+        """
+        if session.settings.verify == "off" or not models:
             return batch
         step, open_number = self.rows.like, session.settings.microbatches == "auto"
-        count = min(batch.size, 2 * session.settings.partitions) if open_number else batch.microbatches
-        known = inspect.signature(step.function).parameters
-        args = batch.args[: len(known)] if step is not self else batch.args
-        trial = prepare(
-            step.function, args, {k: v for k, v in batch.kwargs.items() if k in known}, step.cut, count
-        )
-        find = functools.partial(
-            judge, session, models, step.function, step.rows.title, trial, step.weight,
-            self.rows.trainer or open_number, self.rows.reorders,
-        )  # fmt: skip
-        verdict = Verdict.from_text(
-            agree_on(session, lambda: find().to_text(), "the whole batch in one piece")
-        )
+        adapts = everybody and (self.rows.trainer or open_number)
+
+        def judged() -> Verdict:
+            if batch.size is None:
+                return Verdict()
+            count = min(batch.size, 2 * session.settings.partitions) if open_number else batch.microbatches
+            known = inspect.signature(step.function).parameters
+            args = batch.args if step is self else batch.args[: len(known)]
+            kwargs = {name: value for name, value in batch.kwargs.items() if name in known or step is self}
+            trial = prepare(step.function, args, kwargs, step.cut, count)
+            return judge(
+                session,
+                models,
+                step.function,
+                step.rows.title,
+                trial,
+                step.weight,
+                adapts,
+                self.rows.reorders,
+            )
+
+        if everybody:
+            text = agree_on(session, lambda: judged().to_text(), "the whole batch in one piece")
+            verdict = Verdict.from_text(text)
+        else:
+            verdict = judged() if session.rank == 0 else Verdict()
         if verdict.text and session.rank == 0:
             log.log(logging.WARNING if verdict.warns else logging.INFO, "%s", verdict.text)
         if verdict.joined == Joined():
