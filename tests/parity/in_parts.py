@@ -394,14 +394,6 @@ def optimizers_that_need_whole_weights_are_refused() -> None:
 
 
 @CHECKS.check
-def copies_are_refused() -> None:
-    job = Job()
-    job.train(1)
-    with pytest.raises(UsageError, match="cut over ranks"):
-        copy.deepcopy(job.model)
-
-
-@CHECKS.check
 def saves_go_to_other_layouts() -> None:
     """The first layout saves, and trains on; all others go on from there as it did."""
     folder = given.folder / "saves"
